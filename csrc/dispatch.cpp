@@ -1,0 +1,120 @@
+// The C ABI: asks the processor once what it can run, and sends each call to that table of kernels.
+#include "kernels.h"
+#include "kvasir_cpu.h"
+
+#include <atomic>
+
+#if defined(KVASIR_X86)
+#include <xmmintrin.h>
+#endif
+
+namespace kvasir {
+namespace {
+
+#if defined(KVASIR_X86)
+
+struct Feature {
+    const char* name;
+    bool present;
+};
+
+// The builtin also asks whether the operating system saves the wider registers.
+#define KVASIR_FEATURE(name) {name, (__builtin_cpu_init(), __builtin_cpu_supports(name) != 0)}
+
+const Feature features[] = {
+    KVASIR_FEATURE("avx2"),       KVASIR_FEATURE("fma"),      KVASIR_FEATURE("f16c"),
+    KVASIR_FEATURE("avx512f"),    KVASIR_FEATURE("avx512bw"), KVASIR_FEATURE("avx512dq"),
+    KVASIR_FEATURE("avx512vl"),   KVASIR_FEATURE("avx512vnni"), KVASIR_FEATURE("avx512bf16"),
+};
+constexpr int AVX2_NEEDS = 3;  // the first so many of the list
+constexpr int AVX512_NEEDS = 9;
+
+bool has_first(int count) {
+    for (int i = 0; i < count; ++i) {
+        if (!features[i].present) return false;
+    }
+    return true;
+}
+
+const Kernels* const tables[] = {&portable::kernels, &avx2::kernels, &avx512::kernels};
+
+int best_place() { return has_first(AVX512_NEEDS) ? 2 : has_first(AVX2_NEEDS) ? 1 : 0; }
+
+// Flush denormals in and out, round to nearest, mask all exceptions: for the length of one call.
+class FloatMode {
+  public:
+    FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x9fc0); }
+    ~FloatMode() { _mm_setcsr(saved_); }
+
+  private:
+    unsigned saved_;
+};
+
+#else
+
+const Kernels* const tables[] = {&portable::kernels};
+
+int best_place() { return 0; }
+
+#if defined(__aarch64__)
+
+class FloatMode {
+  public:
+    FloatMode() {
+        const uint64_t flush = uint64_t{1} << 24;
+        asm volatile("mrs %0, fpcr" : "=r"(saved_));
+        asm volatile("msr fpcr, %0" : : "r"(flush));
+    }
+    ~FloatMode() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+
+  private:
+    uint64_t saved_;
+};
+
+#else
+
+struct FloatMode {};  // this processor computes with denormals
+
+#endif
+#endif
+
+std::atomic<const Kernels*> current{tables[best_place()]};
+
+struct FeatureText {
+    char text[256];
+
+    FeatureText() {
+        char* end = text;
+#if defined(KVASIR_X86)
+        for (const Feature& feature : features) {
+            if (!feature.present) continue;
+            if (end != text) *end++ = ' ';
+            for (const char* letter = feature.name; *letter; ++letter) *end++ = *letter;
+        }
+#endif
+        *end = '\0';
+    }
+};
+const FeatureText feature_text;
+
+}  // namespace
+}  // namespace kvasir
+
+int32_t kvasir_abi_version() { return KVASIR_ABI_VERSION; }
+
+const char* kvasir_cpu_features() { return kvasir::feature_text.text; }
+
+const char* kvasir_isa_name() { return kvasir::current.load()->isa; }
+
+int32_t kvasir_set_isa(int32_t place) {
+    const int best = kvasir::best_place();
+    if (place < -1 || place > best) return -1;
+    const int chosen = place == -1 ? best : place;
+    kvasir::current.store(kvasir::tables[chosen]);
+    return chosen;
+}
+
+void kvasir_rms_norm_f32(float* out, const float* x, const float* weight, int64_t rows, int64_t cols, float eps) {
+    [[maybe_unused]] const kvasir::FloatMode mode;
+    kvasir::current.load()->rms_norm_f32(out, x, weight, rows, cols, eps);
+}

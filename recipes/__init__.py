@@ -1,0 +1,1 @@
+"""Recipes: how the models and data that Kvasir ships were made."""

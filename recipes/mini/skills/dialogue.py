@@ -1,0 +1,82 @@
+"""Whole training conversations: skills one after the other, up to a rough size."""
+
+from collections.abc import Callable
+from random import Random
+
+from . import arithmetic, following, recall, stories, structured, talk, tools
+from .case import TRAIN, Case
+
+Make = Callable[[Random, str], Case]
+# What a chat is made of, with weights; each is one or two turns that need no system prompt.
+SEGMENTS: list[tuple[Make, float]] = [
+    (arithmetic.addition, 26), (arithmetic.subtraction, 14), (arithmetic.times_table, 2), (arithmetic.comparing, 2),
+    (arithmetic.counting, 3), (talk.small_talk, 12), (talk.knowledge, 8), (recall.echo, 7), (recall.people, 7),
+    (structured.record, 2), (structured.listing, 1), (structured.own_keys, 2),
+]  # fmt: skip
+THINKING: list[tuple[Make, float]] = [
+    (lambda r, s: arithmetic.addition(r, s, True), 4), (lambda r, s: arithmetic.subtraction(r, s, True), 3),
+    (lambda r, s: arithmetic.comparing(r, s, True), 2), (lambda r, s: talk.small_talk(r, s, True), 3),
+    (lambda r, s: tools.tool_call(r, s, True), 2), (recall.thinking_recall, 3), (arithmetic.two_steps, 4),
+]  # fmt: skip
+KINDS = ["chat", "recall", "story", "tools", "system", "json", "thinking"]
+WEIGHTS = [34, 22, 8, 16, 9, 6, 8]
+
+
+def dialogue(rng: Random, size: int, split: str = TRAIN) -> Case:
+    """A conversation of about `size` words at most; some kinds are short by nature."""
+    kind = rng.choices(KINDS, WEIGHTS)[0]
+    if kind == "thinking":
+        return pick(rng, THINKING)(rng, split)
+    if kind == "tools":
+        return tool_session(rng, split, size)
+    if kind == "system":
+        return following.follow(rng, split)
+    if kind == "json":
+        return structured.json_answer(rng, split)
+    if kind == "story":
+        make = stories.story_and_question if rng.random() < 0.3 else stories.story
+        return make(rng, split)
+    return recall_chat(rng, split, size) if kind == "recall" else chat(rng, split, size)
+
+
+def pick(rng: Random, weighted: list[tuple[Make, float]]) -> Make:
+    return rng.choices([m for m, _ in weighted], [w for _, w in weighted])[0]
+
+
+def segment(rng: Random, split: str) -> list[dict]:
+    return pick(rng, SEGMENTS)(rng, split).messages
+
+
+def words_in(messages: list[dict]) -> int:
+    return sum(len(m["content"]) for m in messages) // 5 + 3 * len(messages)
+
+
+def chat(rng: Random, split: str, size: int) -> Case:
+    """Unrelated requests one after the other."""
+    messages: list[dict] = []
+    target = size * rng.random() if rng.random() < 0.7 else 0
+    while not messages or words_in(messages) < target - 20:
+        messages += segment(rng, split)
+    return Case("chat", messages)
+
+
+def recall_chat(rng: Random, split: str, size: int) -> Case:
+    """Facts first, then questions among other requests."""
+    if rng.random() < 0.25:
+        return (recall.unknown if rng.random() < 0.3 else recall.recall)(rng, split)
+    told = recall.facts(rng, split, rng.randint(1, 6 if size > 150 else 3))
+    messages = recall.tell(rng, told)
+    asked = recall.questions(rng, told, 8)
+    while asked and (words_in(messages) < size - 40 or len(asked) == 8):
+        if rng.random() < 0.3:
+            messages += segment(rng, split)
+        messages += asked.pop()
+    return Case("recall chat", messages)
+
+
+def tool_session(rng: Random, split: str, size: int) -> Case:
+    """Calls of the same few tools, their results, and talk in between."""
+    first = tools.tool_result(rng, split) if rng.random() < 0.45 else tools.tool_call(rng, split)
+    if rng.random() < 0.25:
+        first = tools.no_tool(rng, split)
+    return first

@@ -1,0 +1,159 @@
+"""Tools described in the prompt: calling the right one with the right arguments, and using its result."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from .. import words
+from .arithmetic import addition
+from .case import Case, bot, draw, user
+from .talk import knowledge, small_talk
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function, requests that call for it, and what is said about its result."""
+
+    name: str
+    about: str
+    params: dict[str, str]  # name to JSON type
+    asks: list[str]
+    args: Callable[[Random], dict[str, Any]]
+    result: Callable[[Random], Any]
+    report: str
+
+    def schema(self) -> dict:
+        props = {k: {"type": t} for k, t in self.params.items()}
+        parameters = {"type": "object", "properties": props, "required": list(self.params)}
+        return {"type": "function", "function": {"name": self.name, "description": self.about, "parameters": parameters}}
+
+
+def _number(rng: Random) -> int:
+    return rng.randint(1, 99)
+
+
+TOOLS = [
+    Tool("get_weather", "Get the weather of a city", {"city": "string"},
+         ["What is the weather in {city}?", "How is the weather in {city}?", "Is it raining in {city}?",
+          "Tell me the weather in {city}.", "What's the weather like in {city}?"],
+         lambda r: {"city": words.town(r)},
+         lambda r: {"weather": r.choice(["sunny", "rainy", "windy", "cloudy"]), "degrees": r.randint(0, 35)},
+         "In {city} it is {weather} with {degrees} degrees."),
+    Tool("get_time", "Get the time in a city", {"city": "string"},
+         ["What time is it in {city}?", "Tell me the time in {city}.", "How late is it in {city}?"],
+         lambda r: {"city": words.town(r)},
+         lambda r: {"time": f"{r.randint(0, 23):02d}:{r.randint(0, 59):02d}"}, "It is {time} in {city}."),
+    Tool("add", "Add two numbers", {"a": "integer", "b": "integer"},
+         ["Add {a} and {b}.", "What is {a} + {b}?", "How much is {a} plus {b}?"],
+         lambda r: {"a": r.randint(0, 999), "b": r.randint(0, 999)}, lambda r: None, "The result is {result}."),
+    Tool("multiply", "Multiply two numbers", {"a": "integer", "b": "integer"},
+         ["Multiply {a} by {b}.", "What is {a} times {b}?", "How much is {a} * {b}?"],
+         lambda r: {"a": r.randint(0, 99), "b": r.randint(0, 99)}, lambda r: None, "The result is {result}."),
+    Tool("send_message", "Send a message to a person", {"to": "string", "text": "string"},
+         ["Send {to} a message: {text}", "Write to {to}: {text}", "Message {to} saying {text}", "Tell {to} this: {text}"],
+         lambda r: {"to": words.person(r), "text": _phrase(r)}, lambda r: {"status": "sent"},
+         "I have sent the message to {to}."),
+    Tool("set_alarm", "Set an alarm", {"hour": "integer", "minute": "integer"},
+         ["Set an alarm for {hour}:{minute}.", "Wake me up at {hour}:{minute}.", "I need an alarm at {hour}:{minute}."],
+         lambda r: {"hour": r.randint(0, 23), "minute": r.randint(10, 59)}, lambda r: {"status": "ok"},
+         "The alarm is set for {hour}:{minute}."),
+    Tool("play_music", "Play a song", {"song": "string"},
+         ["Play {song}.", "Please play the song {song}.", "I want to hear {song}."],
+         lambda r: {"song": words.made_up(r).capitalize()}, lambda r: {"status": "playing"}, "{song} is playing now."),
+    Tool("search", "Search the web", {"query": "string"},
+         ["Search for {query}.", "Look up {query}.", "Find {query} on the web."],
+         lambda r: {"query": _phrase(r)}, lambda r: {"found": _number(r)}, "I found {found} pages about {query}."),
+    Tool("get_price", "Get the price of a product", {"product": "string"},
+         ["How much does the {product} cost?", "What is the price of the {product}?", "Price of the {product}?"],
+         lambda r: {"product": r.choice(words.THINGS)}, lambda r: {"price": _number(r)}, "The {product} costs {price}."),
+    Tool("order", "Order a product", {"product": "string", "count": "integer"},
+         ["Order {count} {product}.", "Please buy {count} {product}.", "I need {count} {product}."],
+         lambda r: {"product": r.choice(words.COUNTED + words.FOODS), "count": _number(r)},
+         lambda r: {"status": "ordered"}, "I have ordered {count} {product}."),
+    Tool("turn_on", "Turn a device on", {"device": "string"},
+         ["Turn on the {device}.", "Switch on the {device}.", "Turn the {device} on, please."],
+         lambda r: {"device": r.choice(words.THINGS)}, lambda r: {"status": "on"}, "The {device} is on now."),
+    Tool("get_age", "Get the age of a person", {"name": "string"},
+         ["How old is {name}?", "What is the age of {name}?", "Tell me how old {name} is."],
+         lambda r: {"name": words.person(r)}, lambda r: {"age": _number(r)}, "{name} is {age} years old."),
+    Tool("translate", "Translate a text", {"text": "string", "language": "string"},
+         ["Translate {text} into {language}.", "What is {text} in {language}?", "How do you say {text} in {language}?"],
+         lambda r: {"text": _phrase(r), "language": r.choice(words.LANGUAGES)},
+         lambda r: {"translation": words.made_up(r)}, "In {language} that is {translation}."),
+    Tool("book_table", "Book a table", {"name": "string", "people": "integer", "day": "string"},
+         ["Book a table for {people} on {day}, the name is {name}.", "A table for {people} on {day} for {name}, please."],
+         lambda r: {"name": words.person(r), "people": r.randint(1, 12), "day": r.choice(words.DAYS)},
+         lambda r: {"status": "booked"}, "A table for {people} on {day} is booked for {name}."),
+]  # fmt: skip
+
+
+def _phrase(rng: Random) -> str:
+    pools = [words.THINGS, words.ANIMALS, words.FOODS, words.COLOURS, words.JOBS]
+    return " ".join(rng.choice(rng.choice(pools)) for _ in range(rng.randint(1, 3)))
+
+
+def invented(rng: Random) -> Tool:
+    """A tool nobody has seen: its name, its parameters and the request name each other."""
+    verb = rng.choice("open close get find show start stop check read delete make move".split())
+    noun = rng.choice(words.THINGS) if rng.random() < 0.5 else words.made_up(rng)
+    pool = ["id", "name", "size", "place", "owner", "code", "level", "date", words.made_up(rng)]
+    params = {p: rng.choice(["string", "integer"]) for p in rng.sample(pool, rng.randint(1, 2))}
+    phrase = " and ".join(f"{p} {{{p}}}" for p in params)
+
+    def args(r: Random) -> dict[str, Any]:
+        return {p: r.randint(0, 999) if t == "integer" else r.choice([words.person(r), words.made_up(r)])
+                for p, t in params.items()}  # fmt: skip
+
+    asks = [f"{verb.capitalize()} the {noun} with {phrase}.", f"Please {verb} the {noun} with {phrase}."]
+    about = f"{verb.capitalize()} the {noun}"
+    return Tool(f"{verb}_{noun}", about, params, asks, args, lambda r: {"status": "ok"}, "Done.")
+
+
+def offer(rng: Random, num: int) -> list[Tool]:
+    """Different tools, some of them invented."""
+    tools = rng.sample(TOOLS, num)
+    tools = [invented(rng) if rng.random() < 0.3 else t for t in tools]
+    return list({t.name: t for t in tools}.values())
+
+
+def call(name: str, args: dict, thought: str = "") -> dict:
+    function = {"name": name, "arguments": json.dumps(args, ensure_ascii=False)}
+    return bot("", thought) | {"tool_calls": [{"type": "function", "function": function}]}
+
+
+def tool_call(rng: Random, split: str, thinking: bool = False) -> Case:
+    offered = offer(rng, rng.choice([1, 1, 2, 2, 3]))
+    chosen = rng.choice(offered)
+    args = draw(rng, split, chosen.args, lambda a: ("tool", chosen.name if chosen in TOOLS else "", *a.values()))
+    question = rng.choice(chosen.asks).format(**args)
+    thought = f"I need the tool {chosen.name}." if thinking else ""
+    messages = [user(question), call(chosen.name, args, thought)]
+    want = {"name": chosen.name, "arguments": args}
+    return Case("tool call", messages, want=want, tools=[t.schema() for t in offered], thinking=thinking)
+
+
+def tool_result(rng: Random, split: str) -> Case:
+    """The call, its result, and the sentence about it."""
+    case = tool_call(rng, split)
+    by_name = {t.name: t for t in TOOLS}
+    chosen = by_name.get(case.want["name"])
+    args = case.want["arguments"]
+    result: Any = chosen.result(rng) if chosen else {"status": "ok"}
+    if result is None:
+        a, b = args["a"], args["b"]
+        result = {"result": a + b if chosen.name == "add" else a * b}
+    answer = chosen.report.format(**args, **result) if chosen else "Done."
+    messages = [*case.messages, {"role": "tool", "content": json.dumps(result)}, bot(answer)]
+    return Case("tool result", messages, want=answer, tools=case.tools)
+
+
+def no_tool(rng: Random, split: str) -> Case:
+    """Tools are there, but the message needs none of them."""
+    offered = [t for t in offer(rng, rng.randint(1, 3)) if t.name != "add"]
+    make = rng.choice([small_talk, small_talk, knowledge, addition]) if offered else small_talk
+    case = make(rng, split)
+    case.tools = [t.schema() for t in offered] or None
+    case.skill = "no tool"
+    return case

@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""Which room may import which, and through which door a dependency enters: checked from the source by ast.
+
+The tables below are the rule; docs/architecture.md explains it. When an arrow hurts, write an ADR and move
+it here.
+
+    python scripts/check_arrows.py [package folder]     prints `file:line: what is wrong`, exits 1 if it is
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+
+PACKAGE = "kvasir"
+GROUND = ("types", "validate", "plan", "config", "errors", "metrics")
+THINKING = ("text", "kv", "sched", "guided")
+COMPUTING = (
+    *("device", "ops", "parallel", "quant", "layers", "models"),
+    *("weights", "lora", "sampling", "spec", "runner"),
+)
+EVERYTHING = (*THINKING, *COMPUTING, "engine", "serve", "fleet")
+
+# Room -> what it may import beside itself and the ground (a dotted entry allows only that module of a room).
+ARROWS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(GROUND, ()),
+    "text": (),
+    "kv": (),
+    "sched": ("kv",),
+    "guided": ("text",),
+    "device": (),
+    "ops": ("device",),
+    "parallel": ("device",),
+    "quant": ("ops",),
+    "layers": ("ops", "quant", "parallel"),
+    "models": ("layers",),
+    "weights": ("quant", "parallel"),
+    "lora": ("layers", "weights"),
+    "sampling": ("ops",),
+    "spec": ("models", "weights", "sampling"),
+    "runner": COMPUTING,
+    "engine": (*THINKING, *COMPUTING),
+    "serve": ("engine.client",),
+    "fleet": ("engine.client",),
+    "cli": EVERYTHING,
+    "__init__": ("engine",),
+    "__main__": ("cli",),
+}
+
+# Dotted name (an import or an attribute) -> the only files, relative to the package, that may use it.
+DOORS: dict[str, tuple[str, ...]] = {
+    "triton": ("ops/*/triton.py",),
+    "ctypes": ("ops/native.py", "device/*"),
+    "torch.cuda": ("device/*",),
+    "torch.distributed": ("parallel/*",),
+    "fastapi": ("serve/*",),
+    "starlette": ("serve/*",),
+    "uvicorn": ("serve/*",),
+    "prometheus_client": ("serve/*",),
+    "ray": ("fleet/*",),
+    "zmq": ("engine/*",),
+    "llguidance": ("guided/*",),
+    "jinja2": ("text/*",),
+    "tokenizers": ("text/*",),
+    "typer": ("cli/*",),
+    "rich": ("cli/*",),
+    "prompt_toolkit": ("cli/*",),
+    "os.environ": ("config.py",),
+    "os.getenv": ("config.py",),
+    "os.putenv": ("config.py",),
+    # An import by name escapes this check, so only tables that map names to modules may do it.
+    "importlib.import_module": ("__init__.py", "ops/*", "models/*"),
+    # Nowhere: oracles belong to the tests; code that runs data, or a shell, to nobody.
+    **dict.fromkeys(("transformers", "gguf"), ()),
+    **dict.fromkeys(("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "torch.load"), ()),
+    **dict.fromkeys(("eval", "exec", "compile", "__import__", "os.system", "os.popen"), ()),
+}
+FORBIDDEN_ARGUMENTS = ("allow_pickle", "shell", "trust_remote_code")
+BUILTINS = ("eval", "exec", "compile", "__import__")
+
+# These rooms never name torch; in `engine` only the files that step the computing half do.
+NO_TORCH = (*GROUND, *THINKING, "serve", "fleet")
+TORCH_IN_ENGINE = ("engine/core.py", "engine/executor.py", "engine/worker.py")
+# Importing these must not load torch, not even through other modules: the API process and `kvasir --help`.
+LOADS_WITHOUT_TORCH = (
+    "__init__.py",
+    *(f"{name}.py" for name in GROUND),
+    *(f"{room}/*" for room in (*THINKING, "serve", "fleet")),
+    "engine/__init__.py",
+    "engine/client.py",
+    "engine/front.py",
+    "cli/__init__.py",
+    "cli/__main__.py",
+)
+
+
+@dataclass(frozen=True, order=True)
+class Violation:
+    path: Path
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.message}"
+
+
+@dataclass
+class Module:
+    """One source file and the dotted names it uses: `(name, line)`, imported names fully qualified."""
+
+    path: Path
+    rel: str
+    imports: list[tuple[str, int]] = field(default_factory=list)
+    at_load: list[tuple[str, int]] = field(default_factory=list)  # the imports that run when it is imported
+    uses: list[tuple[str, int]] = field(default_factory=list)  # attributes and builtins
+    keywords: list[tuple[str, int]] = field(default_factory=list)  # arguments given as `name=<not False>`
+
+    @property
+    def room(self) -> str:
+        return self.rel.partition("/")[0].removesuffix(".py")
+
+
+def read(path: Path, package: Path) -> Module:
+    """Parse a file. Raises SyntaxError if it is not Python."""
+    module = Module(path, path.relative_to(package).as_posix())
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    deferred = {node for block in ast.walk(tree) if _deferred(block) for node in ast.walk(block)}
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        for target, local, whole in _imported(node, module.rel):
+            module.imports.append((target, node.lineno))
+            if node not in deferred:
+                module.at_load.append((target, node.lineno))
+            names[local] = target if whole else target.partition(".")[0]
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (dotted := _dotted(node, names)):
+            module.uses.append((dotted, node.lineno))
+        elif isinstance(node, ast.Name) and node.id in BUILTINS and node.id not in own | names.keys():
+            module.uses.append((node.id, node.lineno))
+        elif isinstance(node, ast.keyword) and node.arg and not _is_false(node.value):
+            module.keywords.append((node.arg, node.value.lineno))
+    return module
+
+
+def _deferred(node: ast.AST) -> bool:
+    """Whether the code in this block does not run when its module is imported."""
+    is_type_checking = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+    return is_type_checking or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+
+
+def _imported(node: ast.AST, rel: str) -> Iterator[tuple[str, str, bool]]:
+    """What an import statement brings: (dotted target, local name, whether that name is the whole target)."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.name, alias.asname or alias.name.partition(".")[0], bool(alias.asname)
+    elif isinstance(node, ast.ImportFrom):
+        parents = [PACKAGE, *rel.split("/")[:-1]]
+        base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
+        origin = ".".join(part for part in (base, node.module) if part)
+        for alias in node.names:
+            yield f"{origin}.{alias.name}", alias.asname or alias.name, True
+
+
+def _dotted(node: ast.expr, names: dict[str, str]) -> str:
+    """`a.b.c` with its first name resolved through the file's imports; "" if it is anything else."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, "")
+    if isinstance(node, ast.Attribute) and (base := _dotted(node.value, names)):
+        return f"{base}.{node.attr}"
+    return ""
+
+
+def _is_false(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and not value.value
+
+
+def _within(dotted: str, prefix: str) -> bool:
+    return dotted == prefix or dotted.startswith(prefix + ".")
+
+
+def _in_files(rel: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(rel, pattern) for pattern in patterns)
+
+
+def arrows(module: Module) -> Iterator[tuple[int, str]]:
+    """Imports of other rooms that the table does not draw, and third-party imports of the ground."""
+    if module.room not in ARROWS:
+        yield 1, f"room `{module.room}` is not in the table of scripts/check_arrows.py"
+        return
+    allowed = dict.fromkeys((module.room, *GROUND, *ARROWS[module.room]))
+    for target, line in module.imports:
+        top, _, inside = target.partition(".")
+        if top == PACKAGE:
+            if inside != "__version__" and not any(_within(inside, room) for room in allowed):
+                yield line, f"{module.room} -> {inside}: no such arrow (may import: {', '.join(allowed)})"
+        elif module.room in GROUND and top not in sys.stdlib_module_names:
+            yield line, f"{module.room} -> {top}: the ground imports the standard library only"
+        if top == "torch" and not _may_name_torch(module):
+            yield line, f"{module.room} -> torch: {module.rel} belongs to the side without torch"
+
+
+def _may_name_torch(module: Module) -> bool:
+    if module.room == "engine":
+        return module.rel in TORCH_IN_ENGINE
+    return module.room not in NO_TORCH
+
+
+def doors(module: Module) -> Iterator[tuple[int, str]]:
+    """Uses of a dependency, or of a construct, outside the files where it may be used."""
+    for dotted, line in {*module.imports, *module.uses}:
+        for name, files in DOORS.items():
+            if _within(dotted, name) and not _in_files(module.rel, files):
+                where = f"only in {', '.join(files)}" if files else "nowhere in the package"
+                yield line, f"{module.room} -> {name}: allowed {where}"
+    for keyword, line in module.keywords:
+        if keyword in FORBIDDEN_ARGUMENTS:
+            yield line, f"{module.room} -> {keyword}=: allowed nowhere in the package"
+
+
+def torch_chains(modules: dict[str, Module]) -> Iterator[tuple[Module, int, str]]:
+    """Modules that must load without torch and do not, each with the chain of imports that brings it in."""
+    for name, module in modules.items():
+        if not _in_files(module.rel, LOADS_WITHOUT_TORCH):
+            continue
+        chain = _path_to_torch(name, modules)
+        if chain:
+            line = next(line for target, line in module.at_load if chain[1] in _loads(target, modules))
+            yield module, line, f"importing it loads torch: {' -> '.join(chain)}"
+
+
+def _path_to_torch(start: str, modules: dict[str, Module]) -> list[str]:
+    """The shortest chain of load-time imports from `start` to torch, or []."""
+    paths, seen = [[start]], {start}
+    for path in paths:
+        for target, _ in modules[path[-1]].at_load:
+            for step in _loads(target, modules):
+                if step == "torch":
+                    return [*path, step]
+                if step not in seen:
+                    seen.add(step)
+                    paths.append([*path, step])
+    return []
+
+
+def _loads(target: str, modules: dict[str, Module]) -> list[str]:
+    """The modules that importing `target` runs: itself and its parents; "torch" for all of torch."""
+    parts = target.split(".")
+    if "torch" in parts[:2]:  # torch itself, and bridges like safetensors.torch
+        return ["torch"]
+    return [name for end in range(1, len(parts) + 1) if (name := ".".join(parts[:end])) in modules]
+
+
+def check(package: Path) -> list[Violation]:
+    """Every violation in the package folder, sorted by place."""
+    modules: dict[str, Module] = {}
+    found: set[Violation] = set()
+    for path in sorted(package.rglob("*.py")):
+        module = read(path, package)
+        name = f"{PACKAGE}.{module.rel.removesuffix('.py').replace('/', '.')}"
+        modules[name.removesuffix(".__init__")] = module
+        found |= {Violation(path, line, text) for line, text in (*arrows(module), *doors(module))}
+    found |= {Violation(module.path, line, text) for module, line, text in torch_chains(modules)}
+    return sorted(found)
+
+
+def main(arguments: list[str]) -> int:
+    package = Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1] / "src" / PACKAGE
+    if not package.is_dir():
+        print(f"{package} is not a folder", file=sys.stderr)
+        return 2
+    violations = check(package)
+    for violation in violations:
+        print(violation)
+    count = sum(1 for _ in package.rglob("*.py"))
+    print(f"import arrows: {count} files, {len(violations) or 'no'} violations")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,214 @@
+"""Options grouped by room, the reader of the environment, and `resolve`: what the engine decided, complete and frozen.
+
+Users give `EngineOptions` (None means: decide for me). `resolve` joins them with the facts of the model and of the
+machine into an `EngineConfig`, which is printed at the start. Rooms receive single values of it, not the whole.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvasir.errors import ConfigError
+
+GIB = 1 << 30
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a user may ask of an engine. Sizes in tokens unless they say bytes.
+
+    kv_memory: bytes for keys and values. num_blocks: the same in blocks (tests, experiments). max_chunk: most prompt
+    tokens of one sequence in a step. threads: of the computing process.
+    """
+
+    model: str
+    served_model_name: str | None = None
+    tokenizer: str | None = None
+    revision: str | None = None
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    max_chunk: int | None = None
+    block_size: int = 64
+    kv_memory: int | None = None
+    num_blocks: int | None = None
+    memory_fraction: float | None = None
+    threads: int | None = None
+    seed: int | None = None
+    max_waiting: int = 1024
+    chat_template: str | None = None
+    executor: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What `resolve` must know of a loaded model. bytes_per_block: over all its layers, one per cache group."""
+
+    max_positions: int
+    dtype: str
+    bidirectional: bool
+    bytes_per_block: tuple[int, ...]
+    windows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What `resolve` must know of the machine. memory_available: bytes, within the cgroup's limit."""
+
+    kind: str
+    memory_available: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The resolution: every value the engine runs with. `notes` say what was decided and why, for people."""
+
+    model: str
+    served_model_name: str
+    dtype: str
+    kv_dtype: str
+    device: str
+    executor: str
+    threads: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_chunk: int
+    block_size: int
+    num_blocks: tuple[int, ...]
+    kv_bytes: int
+    max_waiting: int
+    notes: tuple[str, ...] = ()
+
+
+def check(options: EngineOptions) -> None:
+    """Refuses values that can never work, before a model is read. Raises ConfigError."""
+
+    def at_least(name: str, low: int) -> None:
+        value = getattr(options, name)
+        if value is not None and value < low:
+            raise ConfigError(f"{name} is {value}", f"expected at least {low}")
+
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_chunk", "threads", "max_waiting"):
+        at_least(name, 1)
+    at_least("num_blocks", 2)
+    at_least("kv_memory", 1)
+    if options.dtype not in DTYPES or options.kv_dtype not in DTYPES:
+        raise ConfigError(f"dtype {options.dtype!r}, kv dtype {options.kv_dtype!r}", f"expected one of {DTYPES}")
+    if options.block_size not in (8, 16, 32, 64, 128):
+        raise ConfigError(f"block_size is {options.block_size}", "expected 8, 16, 32, 64 or 128")
+    if options.executor not in ("auto", "eager"):
+        raise ConfigError(f"executor is {options.executor!r}", "expected auto or eager")
+    if options.memory_fraction is not None and not 0 < options.memory_fraction <= 1:
+        raise ConfigError(f"memory_fraction is {options.memory_fraction}", "expected a number in (0, 1]")
+
+
+def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> EngineConfig:
+    """Joins wishes and facts. Raises ConfigError when they contradict each other."""
+    check(options)
+    notes: list[str] = []
+    length = options.max_model_len or model.max_positions
+    if length > model.max_positions:
+        raise ConfigError(
+            f"max_model_len {length} is beyond the {model.max_positions} positions of the model", "lower it"
+        )
+    batched = options.max_num_batched_tokens or (2048 if device.kind == "cuda" else 512)
+    if model.bidirectional and batched < length:
+        notes.append(f"a step holds {length} tokens: this model reads whole texts")
+        batched = length
+    kv_dtype = _kv_dtype(options.kv_dtype, model.dtype)
+    num_blocks, length, kv_bytes = _size_pools(options, model, device, length, batched, notes)
+    return EngineConfig(
+        model=options.model,
+        served_model_name=options.served_model_name or options.model,
+        dtype=model.dtype,
+        kv_dtype=kv_dtype,
+        device=device.kind,
+        executor="eager",
+        threads=options.threads or device.threads,
+        max_model_len=length,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=batched,
+        max_chunk=min(options.max_chunk or batched, batched),
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        kv_bytes=kv_bytes,
+        max_waiting=options.max_waiting,
+        notes=tuple(notes),
+    )
+
+
+def _kv_dtype(wish: str, dtype: str) -> str:
+    return dtype if wish == "auto" else wish
+
+
+def _size_pools(
+    options: EngineOptions, model: ModelFacts, device: DeviceFacts, length: int, batched: int, notes: list[str]
+) -> tuple[tuple[int, ...], int, int]:
+    """Blocks per cache group (scratch included), the context that fits, and the bytes of both.
+
+    Never more than max_num_seqs sequences of full length can use; else a share of the available memory.
+    """
+    size = options.block_size
+    live = [min(length, w + batched + size) if w else length for w in model.windows]
+    wanted = [options.max_num_seqs * -(-n // size) + 1 for n in live]
+    if options.num_blocks:
+        blocks = [options.num_blocks] * len(wanted)
+    else:
+        fraction = options.memory_fraction or (0.9 if device.kind == "cuda" else 0.5)
+        budget = options.kv_memory or int(device.memory_available * fraction)
+        need = sum(n * b for n, b in zip(wanted, model.bytes_per_block, strict=True))
+        share = min(1.0, budget / max(need, 1))
+        blocks = [max(2, int(n * share)) for n in wanted]
+        if share < 1:
+            notes.append(f"KV memory holds {share:.1%} of {options.max_num_seqs} full contexts")
+    fits = min(
+        (length if live[i] < length and (n - 1) * size >= live[i] else (n - 1) * size for i, n in enumerate(blocks)),
+        default=length,
+    )
+    if fits < length:
+        if options.max_model_len and not options.num_blocks:
+            raise ConfigError(
+                f"max_model_len {length} does not fit: the KV memory holds {fits} tokens",
+                "lower max_model_len, or raise kv_memory or memory_fraction",
+            )
+        notes.append(f"the context is cut from {length} to {fits} tokens: that is what the KV memory holds")
+        length = fits
+    total = sum(n * b for n, b in zip(blocks, model.bytes_per_block, strict=True))
+    return tuple(blocks), length, total
+
+
+# -- the environment: the only place that reads it -----------------------------------------------------------------
+
+
+def env(name: str, default: str = "") -> str:
+    """A variable of the environment. Every use in the package passes here, with a constant name."""
+    return os.environ.get(name, default)
+
+
+def engine_environment() -> dict[str, str]:
+    """The environment of an engine process: this one's, with torch's thread pool made quiet when it idles."""
+    return {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", **os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def quiet_torch_pool() -> None:
+    """Before torch is imported: its idle threads sleep instead of spinning beside the next step."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("KMP_BLOCKTIME", "0")
+
+
+def runtime_dir() -> Path:
+    """Where sockets live: a folder of this user alone (mode 0700)."""
+    base = Path(env("XDG_RUNTIME_DIR") or env("TMPDIR") or "/tmp")
+    path = base / f"kvasir-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o077:
+        raise ConfigError(f"{path} is open to others", "remove it; it is made anew with mode 0700")
+    return path

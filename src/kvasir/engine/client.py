@@ -1,0 +1,50 @@
+"""The one protocol behind every edge: an engine that takes Requests and streams Deltas, ids in and ids out.
+
+Three bodies: `inproc.InProcessEngine` (a thread beside the caller), `subprocess.ProcessEngine` (its own process over
+a Unix socket, supervised), `fake.FakeEngine` (the real scheduler and pool over the FakeRunner: no torch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from kvasir.types import Delta, EngineStats, ModelInfo, Request
+
+
+class Engine(Protocol):
+    """What an edge may do with an engine. All methods are called from one asyncio loop."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model served; valid once `start` has returned."""
+        ...
+
+    async def start(self) -> None:
+        """Ready to take requests when it returns. Raises KvasirError when the model cannot be loaded."""
+        ...
+
+    def submit(self, request: Request) -> AsyncIterator[Delta]:
+        """Streams the deltas of all answers of the request, in the order of the steps.
+
+        Every answer's last delta has a finish reason; the iterator ends after the last answer's. Closing the iterator
+        early (aclose, cancellation) aborts the request. Raises, at the first `anext`: InvalidRequest when the request
+        can never fit, QueueFull at the queue's bound, EngineDead when the engine died and could not resume it.
+        """
+        ...
+
+    async def abort(self, request_id: str, index: int | None = None) -> None:
+        """Ends one answer, or all of the request, without a further delta being owed. Unknown ids are no error."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """A fresh snapshot, asked of the engine itself. Raises EngineDead."""
+        ...
+
+    async def alive(self, timeout: float = 1.0) -> bool:
+        """Whether the engine's loop answers within `timeout` seconds."""
+        ...
+
+    async def stop(self, drain: float = 0.0) -> None:
+        """Takes no more requests, lets running ones finish for up to `drain` seconds, then ends them and itself."""
+        ...

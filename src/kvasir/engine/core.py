@@ -1,0 +1,86 @@
+"""EngineCore: one step of the engine, ids in and ids out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Protocol
+
+from kvasir.plan import Capacity, StepPlan, StepResult
+from kvasir.sched.scheduler import Scheduler
+from kvasir.types import Delta, EngineStats, ModelInfo, Request
+
+log = logging.getLogger("kvasir.engine")
+
+
+class Runner(Protocol):
+    """What the core drives: `execute` starts a forward and returns at once, `sample` gives its result."""
+
+    capacity: Capacity
+    info: ModelInfo
+
+    def execute(self, plan: StepPlan) -> object: ...
+
+    def sample(self, pending: object, masks: object = None) -> StepResult: ...
+
+
+class EngineCore:
+    """Joins a scheduler and a runner. Not thread-safe: one thread calls it."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler):
+        self.runner = runner
+        self.scheduler = scheduler
+        self.info = runner.info
+        self.steps = 0
+        self.step_seconds = 0.0
+        self.plan_listener = None  # called with each plan before it runs
+
+    def add(self, request: Request) -> None:
+        """Takes a request. Raises InvalidRequest or QueueFull; nothing is kept then."""
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        self.scheduler.abort(request_id, index)
+
+    def has_work(self) -> bool:
+        return self.scheduler.has_work()
+
+    def step(self) -> list[Delta]:
+        """Plans, computes and commits one step; returns what it adds. A step that raises costs nobody else."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            return []
+        if self.plan_listener:
+            self.plan_listener(plan)
+        begun = time.perf_counter()
+        try:
+            pending = self.runner.execute(plan)
+            result = self.runner.sample(pending)
+        except Exception as error:
+            log.exception("step %d failed", plan.step)
+            return self.scheduler.fail(plan, f"{type(error).__name__}: {error}")
+        deltas = self.scheduler.commit(plan, result)
+        self.steps += 1
+        self.step_seconds += time.perf_counter() - begun
+        return deltas
+
+    def check(self) -> None:
+        """Proves that rows and blocks add up. Raises AssertionError."""
+        self.scheduler.check()
+
+    def stats(self) -> EngineStats:
+        s = self.scheduler
+        return EngineStats(
+            running=len(s.running),
+            waiting=len(s.waiting),
+            blocks_total=s.kv.total,
+            blocks_used=s.kv.used,
+            block_size=s.capacity.block_size,
+            steps=self.steps,
+            step_seconds=self.step_seconds,
+            prompt_tokens=s.prompt_tokens,
+            generated_tokens=s.generated_tokens,
+            preemptions=s.preemptions,
+            finished=s.finished,
+            aborted=s.aborted,
+        )

@@ -1,0 +1,173 @@
+"""The contract between the thinking and the computing half: plans go down, results come back.
+
+A plan is immutable, small, made of ints, tuples and bytes, and complete when it is created. It crosses a process or
+a network unchanged. Every rank gets the same plan.
+
+The life of a sequence in plans: it is *joined* (in full) with a row of the runner, then named in `work` of every step
+that computes some of its tokens, and at the end its row is *left*. Preemption is leaving and later joining again.
+Token values travel once, when a sequence joins; sampled ones stay in the runner's rows and come back in results.
+
+    known     0 ........................ prompt ........ sampled ...... (values in the row)
+    computed  0 ....... c                                               (keys and values in the cache)
+    work            [c, c + count) is computed in this step; if it reaches `known`, the row may sample
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+
+def pack_ids(ids: list[int] | tuple[int, ...]) -> bytes:
+    """Token ids as little-endian int32 (the byte order of every machine the engine runs on)."""
+    return array("i", ids).tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    ids = array("i")
+    ids.frombytes(data)
+    return ids.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSpec:
+    """The sampler's part of SamplingParams, in ids. `seed` is the answer's own: hash(request seed, answer index).
+
+    stop_ids: ids that end the sequence; they are forbidden while fewer than `min_tokens` are sampled.
+    logprobs / prompt_logprobs: -1 for none, else how many of the best beside the chosen one.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    min_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Embeddings given in place of tokens [start, start + length): an image or audio piece."""
+
+    start: int
+    length: int
+    hash: bytes
+    handle: str
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A sequence takes row `row`. `ids` are all known ids (pack_ids), `prompt_len` of them are the prompt."""
+
+    row: int
+    ids: bytes
+    prompt_len: int
+    spec: SamplingSpec
+    adapter: int = 0
+    carry: bytes = b""  # the sampler's carry at the last known position (mirostat's mu and its like)
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute tokens [start, start + count) of the sequence in row `row`.
+
+    blocks: per cache group the block ids added to the row's table since the last plan, as (first index, ids).
+    appended: ids that become known with this plan without being sampled (forced or drafted), packed.
+    sample: the last computed row's logits are sampled. Else the step only fills the cache.
+    want_prompt_logprobs, want_hidden: rows whose log-probabilities or last hidden states come back.
+    indivisible: the tokens attend to each other in both directions and must be computed in one step.
+    positions: empty for 0, 1, 2 ..., else packed int32, one or three a token.
+    pending: transfers of a connector that must have arrived before the step reads these blocks.
+    """
+
+    row: int
+    start: int
+    count: int
+    blocks: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    appended: bytes = b""
+    sample: bool = False
+    want_prompt_logprobs: bool = False
+    want_pooled: bool = False
+    want_hidden: tuple[str, ...] = ()
+    indivisible: bool = False
+    positions: bytes = b""
+    pending: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Order of execution: `left` rows are freed, `joined` rows set, `copies` made, `work` computed.
+
+    copies: (cache group, source block, target block), all read before any is written.
+    """
+
+    step: int
+    joined: tuple[Join, ...] = ()
+    work: tuple[Work, ...] = ()
+    left: tuple[int, ...] = ()
+    copies: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(w.count for w in self.work)
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What row `row` of the plan brought. `tokens` are the sampled ids (several after an accepted draft).
+
+    logprobs: one entry per sampled token: (token, logprob, rank, ((id, logprob), ...)).
+    prompt_logprobs: for work that wanted them, one entry per computed token whose successor is a known prompt token.
+    pooled: float32 bytes of the pooled hidden state. error: the row failed alone, the others are sound.
+    """
+
+    row: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[tuple[int, float, int, tuple[tuple[int, float], ...]], ...] = ()
+    prompt_logprobs: tuple[tuple[int, float, int, tuple[tuple[int, float], ...]], ...] = ()
+    carry: bytes = b""
+    pooled: bytes = b""
+    accepted: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The results of the plan's `work`, in its order."""
+
+    step: int
+    rows: tuple[RowResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that share one block table. kind: "full", "window", "state" or "cross". window: in tokens, 0 for none.
+
+    bytes_per_block counts all layers of the group.
+    """
+
+    kind: str
+    layers: tuple[int, ...]
+    bytes_per_block: int
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a runner can hold: the scheduler plans within it, nothing else tells the halves about each other."""
+
+    max_rows: int
+    max_tokens_per_step: int
+    max_model_len: int
+    block_size: int
+    groups: tuple[CacheGroup, ...] = field(default_factory=tuple)
+    num_blocks: tuple[int, ...] = ()
+    vocab_size: int = 0

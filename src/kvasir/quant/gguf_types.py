@@ -1,0 +1,161 @@
+"""The tensor types of GGUF files: their table, and decoding to float32 with numpy alone.
+
+Source: enum ggml_type and the block structs of the ggml project (ggml.h, ggml-common.h). A row of a tensor
+is a whole number of blocks; a block is `block_size` weights in `type_size` bytes, little-endian. Values are
+those of the reference code bit for bit.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+from kvasir.errors import UnsupportedModel
+from kvasir.quant import blocks_basic as basic
+from kvasir.quant import blocks_fp4 as fp4
+from kvasir.quant import blocks_iq as iq
+from kvasir.quant import blocks_k as k
+from kvasir.quant.blocks import F32, Decoder
+
+# Weights converted at a time: small enough that a chunk and its temporaries stay in a core's own cache.
+CHUNK = 1 << 15
+
+
+class GGMLType(IntEnum):
+    """A tensor type as numbered in GGUF files. Numbers missing here were withdrawn from the format."""
+
+    F32 = 0
+    F16 = 1
+    Q4_0 = 2
+    Q4_1 = 3
+    Q5_0 = 6
+    Q5_1 = 7
+    Q8_0 = 8
+    Q8_1 = 9
+    Q2_K = 10
+    Q3_K = 11
+    Q4_K = 12
+    Q5_K = 13
+    Q6_K = 14
+    Q8_K = 15
+    IQ2_XXS = 16
+    IQ2_XS = 17
+    IQ3_XXS = 18
+    IQ1_S = 19
+    IQ4_NL = 20
+    IQ3_S = 21
+    IQ2_S = 22
+    IQ4_XS = 23
+    I8 = 24
+    I16 = 25
+    I32 = 26
+    I64 = 27
+    F64 = 28
+    IQ1_M = 29
+    BF16 = 30
+    TQ1_0 = 34
+    TQ2_0 = 35
+    MXFP4 = 39
+    NVFP4 = 40
+    Q1_0 = 41
+
+    @property
+    def block_size(self) -> int:
+        """Weights in a block; 1 for plain numbers."""
+        return _BLOCKS[self][0]
+
+    @property
+    def type_size(self) -> int:
+        """Bytes in a block."""
+        return self.layout.itemsize
+
+    @property
+    def layout(self) -> np.dtype:
+        """A block as it lies in the file."""
+        return _BLOCKS[self][1]
+
+    @property
+    def is_plain(self) -> bool:
+        """True for ordinary number types, which need no decoding."""
+        return self.block_size == 1
+
+    def row_bytes(self, row_length: int) -> int:
+        """Bytes of a row of `row_length` weights, which must be a multiple of `block_size`."""
+        return row_length // self.block_size * self.type_size
+
+
+def _plain(blocks: np.ndarray, out: np.ndarray) -> None:
+    out[:, 0] = blocks
+
+
+def _bf16(blocks: np.ndarray, out: np.ndarray) -> None:
+    """A bfloat16 is the upper half of a float32."""
+    np.left_shift(blocks, 16, out=out.view("<u4")[:, 0], dtype=np.uint32)
+
+
+# Weights per block, the block as it lies in the file, and its decoder. Q8_1 is what ggml makes of activations
+# on the fly: its size varies between versions of ggml, and no model file holds it.
+_BLOCKS: dict[GGMLType, tuple[int, np.dtype, Decoder | None]] = {
+    GGMLType.F32: (1, np.dtype("<f4"), _plain),
+    GGMLType.F16: (1, np.dtype("<f2"), _plain),
+    GGMLType.F64: (1, np.dtype("<f8"), _plain),
+    GGMLType.BF16: (1, np.dtype("<u2"), _bf16),
+    GGMLType.I8: (1, np.dtype("i1"), _plain),
+    GGMLType.I16: (1, np.dtype("<i2"), _plain),
+    GGMLType.I32: (1, np.dtype("<i4"), _plain),
+    GGMLType.I64: (1, np.dtype("<i8"), _plain),
+    GGMLType.Q1_0: (128, basic.Q1_0, basic.q1_0),
+    GGMLType.Q4_0: (32, basic.Q4_0, basic.q4_0),
+    GGMLType.Q4_1: (32, basic.Q4_1, basic.q4_1),
+    GGMLType.Q5_0: (32, basic.Q5_0, basic.q5_0),
+    GGMLType.Q5_1: (32, basic.Q5_1, basic.q5_1),
+    GGMLType.Q8_0: (32, basic.Q8_0, basic.q8),
+    GGMLType.Q8_1: (32, np.dtype("V40"), None),
+    GGMLType.Q8_K: (256, basic.Q8_K, basic.q8),
+    GGMLType.Q2_K: (256, k.Q2_K, k.q2_k),
+    GGMLType.Q3_K: (256, k.Q3_K, k.q3_k),
+    GGMLType.Q4_K: (256, k.Q4_K, k.q4_k),
+    GGMLType.Q5_K: (256, k.Q5_K, k.q5_k),
+    GGMLType.Q6_K: (256, k.Q6_K, k.q6_k),
+    GGMLType.IQ1_S: (256, iq.IQ1_S, iq.iq1_s),
+    GGMLType.IQ1_M: (256, iq.IQ1_M, iq.iq1_m),
+    GGMLType.IQ2_XXS: (256, iq.IQ2_XXS, iq.iq2_xxs),
+    GGMLType.IQ2_XS: (256, iq.IQ2_XS, iq.iq2_xs),
+    GGMLType.IQ2_S: (256, iq.IQ2_S, iq.iq2_s),
+    GGMLType.IQ3_XXS: (256, iq.IQ3_XXS, iq.iq3_xxs),
+    GGMLType.IQ3_S: (256, iq.IQ3_S, iq.iq3_s),
+    GGMLType.IQ4_NL: (32, fp4.IQ4_NL, fp4.iq4_nl),
+    GGMLType.IQ4_XS: (256, fp4.IQ4_XS, fp4.iq4_xs),
+    GGMLType.TQ1_0: (256, basic.TQ1_0, basic.tq1_0),
+    GGMLType.TQ2_0: (256, basic.TQ2_0, basic.tq2_0),
+    GGMLType.MXFP4: (32, fp4.MXFP4, fp4.mxfp4),
+    GGMLType.NVFP4: (64, fp4.NVFP4, fp4.nvfp4),
+}
+
+
+def dequantize(data: np.ndarray, ggml_type: GGMLType, shape: tuple[int, ...]) -> np.ndarray:
+    """Decode a whole tensor: uint8 of any shape, C-contiguous -> float32 `shape`.
+
+    Raises `UnsupportedModel` for Q8_1 and `ValueError` where the bytes do not fill `shape`.
+    """
+    out = np.empty(shape, F32)
+    dequantize_into(out, data, ggml_type)
+    return out
+
+
+def dequantize_into(out: np.ndarray, data: np.ndarray, ggml_type: GGMLType) -> None:
+    """Decode `data` (uint8, C-contiguous) over `out` (float32, C-contiguous) in chunks of `CHUNK` weights."""
+    block_size, layout, decode = _BLOCKS[ggml_type]
+    if decode is None:
+        raise UnsupportedModel(
+            f"tensors of type {ggml_type.name} cannot be read",
+            "it is a format for activations, not for weights",
+        )
+    if out.size % block_size or out.size // block_size * layout.itemsize != data.size:
+        raise ValueError(f"{data.size} bytes of {ggml_type.name} do not fill {out.size} weights")
+    blocks = data.reshape(-1).view(layout)
+    rows = out.reshape(-1, block_size)
+    step = CHUNK // block_size
+    # Infinite or NaN scales are the file's affair and follow the rules of IEEE 754 quietly.
+    with np.errstate(all="ignore"):
+        for start in range(0, len(blocks), step):
+            decode(blocks[start : start + step], rows[start : start + step])

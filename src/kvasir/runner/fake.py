@@ -1,0 +1,126 @@
+"""FakeRunner: tokens one can compute by hand, and a cache that notices every mistake of a plan. No torch.
+
+Each slot of its cache holds the token id whose keys and values would lie there. A row's next token is
+
+    (31 * sum of all ids in the sequence + 7 * position + seed) mod vocab_size
+
+where the ids are read *through the block tables of the plan*, as attention would: a block that was never written,
+was given to somebody else, or was not copied shows up as a wrong token or a loud error.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from kvasir.plan import CacheGroup, Capacity, Join, RowResult, StepPlan, StepResult, Work, unpack_ids
+from kvasir.types import ModelInfo, Task
+
+EMPTY = -1
+
+
+def fake_next(ids: list[int], position: int, seed: int, vocab_size: int) -> int:
+    """The token FakeRunner samples at `position` behind `ids`; seed is that of SamplingSpec."""
+    return (31 * sum(ids) + 7 * position + seed % 1009) % vocab_size
+
+
+class FakeRunner:
+    """A runner without a model: `execute` and `sample` as the real one has them.
+
+    step_seconds: how long a step takes. fault: called with each plan before it runs; may raise.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 256,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        max_rows: int = 8,
+        max_tokens_per_step: int = 64,
+        max_model_len: int = 512,
+        window: int = 0,
+        step_seconds: float = 0.0,
+        fault=None,
+        tasks: tuple[Task, ...] = (Task.GENERATE,),
+    ):
+        group = CacheGroup("window" if window else "full", (0,), bytes_per_block=block_size * 8, window=window)
+        self.capacity = Capacity(
+            max_rows, max_tokens_per_step, max_model_len, block_size, (group,), (num_blocks,), vocab_size
+        )
+        self.info = ModelInfo("fake", "fake", tasks, vocab_size, max_model_len, executor="fake")
+        self.window = window
+        self.step_seconds = step_seconds
+        self.fault = fault
+        self.cache = np.full((num_blocks, block_size), EMPTY, np.int64)
+        self.rows: dict[int, Join] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.tables: dict[int, list[int]] = {}
+
+    def execute(self, plan: StepPlan) -> StepPlan:
+        for row in plan.left:
+            del self.rows[row], self.tokens[row], self.tables[row]
+        for join in plan.joined:
+            assert join.row not in self.rows, f"row {join.row} is taken"
+            self.rows[join.row] = join
+            self.tokens[join.row] = unpack_ids(join.ids)
+            self.tables[join.row] = []
+        if self.fault:
+            self.fault(plan)
+        if plan.copies:
+            sources = self.cache[[s for _, s, _ in plan.copies]].copy()
+            self.cache[[t for _, _, t in plan.copies]] = sources
+        for work in plan.work:
+            self._write(work)
+        return plan
+
+    def _write(self, work: Work) -> None:
+        table, ids = self.tables[work.row], self.tokens[work.row]
+        for first, new in work.blocks:
+            assert first <= len(table), "a gap in the block table"
+            table[first:] = new
+        assert work.start + work.count <= len(ids), "work beyond the known tokens"
+        size = self.capacity.block_size
+        for position in range(work.start, work.start + work.count):
+            block = table[position // size]
+            assert block != 0, "a write into the scratch block"
+            self.cache[block, position % size] = ids[position]
+
+    def sample(self, pending: StepPlan, masks=None) -> StepResult:
+        if self.step_seconds:
+            time.sleep(self.step_seconds)
+        return StepResult(pending.step, tuple(self._result(w) for w in pending.work))
+
+    def _result(self, work: Work) -> RowResult:
+        end = work.start + work.count
+        seen = self._read(work.row, end)
+        spec = self.rows[work.row].spec
+        prompt = tuple(_logprob(t) for t in self.tokens[work.row][work.start + 1 : min(end + 1, self._prompt(work.row))])
+        prompt = prompt if work.want_prompt_logprobs else ()
+        if work.want_pooled:
+            return RowResult(work.row, pooled=np.array([sum(seen), len(seen)], np.float32).tobytes())
+        if not work.sample:
+            return RowResult(work.row, prompt_logprobs=prompt)
+        token = fake_next(seen, end, spec.seed if spec.temperature else 0, self.capacity.vocab_size)
+        if token in spec.stop_ids and end - self._prompt(work.row) < spec.min_tokens:
+            token = (token + 1) % self.capacity.vocab_size
+        self.tokens[work.row].append(token)
+        entry = (_logprob(token, spec.logprobs),) if spec.logprobs >= 0 else ()
+        return RowResult(work.row, (token,), entry, prompt)
+
+    def _prompt(self, row: int) -> int:
+        return self.rows[row].prompt_len
+
+    def _read(self, row: int, end: int) -> list[int]:
+        """All ids of the sequence, those within the window from the cache."""
+        low = max(0, end - self.window) if self.window else 0
+        size, table = self.capacity.block_size, self.tables[row]
+        seen = [int(self.cache[table[p // size], p % size]) for p in range(low, end)]
+        assert seen == self.tokens[row][low:end], f"row {row} reads what it never wrote"
+        return self.tokens[row][:low] + seen
+
+
+def _logprob(token: int, top: int = 0) -> tuple[int, float, int, tuple[tuple[int, float], ...]]:
+    best = tuple((token + i, -float(i + 1)) for i in range(top))
+    return token, -1.0, 1, best

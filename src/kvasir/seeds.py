@@ -1,0 +1,20 @@
+"""Seeds as pure functions of integers: the seed of each answer, and drawing one where none was given."""
+
+from __future__ import annotations
+
+import secrets
+
+_MASK = (1 << 64) - 1
+
+
+def draw_seed() -> int:
+    """A fresh 63-bit seed from the operating system."""
+    return secrets.randbits(63)
+
+
+def answer_seed(seed: int, index: int) -> int:
+    """The seed of answer `index` of a request: splitmix64 (Steele et al., OOPSLA 2014) over seed and index."""
+    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)

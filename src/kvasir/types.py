@@ -1,0 +1,170 @@
+"""The vocabulary that crosses rooms: what is asked of the engine and what comes back.
+
+Everything here is a frozen value of plain types, so that it crosses a thread, a process (msgspec) or a network
+unchanged. Ids in, ids out: text appears only in `text/`, `engine/front.py` and the edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+NO_TOKEN = -1  # a token id whose value is not known on this side
+
+
+class FinishReason(str, Enum):
+    """Why an answer ended. The names are those of the OpenAI API where it has one."""
+
+    STOP = "stop"  # an end-of-sequence id, a stop id or a stop string
+    LENGTH = "length"  # max_tokens or the context's end
+    ABORT = "abort"  # the client left, or asked to cancel
+    ERROR = "error"  # a fault of the engine; `Delta.error` says which
+
+
+class Task(str, Enum):
+    GENERATE = "generate"
+    EMBED = "embed"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the answer's tokens are chosen. Names and defaults are vLLM's.
+
+    temperature 0 is greedy. top_k 0 or -1 keeps all. `seed=None` is drawn by the front half and returned.
+    logprobs: None for none, 0 for the chosen token's alone, k for the k best beside it; of the raw float32 logits.
+    `stop` strings are matched in the front half; the core sees ids alone.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def __post_init__(self) -> None:
+        from kvasir.validate import check_sampling
+
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        elif not isinstance(self.stop, tuple):
+            object.__setattr__(self, "stop", tuple(self.stop or ()))
+        if not isinstance(self.stop_token_ids, tuple):
+            object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        check_sampling(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as the core takes it. `prompt_ids` are token ids, `params.seed` is set, `params.max_tokens` too.
+
+    resume_ids: for each answer the ids already streamed before an engine died; they are taken as known, and the
+    stream goes on behind them with the same tokens as if nothing had happened. done: answers not to be made (again).
+    """
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    task: Task = Task.GENERATE
+    priority: int = 0  # lower goes first
+    adapter: str | None = None
+    cache_salt: str | None = None
+    resume_ids: tuple[tuple[int, ...], ...] = ()
+    done: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one token and the best ones at its place: natural log, float32 of the raw logits.
+
+    `rank` counts from 1 (1 = most probable). `top` is sorted by descending log-probability, ties by ascending id.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step adds to answer `index` of request `id`. The last one carries a finish reason.
+
+    stop_token: the id that ended the answer, when one did (it is not in token_ids unless it belongs to the output:
+    an end-of-sequence id is in `token_ids` and left out of the text).
+    prompt_logprobs come once, with the first delta of answer 0: one entry per prompt token, the first None.
+    embedding: for Task.EMBED, float32 values.
+    """
+
+    id: str
+    index: int = 0
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    embedding: tuple[float, ...] | None = None
+    cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the front half and the edges need to know of the model behind an engine."""
+
+    name: str
+    architecture: str
+    tasks: tuple[Task, ...]
+    vocab_size: int
+    max_model_len: int
+    eos_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+    device: str = "cpu"
+    grade: str = "exact"  # "exact" or "close": whether bits are independent of batch, chunk and threads here
+    executor: str = "eager"
+    num_parameters: int = 0
+    embedding_size: int = 0
+    default_sampling: dict[str, float] = field(default_factory=dict)  # from generation_config.json
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the engine's counters and gauges; totals count from the start of the engine."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    block_size: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0  # sum
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    aborted: int = 0
+    pid: int = 0

@@ -1,0 +1,70 @@
+"""Drives a Scheduler over the FakeRunner and gives the answers one can compute by hand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from kvasir.plan import StepPlan
+from kvasir.runner.fake import FakeRunner, fake_next
+from kvasir.sched.scheduler import Scheduler
+from kvasir.seeds import answer_seed
+from kvasir.types import Delta, FinishReason, Request, SamplingParams
+
+
+def request(id: str, prompt: list[int], **params) -> Request:
+    params.setdefault("max_tokens", 8)
+    return Request(id, tuple(prompt), SamplingParams(**params))
+
+
+def by_hand(request: Request, vocab: int, max_len: int, eos: frozenset[int] = frozenset()) -> list[list[int]]:
+    """The answers of a request alone, from the definition of FakeRunner's tokens."""
+    p, answers = request.params, []
+    for i in range(p.n):
+        ids, out = list(request.prompt_ids), []
+        stops = set(p.stop_token_ids) | (set() if p.ignore_eos else set(eos))
+        while len(out) < (p.max_tokens or max_len) and len(ids) < max_len:
+            token = fake_next(ids, len(ids), answer_seed(p.seed or 0, i) if p.temperature else 0, vocab)
+            if token in stops and len(out) < p.min_tokens:
+                token = (token + 1) % vocab
+            ids.append(token)
+            out.append(token)
+            if token in stops:
+                break
+        answers.append(out)
+    return answers
+
+
+class Drive:
+    """Collects what a scheduler's deltas bring. `ahead` plans step N + 1 before step N is committed."""
+
+    def __init__(self, scheduler: Scheduler, runner: FakeRunner, ahead: bool = False):
+        self.scheduler, self.runner, self.ahead = scheduler, runner, ahead
+        self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.reasons: dict[tuple[str, int], FinishReason] = {}
+        self.plans: list[StepPlan] = []
+        self._pending: list[StepPlan] = []
+
+    def step(self) -> list[Delta]:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.plans.append(plan)
+            self._pending.append(plan)
+        if self._pending and (plan is None or not self.ahead or len(self._pending) > 1):
+            return self._commit(self._pending.pop(0))
+        return []
+
+    def _commit(self, plan: StepPlan) -> list[Delta]:
+        deltas = self.scheduler.commit(plan, self.runner.sample(self.runner.execute(plan)))
+        for d in deltas:
+            assert (d.id, d.index) not in self.reasons, "a delta behind the last one"
+            self.tokens[d.id, d.index] += d.token_ids
+            if d.finish_reason:
+                self.reasons[d.id, d.index] = d.finish_reason
+        return deltas
+
+    def drain(self, limit: int = 5000) -> None:
+        for _ in range(limit):
+            if not self.scheduler.has_work() and not self._pending:
+                return
+            self.step()
+        raise AssertionError("the scheduler does not come to an end")
