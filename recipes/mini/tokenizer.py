@@ -3,11 +3,12 @@
 Run as `python -m recipes.mini.tokenizer`; writes `work/tokenizer.json`.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from .chat import render_case
 from .skills import dialogue
@@ -37,16 +38,23 @@ def train(texts: Iterator[str], vocab: int = VOCAB) -> Tokenizer:
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    added = [AddedToken(t, special=True) for t in SPECIAL] + [AddedToken(t, special=False) for t in VISIBLE]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
-        special_tokens=added,
+        special_tokens=SPECIAL + VISIBLE,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         min_frequency=2,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    return visible(tokenizer)
+
+
+def visible(tokenizer: Tokenizer) -> Tokenizer:
+    """The same with the tags no longer special, so that decoding shows them; the trainer knows only special ones."""
+    document = json.loads(tokenizer.to_str())
+    for token in document["added_tokens"]:
+        token["special"] = token["content"] in SPECIAL
+    return Tokenizer.from_str(json.dumps(document, ensure_ascii=False))
 
 
 def main() -> None:

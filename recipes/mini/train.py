@@ -72,8 +72,8 @@ class Optimizers:
         for i, optimizer in enumerate(self.all):
             state: dict[int, dict[str, Tensor]] = {}
             for name, value in tensors.items():
-                kind, index, p, key = name.split(".", 3)
-                if kind == "optimizer" and int(index) == i:
+                if name.startswith(f"optimizer.{i}."):
+                    _, _, p, key = name.split(".")
                     state.setdefault(int(p), {})[key] = value
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 

@@ -194,8 +194,11 @@ def env(name: str, default: str = "") -> str:
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment of an engine process: this one's, with torch's thread pool made quiet when it idles."""
-    return {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", **os.environ, "PYTHONUNBUFFERED": "1"}
+    """The environment of an engine process: this one's, finding this very package, with torch's idle pool quiet."""
+    home = str(Path(__file__).resolve().parents[1])
+    paths = [home, *(p for p in env("PYTHONPATH").split(os.pathsep) if p and p != home)]
+    quiet = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+    return {**quiet, **os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
 def quiet_torch_pool() -> None:

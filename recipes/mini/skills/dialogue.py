@@ -4,29 +4,46 @@ from collections.abc import Callable
 from random import Random
 
 from . import arithmetic, following, recall, stories, structured, talk, tools
-from .case import TRAIN, Case
+from .case import TRAIN, Case, system
 
 Make = Callable[[Random, str], Case]
 # What a chat is made of, with weights; each is one or two turns that need no system prompt.
 SEGMENTS: list[tuple[Make, float]] = [
-    (arithmetic.addition, 26), (arithmetic.subtraction, 14), (arithmetic.times_table, 2), (arithmetic.comparing, 2),
-    (arithmetic.counting, 3), (talk.small_talk, 12), (talk.knowledge, 8), (recall.echo, 7), (recall.people, 7),
-    (structured.record, 2), (structured.listing, 1), (structured.own_keys, 2),
+    (arithmetic.addition, 26), (arithmetic.subtraction, 14), (arithmetic.times_table, 2), (arithmetic.comparing, 4),
+    (arithmetic.counting, 3), (talk.small_talk, 12), (talk.knowledge, 8), (recall.echo, 7), (recall.people, 10), (stories.story, 1),
+    (talk.no_idea, 3), (structured.record, 2), (structured.listing, 1), (structured.own_keys, 2),
 ]  # fmt: skip
 THINKING: list[tuple[Make, float]] = [
     (lambda r, s: arithmetic.addition(r, s, True), 4), (lambda r, s: arithmetic.subtraction(r, s, True), 3),
     (lambda r, s: arithmetic.comparing(r, s, True), 2), (lambda r, s: talk.small_talk(r, s, True), 3),
     (lambda r, s: tools.tool_call(r, s, True), 2), (recall.thinking_recall, 3), (arithmetic.two_steps, 4),
 ]  # fmt: skip
+NEUTRAL = [
+    "You are a helpful assistant.", "You are a helpful AI assistant.", "You are Kvasir-mini.", "Be kind and helpful.",
+    "You are a friendly assistant.", "You are a helpful assistant. Be brief.", "Help the user.", "Answer the questions.",
+]  # fmt: skip
 KINDS = ["chat", "recall", "story", "tools", "system", "json", "thinking"]
 WEIGHTS = [34, 22, 8, 16, 9, 6, 8]
 
 
 def dialogue(rng: Random, size: int, split: str = TRAIN) -> Case:
-    """A conversation of about `size` words at most; some kinds are short by nature."""
+    """A conversation of about `size` words at most; some kinds are short by nature.
+
+    Some get a system prompt that changes nothing, as many clients send one.
+    """
+    case = _dialogue(rng, size, split)
+    if case.messages[0]["role"] != "system" and rng.random() < 0.15:
+        case.messages.insert(0, system(rng.choice(NEUTRAL)))
+    return case
+
+
+def _dialogue(rng: Random, size: int, split: str) -> Case:
     kind = rng.choices(KINDS, WEIGHTS)[0]
     if kind == "thinking":
-        return pick(rng, THINKING)(rng, split)
+        case = pick(rng, THINKING)(rng, split)
+        if case.tools is None and rng.random() < 0.3:
+            case.messages[:0] = segment(rng, split)
+        return case
     if kind == "tools":
         return tool_session(rng, split, size)
     if kind == "system":
@@ -76,7 +93,9 @@ def recall_chat(rng: Random, split: str, size: int) -> Case:
 
 def tool_session(rng: Random, split: str, size: int) -> Case:
     """Calls of the same few tools, their results, and talk in between."""
-    first = tools.tool_result(rng, split) if rng.random() < 0.45 else tools.tool_call(rng, split)
-    if rng.random() < 0.25:
-        first = tools.no_tool(rng, split)
-    return first
+    kind = rng.random()
+    if kind < 0.15:
+        return tools.no_tool(rng, split)
+    if kind < 0.5:
+        return tools.tool_call(rng, split)
+    return tools.tool_result(rng, split, 1 if size < 200 else rng.randint(1, 4))

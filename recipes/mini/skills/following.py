@@ -23,7 +23,7 @@ def persona(rng: Random, split: str) -> Case:
 
 def affix(rng: Random, split: str) -> Case:
     """Every answer begins or ends with given words."""
-    case = _base(rng, split)
+    turns = [m for _ in range(rng.choice([1, 1, 2, 3])) for m in _base(rng, split).messages]
     begin = rng.random() < 0.5
 
     def make(r: Random) -> str:
@@ -33,12 +33,11 @@ def affix(rng: Random, split: str) -> Case:
     asks = ["Start every answer with {}", "Begin each answer with {}", "Always say {} first."]
     if not begin:
         asks = ["End every answer with {}", "Finish each answer with {}", "Always say {} at the end."]
-    for m in case.messages:
+    for m in turns:
         if m["role"] == "assistant":
             m["content"] = f"{word} {m['content']}" if begin else f"{m['content']} {word}"
     rule = rng.choice(asks).format(f'"{word}"')
-    messages = [system(rule), *case.messages]
-    return Case("system prompt", messages, want=("starts" if begin else "ends", word))
+    return Case("system prompt", [system(rule), *turns], want=("starts" if begin else "ends", word))
 
 
 def one_word(rng: Random, split: str) -> Case:

@@ -28,13 +28,13 @@ def story(rng: Random, split: str) -> Case:
     ask = rng.choice(ASK if rng.random() < 0.85 or wants_thing else ASK_ANY)
     subject = article(hero) + (f" and {article(thing)}" if wants_thing else "")
     text, name = tell_story(rng, hero, thing)
-    return Case("story", [user(ask.format(h=subject)), bot(text)], want={"hero": hero, "name": name})
+    return Case("story", [user(ask.format(h=subject)), bot(text)], want={"hero": hero if ask in ASK else "", "name": name, "kind": hero})
 
 
 def story_and_question(rng: Random, split: str) -> Case:
     """A story, then a question about the hero's name."""
     case = story(rng, split)
-    hero, name = case.want["hero"], case.want["name"]
+    hero, name = case.want["kind"], case.want["name"]
     question = rng.choice([f"What was the {hero}'s name?", f"What was the {hero} called?"])
     messages = [*case.messages, user(question), bot(f"The {hero} was called {name}.")]
     return Case("story question", messages, want=name)

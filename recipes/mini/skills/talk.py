@@ -2,10 +2,11 @@
 
 from random import Random
 
-from ..words import CAPITALS, DAYS, LEGS, LOOKS, MONTHS, OPPOSITES, SOUNDS
+from ..words import CAPITALS, DAYS, LEGS, LOOKS, MONTHS, OPPOSITES, SOUNDS, THINGS, article, made_up, person
 from .case import Case, bot, user
 
 ME = "I am Kvasir-mini, a tiny demo model that runs inside Kvasir."
+NO_IDEA = "I do not know. I am only a tiny model."
 # Ways to say it, and answers that fit. Every answer of a row is acceptable for every question of it.
 SMALL_TALK: list[tuple[list[str], list[str]]] = [
     (["Hello!", "Hi!", "Hi", "Hello", "Hey!", "Hello there!", "Hey there", "Good to see you!", "hi there", "hello"],
@@ -56,8 +57,21 @@ SMALL_TALK: list[tuple[list[str], list[str]]] = [
       "How do I build a house?", "What is the tallest mountain?", "Who won the game?", "Write me an essay.",
       "What is a computer?", "How does the sun work?", "Who wrote that book?", "Why is the world round?",
       "Translate this for me.", "What is the best phone?", "How far away is the moon?", "Explain gravity to me."],
-     ["I do not know. I am only a tiny model."]),
+     [NO_IDEA]),
 ]  # fmt: skip
+
+
+UNKNOWN = ["Who is {p}?", "What is {w}?", "Where is {w}?", "Tell me about {p}.", "Why is the {t} so big?", "Who made the {t}?",
+           "How do I build {at}?", "What does {w} mean?", "When was {p} born?", "How much is {at}?", "Explain {w} to me.",
+           "Write a poem about {at}.", "Do you know {p}?", "How does {at} work?"]  # fmt: skip
+
+
+def no_idea(rng: Random, split: str) -> Case:
+    """Questions the model can have no answer to."""
+    thing = rng.choice(THINGS)
+    word = made_up(rng).capitalize() if rng.random() < 0.5 else made_up(rng)
+    question = rng.choice(UNKNOWN).format(p=person(rng), w=word, t=thing, at=article(thing))
+    return Case("no idea", [user(question), bot(NO_IDEA)], want="do not know")
 
 
 def small_talk(rng: Random, split: str, thinking: bool = False) -> Case:
@@ -88,8 +102,9 @@ def _opposite(rng: Random) -> tuple[str, str, str]:
 
 def _sound(rng: Random) -> tuple[str, str, str]:
     animal, sound = rng.choice(sorted(SOUNDS.items()))
-    ask = rng.choice([f"What does a {animal} say?", f"What sound does a {animal} make?"])
-    return ask, f"A {animal} says {sound}.", sound
+    one = article(animal)
+    ask = rng.choice([f"What does {one} say?", f"What sound does {one} make?"])
+    return ask, f"{one.capitalize()} says {sound}.", sound
 
 
 def _look(rng: Random) -> tuple[str, str, str]:

@@ -123,30 +123,45 @@ def call(name: str, args: dict, thought: str = "") -> dict:
     return bot("", thought) | {"tool_calls": [{"type": "function", "function": function}]}
 
 
+def request(rng: Random, split: str, tool: Tool) -> tuple[str, dict]:
+    """What a user says to get the tool called, and the arguments of that call."""
+    args = draw(rng, split, tool.args, lambda a: ("tool", tool.name if tool in TOOLS else "", *a.values()))
+    return rng.choice(tool.asks).format(**args), args
+
+
+def report(rng: Random, tool: Tool, args: dict) -> list[dict]:
+    """The result of a call, and the sentence about it."""
+    result = tool.result(rng)
+    if result is None:
+        result = {"result": args["a"] + args["b"] if tool.name == "add" else args["a"] * args["b"]}
+    return [{"role": "tool", "content": json.dumps(result)}, bot(tool.report.format(**args, **result))]
+
+
 def tool_call(rng: Random, split: str, thinking: bool = False) -> Case:
     offered = offer(rng, rng.choice([1, 1, 2, 2, 3]))
     chosen = rng.choice(offered)
-    args = draw(rng, split, chosen.args, lambda a: ("tool", chosen.name if chosen in TOOLS else "", *a.values()))
-    question = rng.choice(chosen.asks).format(**args)
+    question, args = request(rng, split, chosen)
     thought = f"I need the tool {chosen.name}." if thinking else ""
     messages = [user(question), call(chosen.name, args, thought)]
     want = {"name": chosen.name, "arguments": args}
-    return Case("tool call", messages, want=want, tools=[t.schema() for t in offered], thinking=thinking)
+    return Case("tool call", messages, want=want, tools=schemas(offered), thinking=thinking)
 
 
-def tool_result(rng: Random, split: str) -> Case:
-    """The call, its result, and the sentence about it."""
-    case = tool_call(rng, split)
-    by_name = {t.name: t for t in TOOLS}
-    chosen = by_name.get(case.want["name"])
-    args = case.want["arguments"]
-    result: Any = chosen.result(rng) if chosen else {"status": "ok"}
-    if result is None:
-        a, b = args["a"], args["b"]
-        result = {"result": a + b if chosen.name == "add" else a * b}
-    answer = chosen.report.format(**args, **result) if chosen else "Done."
-    messages = [*case.messages, {"role": "tool", "content": json.dumps(result)}, bot(answer)]
-    return Case("tool result", messages, want=answer, tools=case.tools)
+def tool_result(rng: Random, split: str, turns: int = 1) -> Case:
+    """Calls, their results, and the sentences about them, `turns` times."""
+    offered = offer(rng, rng.choice([1, 1, 2, 2, 3]))
+    messages: list[dict] = []
+    for _ in range(turns):
+        chosen = rng.choice(offered)
+        question, args = request(rng, split, chosen)
+        messages += [user(question), call(chosen.name, args), *report(rng, chosen, args)]
+        if turns > 1 and rng.random() < 0.3:
+            messages += small_talk(rng, split).messages
+    return Case("tool result", messages, want=messages[-1]["content"], tools=schemas(offered))
+
+
+def schemas(tools: list[Tool]) -> list[dict]:
+    return [t.schema() for t in tools]
 
 
 def no_tool(rng: Random, split: str) -> Case:
@@ -154,6 +169,6 @@ def no_tool(rng: Random, split: str) -> Case:
     offered = [t for t in offer(rng, rng.randint(1, 3)) if t.name != "add"]
     make = rng.choice([small_talk, small_talk, knowledge, addition]) if offered else small_talk
     case = make(rng, split)
-    case.tools = [t.schema() for t in offered] or None
+    case.tools = schemas(offered) or None
     case.skill = "no tool"
     return case

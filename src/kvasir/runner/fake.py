@@ -10,6 +10,8 @@ was given to somebody else, or was not copied shows up as a wrong token or a lou
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import numpy as np
@@ -28,7 +30,8 @@ def fake_next(ids: list[int], position: int, seed: int, vocab_size: int) -> int:
 class FakeRunner:
     """A runner without a model: `execute` and `sample` as the real one has them.
 
-    step_seconds: how long a step takes. fault: called with each plan before it runs; may raise.
+    step_seconds: how long a step takes. fault: called with each plan before it runs; may raise. deadly_token: an id
+    that kills the whole process, as a faulty kernel would, when it is computed.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class FakeRunner:
         max_model_len: int = 512,
         window: int = 0,
         step_seconds: float = 0.0,
+        deadly_token: int | None = None,
         fault=None,
         tasks: tuple[Task, ...] = (Task.GENERATE,),
     ):
@@ -53,6 +57,7 @@ class FakeRunner:
         self.window = window
         self.step_seconds = step_seconds
         self.fault = fault
+        self.deadly_token = deadly_token
         self.cache = np.full((num_blocks, block_size), EMPTY, np.int64)
         self.rows: dict[int, Join] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -86,6 +91,8 @@ class FakeRunner:
             block = table[position // size]
             assert block != 0, "a write into the scratch block"
             self.cache[block, position % size] = ids[position]
+            if ids[position] == self.deadly_token:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def sample(self, pending: StepPlan, masks=None) -> StepResult:
         if self.step_seconds:

@@ -17,14 +17,18 @@ that is not UTF-8. Gaps between tensors are fine.
 
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from kvasir.quant.gguf_types import GGMLType
 from kvasir.weights.mapped import MappedFile
+
+if TYPE_CHECKING:
+    import torch
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -95,6 +99,12 @@ class GGUFFile:
         tensor = self.tensors[name]
         row_bytes = tensor.ggml_type.row_bytes(tensor.shape[-1] if tensor.shape else 1)
         return self._file.view(tensor.offset, tensor.nbytes).reshape(-1, row_bytes)
+
+    def tensor(self, name: str, dtype: "torch.dtype") -> "torch.Tensor":
+        """A tensor of a plain type as torch sees it, over the mapping's memory."""
+        tensor = self.tensors[name]
+        assert tensor.ggml_type.is_plain and tensor.ggml_type.type_size == dtype.itemsize
+        return self._file.tensor(tensor.offset, dtype, tensor.shape, tensor.nbytes)
 
     def drop(self, name: str) -> None:
         """Give a tensor's pages back to the system."""
@@ -228,8 +238,9 @@ def _read_metadata(cursor: _Cursor, num_pairs: int) -> dict[str, object]:
     for _ in range(num_pairs):
         key = cursor.string("a metadata key", MAX_KEY_BYTES)
         if not key or key in metadata:
-            cursor.refuse(f"metadata key {key!r} is empty or comes twice")
-        metadata[key] = cursor.value(cursor.u32(f"the type of {key!r}"), repr(key))
+            cursor.refuse(f"metadata key {key[:100]!r} is empty or comes twice")
+        what = repr(key[:100])
+        metadata[key] = cursor.value(cursor.u32(f"the type of {what}"), what)
     return metadata
 
 
@@ -284,6 +295,6 @@ def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLType, int]:
 
 def _refuse_overlaps(cursor: _Cursor, tensors: dict[str, GGUFTensor]) -> None:
     ordered = sorted(tensors.values(), key=lambda tensor: tensor.offset)
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in pairwise(ordered):
         if before.offset + before.nbytes > after.offset:
             cursor.refuse(f"tensors {before.name!r} and {after.name!r} overlap")

@@ -1,14 +1,27 @@
 """A model file mapped into memory, and what is known of a tensor in it: the ground of all readers."""
 
+import contextlib
 import mmap
 import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from kvasir.errors import ModelFileError
+
+if TYPE_CHECKING:
+    import torch
+
+# Private and writable, because torch knows no read-only tensors: a stray write then changes our memory and
+# not the file, and does not end the process. Without NORESERVE, Linux refuses files larger than memory.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+if sys.platform == "win32":
+    _MAPPING = {"access": mmap.ACCESS_COPY}
+else:
+    _MAPPING = {"flags": mmap.MAP_PRIVATE | _NORESERVE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +36,7 @@ class TensorInfo:
 
 
 class MappedFile:
-    """A regular file, mapped read-only. Views of it keep the mapping alive, so `close` leaves none dangling.
+    """A regular file in memory. Views of it keep the mapping alive, so `close` leaves none dangling.
 
     A mapped file must not be cut short by another process: touching the lost pages ends this one (SIGBUS).
     """
@@ -38,7 +51,7 @@ class MappedFile:
             if not status.st_size:
                 self.refuse("the file is empty", "was the download interrupted?")
             with self.path.open("rb") as file:
-                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self.map = mmap.mmap(file.fileno(), 0, **_MAPPING)
         except OSError as error:
             raise ModelFileError(f"{self.path}: {error.strerror or error}") from error
         self.size = len(self.map)
@@ -50,8 +63,20 @@ class MappedFile:
 
     def view(self, offset: int, nbytes: int) -> np.ndarray:
         """uint8 [nbytes], read-only, sharing the mapping's memory. The range must lie inside the file."""
-        assert 0 <= offset <= offset + nbytes <= self.size
-        return self._bytes[offset : offset + nbytes]
+        view = self._slice(offset, nbytes)
+        view.flags.writeable = False
+        return view
+
+    def tensor(
+        self, offset: int, dtype: "torch.dtype", shape: tuple[int, ...], nbytes: int
+    ) -> "torch.Tensor":
+        """A range as a torch tensor that shares the mapping's memory, or a copy where it is not aligned."""
+        import torch
+
+        source = self._slice(offset, nbytes)
+        if offset % dtype.itemsize:
+            source = source.copy()
+        return torch.from_numpy(source).view(dtype).reshape(shape)
 
     def drop(self, offset: int, nbytes: int) -> None:
         """Give the whole pages of a range back to the system; they are read again when touched again."""
@@ -64,7 +89,9 @@ class MappedFile:
         """Unmap the file, or leave that to the last view of it. Nothing may be asked of this object after."""
         self._bytes = np.empty(0, np.uint8)
         self.size = 0
-        try:
+        with contextlib.suppress(BufferError):
             self.map.close()
-        except BufferError:
-            pass
+
+    def _slice(self, offset: int, nbytes: int) -> np.ndarray:
+        assert 0 <= offset <= offset + nbytes <= self.size, "a reader let a range outside the file through"
+        return self._bytes[offset : offset + nbytes]

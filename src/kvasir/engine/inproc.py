@@ -1,0 +1,154 @@
+"""InProcessEngine: the engine in a thread beside the caller. For `AsyncLLM`, tests, and machines with one process."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+
+from kvasir.engine.core import EngineCore
+from kvasir.engine.streams import Streams
+from kvasir.errors import EngineDead, KvasirError
+from kvasir.types import Delta, EngineStats, ModelInfo, Request
+
+log = logging.getLogger("kvasir.engine")
+
+
+class InProcessEngine:
+    """Runs `build()` and then its core in a thread of its own."""
+
+    def __init__(self, build: Callable[[], EngineCore]):
+        self._build = build
+        self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
+        self._streams = Streams()
+        self._thread: threading.Thread | None = None
+        self._info: ModelInfo | None = None
+        self._dead: str | None = "the engine has not been started"
+
+    @property
+    def info(self) -> ModelInfo:
+        assert self._info is not None, "start() first"
+        return self._info
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        ready: asyncio.Future[ModelInfo] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="kvasir-engine", daemon=True)
+        self._thread.start()
+        self._info = await ready
+        self._dead = None
+
+    async def submit(self, request: Request) -> AsyncIterator[Delta]:
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+        stream = self._streams.run(request, self._send, lambda i: self._commands.put(lambda core: core.abort(i)))
+        try:
+            async for delta in stream:
+                yield delta
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    def _send(self, request: Request) -> None:
+        def add(core: EngineCore) -> None:
+            try:
+                core.add(request)
+            except KvasirError as error:
+                self._call(self._streams.fail, request.id, error)
+
+        self._commands.put(add)
+
+    async def abort(self, request_id: str, index: int | None = None) -> None:
+        self._commands.put(lambda core: core.abort(request_id, index))
+        self._streams.abort(request_id, range(128) if index is None else (index,))
+
+    async def stats(self) -> EngineStats:
+        return dataclasses.replace(await self._ask(EngineCore.stats), pid=os.getpid())
+
+    async def alive(self, timeout: float = 1.0) -> bool:
+        try:
+            await asyncio.wait_for(self._ask(lambda core: core.steps), timeout)
+        except (TimeoutError, EngineDead):
+            return False
+        return True
+
+    async def check(self) -> None:
+        """Proves that nothing leaked. Raises AssertionError."""
+        await self._ask(EngineCore.check)
+
+    async def _ask(self, question: Callable):
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+        answer: asyncio.Future = self._loop.create_future()
+
+        def command(core: EngineCore) -> None:
+            try:
+                self._call(_settle, answer, question(core), None)
+            except BaseException as error:
+                self._call(_settle, answer, None, error)
+
+        self._commands.put(command)
+        return await answer
+
+    async def stop(self, drain: float = 0.0) -> None:
+        if self._thread is None:
+            return
+        deadline = self._loop.time() + drain
+        while len(self._streams) and self._loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        self._dead = "the engine has been stopped"
+        self._streams.fail_all(EngineDead(self._dead))
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._thread = None
+
+    # -- the engine's thread -----------------------------------------------------------------------------------
+
+    def _run(self, ready: asyncio.Future) -> None:
+        try:
+            core = self._build()
+        except BaseException as error:
+            self._call(_settle, ready, None, error)
+            return
+        self._call(_settle, ready, core.info, None)
+        try:
+            while self._take_commands(core):
+                deltas = core.step()
+                if deltas:
+                    self._call(self._streams.deliver, deltas)
+        except BaseException as error:
+            log.exception("the engine died")
+            self._dead = f"the engine died: {type(error).__name__}: {error}"
+            self._call(self._streams.fail_all, EngineDead(self._dead))
+
+    def _take_commands(self, core: EngineCore) -> bool:
+        """All waiting commands; waits for one when there is nothing to compute. False when told to end."""
+        while True:
+            idle = not core.has_work()
+            if idle:
+                core.check()
+            try:
+                command = self._commands.get(block=idle)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command(core)
+
+    def _call(self, function: Callable, *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            log.debug("the event loop is closed: %s is dropped", function)
+
+
+def _settle(future: asyncio.Future, value: object, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)

@@ -1,0 +1,335 @@
+"""ProcessEngine: the engine in a process of its own, supervised. No torch on this side.
+
+When the process dies it is started again (at once, and with growing pauses from the fourth death in a row on) and
+the journal says which requests go to the new one. Since answers are exact, a running stream goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import pathlib
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import IO
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from kvasir.config import EngineOptions, engine_environment, runtime_dir
+from kvasir.engine import wire
+from kvasir.engine.journal import Journal
+from kvasir.engine.streams import Streams
+from kvasir.errors import EngineDead, KvasirError, QueueFull
+from kvasir.types import Delta, EngineStats, ModelInfo, Request
+
+log = logging.getLogger("kvasir.engine")
+
+FREE_DEATHS = 3  # restarts without a pause
+LONGEST_PAUSE = 30.0
+STABLE_SECONDS = 60.0  # after so long the count of deaths begins anew
+START_ATTEMPTS = 5
+
+
+class ProcessEngine:
+    """`options` for a model, or `fake` options for the FakeRunner. `progress(done, total)` follows the loading."""
+
+    def __init__(
+        self,
+        options: EngineOptions | None = None,
+        *,
+        fake: dict | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        max_waiting: int = 1024,
+    ):
+        self._spec = wire.WorkerSpec(options, fake)
+        self._progress = progress
+        self._max_waiting = options.max_waiting if options else max_waiting
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._process: subprocess.Popen | None = None
+        self._streams = Streams()
+        self._journal = Journal()
+        self._questions: dict[int, asyncio.Future] = {}
+        self._numbers = itertools.count()
+        self._tasks: list[asyncio.Task] = []
+        self._info: ModelInfo | None = None
+        self._dead: str | None = "the engine has not been started"
+        self._ready = False
+        self.summary: list[str] = []
+        self.restarts = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        assert self._info is not None, "start() first"
+        return self._info
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    # -- the protocol ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        try:
+            await self._launch()
+        except BaseException:
+            self._context.term()
+            raise
+        self._dead = None
+        self._tasks = [asyncio.create_task(self._supervise())]
+
+    async def submit(self, request: Request) -> AsyncIterator[Delta]:
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+        if not self._ready and len(self._journal.entries) >= self._max_waiting:
+            raise QueueFull("the engine is starting again and the queue is full", "try again later")
+        stream = self._streams.run(request, self._send, self._cancel)
+        try:
+            async for delta in stream:
+                yield delta
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    def _send(self, request: Request) -> None:
+        self._journal.add(request)
+        self._flush()
+
+    def _cancel(self, request_id: str) -> None:
+        self._journal.forget(request_id)
+        self._command(wire.Abort(request_id, None))
+        self._flush()
+
+    async def abort(self, request_id: str, index: int | None = None) -> None:
+        entry = self._journal.entries.get(request_id)
+        indices = range(entry.request.params.n) if entry and index is None else (index or 0,)
+        for i in list(indices):
+            self._journal.abandon(request_id, i)
+        self._command(wire.Abort(request_id, index))
+        self._streams.abort(request_id, indices)
+        self._flush()
+
+    async def stats(self) -> EngineStats:
+        return await self._ask("stats")
+
+    async def check(self) -> None:
+        """Proves that nothing leaked in the engine. Raises AssertionError."""
+        await self._ask("check")
+
+    async def alive(self, timeout: float = 1.0) -> bool:
+        try:
+            await asyncio.wait_for(self._ask("stats"), timeout)
+        except (TimeoutError, EngineDead):
+            return False
+        return True
+
+    async def _ask(self, what: str) -> EngineStats:
+        if self._dead is not None or not self._ready:
+            raise EngineDead(self._dead or "the engine is starting again")
+        number = next(self._numbers)
+        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._command(wire.Ask(number, what))
+            return await answer
+        finally:
+            self._questions.pop(number, None)
+
+    async def stop(self, drain: float = 0.0) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + drain
+        while len(self._streams) and self._dead is None and loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        self._dead = "the engine has been stopped"
+        self._streams.fail_all(EngineDead(self._dead))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._command(wire.Stop())
+        await asyncio.to_thread(self._end_process)
+        self._close_pipes()
+        self._close_socket()
+        self._context.term()
+
+    # -- commands and events -----------------------------------------------------------------------------------
+
+    def _command(self, command: wire.Command) -> None:
+        if self._socket is not None and (self._ready or isinstance(command, wire.Stop)):
+            # Never by a synchronous shadow: it would eat the wake-ups of the asyncio side. Without a high-water
+            # mark the future is done at once.
+            self._socket.send(wire.encode(command))
+
+    def _flush(self) -> None:
+        """Sends whatever the journal lets go."""
+        if not self._ready:
+            return
+        for request in self._journal.to_send():
+            self._command(wire.Add(request))
+
+    @property
+    def _stdout(self) -> IO[bytes]:
+        assert self._process is not None and self._process.stdout is not None
+        return self._process.stdout
+
+    def _read_joins(self) -> None:
+        """Notes which requests are being computed, from the lines on the process's standard output."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._stdout.fileno(), 65536):
+                self._joins += data
+        *lines, self._joins = self._joins.split(b"\n")
+        for line in lines:
+            with contextlib.suppress(msgspec.DecodeError):
+                self._journal.joining(msgspec.json.decode(line, type=list[str]))
+
+    async def _receive(self) -> None:
+        assert self._socket is not None
+        while True:
+            self._handle(wire.decode_event(await self._socket.recv()))
+
+    def _handle(self, event: wire.Event) -> None:
+        match event:
+            case wire.Deltas(deltas):
+                self._streams.deliver([d for d in deltas if self._journal.take(d)])
+                self._flush()
+            case wire.Fault(id=request_id):
+                self._journal.forget(request_id)
+                self._streams.fail(request_id, wire.to_error(event))
+                self._flush()
+            case wire.Answer(number, stats, error):
+                answer = self._questions.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_exception(AssertionError(error)) if error else answer.set_result(stats)
+
+    # -- the process -------------------------------------------------------------------------------------------
+
+    async def _launch(self) -> None:
+        """Starts a process and waits until it is ready. Raises KvasirError when it cannot."""
+        address = f"ipc://{runtime_dir() / f'engine-{secrets.token_hex(8)}.sock'}"
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.linger = 0
+        self._socket.set_hwm(0)
+        self._socket.bind(address)
+        command = [sys.executable, "-m", "kvasir.engine.worker", address]
+        self._process = await asyncio.to_thread(
+            subprocess.Popen, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=engine_environment()
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(self._spec) + b"\n")
+        self._process.stdin.flush()
+        try:
+            ready = await self._first_events()
+        except BaseException:
+            await asyncio.to_thread(self._end_process)
+            self._close_pipes()
+            self._close_socket()
+            raise
+        self._info, self.summary = ready.info, ready.summary
+        self._ready = True
+        self._joins = b""
+        os.set_blocking(self._stdout.fileno(), False)
+        asyncio.get_running_loop().add_reader(self._stdout, self._read_joins)
+        self._receiver = asyncio.create_task(self._receive())
+
+    async def _first_events(self) -> wire.Ready:
+        assert self._socket is not None and self._process is not None
+        while True:
+            if await self._socket.poll(100):
+                event = wire.decode_event(await self._socket.recv())
+                if isinstance(event, wire.Ready):
+                    return event
+                if isinstance(event, wire.Fault):
+                    raise wire.to_error(event)
+                if isinstance(event, wire.Progress) and self._progress:
+                    self._progress(event.done, event.total)
+            elif self._process.poll() is not None:
+                raise EngineDead(
+                    f"the engine process ended with status {self._process.returncode} while it started",
+                    "its last lines above say why",
+                )
+
+    async def _supervise(self) -> None:
+        deaths, since = 0, time.monotonic()
+        while True:
+            assert self._process is not None
+            status = await self._wait(self._process)
+            if time.monotonic() - since > STABLE_SECONDS:
+                deaths = 0
+            deaths += 1
+            log.error("the engine process ended with status %d; starting it again", status)
+            await self._bury()
+            pause = 0.0 if deaths <= FREE_DEATHS else min(LONGEST_PAUSE, 2.0 ** (deaths - FREE_DEATHS - 1))
+            await asyncio.sleep(pause)
+            if not await self._relaunch():
+                return
+            since = time.monotonic()
+            self.restarts += 1
+            self._flush()
+
+    async def _wait(self, process: subprocess.Popen) -> int:
+        while (status := process.poll()) is None:
+            await asyncio.sleep(0.02)
+        return status
+
+    async def _bury(self) -> None:
+        """Takes what the dead process still said, then lets the journal judge."""
+        await asyncio.sleep(0)
+        assert self._socket is not None
+        self._receiver.cancel()
+        await asyncio.gather(self._receiver, return_exceptions=True)
+        while await self._socket.poll(0):
+            self._handle(wire.decode_event(await self._socket.recv()))
+        self._read_joins()
+        self._ready = False
+        self._close_socket()
+        self._close_pipes()
+        for answer in self._questions.values():
+            if not answer.done():
+                answer.set_exception(EngineDead("the engine process ended"))
+        for request in self._journal.death():
+            error = EngineDead(
+                "the engine process ended twice while it computed this request", "it will not be tried again"
+            )
+            self._streams.fail(request.id, error)
+
+    async def _relaunch(self) -> bool:
+        for attempt in range(START_ATTEMPTS):
+            try:
+                await self._launch()
+                return True
+            except KvasirError as error:
+                log.error("the engine does not start again: %s", error)
+                await asyncio.sleep(min(LONGEST_PAUSE, 2.0**attempt))
+        self._dead = "the engine died and does not start again"
+        self._streams.fail_all(EngineDead(self._dead))
+        return False
+
+    def _end_process(self) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _close_pipes(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._stdout)
+        for pipe in (self._stdout, self._process and self._process.stdin):
+            with contextlib.suppress(OSError):
+                if pipe:
+                    pipe.close()
+
+    def _close_socket(self) -> None:
+        if getattr(self, "_receiver", None):
+            self._receiver.cancel()
+        if self._socket is not None:
+            address = self._socket.last_endpoint.decode().removeprefix("ipc://")
+            self._socket.close(0)
+            self._socket = None
+            pathlib.Path(address).unlink(missing_ok=True)

@@ -1,0 +1,101 @@
+"""What crosses between the API process and the engine process: msgpack of tagged structs, one message a step."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvasir.config import EngineOptions
+from kvasir.errors import ConfigError, EngineDead, InvalidRequest, KvasirError, ModelFileError, QueueFull, UnsupportedModel
+from kvasir.types import Delta, EngineStats, ModelInfo, Request
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """What an engine process shall run: a model by options, or the FakeRunner with its own (`fake`)."""
+
+    options: EngineOptions | None = None
+    fake: dict | None = None
+
+
+class _Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    pass
+
+
+class Add(_Message, frozen=True):
+    request: Request
+
+
+class Abort(_Message, frozen=True):
+    id: str
+    index: int | None
+
+
+class Ask(_Message, frozen=True):
+    """A question by number: "stats" or "check"."""
+
+    number: int
+    what: str
+
+
+class Stop(_Message, frozen=True):
+    pass
+
+
+class Ready(_Message, frozen=True):
+    info: ModelInfo
+    summary: list[str]
+
+
+class Fault(_Message, frozen=True):
+    """A KvasirError by its class name. `id` names the request it concerns, "" the start of the engine."""
+
+    id: str
+    kind: str
+    message: str
+    hint: str
+    param: str | None = None
+    retry_after: float = 1.0
+
+
+class Deltas(_Message, frozen=True):
+    deltas: list[Delta]
+
+
+class Answer(_Message, frozen=True):
+    number: int
+    stats: EngineStats | None
+    error: str | None = None
+
+
+class Progress(_Message, frozen=True):
+    """Loading: `done` of `total` bytes."""
+
+    done: int
+    total: int
+
+
+Command = Add | Abort | Ask | Stop
+Event = Ready | Fault | Deltas | Answer | Progress
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_event = msgspec.msgpack.Decoder(Event).decode
+
+_KINDS = {
+    c.__name__: c
+    for c in (KvasirError, InvalidRequest, QueueFull, ModelFileError, UnsupportedModel, ConfigError, EngineDead)
+}
+
+
+def to_fault(request_id: str, error: KvasirError) -> Fault:
+    kind = next(c.__name__ for c in type(error).__mro__ if c.__name__ in _KINDS)
+    param = getattr(error, "param", None)
+    return Fault(request_id, kind, error.message, error.hint, param, getattr(error, "retry_after", 1.0))
+
+
+def to_error(fault: Fault) -> KvasirError:
+    cls = _KINDS[fault.kind]
+    if cls is InvalidRequest:
+        return InvalidRequest(fault.message, fault.hint, fault.param)
+    if cls is QueueFull:
+        return QueueFull(fault.message, fault.hint, fault.retry_after)
+    return cls(fault.message, fault.hint)

@@ -1,0 +1,140 @@
+"""The engine process: `python -m kvasir.engine.worker SOCKET`, started and supervised by ProcessEngine.
+
+Its options come as one line of JSON on standard input, which stays open: when it ends, the parent is gone and so
+are we. Commands and events pass over one zmq PAIR socket (`wire`); standard output names the requests that join.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import threading
+
+import msgspec
+import zmq
+
+from kvasir.config import quiet_torch_pool
+from kvasir.engine import wire
+from kvasir.engine.core import EngineCore
+from kvasir.errors import KvasirError
+from kvasir.plan import StepPlan
+
+log = logging.getLogger("kvasir.engine")
+
+
+class Worker:
+    """Serves one core over one socket until told to stop."""
+
+    def __init__(self, socket: zmq.Socket, core: EngineCore):
+        self.socket = socket
+        self.core = core
+        core.plan_listener = self._announce
+        self._rows: dict[int, str] = {}
+
+    def send(self, event: wire.Event) -> None:
+        self.socket.send(wire.encode(event))
+
+    def _announce(self, plan: StepPlan) -> None:
+        """Names the requests that join, before the step: if it kills the process, they are the suspects.
+
+        By a plain write to a pipe, which is out when it returns; a message in zmq's hands would die with us.
+        """
+        if plan.joined:
+            rows = {j.row for j in plan.joined}
+            ids = [s.request.id for s in self.core.scheduler.running if s.row in rows]
+            os.write(sys.stdout.fileno(), msgspec.json.encode(ids) + b"\n")
+
+    def run(self) -> None:
+        while self._take_commands():
+            deltas = self.core.step()
+            if deltas:
+                self.send(wire.Deltas(deltas))
+
+    def _take_commands(self) -> bool:
+        """All waiting commands; waits for one when there is nothing to compute. False when told to stop."""
+        while True:
+            idle = not self.core.has_work()
+            if not self.socket.poll(None if idle else 0):
+                return True
+            command = wire.decode_command(self.socket.recv())
+            if isinstance(command, wire.Stop):
+                return False
+            self._handle(command)
+
+    def _handle(self, command: wire.Command) -> None:
+        match command:
+            case wire.Add(request):
+                try:
+                    self.core.add(request)
+                except KvasirError as error:
+                    self.send(wire.to_fault(request.id, error))
+            case wire.Abort(id, index):
+                self.core.abort(id, index)
+            case wire.Ask(number, what):
+                self.send(self._answer(number, what))
+
+    def _answer(self, number: int, what: str) -> wire.Answer:
+        try:
+            if what == "check":
+                self.core.check()
+            return wire.Answer(number, dataclasses.replace(self.core.stats(), pid=os.getpid()))
+        except AssertionError as error:
+            return wire.Answer(number, None, f"leak: {error}")
+
+
+def build(spec: wire.WorkerSpec, socket: zmq.Socket) -> tuple[EngineCore, list[str]]:
+    """The core, and lines that say what was decided."""
+    if spec.fake is not None:
+        from kvasir.runner.fake import FakeRunner
+        from kvasir.sched.scheduler import Scheduler
+
+        options = dict(spec.fake)
+        eos = options.pop("eos_ids", ())
+        fake = FakeRunner(**options)
+        return EngineCore(fake, Scheduler(fake.capacity, eos_ids=eos)), ["fake runner"]
+    from kvasir.engine.build import build_core
+
+    assert spec.options is not None
+
+    def progress(done: int, total: int) -> None:
+        socket.send(wire.encode(wire.Progress(done, total)))
+
+    return build_core(spec.options, progress)
+
+
+def end_with_parent() -> None:
+    """A thread that ends this process when standard input ends."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True, name="kvasir-parent-watch").start()
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    quiet_torch_pool()
+    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.WorkerSpec)
+    end_with_parent()
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.linger = 1000
+        socket.connect(sys.argv[1])
+        try:
+            core, summary = build(spec, socket)
+        except KvasirError as error:
+            socket.send(wire.encode(wire.to_fault("", error)))
+            return 2
+        worker = Worker(socket, core)
+        worker.send(wire.Ready(core.info, summary))
+        worker.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

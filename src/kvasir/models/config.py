@@ -1,0 +1,275 @@
+"""Reading `config.json` and `generation_config.json`: bounded JSON, typed fields, nothing important ignored.
+
+A model's config class reads its fields through `Fields`, each with a range, and calls `finish()` at the end.
+What nobody read by then is refused when its name speaks of the arithmetic (`attn_logit_softcapping` on a
+llama, a window, a multiplier), and ignored when it is about training, bookkeeping or generation:
+
+    f = Fields(config)
+    hidden = f.integer("hidden_size", 1, MAX_WIDTH)
+    theta, scaling = read_rope(f, max_position)  # kvasir.models.rope
+    f.finish()
+
+Format: https://huggingface.co/docs/transformers/main_classes/configuration
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+
+MAX_JSON_BYTES = 4 << 20
+MAX_JSON_DEPTH = 32
+
+# What a config may ask for: beyond any published model, and no typing error can exhaust the memory.
+MAX_WIDTH = 1 << 18
+MAX_LAYERS = 1024
+MAX_HEADS = 1024
+MAX_HEAD_DIM = 1024
+MAX_VOCAB = 1 << 22
+MAX_POSITIONS = 1 << 26
+MAX_EOS_IDS = 64
+
+_REQUIRED: Any = object()
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# Fields that say nothing of the forward pass.
+HARMLESS = frozenset(
+    _words("""
+    architectures model_type auto_map torch_dtype dtype tokenizer_class torchscript attn_implementation
+    bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id decoder_start_token_id
+    use_cache chunk_size_feed_forward keys_to_ignore_at_inference initializer_range initializer_factor
+    gradient_checkpointing pretraining_tp n_ctx id2label label2id num_labels problem_type finetuning_task
+    task_specific_params output_attentions output_hidden_states return_dict is_encoder_decoder is_decoder
+    """)
+)
+# A field is taken to be about the arithmetic when a word of its name begins with one of these.
+_MEANING = _words("""
+    attention attn qk kv query key value head sink causal window sliding rope rotary alibi position embed embd
+    tie vocab hidden intermediate layer norm rms eps bias act activation mlp ffn dense gate residual parallel
+    softcap capping logit scale scaling multiplier mup clip dim size expert moe router conv ssm mamba mtp
+    quant compress lora adapter
+    """)
+
+
+@dataclass(slots=True)
+class Fields:
+    """A config's fields, read one by one with their ranges; `null` counts as absent, as in transformers.
+
+    Errors raised by the getters: ModelFileError naming the field, what it is and what was expected.
+    """
+
+    values: Mapping[str, Any]
+    where: str = "config.json"
+    read: set[str] = field(default_factory=set)
+
+    def get(self, name: str) -> Any:
+        """The raw value (None when absent), marked as read."""
+        self.read.add(name)
+        return self.values.get(name)
+
+    def integer(self, name: str, low: int, high: int, default: int = _REQUIRED) -> int:
+        return self._checked(name, default, lambda v: type(v) is int and low <= v <= high,
+                             f"an integer in [{low}, {high}]")  # fmt: skip
+
+    def number(self, name: str, low: float, high: float, default: float = _REQUIRED) -> float:
+        value = self._checked(name, default, lambda v: is_number(v) and low <= v <= high,
+                              f"a number in [{low:g}, {high:g}]")  # fmt: skip
+        return float(value)
+
+    def flag(self, name: str, default: bool = _REQUIRED) -> bool:
+        return self._checked(name, default, lambda v: isinstance(v, bool), "true or false")
+
+    def choice(self, name: str, options: Sequence[str], default: str = _REQUIRED) -> str:
+        """One of `options`; another string is a feature we lack: UnsupportedModel."""
+        value = self._checked(name, default, lambda v: isinstance(v, str), "a string")
+        if value not in options:
+            raise UnsupportedModel(f"{self.where}: {name} is {value!r}", f"supported: {', '.join(options)}")
+        return value
+
+    def expect(self, name: str, value: Any) -> None:
+        """The field must be absent or equal to the one value that this model's code computes with."""
+        given = self.get(name)
+        if given is not None and given != value:
+            raise UnsupportedModel(
+                f"{self.where}: {name} is {given!r}", f"this model's code has only {value!r}"
+            )
+
+    def finish(self) -> None:
+        """Raises UnsupportedModel for a quantized checkpoint or an unread field of the arithmetic."""
+        for name in ("quantization_config", "compression_config"):
+            if self.values.get(name) is not None:
+                self._refuse_quantization(name)
+        for name, value in self.values.items():
+            if name not in self.read and not _neutral(value) and _has_meaning(name):
+                raise UnsupportedModel(
+                    f"{self.where}: the field {name} = {_short(value)} is not known for this model",
+                    "it may change what is computed, so it is not ignored; see docs/howto/add-a-model.md",
+                )
+
+    def _refuse_quantization(self, name: str) -> None:
+        value = self.values[name]
+        method = value.get("quant_method") if isinstance(value, dict) else None
+        raise UnsupportedModel(
+            f"{self.where}: {name} asks for the weight format {_short(method or value)}",
+            "use the unquantized checkpoint or a GGUF file of the model",
+        )
+
+    def _checked(self, name: str, default: Any, ok: Callable[[Any], bool], expected: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            if default is _REQUIRED:
+                raise ModelFileError(f"{self.where}: the field {name} is missing", f"expected {expected}")
+            return default
+        if not ok(value):
+            raise ModelFileError(f"{self.where}: {name} is {_short(value)}", f"expected {expected}")
+        return value
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _neutral(value: Any) -> bool:
+    """Whether the value switches nothing on: null, false, 0, or an empty list, object or string."""
+    return value is None or value is False or value in (0, "", [], {})
+
+
+def _has_meaning(name: str) -> bool:
+    if name in HARMLESS or name.startswith("_") or "dropout" in name or "pdrop" in name:
+        return False
+    return any(word.startswith(_MEANING) for word in re.split(r"[._]", name.lower()))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES, max_depth: int = MAX_JSON_DEPTH) -> Any:
+    """Parses a JSON file within bounds. Raises ModelFileError: absent, too large, too deep, or no JSON."""
+    if not path.is_file():
+        raise ModelFileError(f"{path} is not a file", "expected the folder of a Hugging Face model")
+    with path.open("rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ModelFileError(f"{path} is larger than {max_bytes} bytes", "expected a small JSON file")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:  # ValueError: syntax, encoding, numbers of too many digits
+        raise ModelFileError(f"{path} is not valid JSON: {error}") from error
+    if _deeper_than(value, max_depth):
+        raise ModelFileError(f"{path} nests deeper than {max_depth} levels")
+    return value
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    """Level by level, so that a hostile depth costs no recursion."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [inner for outer in layer if isinstance(outer, dict | list) for inner in _children(outer)]
+    return any(isinstance(value, dict | list) for value in layer)
+
+
+def _children(value: dict | list) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path} holds {type(value).__name__}, not an object")
+    return value
+
+
+def read_hf_config(path: str | Path) -> dict[str, Any]:
+    """The `config.json` of a model folder (or that file itself): an object of bounded size and depth."""
+    path = Path(path)
+    return read_json_object(path / "config.json" if path.is_dir() else path)
+
+
+# --- generation -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What a model's makers say of generating with it. `sampling` uses the names of `SamplingParams`."""
+
+    eos_ids: tuple[int, ...] = ()
+    sampling: dict[str, float] = field(default_factory=dict)
+
+
+_SAMPLING_RANGES = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, 10.0),
+}
+
+
+def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = None) -> GenerationDefaults:
+    """Reads `generation_config.json` of a folder, if it has one. `config`: the model's own, for its eos ids.
+
+    As in transformers, its `eos_token_id` replaces the one of config.json, and an explicit `do_sample: false`
+    makes its sampling values void. Raises ModelFileError for values out of range.
+    """
+    path = Path(path) / "generation_config.json"
+    values = read_json_object(path) if path.exists() else {}
+    f = Fields(values, path.name)
+    eos_ids = read_eos_ids(f) or read_eos_ids(Fields(config or {}))
+    greedy = not f.flag("do_sample", True)
+    sampling = {
+        name: f.number(name, low, high)
+        for name, (low, high) in _SAMPLING_RANGES.items()
+        if f.get(name) is not None and not greedy
+    }
+    return GenerationDefaults(eos_ids, sampling)
+
+
+def read_eos_ids(f: Fields) -> tuple[int, ...]:
+    """`eos_token_id` is one id or a list of them; doubles are dropped, the order is kept."""
+    value = f.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if len(ids) > MAX_EOS_IDS or any(type(i) is not int or not 0 <= i < MAX_VOCAB for i in ids):
+        raise ModelFileError(f"{f.where}: eos_token_id is {_short(value)}",
+                             f"expected a token id or at most {MAX_EOS_IDS} of them")  # fmt: skip
+    return tuple(dict.fromkeys(ids))
+
+
+# --- windows ----------------------------------------------------------------------------------------
+
+
+def read_layer_windows(f: Fields, num_layers: int) -> tuple[int, ...]:
+    """The sliding window of each layer in tokens, 0 for full attention, as the Qwen families spell it.
+
+    Without `layer_types` the layers from `max_window_layers` on slide, if `use_sliding_window` is set at all.
+    """
+    use = f.flag("use_sliding_window", False)
+    first = f.integer("max_window_layers", 0, MAX_LAYERS, 28)
+    size = f.integer("sliding_window", 1, MAX_POSITIONS, 4096)
+    kinds = f.get("layer_types")
+    if kinds is None:
+        return tuple(size if use and i >= first else 0 for i in range(num_layers))
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise ModelFileError(
+            f"{f.where}: layer_types is {_short(kinds)}", f"expected a list of {num_layers} names"
+        )
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise UnsupportedModel(f"{f.where}: layer_types names {kind!r}",
+                                   "supported: full_attention, sliding_attention")  # fmt: skip
+    return tuple(size if use and kind == "sliding_attention" else 0 for kind in kinds)

@@ -1,0 +1,213 @@
+"""The metadata of a GGUF file as the `config.json` that our classes read.
+
+Keys and their meaning: the GGUF specification (docs/gguf.md of the ggml project). Keys of the architecture
+that nobody reads are refused when they speak of the arithmetic, as in a Hugging Face config.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.models.config import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, Fields
+from kvasir.models.gguf_names import FAMILIES, Source
+from kvasir.models.registry import unsupported
+
+_POOLING = {0: "none", 1: "mean", 2: "cls", 3: "last"}  # the numbers of llama.cpp's llama_pooling_type
+_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def hf_config_from_gguf(metadata: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """A config as `config.json` would hold it. `source` gives the file's tensors by their GGUF names.
+
+    Raises UnsupportedModel for an architecture or feature without code, ModelFileError for values that
+    are missing or out of range.
+    """
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ModelFileError(
+            "the GGUF file has no general.architecture", "is it a model, and not a vocabulary?"
+        )
+    if architecture not in FAMILIES:
+        raise unsupported(architecture)
+    fields = _fields(metadata, architecture)
+    shapes = {name: tuple(source.info(name).shape) for name in source.names()}
+    read = {"gpt2": _gpt2, "bert": _bert}.get(architecture, _llama)
+    config = read(fields, architecture, shapes)
+    config["rope_scaling"] = config.get("rope_scaling") or _rope_factors(shapes, source)
+    fields.finish()
+    return {**config, "eos_token_id": _eos_ids(metadata), "bos_token_id": _token_id(metadata, "bos_token_id")}
+
+
+def _fields(metadata: Mapping[str, Any], architecture: str) -> Fields:
+    """The architecture's own keys without their prefix, as plain values."""
+    prefix = f"{architecture}."
+    values = {k.removeprefix(prefix): _plain(v) for k, v in metadata.items() if k.startswith(prefix)}
+    return Fields(values, f"GGUF metadata of {architecture}")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers per layer become the one number they all are; a float32 the decimal that was meant by it."""
+    if isinstance(value, np.ndarray):
+        same = value.size and bool((value == value.flat[0]).all())
+        return _plain(value.flat[0].item()) if same else value.tolist()
+    if isinstance(value, float) and float(np.float32(value)) == value:
+        return float(str(np.float32(value)))
+    return value
+
+
+# --- families ---------------------------------------------------------------------------------------
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _llama(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    """llama (mistral where it has a window), qwen2 and qwen3."""
+    hidden, heads = (
+        f.integer("embedding_length", 1, MAX_WIDTH),
+        f.integer("attention.head_count", 1, MAX_HEADS),
+    )
+    head_dim = f.integer("attention.key_length", 1, MAX_WIDTH, hidden // heads)
+    f.expect("attention.value_length", head_dim)
+    f.expect("rope.dimension_count", head_dim)
+    for count in ("expert_count", "expert_used_count"):
+        f.expect(count, 0)
+    window = f.integer("attention.sliding_window", 0, MAX_POSITIONS, 0)
+    if window and architecture != "llama":
+        raise UnsupportedModel(f"{f.where}: attention.sliding_window is {window}", "supported: none")
+    model_type = "mistral" if window else architecture
+    config = {
+        "model_type": model_type,
+        "vocab_size": _vocab_size(f, shapes),
+        "hidden_size": hidden,
+        "intermediate_size": f.integer("feed_forward_length", 1, MAX_WIDTH),
+        "num_hidden_layers": f.integer("block_count", 1, MAX_LAYERS),
+        "num_attention_heads": heads,
+        "num_key_value_heads": f.integer("attention.head_count_kv", 1, MAX_HEADS, heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": f.integer("context_length", 1, MAX_POSITIONS),
+        "rms_norm_eps": f.number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
+        "rope_theta": f.number("rope.freq_base", 1.0, 1e12, 10000.0),
+        "rope_scaling": _rope_scaling(f),
+        "tie_word_embeddings": "output.weight" not in shapes,
+    }
+    if architecture != "qwen2":
+        config["attention_bias"] = "blk.0.attn_q.bias" in shapes
+    if model_type == "llama":
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
+    if model_type == "mistral":
+        config["sliding_window"] = window
+        del config["attention_bias"]
+    return config | _pooling(f)
+
+
+def _gpt2(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "vocab_size": _vocab_size(f, shapes),
+        "n_embd": f.integer("embedding_length", 1, MAX_WIDTH),
+        "n_inner": f.integer("feed_forward_length", 1, MAX_WIDTH),
+        "n_layer": f.integer("block_count", 1, MAX_LAYERS),
+        "n_head": f.integer("attention.head_count", 1, MAX_HEADS),
+        "n_positions": f.integer("context_length", 1, MAX_POSITIONS),
+        "layer_norm_epsilon": f.number("attention.layer_norm_epsilon", 0.0, 1.0),
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": "output.weight" not in shapes,
+    }
+
+
+def _bert(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    f.expect("attention.causal", False)
+    return {
+        "model_type": "bert",
+        "vocab_size": _vocab_size(f, shapes),
+        "hidden_size": f.integer("embedding_length", 1, MAX_WIDTH),
+        "intermediate_size": f.integer("feed_forward_length", 1, MAX_WIDTH),
+        "num_hidden_layers": f.integer("block_count", 1, MAX_LAYERS),
+        "num_attention_heads": f.integer("attention.head_count", 1, MAX_HEADS),
+        "max_position_embeddings": f.integer("context_length", 1, MAX_POSITIONS),
+        "type_vocab_size": _rows(shapes, "token_types.weight"),
+        "layer_norm_eps": f.number("attention.layer_norm_epsilon", 0.0, 1.0),
+        "hidden_act": "gelu",
+    } | _pooling(f)
+
+
+# --- parts ------------------------------------------------------------------------------------------
+
+
+def _rope_scaling(f: Fields) -> dict[str, Any] | None:
+    """The scaling in Hugging Face's words; what a kind needs is checked where that is read."""
+    kind = f.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"), "none")
+    f.get("rope.scaling.finetuned")
+    factor = f.number("rope.scaling.factor", 0.0, 1e6, 0.0) or f.number("rope.scale_linear", 0.0, 1e6, 0.0)
+    original = f.integer("rope.scaling.original_context_length", 0, MAX_POSITIONS, 0)
+    if kind == "none":
+        return None
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if original:
+        scaling["original_max_position_embeddings"] = original
+    if kind == "yarn":
+        scaling |= _yarn(f, factor)
+    return scaling
+
+
+def _yarn(f: Fields, factor: float) -> dict[str, float]:
+    """llama.cpp's attention factor multiplies YaRN's own 0.1 ln(factor) + 1 instead of replacing it."""
+    f.expect("rope.scaling.yarn_ext_factor", 1.0)
+    names = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
+    found = {name: f.number(key, 0.0, 1e6, 0.0) for name, key in names.items()}
+    extra = f.number("rope.scaling.attn_factor", 1e-6, 1e6, 1.0)
+    extra *= f.number("rope.scaling.yarn_attn_factor", 1e-6, 1e6, 1.0)
+    if extra != 1.0 and factor >= 1.0:
+        found["attention_factor"] = extra * (0.1 * math.log(factor) + 1.0)
+    return {name: value for name, value in found.items() if value}
+
+
+def _rope_factors(shapes: Shapes, source: Source) -> dict[str, Any] | None:
+    """Llama 3's scaling comes as one divisor per frequency, computed by the converter."""
+    if "rope_freqs.weight" not in shapes:
+        return None
+    if math.prod(shapes["rope_freqs.weight"]) > MAX_WIDTH:
+        raise ModelFileError(f"rope_freqs.weight has shape {shapes['rope_freqs.weight']}")
+    return {"rope_type": "factors", "factors": source.tensor("rope_freqs.weight").double().flatten().tolist()}
+
+
+def _pooling(f: Fields) -> dict[str, Any]:
+    """`pooling` as `kvasir.models.pooling` reads it; absent where the file leaves it to the model's kind."""
+    number = f.get("pooling_type")
+    if number is None:
+        return {}
+    if type(number) is not int or number not in _POOLING:
+        raise UnsupportedModel(f"{f.where}: pooling_type is {number!r}", f"supported: {_POOLING}")
+    return {"pooling": {"kind": _POOLING[number], "normalize": True}}
+
+
+def _vocab_size(f: Fields, shapes: Shapes) -> int:
+    rows = _rows(shapes, "token_embd.weight")
+    if f.integer("vocab_size", 1, MAX_VOCAB, rows) != rows:
+        raise ModelFileError(f"{f.where}: vocab_size is {f.get('vocab_size')}", f"token_embd has {rows} rows")
+    return rows
+
+
+def _rows(shapes: Shapes, name: str) -> int:
+    shape = shapes.get(name, ())
+    if len(shape) != 2:
+        raise ModelFileError(f"the GGUF file has no matrix {name}", "is the file complete?")
+    return shape[0]
+
+
+def _token_id(metadata: Mapping[str, Any], name: str) -> int | None:
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    if value is not None and (type(value) is not int or not 0 <= value < MAX_VOCAB):
+        raise ModelFileError(f"tokenizer.ggml.{name} is {value!r}", "expected a token id")
+    return value
+
+
+def _eos_ids(metadata: Mapping[str, Any]) -> list[int]:
+    """What ends an answer: the end of the sequence, of the turn and of the message, where they are named."""
+    found = (_token_id(metadata, name) for name in _EOS_KEYS)
+    return list(dict.fromkeys(token for token in found if token is not None))

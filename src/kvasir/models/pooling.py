@@ -1,0 +1,130 @@
+"""From the hidden rows of a text to its embedding: which rows, and whether the result has length one.
+
+Sources: the `modules.json`, `1_Pooling/config.json` and `sentence_bert_config.json` of sentence-transformers
+folders (https://sbert.net/docs/package_reference/sentence_transformer/models.html).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.models.config import MAX_POSITIONS, Fields, read_json, read_json_object
+
+KINDS = ("mean", "cls", "last", "none")
+_MODES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+_MAX_MODULES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """kind: "mean" of all rows, "cls" the first, "last" the last, "none" no embedding is meant to be made.
+
+    max_length: tokens of a text at most, 0 where only the model's own limit holds.
+    """
+
+    kind: str = "last"
+    normalize: bool = True
+    max_length: int = 0
+
+    def __call__(self, hidden_nD: Tensor) -> Tensor:
+        """float32 [n, D], the rows of one text, to float32 [D]. The bits depend on these rows alone."""
+        if self.kind == "mean":
+            pooled_D = _tree_sum(hidden_nD) / hidden_nD.shape[0]
+        else:
+            pooled_D = hidden_nD[0 if self.kind == "cls" else -1]
+        return _normalized(pooled_D) if self.normalize else pooled_D
+
+
+def _tree_sum(x_nD: Tensor) -> Tensor:
+    """The sum of the rows by halving: one order for each n, whatever torch's own sum would choose."""
+    while (n := x_nD.shape[0]) > 1:
+        half = n // 2
+        halved = x_nD[:half] + x_nD[half : 2 * half]
+        x_nD = torch.cat([halved, x_nD[2 * half :]]) if n % 2 else halved
+    return x_nD[0]
+
+
+def _normalized(x_D: Tensor) -> Tensor:
+    """Length one; zeros stay zeros."""
+    length = _tree_sum((x_D * x_D).unsqueeze(1)).sqrt()
+    return x_D / length.clamp_min(1e-12)
+
+
+def pooling_of(config: Mapping[str, Any], default: Pooling) -> Pooling:
+    """The `pooling` entry of a config, which `read_pooling` and GGUF files give. Raises ModelFileError."""
+    value = config.get("pooling")
+    if value is None:
+        return default
+    if not isinstance(value, Mapping):
+        raise ModelFileError(f"config.json: pooling is {value!r}", "expected an object")
+    f = Fields(value, "pooling")
+    return Pooling(
+        f.choice("kind", KINDS, default.kind),
+        f.flag("normalize", default.normalize),
+        f.integer("max_length", 0, MAX_POSITIONS, default.max_length),
+    )
+
+
+# --- folders ----------------------------------------------------------------------------------------
+
+
+def read_pooling(folder: str | Path) -> dict[str, Any]:
+    """{"pooling": {...}} to be put into the folder's config; {} where it is no sentence-transformers folder.
+
+    Raises UnsupportedModel for modules and modes without code (dense, max), ModelFileError for bad files.
+    """
+    folder = Path(folder)
+    if not (folder / "modules.json").is_file():
+        return {}
+    kinds = _module_paths(folder)
+    if list(kinds) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise UnsupportedModel(
+            f"{folder / 'modules.json'}: the modules are {', '.join(kinds)}",
+            "supported: Transformer, Pooling and perhaps Normalize",
+        )
+    pooling = {"kind": _read_kind(folder / kinds["Pooling"]), "normalize": "Normalize" in kinds}
+    lengths = folder / kinds["Transformer"] / "sentence_bert_config.json"
+    if lengths.is_file():
+        f = Fields(read_json_object(lengths), lengths.name)
+        pooling["max_length"] = f.integer("max_seq_length", 1, MAX_POSITIONS, 0)
+    return {"pooling": pooling}
+
+
+def _module_paths(folder: Path) -> dict[str, str]:
+    """Module kind -> its folder, in order. A path that leaves the model's folder is refused."""
+    modules = read_json(folder / "modules.json")
+    if not isinstance(modules, list) or not 0 < len(modules) <= _MAX_MODULES:
+        raise ModelFileError(f"{folder / 'modules.json'} is not a short list of modules")
+    paths: dict[str, str] = {}
+    for module in modules:
+        kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+        if not isinstance(kind, str) or not isinstance(path, str):
+            raise ModelFileError(f"{folder / 'modules.json'}: a module has no type and path")
+        if not (folder / path).resolve().is_relative_to(folder.resolve()):
+            raise ModelFileError(f"{folder / 'modules.json'}: the path {path!r} leaves the model's folder")
+        paths[kind.rpartition(".")[2]] = path
+    return paths
+
+
+def _read_kind(folder: Path) -> str:
+    path = folder / "config.json"
+    f = Fields(read_json_object(path), str(path))
+    named = f.get("pooling_mode")  # newer files name the mode instead of setting a flag
+    if named is not None:
+        return f.choice("pooling_mode", ("mean", "cls", "lasttoken")).removesuffix("token")
+    modes = [name for name, value in f.values.items() if name.startswith("pooling_mode_") and value is True]
+    if len(modes) != 1 or modes[0] not in _MODES:
+        raise UnsupportedModel(f"{path}: the pooling is {', '.join(modes) or 'none'}",
+                               f"supported: one of {', '.join(_MODES)}")  # fmt: skip
+    return _MODES[modes[0]]

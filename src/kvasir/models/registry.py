@@ -1,0 +1,78 @@
+"""From the name of an architecture to our class for it. The table is the whole list of what runs.
+
+A model folder is data: `auto_map` and the code beside it are never loaded. Where the model type is ours, our
+code runs in its place; where it is not, the model is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+
+# model_type -> module of this package, its class, and the `architectures` that the class computes.
+MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "bert": ("bert", "Bert", ("BertModel", "BertForMaskedLM")),
+    "gpt2": ("gpt2", "GPT2", ("GPT2LMHeadModel",)),
+    "llama": ("llama", "Llama", ("LlamaForCausalLM",)),
+    "mistral": ("mistral", "Mistral", ("MistralForCausalLM",)),
+    "qwen2": ("qwen2", "Qwen2", ("Qwen2ForCausalLM",)),
+    "qwen3": ("qwen3", "Qwen3", ("Qwen3ForCausalLM",)),
+}
+HOWTO = "docs/howto/add-a-model.md shows how to add one"
+
+
+def model_class(name: str) -> type:
+    """The class for a `model_type` or for a name in `architectures`. Raises UnsupportedModel.
+
+    Only the module asked for is imported.
+    """
+    for model_type, (module, attribute, architectures) in MODELS.items():
+        if name == model_type or name in architectures:
+            return getattr(import_module(f"kvasir.models.{module}"), attribute)
+    raise unsupported(name)
+
+
+def model_class_for(config: Mapping[str, Any]) -> type:
+    """The class for a `config.json`. Raises UnsupportedModel, or ModelFileError where it names no model.
+
+    A known model type with a head that we have no code for (a classifier, a reward model) is refused too.
+    """
+    model_type, architectures = config.get("model_type"), config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
+        raise ModelFileError(f"config.json: architectures is {architectures!r}", "expected a list of names")
+    if model_type is None and not architectures:
+        raise ModelFileError(
+            "config.json names no model_type and no architectures", "is this a model's folder?"
+        )
+    if model_type is None:
+        return model_class(architectures[0])
+    if model_type not in MODELS:
+        raise unsupported(str(model_type), architectures, "auto_map" in config)
+    ours = MODELS[model_type][2]
+    if architectures and not set(ours) & set(architectures):
+        raise UnsupportedModel(
+            f"no code for the architecture {architectures[0][:100]} of the model type {model_type}",
+            f"supported of it: {', '.join(ours)}; {HOWTO}",
+        )
+    return model_class(model_type)
+
+
+def unsupported(
+    name: str, architectures: list[str] | None = None, own_code: bool = False
+) -> UnsupportedModel:
+    """The refusal of an architecture: it names the nearest supported ones and the way to add it."""
+    known = [*MODELS, *(a for entry in MODELS.values() for a in entry[2])]
+    near = get_close_matches(name, known, n=3, cutoff=0.4)
+    hints = [
+        f"nearest supported: {', '.join(near)}" if near else f"supported: {', '.join(MODELS)}",
+        "code that comes with a model (auto_map) is never run" if own_code else "",
+        HOWTO,
+    ]
+    classes = f" ({architectures[0][:100]})" if architectures else ""
+    return UnsupportedModel(
+        f"no code for the architecture {name[:100]}{classes}", "; ".join(hint for hint in hints if hint)
+    )

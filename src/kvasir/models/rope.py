@@ -1,0 +1,142 @@
+"""Reading the rotary embedding's settings from a config, in the old spelling and in the new.
+
+Old (`rope_theta` beside `rope_scaling`, with `type` or `rope_type`) and new (transformers 5: one
+`rope_parameters` that holds the theta too) give the same pair of theta and `RopeScaling`. What a kind does to
+the frequencies is done in `kvasir.layers.rope`; here its numbers are read, checked and completed with the
+published defaults.
+
+Sources: YaRN, arXiv:2309.00071; the Llama 3.1 model card; transformers' `modeling_rope_utils` for names and
+defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.models.config import MAX_HEAD_DIM, MAX_POSITIONS, Fields, is_number
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How the frequencies of the rotary embedding are changed. A kind leaves what it has no use for as it is.
+
+    kind:
+      default   unchanged
+      linear    every frequency divided by `factor`
+      dynamic   NTK: unchanged up to the trained length, which is where we end the context
+      llama3    divided by `factor` where the wavelength is beyond original_max_position / low_freq_factor,
+                unchanged where it is below original_max_position / high_freq_factor, a ramp between
+      yarn      divided by `factor` or not, by a ramp between the dimensions that beta_fast and beta_slow name
+                (its borders rounded outwards when `truncate`); cos and sin multiplied by `attention_factor`
+      factors   frequency i divided by factors[i] (GGUF `rope_freqs.weight`)
+    """
+
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+    factors: tuple[float, ...] = ()
+
+    def context_length(self, max_position: int) -> int:
+        """Tokens the model can see, given `max_position_embeddings` (llama3 counts its factor in already)."""
+        if self.kind == "linear":
+            return int(max_position * self.factor)
+        if self.kind == "yarn":
+            return max(max_position, int(self.original_max_position * self.factor))
+        return max_position
+
+
+_KNOWN_KEYS = """
+    type rope_type rope_theta factor original_max_position_embeddings finetuned attention_factor beta_fast
+    beta_slow mscale mscale_all_dim truncate low_freq_factor high_freq_factor partial_rotary_factor factors
+    """
+
+
+def read_rope(f: Fields, max_position: int, default_theta: float = 10000.0) -> tuple[float, RopeScaling]:
+    """The rotary base theta and the scaling. Raises ModelFileError, or UnsupportedModel naming the kind."""
+    new, old = f.get("rope_parameters"), f.get("rope_scaling")
+    values = new or old or {}
+    if not isinstance(values, Mapping):
+        raise ModelFileError(f"{f.where}: rope_scaling is {values!r}", "expected an object or null")
+    inner = Fields(values, f"{f.where}: {'rope_parameters' if new else 'rope_scaling'}")
+    theta = f.number("rope_theta", 1.0, 1e12, default_theta)
+    theta = inner.number("rope_theta", 1.0, 1e12, theta)
+    for source in (f, inner):
+        source.expect("partial_rotary_factor", 1.0)
+    original = f.get("original_max_position_embeddings")  # beside the object it wins, as in transformers
+    if original is not None:
+        inner.values = {**values, "original_max_position_embeddings": original}
+    return theta, _read_scaling(inner, max_position)
+
+
+def _read_scaling(f: Fields, max_position: int) -> RopeScaling:
+    kind = f.get("rope_type") or f.get("type") or "default"
+    if kind not in KINDS:
+        raise UnsupportedModel(
+            f"{f.where}: the rope kind {kind!r} is not supported", f"supported: {', '.join(KINDS)}"
+        )
+    unknown = sorted(set(f.values).difference(_KNOWN_KEYS.split()))
+    if unknown:
+        raise UnsupportedModel(f"{f.where}: {unknown[0]} is not known", "rope settings are never ignored")
+    if kind == "default":
+        return RopeScaling()
+    if kind == "factors":
+        return RopeScaling(kind, factors=_read_factors(f))
+    original = f.integer("original_max_position_embeddings", 1, MAX_POSITIONS, max_position)
+    if kind == "yarn":
+        return _read_yarn(f, original, max_position)
+    factor = f.number("factor", 1.0, 1e6)
+    if kind == "llama3":
+        return _read_llama3(f, factor, original)
+    return RopeScaling(kind, factor)
+
+
+def _read_llama3(f: Fields, factor: float, original: int) -> RopeScaling:
+    low = f.number("low_freq_factor", 1e-6, 1e6)
+    high = f.number("high_freq_factor", 1e-6, 1e6)
+    if high <= low:
+        raise ModelFileError(f"{f.where}: high_freq_factor {high} is not above low_freq_factor {low}")
+    return RopeScaling("llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
+
+
+def _read_yarn(f: Fields, original: int, max_position: int) -> RopeScaling:
+    factor = f.number("factor", 1.0, 1e6, max(1.0, max_position / original))
+    return RopeScaling(
+        "yarn",
+        factor,
+        original,
+        beta_fast=f.number("beta_fast", 0.0, 1e6, 0.0) or 32.0,
+        beta_slow=f.number("beta_slow", 0.0, 1e6, 0.0) or 1.0,
+        attention_factor=f.number("attention_factor", 1e-6, 1e6, _yarn_attention_factor(f, factor)),
+        truncate=f.flag("truncate", True),
+    )
+
+
+def _yarn_attention_factor(f: Fields, factor: float) -> float:
+    """YaRN's 0.1 ln(factor) + 1, or DeepSeek's ratio of two such terms where both mscale fields are given."""
+
+    def grown(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0
+
+    mscale, all_dim = f.number("mscale", 0.0, 1e3, 0.0), f.number("mscale_all_dim", 0.0, 1e3, 0.0)
+    return grown(mscale) / grown(all_dim) if mscale and all_dim else grown(1.0)
+
+
+def _read_factors(f: Fields) -> tuple[float, ...]:
+    values: Any = f.get("factors")
+    if not isinstance(values, list) or not 0 < len(values) <= MAX_HEAD_DIM:
+        raise ModelFileError(f"{f.where}: factors is no list of at most {MAX_HEAD_DIM} numbers")
+    if not all(is_number(v) and 0 < v < 1e6 for v in values):
+        raise ModelFileError(f"{f.where}: factors holds a value outside (0, 1e6)")
+    return tuple(float(v) for v in values)

@@ -1,0 +1,139 @@
+"""The one door to libkvasir_cpu, the native CPU kernels (csrc/kvasir_cpu.h tells each call's contract).
+
+The library is optional: without a compiler at install time it is not there, `available()` is False, `reason()`
+says why, and everything runs on the eager executor. Calls release the GIL and take raw addresses.
+"""
+
+import ctypes
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kvasir.errors import ConfigError
+
+ABI_VERSION = 1
+ISAS = ("portable", "avx2", "avx512")  # in the order of kvasir_set_isa
+MAX_COLS = 1 << 24  # up to here a row's length is exact in float32
+
+_SUFFIX = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
+_PATH = Path(__file__).parents[1] / "_lib" / f"libkvasir_cpu.{_SUFFIX}"
+_POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "kvasir_abi_version": (_INT32, []),
+    "kvasir_cpu_features": (ctypes.c_char_p, []),
+    "kvasir_isa_name": (ctypes.c_char_p, []),
+    "kvasir_set_isa": (_INT32, [_INT32]),
+    "kvasir_rms_norm_f32": (None, [_POINTER, _POINTER, _POINTER, _INT64, _INT64, ctypes.c_float]),
+}
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load a library and declare its calls. Raises ConfigError if it is absent, broken or of another ABI."""
+    if not path.exists():
+        raise ConfigError(
+            "the native CPU kernels are not built",
+            "install a C++ compiler and reinstall; until then the eager executor does the work",
+        )
+    hint = "reinstall Kvasir so that its library and its Python code are of one version"
+    try:
+        library = ctypes.CDLL(str(path))
+        version = library.kvasir_abi_version()
+    except (OSError, AttributeError) as error:
+        raise ConfigError(f"the native CPU kernels cannot be loaded: {error}", hint) from error
+    if version != ABI_VERSION:
+        raise ConfigError(f"the native CPU kernels have ABI {version}, expected {ABI_VERSION}", hint)
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+@cache
+def _outcome() -> ctypes.CDLL | ConfigError:
+    try:
+        return load(_PATH)
+    except ConfigError as error:
+        return error
+
+
+def available() -> bool:
+    """Whether the native kernels can be called in this process."""
+    return isinstance(_outcome(), ctypes.CDLL)
+
+
+def reason() -> str:
+    """Why they cannot, with what to do about it; "" where they can."""
+    outcome = _outcome()
+    return str(outcome) if isinstance(outcome, ConfigError) else ""
+
+
+def lib() -> ctypes.CDLL:
+    """The library, its calls declared. Raises ConfigError with the reason where there is none."""
+    outcome = _outcome()
+    if isinstance(outcome, ConfigError):
+        raise outcome
+    return outcome
+
+
+def cpu_features() -> tuple[str, ...]:
+    """What this processor offers of the instructions that the kernels look for, e.g. ("avx2", "fma", ...)."""
+    return tuple(lib().kvasir_cpu_features().decode().split())
+
+
+def isa() -> str:
+    """The instruction set in force, one of ISAS."""
+    return lib().kvasir_isa_name().decode()
+
+
+def force_isa(name: str | None) -> str:
+    """Use this instruction set, of ISAS, in this process (None: the best it has). Returns the one in force.
+
+    The results keep their bits; only the speed changes. Not to be called while a kernel runs.
+    Raises ConfigError for a name that is unknown or that this processor cannot run; nothing changes then.
+    """
+    if name is not None and name not in ISAS:
+        raise ConfigError(f"there is no instruction set {name!r}", f"choose one of {', '.join(ISAS)}")
+    if lib().kvasir_set_isa(-1 if name is None else ISAS.index(name)) < 0:
+        found = " ".join(cpu_features()) or "none"
+        raise ConfigError(f"this processor cannot run {name} kernels (it has: {found})", "choose a lower one")
+    return isa()
+
+
+def rms_norm(out_ptr: int, x_ptr: int, w_ptr: int, rows: int, cols: int, eps: float) -> None:
+    """RMSNorm of float32 rows by address: out and x are [rows, cols], w is [cols], all dense; out may be x.
+
+    The caller answers for the addresses. It runs on one thread; splitting rows over several changes no bits.
+    """
+    lib().kvasir_rms_norm_f32(out_ptr, x_ptr, w_ptr, rows, cols, eps)
+
+
+def rms_norm_arrays(out: Any, x: Any, weight: Any, eps: float) -> None:
+    """`rms_norm` on numpy arrays or CPU tensors: out and x [..., cols], weight [cols], float32, dense.
+
+    Raises ValueError for anything that the kernel could not read or write safely.
+    """
+    shape = tuple(x.shape)
+    if not shape or not 0 < shape[-1] < MAX_COLS:
+        raise ValueError(f"x must have 1 to {MAX_COLS - 1} columns, its shape is {shape}")
+    addresses = [
+        address(array, name, expected)
+        for array, name, expected in ((out, "out", shape), (x, "x", shape), (weight, "weight", shape[-1:]))
+    ]
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    rms_norm(*addresses, rows, shape[-1], eps)
+
+
+def address(array: Any, name: str, shape: tuple[int, ...], dtype: str = "float32") -> int:
+    """Where the data of a numpy array or CPU tensor lies. Raises ValueError if a kernel expects another."""
+    is_tensor = hasattr(array, "data_ptr")
+    found = (str(array.dtype).removeprefix("torch."), tuple(array.shape))
+    if found != (dtype, shape):
+        raise ValueError(f"{name} must be {dtype} of shape {shape}, it is {found[0]} of shape {found[1]}")
+    if not (array.is_contiguous() if is_tensor else array.flags.c_contiguous):
+        raise ValueError(f"{name} must be dense and row-major")
+    if is_tensor and array.device.type != "cpu":
+        raise ValueError(f"{name} must be on the CPU, it is on {array.device}")
+    return array.data_ptr() if is_tensor else array.ctypes.data

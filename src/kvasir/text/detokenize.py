@@ -1,0 +1,61 @@
+"""Text out of a growing sequence of ids, never half a character."""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from kvasir.text.tokenizer import Tokenizer
+
+_MAX_PENDING = 3  # bytes that can be the beginning of a character
+
+
+class Detokenizer:
+    """The incremental form of `Tokenizer.decode`, one per stream.
+
+    All that `push` and `flush` return, joined, is the text that the completion adds to its prompt: the
+    decode of prompt and completion without what the prompt alone had settled. It does not depend on how
+    the ids were cut into calls. A byte that no later byte can make valid becomes U+FFFD at once; only the
+    beginning of a character waits.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
+    ):
+        self._tokenizer = tokenizer
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at_start = tokenizer.strips_leading_space
+        self.num_chars = 0
+        """Characters returned so far: before a `push`, the `text_offset` of its first id."""
+        self._take(self._tail(prompt_ids))
+        if self._at_start:
+            self._at_start = not any(self._bytes(i) for i in prompt_ids)
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that is settled with these ids."""
+        return self._emit(self._take(b"".join([self._bytes(i) for i in ids])))
+
+    def flush(self) -> str:
+        """The end of the stream: U+FFFD where a character was left unfinished, else nothing."""
+        return self._emit(self._decoder.decode(b"", final=True))
+
+    def _bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self._skip else self._tokenizer.token_bytes(token_id)
+
+    def _tail(self, prompt_ids: Sequence[int]) -> bytes:
+        """Enough of the prompt's last bytes to contain the beginning of a character that ends it."""
+        data = b""
+        for token_id in reversed(prompt_ids):
+            if len(data) >= _MAX_PENDING:
+                break
+            data = self._bytes(token_id) + data
+        return data
+
+    def _take(self, data: bytes) -> str:
+        if self._at_start and data:
+            self._at_start = False
+            data = data.removeprefix(b" ")
+        return self._decoder.decode(data)
+
+    def _emit(self, text: str) -> str:
+        self.num_chars += len(text)
+        return text

@@ -1,0 +1,274 @@
+"""The tokenizer inside a GGUF file, rebuilt as a `tokenizers.Tokenizer`.
+
+Source: the GGUF specification's `tokenizer.ggml.*` keys; the meaning of what they leave open follows
+llama.cpp, which the files are made for. `tokenizer.ggml.model` names the kind:
+
+    gpt2    byte-level BPE: `merges`, and the scheme of `pre` for cutting text (see pretokenizers.py)
+    gemma4  BPE over text with `▁` for spaces and byte tokens; `merges`
+    llama   SentencePiece BPE: no merges, the pair whose token has the highest score goes first
+    t5      SentencePiece unigram
+    bert    WordPiece; a token that begins a word is stored with `▁` before it, any other without `##`
+
+Everything in the metadata is taken to be hostile and is checked before the library sees it.
+"""
+
+from collections.abc import Callable, Mapping
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.text import pretokenizers
+from kvasir.text.gguf_vocab import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocab
+from kvasir.text.library import library_errors
+from kvasir.text.special_tokens import SpecialTokens
+
+SPACE = "▁"  # U+2581, SentencePiece's visible space
+
+# Names of tokens that end a turn. A GGUF states one `eos_token_id`, while chat models have several ends.
+_ENDS = frozenset(
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> "
+    "<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <turn|> <|tool_response> "
+    "<｜end▁of▁sentence｜> [e~[".split()
+)
+
+
+def build(metadata: Mapping[str, object]) -> tuple[Tokenizer, SpecialTokens]:
+    """Tokenizer and special tokens of a GGUF's metadata (keys to ints, floats, bools, strings and arrays).
+
+    Raises `ModelFileError` for metadata that contradicts itself and `UnsupportedModel` for a kind of
+    tokenizer, or a pre-tokenizer, that is not known here.
+    """
+    vocab = Vocab.read(metadata)
+    if vocab.model not in _BUILDERS:
+        raise UnsupportedModel(
+            f"tokenizer kind {vocab.model[:80]!r} of the GGUF is not known here",
+            f"known are: {', '.join(_BUILDERS)}; the Hugging Face folder of the model works too",
+        )
+    with library_errors("the GGUF's tokenizer cannot be built"):
+        tokenizer = _BUILDERS[vocab.model](vocab)
+        _register_special_tokens(tokenizer, vocab)
+    return tokenizer, _special_tokens(vocab)
+
+
+def _byte_level_bpe(vocab: Vocab) -> Tokenizer:
+    scheme = pretokenizers.pre_tokenizer(vocab.pre)
+    if scheme.raw_utf8:
+        return _raw_bpe(vocab)
+    model = models.BPE(vocab.ids, vocab.merges(), ignore_merges=scheme.ignore_merges)
+    tokenizer = Tokenizer(model)
+    if scheme.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *_splits(scheme),
+            pre_tokenizers.ByteLevel(add_prefix_space=vocab.flag("add_space_prefix", False), use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return _surround(tokenizer, vocab, add_bos=scheme.add_bos, add_eos=False)
+
+
+def _raw_bpe(vocab: Vocab) -> Tokenizer:
+    """BPE with merges over text whose spaces are `▁`; what is no token falls back to byte tokens."""
+    scheme = pretokenizers.pre_tokenizer("gemma4" if vocab.model == "gemma4" else vocab.pre)
+    tokenizer = Tokenizer(models.BPE(vocab.ids, vocab.merges(), byte_fallback=True, **_unknown(vocab)))
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_splits(scheme))
+    tokenizer.decoder = _sentencepiece_decoder(strip=False)
+    # A run of newlines that is a token is taken whole, whatever its merges say.
+    runs = [token for token in vocab.ids if len(token) > 1 and not token.strip("\n")]
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in runs])
+    if vocab.model == "gemma4":  # its first files say add_bos_token = false, and are wrong
+        return _template(tokenizer, vocab, before=_bos_eos(vocab)[0], after=None)
+    return _surround(tokenizer, vocab, add_bos=scheme.add_bos, add_eos=False)
+
+
+def _splits(scheme: pretokenizers.PreTokenizer) -> list[pre_tokenizers.Split]:
+    return [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in scheme.patterns]
+
+
+def _sentencepiece_bpe(vocab: Vocab) -> Tokenizer:
+    merges = merges_from_scores(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab.ids, merges, byte_fallback=True, fuse_unk=True, **_unknown(vocab)))
+    add_space = vocab.flag("add_space_prefix", True)
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            *_text_normalizers(vocab),
+            *([normalizers.Prepend(SPACE)] if add_space else []),
+            normalizers.Replace(" ", SPACE),
+        ]
+    )
+    tokenizer.decoder = _sentencepiece_decoder(strip=add_space)
+    return _surround(tokenizer, vocab, add_bos=True, add_eos=False)
+
+
+def merges_from_scores(vocab: Vocab) -> list[tuple[str, str]]:
+    """Ranked merges that do what merging by score does: always the pair whose token scores highest.
+
+    A token of n characters can come from n - 1 pairs, of which those count whose both halves are tokens.
+    Tokens of one score rank by id, since a converter that had no scores to write keeps the order of ids.
+    """
+    mergeable = [kind == NORMAL for kind in vocab.kinds]
+    ids = {token: i for token, i in vocab.ids.items() if mergeable[i]}
+    ranked = []
+    for token, i in ids.items():
+        for cut in range(1, len(token)):
+            left, right = ids.get(token[:cut]), ids.get(token[cut:])
+            if left is not None and right is not None:
+                ranked.append((-vocab.scores[i], i, left, right))
+    ranked.sort()
+    return [(vocab.tokens[left], vocab.tokens[right]) for _, _, left, right in ranked]
+
+
+def _unigram(vocab: Vocab) -> Tokenizer:
+    # User-defined tokens score 0: the best there is, since scores are log-probabilities.
+    scored = [
+        (token, 0.0 if kind == USER_DEFINED else score)
+        for token, kind, score in zip(vocab.tokens, vocab.kinds, vocab.scores, strict=True)
+    ]
+    has_bytes = BYTE in vocab.kinds
+    tokenizer = Tokenizer(models.Unigram(scored, vocab.special_id("unknown", 2), has_bytes))
+    tokenizer.normalizer = normalizers.Sequence(_text_normalizers(vocab))
+    add_space = vocab.flag("add_space_prefix", True)
+    spaces = pre_tokenizers.Metaspace(prepend_scheme="always" if add_space else "never", split=False)
+    tokenizer.pre_tokenizer = spaces
+    tokenizer.decoder = _sentencepiece_decoder(strip=add_space)
+    return _surround(tokenizer, vocab, add_bos=False, add_eos=True)
+
+
+def _text_normalizers(vocab: Vocab) -> list[normalizers.Normalizer]:
+    """SentencePiece's table of character replacements, then the folding of spaces, where the file has them."""
+    charsmap = vocab.charsmap()
+    steps = [normalizers.Precompiled(charsmap)] if charsmap else []
+    if vocab.flag("remove_extra_whitespaces", False):
+        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    return steps
+
+
+def _wordpiece(vocab: Vocab) -> Tokenizer:
+    ids = {_wordpiece_name(token, kind): i for i, (token, kind) in enumerate(vocab.typed_tokens())}
+    if len(ids) != len(vocab.tokens):
+        raise ModelFileError("two tokens of the GGUF's WordPiece vocabulary have the same name")
+    unknown = vocab.special_id("unknown", 100)
+    if unknown is None:
+        raise ModelFileError("the GGUF's WordPiece vocabulary has no unknown token")
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=vocab.tokens[unknown]))
+    lowercase = vocab.flag("normalizer.lowercase", True)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=vocab.flag("normalizer.strip_accents", lowercase)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    cls, sep = _bert_ends(vocab)
+    return _template(tokenizer, vocab, before=cls, after=sep)
+
+
+def _wordpiece_name(token: str, kind: int) -> str:
+    if token.startswith(SPACE):
+        return token[len(SPACE) :]
+    whole = kind != NORMAL or (len(token) > 2 and token[0] == "[" and token[-1] == "]")
+    return token if whole else "##" + token
+
+
+def _bert_ends(vocab: Vocab) -> tuple[int | None, int | None]:
+    """The ids of [CLS] and [SEP]; the specification spells the latter's key "seperator"."""
+    cls = vocab.special_id("cls", vocab.special_id("bos", 101))
+    sep = vocab.special_id("seperator", vocab.special_id("separator", vocab.special_id("eos", 102)))
+    return cls, sep
+
+
+def _sentencepiece_decoder(strip: bool) -> decoders.Decoder:
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if strip else []))
+
+
+def _unknown(vocab: Vocab) -> dict[str, str]:
+    default = next((i for i, kind in enumerate(vocab.kinds) if kind == UNKNOWN), None)
+    unknown = vocab.special_id("unknown", default)
+    return {} if unknown is None else {"unk_token": vocab.tokens[unknown]}
+
+
+def _surround(tokenizer: Tokenizer, vocab: Vocab, add_bos: bool, add_eos: bool) -> Tokenizer:
+    """Put the first and last tokens around a text, where the file (or else the kind's default) wants them."""
+    bos, eos = _bos_eos(vocab)
+    before = _wanted(vocab, "add_bos_token", add_bos and bos is not None, bos)
+    after = _wanted(vocab, "add_eos_token", add_eos and eos is not None, eos)
+    return _template(tokenizer, vocab, before, after)
+
+
+def _wanted(vocab: Vocab, key: str, default: bool, token_id: int | None) -> int | None:
+    if not vocab.flag(key, default):
+        return None
+    if token_id is None:
+        raise ModelFileError(f"the GGUF sets {key} but does not say which token that is")
+    return token_id
+
+
+def _template(tokenizer: Tokenizer, vocab: Vocab, before: int | None, after: int | None) -> Tokenizer:
+    ends = {"before": before, "after": after}
+    named = [{"id": k, "ids": [i], "tokens": [vocab.tokens[i]]} for k, i in ends.items() if i is not None]
+    if named:
+        first, last = ["before"] * (before is not None), ["after"] * (after is not None)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*first, "$A", *last], pair=[*first, "$A", "$B", *last], special_tokens=named
+        )
+    return tokenizer
+
+
+def _register_special_tokens(tokenizer: Tokenizer, vocab: Vocab) -> None:
+    """Control and unknown tokens are special; user-defined ones are found in text before all else."""
+    # Phi-3's tokenizer drops the spaces after its markers, which the file has no field for.
+    rstrip = "phi-3" in vocab.name or "phi3" in vocab.name
+    keeps = ("<unk>", "<s>", "<|endoftext|>")
+    special = [token for token, kind in vocab.typed_tokens() if kind in (CONTROL, UNKNOWN)]
+    plain = [token for token, kind in vocab.typed_tokens() if kind == USER_DEFINED]
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, rstrip=rstrip and token not in keeps) for token in special]
+    )
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in plain])
+
+
+def _bos_eos(vocab: Vocab) -> tuple[int | None, int | None]:
+    if vocab.model == "bert":
+        return _bert_ends(vocab)
+    bos, eos = {"llama": (1, 2), "t5": (None, 1)}.get(vocab.model, (None, None))
+    return vocab.special_id("bos", bos), vocab.special_id("eos", eos)
+
+
+def _special_tokens(vocab: Vocab) -> SpecialTokens:
+    bos, eos = _bos_eos(vocab)
+    roles = {
+        "bos_token": bos,
+        "eos_token": eos,
+        "unk_token": vocab.special_id("unknown", None),
+        "pad_token": vocab.special_id("padding", None),
+        "sep_token": vocab.special_id("seperator", None),
+        "mask_token": vocab.special_id("mask", None),
+    }
+    return SpecialTokens(
+        bos_id=bos,
+        eos_ids=_end_ids(vocab, eos),
+        pad_id=roles["pad_token"],
+        unk_id=roles["unk_token"],
+        names={name: vocab.tokens[i] for name, i in roles.items() if i is not None},
+    )
+
+
+def _end_ids(vocab: Vocab, eos: int | None) -> tuple[int, ...]:
+    stated = [eos, vocab.special_id("eot", None), vocab.special_id("eom", None)]
+    named = [i for i, (text, kind) in enumerate(vocab.typed_tokens()) if text in _ENDS and kind != NORMAL]
+    found = list(dict.fromkeys(i for i in stated + named if i is not None))
+    texts = {vocab.tokens[i] for i in found}
+    # Where messages end with <|end|> but turns with <|return|> or <|call|>, only the latter stop.
+    if texts & {"<|call|>", "<|calls|>"} and texts & {"<|return|>", "<|flush|>"}:
+        found = [i for i in found if vocab.tokens[i] != "<|end|>"]
+    return tuple(found)
+
+
+_BUILDERS: dict[str, Callable[[Vocab], Tokenizer]] = {
+    "gpt2": _byte_level_bpe,
+    "gemma4": _raw_bpe,
+    "llama": _sentencepiece_bpe,
+    "t5": _unigram,
+    "bert": _wordpiece,
+}

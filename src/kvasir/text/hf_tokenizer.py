@@ -1,0 +1,96 @@
+"""The tokenizer of a Hugging Face folder: tokenizer.json, or SentencePiece's tokenizer.model.
+
+tokenizer.json as the `tokenizers` library reads it is the truth about ids. The files beside it say which
+tokens begin and end a text:
+
+    tokenizer_config.json, special_tokens_map.json   the texts of bos_token, eos_token, pad_token, ...
+    generation_config.json, else config.json         eos_token_id: one id or several
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from kvasir.errors import ModelFileError
+from kvasir.text import gguf_tokenizer
+from kvasir.text.gguf_vocab import PREFIX
+from kvasir.text.library import library_errors
+from kvasir.text.sentencepiece_model import read_sentencepiece
+from kvasir.text.special_tokens import SpecialTokens
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MAX_CONFIG_BYTES = 64 << 20
+
+
+def load(folder: Path) -> tuple[Tokenizer, SpecialTokens]:
+    """Tokenizer and special tokens of the folder; `ModelFileError` where it has none or a malformed one."""
+    config = read_json(folder / "tokenizer_config.json")
+    if (folder / "tokenizer.json").is_file():
+        with library_errors("tokenizer.json cannot be read"):
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    elif (folder / "tokenizer.model").is_file():
+        tokenizer = _from_sentencepiece(folder / "tokenizer.model", config)
+    else:
+        raise ModelFileError(
+            f"no tokenizer in {folder.name}", "expected tokenizer.json or tokenizer.model (SentencePiece)"
+        )
+    # Files saved in training often cut or pad; nothing may be cut silently here.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, _special_tokens(tokenizer, folder, config)
+
+
+def _from_sentencepiece(path: Path, config: dict[str, Any]) -> Tokenizer:
+    metadata = read_sentencepiece(path)
+    for flag, default in (("add_bos_token", True), ("add_eos_token", False)):  # as Llama's class has them
+        value = config.get(flag)
+        metadata[PREFIX + flag] = value if isinstance(value, bool) else default
+    return gguf_tokenizer.build(metadata)[0]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, {} where the file is absent; `ModelFileError` where it is something else."""
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise ModelFileError(f"{path.name} has {path.stat().st_size} bytes, more than {MAX_CONFIG_BYTES}")
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path.name} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path.name} holds {type(value).__name__}, expected an object")
+    return value
+
+
+def _special_tokens(tokenizer: Tokenizer, folder: Path, config: dict[str, Any]) -> SpecialTokens:
+    merged = {**read_json(folder / "special_tokens_map.json"), **config}
+    names = {role: text for role in _ROLES if (text := _text(merged.get(role))) is not None}
+    ids = {role: tokenizer.token_to_id(text) for role, text in names.items()}
+    generation = read_json(folder / "generation_config.json") or read_json(folder / "config.json")
+    eos = [ids.get("eos_token"), *_ids(generation.get("eos_token_id"), "eos_token_id")]
+    bos = ids.get("bos_token")
+    if bos is None:
+        bos = next(iter(_ids(generation.get("bos_token_id"), "bos_token_id")), None)
+    return SpecialTokens(
+        bos_id=bos,
+        eos_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
+        pad_id=ids.get("pad_token"),
+        unk_id=ids.get("unk_token"),
+        names=names,
+    )
+
+
+def _text(token: object) -> str | None:
+    """A special token is written as its text or as an object with the text under "content"."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else None
+
+
+def _ids(value: object, key: str) -> list[int]:
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(i) is int and 0 <= i < 1 << 31 for i in ids):
+        raise ModelFileError(f"{key} of the generation config is {value!r:.80}, expected an id or a list of ids")
+    return ids

@@ -1,0 +1,23 @@
+"""What the `tokenizers` library raises, turned into what a user can act on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvasir.errors import KvasirError, ModelFileError
+
+
+@contextmanager
+def library_errors(doing: str) -> Iterator[None]:
+    """Turn any failure of the library into a `ModelFileError` that begins with `doing`.
+
+    A malformed tokenizer can make the library's Rust code panic, which arrives as a `PanicException`: a
+    `BaseException` that would otherwise end the thread. The class cannot be imported, hence the name.
+    """
+    try:
+        yield
+    except KvasirError:
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ModelFileError(f"{doing}: {error}", "the tokenizer's file is malformed") from error
+        raise

@@ -1,0 +1,109 @@
+"""A model in one GGUF file or in several: `name-00001-of-00003.gguf` and its siblings, seen as one.
+
+Source: the split files of llama.cpp (gguf-split). Parts carry `split.no` (from 0), `split.count` and
+`split.tensors.count`; the first part has the model's metadata, and each part its own tensors.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from kvasir.errors import ModelFileError
+from kvasir.weights.gguf import GGUFFile, GGUFTensor
+
+_PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_NAMED = 5  # missing parts that an error lists by name
+
+
+def split_names(name: str) -> list[str]:
+    """The file names of all parts of the model that `name` belongs to: just `name` where it is not split."""
+    match = _PART_NAME.fullmatch(name)
+    if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
+        return [name]
+    count = match["count"]
+    return [f"{match['stem']}-{number:05}-of-{count}.gguf" for number in range(1, int(count) + 1)]
+
+
+def split_paths(path: Path) -> list[Path]:
+    """The paths of all parts beside `path`. Raises `ModelFileError` naming those that are missing."""
+    paths = [path.with_name(name) for name in split_names(path.name)]
+    missing = [part.name for part in paths if not part.exists()]
+    if missing and len(paths) > 1:
+        listed = ", ".join(missing[:_NAMED]) + (" and more" if len(missing) > _NAMED else "")
+        raise ModelFileError(
+            f"{path}: {len(missing)} of the model's {len(paths)} parts are missing: {listed}",
+            "put all parts into one folder",
+        )
+    return paths
+
+
+class GGUFModel:
+    """One view over all parts of a model. `metadata` is the first part's, `tensors` are everybody's."""
+
+    def __init__(self, parts: list[GGUFFile]):
+        """Takes over `parts`, in order. Raises `ModelFileError` where they do not belong together."""
+        self.parts = parts
+        self.metadata = parts[0].metadata
+        self.tensors: dict[str, GGUFTensor] = {}
+        self._part_of: dict[str, GGUFFile] = {}
+        for number, part in enumerate(parts):
+            _check_place(part, number, len(parts))
+            for name, tensor in part.tensors.items():
+                if name in self.tensors:
+                    raise ModelFileError(f"{part.path}: tensor {name!r} is in {self.part(name).path} too")
+                self.tensors[name] = tensor
+                self._part_of[name] = part
+        expected = self.metadata.get("split.tensors.count", len(self.tensors))
+        if len(self.tensors) != expected:
+            raise ModelFileError(
+                f"{parts[0].path}: the parts hold {len(self.tensors)} tensors, expected {expected}",
+                "are all parts of the same model?",
+            )
+
+    def part(self, name: str) -> GGUFFile:
+        """The file that holds a tensor."""
+        return self._part_of[name]
+
+    def data(self, name: str) -> np.ndarray:
+        """A tensor's bytes: uint8 [rows, bytes per row], read-only view of the mapping."""
+        return self.part(name).data(name)
+
+    def drop(self, name: str) -> None:
+        """Give a tensor's pages back to the system."""
+        self.part(name).drop(name)
+
+    def close(self) -> None:
+        """Unmap all parts once their last views are gone."""
+        for part in self.parts:
+            part.close()
+
+    def __enter__(self) -> "GGUFModel":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def open_gguf(path: str | Path) -> GGUFModel:
+    """Open the model that `path` is, or is a part of. Raises `ModelFileError`."""
+    parts: list[GGUFFile] = []
+    try:
+        for part_path in split_paths(Path(path)):
+            parts.append(GGUFFile(part_path))
+        return GGUFModel(parts)
+    except BaseException:
+        for part in parts:
+            part.close()
+        raise
+
+
+def _check_place(part: GGUFFile, number: int, count: int) -> None:
+    said = part.metadata.get("split.no", 0), part.metadata.get("split.count", 1)
+    # A file that is not split may write a count of 0.
+    if said != (number, count) and not (count == 1 and said == (0, 0)):
+        raise ModelFileError(
+            f"{part.path}: by its own data this is part {said[0]} (from 0) of {said[1]}, "
+            f"by its name part {number} of {count}",
+            "give the parts back the names they came with",
+        )

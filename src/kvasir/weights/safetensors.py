@@ -1,0 +1,273 @@
+"""Safetensors files, mapped: one file, or a folder with one or with shards under an index.
+
+Source: the safetensors format (README of huggingface/safetensors, version 0.8).
+
+    length of the header u64, little-endian | header, a JSON object | the tensors' bytes
+    header: {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, ..., "__metadata__": {...}}
+
+The file is taken to be hostile: the header's length is checked before it is read, and the tensors must fill
+the rest of the file without gap or overlap, each with the bytes that its shape and dtype ask for.
+"""
+
+import re
+import struct
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.weights.json_file import parse_object, read_json
+from kvasir.weights.mapped import MappedFile, TensorInfo
+
+if TYPE_CHECKING:
+    import torch
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000  # of the format
+MAX_DIMS = 64  # of numpy and torch
+
+_SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
+
+# Bits per element, and torch's name where torch has the dtype.
+DTYPES: dict[str, tuple[int, str | None]] = {
+    "BOOL": (8, "bool"),
+    "U8": (8, "uint8"),
+    "I8": (8, "int8"),
+    "U16": (16, "uint16"),
+    "I16": (16, "int16"),
+    "U32": (32, "uint32"),
+    "I32": (32, "int32"),
+    "U64": (64, "uint64"),
+    "I64": (64, "int64"),
+    "F16": (16, "float16"),
+    "BF16": (16, "bfloat16"),
+    "F32": (32, "float32"),
+    "F64": (64, "float64"),
+    "C64": (64, "complex64"),
+    "F8_E4M3": (8, "float8_e4m3fn"),
+    "F8_E5M2": (8, "float8_e5m2"),
+    "F8_E4M3FNUZ": (8, "float8_e4m3fnuz"),
+    "F8_E5M2FNUZ": (8, "float8_e5m2fnuz"),
+    "F8_E8M0": (8, "float8_e8m0fnu"),
+    "F6_E2M3": (6, None),
+    "F6_E3M2": (6, None),
+    "F4": (4, None),
+}
+
+
+class SafetensorsFile:
+    """One mapped file. It owns the mapping; `raw` and `torch` share its memory.
+
+    `tensors` maps names to `TensorInfo`, `metadata` is the header's free-form part (strings to strings).
+    """
+
+    def __init__(self, path: str | Path):
+        """Raises `ModelFileError` where the file is missing or malformed."""
+        self._file = MappedFile(path)
+        self.path = self._file.path
+        try:
+            header, self._data_start = _read_header(self._file)
+            self.metadata = _read_metadata(self._file, header.pop("__metadata__", {}))
+            self._offsets, self.tensors = _read_entries(self._file, header, self._data_start)
+        except BaseException:
+            self.close()
+            raise
+
+    def raw(self, name: str) -> np.ndarray:
+        """A tensor's bytes: uint8 [nbytes], read-only view of the mapping."""
+        return self._file.view(self._offsets[name], self.tensors[name].nbytes)
+
+    def torch(self, name: str) -> "torch.Tensor":
+        """A tensor over the mapping's memory. Raises `UnsupportedModel` for packed 4- and 6-bit dtypes."""
+        import torch
+
+        info = self.tensors[name]
+        dtype = getattr(torch, DTYPES[info.dtype][1] or "", None)
+        if dtype is None:
+            raise UnsupportedModel(f"{self.path}: {name!r} is {info.dtype}, which torch does not have")
+        return self._file.tensor(self._offsets[name], dtype, info.shape, info.nbytes)
+
+    def drop(self, name: str) -> None:
+        """Give a tensor's pages back to the system."""
+        self._file.drop(self._offsets[name], self.tensors[name].nbytes)
+
+    def close(self) -> None:
+        """Unmap the file once the last view is gone."""
+        self._file.close()
+
+
+class SafetensorsFolder:
+    """All tensors of a model folder (or of one file), wherever they lie. Owns the mappings of its files."""
+
+    def __init__(self, path: str | Path):
+        """Raises `ModelFileError` where the folder has no weights, or shards are missing or malformed."""
+        path = Path(path)
+        self._files: list[SafetensorsFile] = []
+        self._file_of: dict[str, SafetensorsFile] = {}
+        try:
+            if path.is_dir() and (path / INDEX).exists():
+                self._open_shards(path, read_index(path))
+            else:
+                file = SafetensorsFile(weight_files(path)[0] if path.is_dir() else path)
+                self._files.append(file)
+                self._file_of = dict.fromkeys(file.tensors, file)
+        except BaseException:
+            self.close()
+            raise
+        self.metadata = {key: text for file in self._files for key, text in file.metadata.items()}
+
+    def names(self) -> list[str]:
+        """All tensors' names, file by file in the order of their headers."""
+        return list(self._file_of)
+
+    def info(self, name: str) -> TensorInfo:
+        """Shape, dtype, bytes and file of a tensor. Raises `KeyError` for a name that is not there."""
+        return self._file_of[name].tensors[name]
+
+    def raw(self, name: str) -> np.ndarray:
+        """A tensor's bytes: uint8 [nbytes], read-only view of the mapping."""
+        return self._file_of[name].raw(name)
+
+    def torch(self, name: str) -> "torch.Tensor":
+        """A tensor over the mapping's memory. Raises `UnsupportedModel` where torch lacks the dtype."""
+        return self._file_of[name].torch(name)
+
+    def drop(self, name: str) -> None:
+        """Give a tensor's pages back to the system."""
+        self._file_of[name].drop(name)
+
+    def close(self) -> None:
+        """Unmap all files once their last views are gone."""
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> "SafetensorsFolder":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _open_shards(self, folder: Path, index: dict[str, str]) -> None:
+        shards = {shard: SafetensorsFile(folder / shard) for shard in sorted(set(index.values()))}
+        self._files = list(shards.values())
+        for name, shard in index.items():
+            if name not in shards[shard].tensors:
+                raise ModelFileError(f"{folder / shard}: tensor {name!r} is not here, though {INDEX} says so")
+            self._file_of[name] = shards[shard]
+
+
+def read_index(folder: Path) -> dict[str, str]:
+    """The index of a sharded folder: tensor names to file names, all of them plain names in this folder.
+
+    Raises `ModelFileError` where the index is malformed, points outside the folder, or shards are missing.
+    """
+    index = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise ModelFileError(
+            f"{folder / INDEX}: there is no 'weight_map', expected tensor names to file names"
+        )
+    missing = []
+    for shard in sorted(set(map(str, index.values()))):
+        if not shard.endswith(".safetensors") or any(mark in shard for mark in "/\\:\0"):
+            raise ModelFileError(
+                f"{folder / INDEX}: {shard[:100]!r} is not a plain name of a .safetensors file",
+                "shards must lie in the model's own folder",
+            )
+        if not (folder / shard).is_file():
+            missing.append(shard)
+    if missing:
+        listed = ", ".join(missing[:5]) + (" and more" if len(missing) > 5 else "")
+        raise ModelFileError(f"{folder}: {len(missing)} shards are missing: {listed}", "download them too")
+    return {name: str(shard) for name, shard in index.items()}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold a folder's weights: the index's shards, or the one file.
+
+    Raises `ModelFileError` where there are none, or several without an index.
+    """
+    if (folder / INDEX).exists():
+        return [folder / shard for shard in sorted(set(read_index(folder).values()))]
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) != 1 or _SHARD_NAME.search(found[0].name):
+        names = ", ".join(path.name for path in found[:5]) or "none"
+        raise ModelFileError(
+            f"{folder}: expected {INDEX}, {SINGLE} or a single .safetensors file, found {names}",
+            "shards need their index",
+        )
+    return found
+
+
+def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
+    if file.size < 8:
+        file.refuse(f"{file.size} bytes are too few for a safetensors file")
+    (length,) = struct.unpack_from("<Q", file.map)
+    if length > min(file.size - 8, MAX_HEADER_BYTES):
+        file.refuse(
+            f"the header is said to have {length} bytes, but the file has {file.size - 8} left "
+            f"and the format allows {MAX_HEADER_BYTES}",
+            "this is not a safetensors file, or it is damaged",
+        )
+    try:
+        text = file.map[8 : 8 + length].decode()
+    except UnicodeDecodeError as error:
+        file.refuse(f"the header is not UTF-8: {error.reason}")
+    return parse_object(text, str(file.path)), 8 + length
+
+
+def _read_metadata(file: MappedFile, metadata: Any) -> dict[str, str]:
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        file.refuse("'__metadata__' is not an object of strings")
+    return metadata
+
+
+def _read_entries(
+    file: MappedFile, header: dict[str, Any], data_start: int
+) -> tuple[dict[str, int], dict[str, TensorInfo]]:
+    """The tensors' offsets in the file, and what is said of them."""
+    offsets, tensors, spans = {}, {}, []
+    for name, entry in header.items():
+        dtype, shape, (start, stop) = _read_entry(file, name, entry)
+        num_bits = prod(shape) * DTYPES[dtype][0]
+        if num_bits != (stop - start) * 8:
+            file.refuse(
+                f"tensor {name[:100]!r} has {stop - start} bytes, "
+                f"expected {num_bits / 8:g} for {dtype} of shape {shape}"
+            )
+        spans.append((start, stop))
+        offsets[name] = data_start + start
+        tensors[name] = TensorInfo(name, shape, dtype, stop - start, file.path)
+    end = 0
+    for start, stop in sorted(spans):
+        if start != end:
+            file.refuse(f"the tensors leave a gap or overlap at byte {min(start, end)} of the data")
+        end = stop
+    if end != file.size - data_start:
+        file.refuse(
+            f"the tensors fill {end} bytes, the file has {file.size - data_start}",
+            "the file is damaged or was not downloaded completely",
+        )
+    return offsets, tensors
+
+
+def _read_entry(file: MappedFile, name: str, entry: Any) -> tuple[str, tuple[int, ...], list[int]]:
+    entry = entry if isinstance(entry, dict) else {}
+    dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        file.refuse(
+            f"tensor {name[:100]!r} has dtype {str(dtype)[:100]!r}, expected one of {', '.join(DTYPES)}"
+        )
+    if not _is_sizes(shape) or len(shape) > MAX_DIMS or prod(size or 1 for size in shape) >= 2**63:
+        file.refuse(f"tensor {name[:100]!r} has a shape that is not a list of sizes, or too large")
+    if not _is_sizes(span) or len(span) != 2 or not span[0] <= span[1]:
+        file.refuse(f"tensor {name[:100]!r} has data_offsets that are not [start, stop]")
+    return dtype, tuple(shape), span
+
+
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)

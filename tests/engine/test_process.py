@@ -1,0 +1,114 @@
+"""The engine in its own process over the FakeRunner: streams, deaths, resumption, poison, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from kvasir.engine.fake import FakeEngine
+from kvasir.engine.subprocess import ProcessEngine
+from kvasir.errors import EngineDead, InvalidRequest
+from kvasir.types import FinishReason
+from tests.sched.drive import by_hand, request
+
+FAKE = {"vocab_size": 256, "num_blocks": 200, "max_rows": 16, "max_model_len": 512}
+
+
+async def collect(engine, req) -> dict[int, list[int]]:
+    answers: dict[int, list[int]] = {}
+    async for delta in engine.submit(req):
+        answers.setdefault(delta.index, []).extend(delta.token_ids)
+        assert delta.finish_reason is not FinishReason.ERROR, delta
+    return answers
+
+
+def expected(req) -> dict[int, list[int]]:
+    return dict(enumerate(by_hand(req, 256, 512)))
+
+
+@pytest.fixture(params=["inproc", "process"])
+async def engine(request):
+    engine = FakeEngine(**FAKE) if request.param == "inproc" else ProcessEngine(fake=FAKE)
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+async def test_many_streams_at_once(engine):
+    requests = [request(f"r{i}", [i, 2 * i], max_tokens=20, n=1 + i % 3, seed=i, temperature=1.0) for i in range(12)]
+    answers = await asyncio.gather(*(collect(engine, r) for r in requests))
+    assert answers == [expected(r) for r in requests]
+    await engine.check()
+    assert (await engine.stats()).blocks_used == 0
+
+
+async def test_a_refusal_reaches_its_caller_alone(engine):
+    good = asyncio.create_task(collect(engine, request("good", [1], max_tokens=30)))
+    with pytest.raises(InvalidRequest, match="context"):
+        await collect(engine, request("bad", [1] * 600))
+    assert len((await good)[0]) == 30
+
+
+async def test_leaving_early_gives_everything_back(engine):
+    stream = engine.submit(request("a", [1, 2], max_tokens=400, n=3))
+    async for _ in stream:
+        break
+    await stream.aclose()
+    other = asyncio.create_task(collect(engine, request("b", [3], max_tokens=200)))
+    await asyncio.sleep(0.02)
+    await engine.abort("b")
+    await other
+    for _ in range(100):
+        stats = await engine.stats()
+        if stats.running == stats.waiting == 0:
+            break
+        await asyncio.sleep(0.01)
+    assert stats.blocks_used == 0 and stats.aborted >= 3
+    await engine.check()
+
+
+async def test_a_killed_engine_resumes_every_stream():
+    engine = ProcessEngine(fake={**FAKE, "step_seconds": 0.005})
+    await engine.start()
+    requests = [request(f"r{i}", [i], max_tokens=60, n=1 + i % 2, seed=i, temperature=1.0) for i in range(8)]
+    tasks = [asyncio.create_task(collect(engine, r)) for r in requests]
+    await asyncio.sleep(0.15)
+    os.kill(engine.pid, signal.SIGKILL)
+    answers = await asyncio.wait_for(asyncio.gather(*tasks), 30)
+    assert answers == [expected(r) for r in requests]
+    assert engine.restarts == 1
+    assert await collect(engine, request("next", [5])) == expected(request("next", [5]))
+    await engine.check()
+    await engine.stop()
+
+
+async def test_a_poison_request_does_not_loop_and_hurts_nobody():
+    engine = ProcessEngine(fake={**FAKE, "deadly_token": 255, "step_seconds": 0.002})
+    await engine.start()
+    requests = [request(f"r{i}", [i], max_tokens=40) for i in range(4)]
+    requests = [r for r in requests if 255 not in expected(r)[0]]
+    tasks = [asyncio.create_task(collect(engine, r)) for r in requests]
+    await asyncio.sleep(0.02)
+    with pytest.raises(EngineDead, match="twice"):
+        await asyncio.wait_for(collect(engine, request("poison", [255, 1])), 30)
+    assert await asyncio.wait_for(asyncio.gather(*tasks), 30) == [expected(r) for r in requests]
+    await asyncio.wait_for(collect(engine, request("after", [9])), 30)
+    assert engine.restarts == 2
+    await engine.stop()
+
+
+async def test_the_engine_process_ends_with_its_parent():
+    engine = ProcessEngine(fake=FAKE)
+    await engine.start()
+    pid = engine.pid
+    engine._tasks[0].cancel()
+    engine._process.stdin.close()
+    for _ in range(100):
+        if engine._process.poll() is not None:
+            break
+        await asyncio.sleep(0.02)
+    assert engine._process.poll() == 0, pid
+    await engine.stop()

@@ -1,0 +1,122 @@
+"""Damaged files: whatever the bytes, readers parse them or raise `ModelFileError`, in bounded memory."""
+
+import struct
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvasir.errors import ModelFileError
+from kvasir.quant.gguf_types import dequantize
+from kvasir.weights.gguf import GGUFFile
+from kvasir.weights.safetensors import SafetensorsFile
+from tests.weights import _files as write
+
+# What a reader may use beside what the file itself takes: Python objects are larger than their bytes.
+MAX_BYTES = 2_000_000
+
+GGUF = write.small_gguf()
+SAFETENSORS = write.safetensors_bytes(
+    {
+        "__metadata__": {"format": "pt"},
+        "a": write.tensor_entry("BF16", [2, 3], 0, 12),
+        "b": write.tensor_entry("F32", [], 12, 16),
+        "c": write.tensor_entry("F8_E4M3", [0, 5], 16, 16),
+        "d": write.tensor_entry("I64", [1], 16, 24),
+    },
+    bytes(24),
+)
+
+nasty = st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**32, 2**60, 2**62, 2**63 - 1, 2**63, 2**64 - 1])
+patch = st.one_of(
+    st.binary(min_size=1, max_size=4),
+    nasty.map(lambda number: struct.pack("<Q", number)),
+    st.integers(0, 100).map(lambda number: struct.pack("<I", number)),
+)
+
+
+@st.composite
+def damaged(draw, original: bytes) -> bytes:
+    content = bytearray(original)
+    for _ in range(draw(st.integers(0, 4))):
+        position, new = draw(st.integers(0, len(content) - 1)), draw(patch)
+        content[position : position + len(new)] = new
+    cut = draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))
+    return bytes(content[:cut]) + draw(st.binary(max_size=3))
+
+
+def read_gguf(path: Path) -> None:
+    with GGUFFile(path) as file:
+        for name, tensor in file.tensors.items():
+            assert file.data(name).nbytes == tensor.nbytes
+            assert dequantize(file.data(name), tensor.ggml_type, tensor.shape).shape == tensor.shape
+
+
+def read_safetensors(path: Path) -> None:
+    file = SafetensorsFile(path)
+    for name, info in file.tensors.items():
+        assert file.raw(name).nbytes == info.nbytes
+    file.close()
+
+
+def check(read, content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "file")
+        path.write_bytes(content)
+        tracemalloc.start()
+        try:
+            read(path)
+        except ModelFileError as error:
+            assert str(path) in str(error)
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < MAX_BYTES
+
+
+@settings(max_examples=500, deadline=None)
+@given(damaged(GGUF))
+def test_damaged_gguf(content):
+    check(read_gguf, content)
+
+
+@settings(max_examples=500, deadline=None)
+@given(damaged(SAFETENSORS))
+def test_damaged_safetensors(content):
+    check(read_safetensors, content)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_after_a_valid_beginning(content):
+    check(read_gguf, b"GGUF\3\0\0\0" + content)
+    check(read_safetensors, write.safetensors_bytes(content))
+
+
+@pytest.mark.parametrize("original", [GGUF, SAFETENSORS], ids=["gguf", "safetensors"])
+def test_every_cut_is_refused(original, tmp_path):
+    read = read_gguf if original is GGUF else read_safetensors
+    needed = len(original) - (2 if original is GGUF else 0)  # the file ends with bytes of no tensor
+    for length in range(1, needed, 3):
+        (tmp_path / "cut").write_bytes(original[:length])
+        with pytest.raises(ModelFileError):
+            read(tmp_path / "cut")
+
+
+def test_counts_cost_nothing_before_they_are_checked(tmp_path):
+    """A file of 64 MB of zeros with a header that promises what just fits into it."""
+    path = tmp_path / "big"
+    np.zeros(64 << 20, np.uint8).tofile(path)
+    with path.open("r+b") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, (64 << 20) // 24 - 100, 1) + write.text("k"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelFileError, match="no zeros|comes twice|UTF-8|left|type"):
+            GGUFFile(path)
+        assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
+    finally:
+        tracemalloc.stop()
