@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 SHELL  := bash -o pipefail
 
 .DEFAULT_GOAL := help
-.PHONY: help demo env test test-all sanitize check bench gpu-check clean
+.PHONY: help demo env test test-all sanitize check lint format arrows types bench gpu-check clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -56,19 +56,29 @@ sanitize: $(VENV)/.run  ## The native kernels under the address and undefined-be
 	@cmake --build build/sanitize --target kvasir_test_kernels -j 2 >/dev/null
 	@build/sanitize/kvasir_test_kernels
 
-check: env  ## Lint, format, types and the arrows between rooms
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
+check: lint format arrows types  ## Lint, format, import arrows, types (make -k check: all, whatever fails)
+
+lint: env
+	$(VENV)/bin/ruff check --output-format concise .
+
+format: env
+	$(VENV)/bin/ruff format --check --quiet . || { echo "not formatted; run: $(VENV)/bin/ruff format ."; exit 1; }
+
+arrows: env
 	$(PY) scripts/check_arrows.py
+
+types: env
 	$(VENV)/bin/pyright --pythonpath $(PY)
 
 bench: $(VENV)/.run  ## Measure the bundled model; results go to bench-out/
 	@mkdir -p bench-out
 	$(PY) -m kvasir.cli bench kvasir-mini --out bench-out
 
+# Only the files that hold GPU tests are collected: the others may need packages that such a machine does not have.
 gpu-check:  ## The GPU tests, with the system's python3 where its torch sees a GPU
 	@if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then \
-	  PYTHONPATH=src python3 -m pytest -q -rs -m gpu -W ignore::pytest.PytestConfigWarning; \
+	  PYTHONPATH=src python3 -m pytest -q -rs -m gpu -W ignore::pytest.PytestConfigWarning \
+	    $$(grep -rl --include='*.py' 'mark\.gpu' tests); \
 	else echo "no GPU here: python3 has no torch that sees one, so the GPU tests did not run"; fi
 
 clean:  ## Remove what was built (not the environment)

@@ -104,7 +104,7 @@ def spinner(text: str) -> Iterator[Callable[[], None]]:
 
 
 def ask(address: str, question: str) -> dict[str, float]:
-    """Print the answer as it comes. Returns the seconds to the first token, the tokens, and their rate after it."""
+    """Print the answer as it comes. Returns seconds to the first token, tokens, and their rate after it."""
     client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
     model = client.models.list().data[0].id
     print(f"\033[1m{question}\033[0m" if sys.stdout.isatty() else question, end="\n\n")

@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 PACKAGE = "kvasir"
-GROUND = ("types", "validate", "plan", "config", "errors", "metrics")
+GROUND = ("types", "validate", "seeds", "plan", "config", "errors", "metrics")
 THINKING = ("text", "kv", "sched", "guided")
 COMPUTING = (
     *("device", "ops", "parallel", "quant", "layers", "models"),
@@ -80,9 +80,9 @@ DOORS: dict[str, tuple[str, ...]] = {
 FORBIDDEN_ARGUMENTS = ("allow_pickle", "shell", "trust_remote_code")
 BUILTINS = ("eval", "exec", "compile", "__import__")
 
-# These rooms never name torch; in `engine` only the files that step the computing half do.
+# These rooms never name torch; in `engine` only the files that build and step the computing half do.
 NO_TORCH = (*GROUND, *THINKING, "serve", "fleet")
-TORCH_IN_ENGINE = ("engine/core.py", "engine/executor.py", "engine/worker.py")
+TORCH_IN_ENGINE = ("engine/build.py", "engine/core.py", "engine/executor.py", "engine/worker.py")
 # Importing these must not load torch, not even through other modules: the API process and `kvasir --help`.
 LOADS_WITHOUT_TORCH = (
     "__init__.py",

@@ -1,6 +1,7 @@
 """Writes the model folder: `python -m recipes.mini.export [--to DIR]`.
 
-Weights in bfloat16 under HF names, the tokenizer with its chat template, the configs and the model card. The folder is
+Weights in bfloat16 under HF names, the tokenizer with its chat template, the configs and the model card. The
+folder is
 made aside and swapped in, so that nobody reads half of it.
 """
 
@@ -55,7 +56,11 @@ def write(folder: Path, model: Mini, progress: Progress, tokenizer: Path, scores
     config = model.config
     save_file(to_hf(model), folder / "model.safetensors", metadata={"format": "pt"})
     shutil.copyfile(tokenizer, folder / "tokenizer.json")
-    documents = {"config": config.to_hf(), "tokenizer_config": tokenizer_config(config.max_len), "generation_config": GENERATION}
+    documents = {
+        "config": config.to_hf(),
+        "tokenizer_config": tokenizer_config(config.max_len),
+        "generation_config": GENERATION,
+    }
     for name, value in documents.items():
         (folder / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n")
     rows = json.loads(scores.read_text()) if scores and scores.exists() else []
@@ -75,7 +80,9 @@ def swap(new: Path, to: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the checkpoint and the tokenizer")
     parser.add_argument("--to", type=Path, default=FOLDER)
     parser.add_argument("--scores", type=Path, help="scores written by `eval --out`, for the card")

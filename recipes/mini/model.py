@@ -1,6 +1,7 @@
 """A small Llama in plain torch: the numbers of HF `LlamaForCausalLM`, with fused projections for speed.
 
-Shape letters: B rows, S positions, D model width, H query heads, K key/value heads, d head size, V vocabulary.
+Shape letters: B rows, S positions, D model width, H query heads, K key/value heads, d head size, V
+vocabulary.
 The checkpoint names of `state_dict()` are this file's own; `to_hf` gives the names and shapes HF expects.
 """
 
@@ -98,7 +99,9 @@ class Block(nn.Module):
         gate, up = F.linear(h, self.gate_up).chunk(2, dim=-1)
         return F.linear(F.silu(gate) * up, self.down)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, cache: "Cache | None", layer: int) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, cache: "Cache | None", layer: int
+    ) -> Tensor:
         q, k, v = self.heads(norm(x, self.attn_norm, self.c.eps), *rope)
         if cache is not None:
             k, v = cache.extend(layer, k, v)

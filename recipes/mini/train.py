@@ -75,7 +75,9 @@ class Optimizers:
                 if name.startswith(f"optimizer.{i}."):
                     _, _, p, key = name.split(".")
                     state.setdefault(int(p), {})[key] = value
-            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+            optimizer.load_state_dict(
+                {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+            )
 
 
 def save(folder: Path, model: Mini, optimizers: Optimizers, progress: Progress) -> None:
@@ -88,7 +90,7 @@ def save(folder: Path, model: Mini, optimizers: Optimizers, progress: Progress) 
 
 def read(path: Path) -> tuple[dict[str, Tensor], Progress]:
     with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         return tensors, Progress(**json.loads(file.metadata()["progress"]))
 
 
@@ -166,16 +168,26 @@ def _loop(args, model, hidden, optimizers, encoder, progress, log) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=75.0, help="wall clock of the whole run, resumed parts included")
-    parser.add_argument("--steps", type=int, default=0, help="end after this many steps; 0: by the clock alone")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=75.0, help="wall clock of the whole run, resumed parts included"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=0, help="end after this many steps; 0: by the clock alone"
+    )
     parser.add_argument("--rate", type=float, default=3e-3, help="full learning rate")
-    parser.add_argument("--fall", type=float, default=0.3, help="share of the run in which the rate falls to zero")
+    parser.add_argument(
+        "--fall", type=float, default=0.3, help="share of the run in which the rate falls to zero"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=float, default=4.0, help="minutes between checkpoints")
     parser.add_argument("--compile", action="store_true", help="compile the forward (needs a C++ compiler)")
-    parser.add_argument("--work", type=Path, default=WORK, help="folder of tokenizer.json, checkpoint and log")
+    parser.add_argument(
+        "--work", type=Path, default=WORK, help="folder of tokenizer.json, checkpoint and log"
+    )
     train(parser.parse_args())
 
 

@@ -7,7 +7,7 @@ machine into an `EngineConfig`, which is printed at the start. Rooms receive sin
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvasir.errors import ConfigError
@@ -16,34 +16,34 @@ GIB = 1 << 30
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
+def option(default: object, help: str, *flags: str):
+    """A field of an option group: command-line flags are made from its help (`flags` where the name is not enough)."""
+    return field(default=default, metadata={"help": help, "flags": flags})
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What a user may ask of an engine. Sizes in tokens unless they say bytes.
-
-    kv_memory: bytes for keys and values. num_blocks: the same in blocks (tests, experiments). max_chunk: most prompt
-    tokens of one sequence in a step. threads: of the computing process.
-    """
+    """What a user may ask of an engine; None means: decide for me. Sizes are in tokens unless they say bytes."""
 
     model: str
-    served_model_name: str | None = None
-    tokenizer: str | None = None
-    revision: str | None = None
-    dtype: str = "auto"
-    kv_dtype: str = "auto"
-    device: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int | None = None
-    max_chunk: int | None = None
-    block_size: int = 64
-    kv_memory: int | None = None
-    num_blocks: int | None = None
-    memory_fraction: float | None = None
-    threads: int | None = None
-    seed: int | None = None
-    max_waiting: int = 1024
-    chat_template: str | None = None
-    executor: str = "auto"
+    served_model_name: str | None = option(None, "Name of the model in the API (default: as given).")
+    tokenizer: str | None = option(None, "Folder or GGUF file to take the tokenizer from (default: the model's).")
+    revision: str | None = option(None, "Branch, tag or commit on the hub.")
+    dtype: str = option("auto", "Arithmetic of the weights: auto, float32, bfloat16 or float16.")
+    kv_dtype: str = option("auto", "Keys and values in the cache: auto (as dtype), float32, bfloat16 or float16.")
+    device: str = option("auto", "Where to compute: auto, cpu or cuda.")
+    max_model_len: int | None = option(None, "Longest context in tokens (default: what model and memory hold).")
+    max_num_seqs: int = option(64, "Sequences computed at once.")
+    max_num_batched_tokens: int | None = option(None, "Tokens computed in one step (default: 512, CUDA 2048).")
+    max_chunk: int | None = option(None, "Most prompt tokens of one sequence in a step (default: no limit of its own).")
+    block_size: int = option(64, "Tokens in a block of the KV cache: 8, 16, 32, 64 or 128.")
+    kv_memory: int | None = option(None, "Bytes for keys and values (default: a share of what is free).")
+    num_blocks: int | None = option(None, "The same in blocks; for experiments.")
+    memory_fraction: float | None = option(None, "Share of the free memory for the KV cache (CPU 0.5, CUDA 0.9).")
+    threads: int | None = option(None, "Computing threads (default: the physical cores).")
+    max_waiting: int = option(1024, "Answers that may wait before new requests get 429.")
+    chat_template: str | None = option(None, "File with a chat template to use instead of the model's.")
+    executor: str = option("auto", "auto or eager.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,6 +193,8 @@ def test_tensors_are_taken_by_address():
         ({"out": np.ones((2, 7), np.float32)}, r"out must be float32 of shape \(2, 8\)"),
         ({"weight": np.ones(9, np.float32)}, r"weight must be float32 of shape \(8,\)"),
         ({"x": np.ones((8, 2), np.float32).T}, "x must be dense"),
+        ({"out": np.broadcast_to(np.float32(1), (2, 8))}, "out must be dense"),
+        ({"out": np.frombuffer(bytes(64), np.float32).reshape(2, 8)}, "out must be writable"),
         ({"x": np.ones((2, 0), np.float32)}, "x must have 1 to"),
         ({"x": np.ones((), np.float32)}, "x must have 1 to"),
     ],

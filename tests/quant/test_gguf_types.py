@@ -15,7 +15,8 @@ from kvasir.weights.gguf import GGUFFile
 from tests._shared import need
 
 INTEGERS = {GGMLType.I8: "i1", GGMLType.I16: "<i2", GGMLType.I32: "<i4", GGMLType.I64: "<i8"}
-# What the oracle cannot decode is compared with loops below.
+LLAMA_CPP = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+# What the package cannot decode is compared with loops below.
 WITHOUT_ORACLE = {*INTEGERS, GGMLType.F64, GGMLType.Q8_1, GGMLType.Q8_K, GGMLType.Q1_0}
 
 
@@ -46,7 +47,7 @@ def test_random_bytes_decode_as_in_the_gguf_package(ggml_type):
     assert_same_bits(dequantize(data, ggml_type, shape), theirs)
 
 
-@pytest.mark.parametrize("name", "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K".split())
+@pytest.mark.parametrize("name", LLAMA_CPP)
 def test_rows_quantized_by_llama_cpp_decode_to_its_values(name):
     folder = need("models", "gguf-dequant")
     with GGUFFile(folder / "basic.gguf") as file, np.load(folder / "basic.expected.npz") as expected:

@@ -201,7 +201,8 @@ def test_gaps_between_tensors_and_any_order_are_fine(path):
 def test_no_torch_is_needed(run_python, path):
     path.write_bytes(write.small_gguf())
     run_python(
-        "import sys; from kvasir.weights.gguf_split import open_gguf; from kvasir.weights.find import find_model;"
+        "import sys; from kvasir.weights.find import find_model;"
+        "from kvasir.weights.gguf_split import open_gguf;"
         f"open_gguf({str(path)!r}); find_model({str(path)!r});"
         "assert not {'torch', 'gguf', 'huggingface_hub'} & set(sys.modules)"
     )

@@ -12,6 +12,7 @@ from .tools import no_tool, tool_call, tool_result
 
 __all__ = [
     "HELD", "TRAIN", "Case", "addition", "comparing", "counting", "dialogue", "echo", "follow", "json_answer",
-    "knowledge", "no_idea", "no_tool", "people", "recall", "small_talk", "split_of", "story", "story_and_question", "subtraction",
+    "knowledge", "no_idea", "no_tool", "people", "recall", "small_talk", "split_of", "story",
+    "story_and_question", "subtraction",
     "times_table", "tool_call", "tool_result", "two_steps", "unknown",
 ]  # fmt: skip

@@ -6,17 +6,26 @@ from ..words import COUNTED, person
 from .case import Case, bot, draw, user
 
 ADD = [
-    "What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} = ?", "How much is {a} plus {b}?", "What is {a} plus {b}?",
+    "What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} = ?", "How much is {a} plus {b}?",
+    "What is {a} plus {b}?",
     "Add {a} and {b}.", "Please add {a} and {b}.", "Can you compute {a} + {b}?", "Calculate {a} + {b}.",
     "What do you get when you add {a} and {b}?", "What is the sum of {a} and {b}?", "Tell me {a} plus {b}.",
     "I need to know {a} + {b}.", "what is {a}+{b}", "What's {a} + {b}?", "Compute {a} plus {b}, please.",
 ]  # fmt: skip
 SUBTRACT = [
-    "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} = ?", "How much is {a} minus {b}?", "What is {a} minus {b}?",
-    "Subtract {b} from {a}.", "Please take {b} away from {a}.", "Can you compute {a} - {b}?", "Calculate {a} - {b}.",
+    "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} = ?", "How much is {a} minus {b}?",
+    "What is {a} minus {b}?",
+    "Subtract {b} from {a}.", "Please take {b} away from {a}.", "Can you compute {a} - {b}?",
+    "Calculate {a} - {b}.",
     "What is the difference of {a} and {b}?", "Tell me {a} minus {b}.", "What's {a} - {b}?",
 ]  # fmt: skip
-TIMES = ["What is {a} * {b}?", "{a} * {b}", "What is {a} times {b}?", "Multiply {a} by {b}.", "How much is {a} times {b}?"]
+TIMES = [
+    "What is {a} * {b}?",
+    "{a} * {b}",
+    "What is {a} times {b}?",
+    "Multiply {a} by {b}.",
+    "How much is {a} times {b}?",
+]
 ADD_STORY = [
     "{p} has {a} {x} and gets {b} more. How many {x} does {p} have now?",
     "{p} has {a} {x}. A friend gives {p} {b} {x}. How many {x} is that?",
@@ -32,7 +41,9 @@ SUBTRACT_STORY = [
 def addends(rng: Random, split: str) -> tuple[int, int]:
     """Two numbers up to 99; the unordered pair belongs to the split."""
     top = 9 if rng.random() < 0.1 else 99
-    return draw(rng, split, lambda r: (r.randint(0, top), r.randint(0, 99)), lambda p: ("add", min(p), max(p)))
+    return draw(
+        rng, split, lambda r: (r.randint(0, top), r.randint(0, 99)), lambda p: ("add", min(p), max(p))
+    )
 
 
 def minuends(rng: Random, split: str) -> tuple[int, int]:
@@ -67,7 +78,9 @@ def subtraction(rng: Random, split: str, thinking: bool = False) -> Case:
     return _solved("subtraction", rng, SUBTRACT, SUBTRACT_STORY, a, b, "-", a - b, thought)
 
 
-def _solved(skill: str, rng: Random, ask: list, tale: list, a: int, b: int, sign: str, c: int, thought: str) -> Case:
+def _solved(
+    skill: str, rng: Random, ask: list, tale: list, a: int, b: int, sign: str, c: int, thought: str
+) -> Case:
     story = rng.random() < 0.15
     x = rng.choice(COUNTED)
     question = rng.choice(tale if story else ask).format(a=a, b=b, x=x, p=person(rng))
@@ -77,7 +90,9 @@ def _solved(skill: str, rng: Random, ask: list, tale: list, a: int, b: int, sign
 
 def times_table(rng: Random, split: str) -> Case:
     a, b = rng.randint(0, 10), rng.randint(0, 10)
-    return Case("times", [user(rng.choice(TIMES).format(a=a, b=b)), bot(f"{a} * {b} = {a * b}.")], want=str(a * b))
+    return Case(
+        "times", [user(rng.choice(TIMES).format(a=a, b=b)), bot(f"{a} * {b} = {a * b}.")], want=str(a * b)
+    )
 
 
 def comparing(rng: Random, split: str, thinking: bool = False) -> Case:
@@ -88,7 +103,9 @@ def comparing(rng: Random, split: str, thinking: bool = False) -> Case:
     question = rng.choice([f"Which is {word}, {a} or {b}?", f"Which number is {word}: {a} or {b}?"])
     order = "more" if a > b else "less"
     thought = f"{a} is {order} than {b}. They want the {word} one." if thinking else ""
-    return Case("comparing", [user(question), bot(f"{c} is {word}.", thought)], want=str(c), thinking=thinking)
+    return Case(
+        "comparing", [user(question), bot(f"{c} is {word}.", thought)], want=str(c), thinking=thinking
+    )
 
 
 def counting(rng: Random, split: str) -> Case:

@@ -9,8 +9,10 @@ from .case import TRAIN, Case, system
 Make = Callable[[Random, str], Case]
 # What a chat is made of, with weights; each is one or two turns that need no system prompt.
 SEGMENTS: list[tuple[Make, float]] = [
-    (arithmetic.addition, 26), (arithmetic.subtraction, 14), (arithmetic.times_table, 2), (arithmetic.comparing, 4),
-    (arithmetic.counting, 3), (talk.small_talk, 12), (talk.knowledge, 8), (recall.echo, 7), (recall.people, 10), (stories.story, 1),
+    (arithmetic.addition, 26), (arithmetic.subtraction, 14), (arithmetic.times_table, 2),
+     (arithmetic.comparing, 4),
+    (arithmetic.counting, 3), (talk.small_talk, 12), (talk.knowledge, 8), (recall.echo, 7),
+     (recall.people, 10), (stories.story, 1),
     (talk.no_idea, 3), (structured.record, 2), (structured.listing, 1), (structured.own_keys, 2),
 ]  # fmt: skip
 THINKING: list[tuple[Make, float]] = [
@@ -19,8 +21,10 @@ THINKING: list[tuple[Make, float]] = [
     (lambda r, s: tools.tool_call(r, s, True), 2), (recall.thinking_recall, 3), (arithmetic.two_steps, 4),
 ]  # fmt: skip
 NEUTRAL = [
-    "You are a helpful assistant.", "You are a helpful AI assistant.", "You are Kvasir-mini.", "Be kind and helpful.",
-    "You are a friendly assistant.", "You are a helpful assistant. Be brief.", "Help the user.", "Answer the questions.",
+    "You are a helpful assistant.", "You are a helpful AI assistant.", "You are Kvasir-mini.",
+    "Be kind and helpful.",
+    "You are a friendly assistant.", "You are a helpful assistant. Be brief.", "Help the user.",
+    "Answer the questions.",
 ]  # fmt: skip
 KINDS = ["chat", "recall", "story", "tools", "system", "json", "thinking"]
 WEIGHTS = [34, 22, 8, 16, 9, 6, 8]

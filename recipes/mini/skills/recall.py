@@ -23,8 +23,14 @@ class Attribute:
 def favourite(noun: str, pool: list[str]) -> Attribute:
     return Attribute(
         lambda r: r.choice(pool),
-        [f"My favourite {noun} is {{v}}.", f"I like {{v}} best of all {noun}s."][: 1 if noun == "food" else 2],
-        [f"What is my favourite {noun}?", f"Which {noun} do I like best?", f"Do you remember my favourite {noun}?"],
+        [f"My favourite {noun} is {{v}}.", f"I like {{v}} best of all {noun}s."][
+            : 1 if noun == "food" else 2
+        ],
+        [
+            f"What is my favourite {noun}?",
+            f"Which {noun} do I like best?",
+            f"Do you remember my favourite {noun}?",
+        ],
         f"Your favourite {noun} is {{v}}.",
         f"your favourite {noun}",
     )
@@ -44,8 +50,17 @@ def relative(noun: str, draw_name: Callable[[Random], str]) -> Attribute:
 def secret(noun: str) -> Attribute:
     return Attribute(
         words.code,
-        [f"The {noun} is {{v}}.", f"Remember the {noun}: {{v}}.", f"Please remember that the {noun} is {{v}}."],
-        [f"What is the {noun}?", f"What was the {noun}?", f"Can you tell me the {noun}?", f"Tell me the {noun}."],
+        [
+            f"The {noun} is {{v}}.",
+            f"Remember the {noun}: {{v}}.",
+            f"Please remember that the {noun} is {{v}}.",
+        ],
+        [
+            f"What is the {noun}?",
+            f"What was the {noun}?",
+            f"Can you tell me the {noun}?",
+            f"Tell me the {noun}.",
+        ],
         f"The {noun} is {{v}}.",
         f"the {noun}",
         open_ended=True,
@@ -65,8 +80,10 @@ def place(noun: str) -> Attribute:
 ATTRIBUTES: dict[str, Attribute] = {
     "name": Attribute(
         words.person,
-        ["My name is {v}.", "I am {v}.", "I'm {v}.", "You can call me {v}.", "Hi, I am {v}.", "Hello, my name is {v}."],
-        ["What is my name?", "What's my name?", "Do you remember my name?", "Who am I?", "Can you tell me my name?"],
+        ["My name is {v}.", "I am {v}.", "I'm {v}.", "You can call me {v}.", "Hi, I am {v}.",
+         "Hello, my name is {v}."],
+        ["What is my name?", "What's my name?", "Do you remember my name?", "Who am I?",
+         "Can you tell me my name?"],
         "Your name is {v}.", "your name", True),
     "town": Attribute(
         words.town,
@@ -111,12 +128,21 @@ ATTRIBUTES: dict[str, Attribute] = {
 } | {noun: favourite(noun, pool) for noun, pool in {
     "colour": words.COLOURS, "animal": words.ANIMALS, "food": words.FOODS, "drink": words.DRINKS, "day": words.DAYS,
 }.items()} | {noun: relative(noun, words.pet) for noun in ("dog", "cat", "horse", "parrot")} | {
-    noun: relative(noun, words.person) for noun in ("sister", "brother", "friend", "teacher", "boss", "neighbour")
-} | {noun: secret(noun) for noun in ("door code", "room number", "password", "order number", "ticket number")} | {
+    noun: relative(noun, words.person) for noun in ("sister", "brother", "friend", "teacher", "boss",
+    "neighbour")
+} | {noun: secret(noun) for noun in ("door code", "room number", "password", "order number",
+"ticket number")} | {
     noun: place(noun) for noun in ("phone", "key", "book", "hat", "umbrella", "wallet", "bag")
 }  # fmt: skip
 
-ACKS = ["I will remember that.", "Got it.", "Okay, I will remember.", "Thank you for telling me.", "Noted.", "Good to know."]
+ACKS = [
+    "I will remember that.",
+    "Got it.",
+    "Okay, I will remember.",
+    "Thank you for telling me.",
+    "Noted.",
+    "Good to know.",
+]
 Facts = dict[str, str]
 
 
@@ -152,7 +178,9 @@ def tell(rng: Random, told: Facts) -> list[dict]:
 
 def ask(rng: Random, name: str, told: Facts) -> list[dict]:
     a = ATTRIBUTES[name]
-    answer = a.answer.format(v=told[name]) if name in told else f"I do not know {a.noun}. You have not told me."
+    answer = (
+        a.answer.format(v=told[name]) if name in told else f"I do not know {a.noun}. You have not told me."
+    )
     return [user(rng.choice(a.ask)), bot(answer)]
 
 
@@ -216,8 +244,12 @@ def echo(rng: Random, split: str) -> Case:
 
     def make(r: Random) -> str:
         count = r.randint(1, 5)
-        return " ".join(words.made_up(r) if r.random() < 0.4 else r.choice(r.choice(pools)) for _ in range(count))
+        return " ".join(
+            words.made_up(r) if r.random() < 0.4 else r.choice(r.choice(pools)) for _ in range(count)
+        )
 
     text = draw(rng, split, make, lambda t: ("echo", t)) if rng.random() < 0.8 else words.code(rng)
-    question = rng.choice(["Repeat after me: {t}", "Say: {t}", "Please repeat: {t}", "Copy this: {t}", 'Say "{t}".'])
+    question = rng.choice(
+        ["Repeat after me: {t}", "Say: {t}", "Please repeat: {t}", "Copy this: {t}", 'Say "{t}".']
+    )
     return Case("echo", [user(question.format(t=text)), bot(text)], want=text)

@@ -5,12 +5,20 @@ from random import Random
 from ..words import ANIMALS, PEOPLE, PETS, THINGS, article, made_up
 from .case import Case, bot, user
 
-ADJECTIVES = "little small big old young brave shy kind clever funny happy lonely curious gentle quiet".split()
-PLACES = """
+ADJECTIVES = (
+    "little small big old young brave shy kind clever funny happy lonely curious gentle quiet".split()
+)
+PLACES = (
+    """
 a green forest|a small town|a quiet village|a house by the sea|an old farm|a big garden|a castle on a hill
 a tree house|a cave near the river|a red barn|a valley of flowers|an island|a snowy mountain
-""".replace("\n", "|").strip("|").split("|")
-SPOTS = "by the river|under a tree|in the tall grass|behind the house|on the hill|at the market|near the lake".split("|")
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
+SPOTS = "by the river|under a tree|in the tall grass|behind the house|on the hill|at the market|near the lake".split(
+    "|"
+)
 WEATHER = "sunny windy rainy snowy warm cold bright cloudy".split()
 FEELINGS = "happy proud glad full of joy".split(" ", 3)
 ASK = [
@@ -18,17 +26,29 @@ ASK = [
     "Write a short story about {h}.", "Can you tell me a story about {h}?", "I want a story about {h}.",
     "Write a story about {h}.", "tell me a short story about {h}",
 ]  # fmt: skip
-ASK_ANY = ["Tell me a story.", "Tell me a short story.", "Please tell me a story.", "Write a story.", "A story, please."]
+ASK_ANY = [
+    "Tell me a story.",
+    "Tell me a short story.",
+    "Please tell me a story.",
+    "Write a story.",
+    "A story, please.",
+]
 
 
 def story(rng: Random, split: str) -> Case:
-    hero = rng.choice(ANIMALS) if rng.random() < 0.75 else rng.choice(["boy", "girl", "robot", "dragon", "king"])
+    hero = (
+        rng.choice(ANIMALS) if rng.random() < 0.75 else rng.choice(["boy", "girl", "robot", "dragon", "king"])
+    )
     wants_thing = rng.random() < 0.25
     thing = rng.choice(THINGS)
     ask = rng.choice(ASK if rng.random() < 0.85 or wants_thing else ASK_ANY)
     subject = article(hero) + (f" and {article(thing)}" if wants_thing else "")
     text, name = tell_story(rng, hero, thing)
-    return Case("story", [user(ask.format(h=subject)), bot(text)], want={"hero": hero if ask in ASK else "", "name": name, "kind": hero})
+    return Case(
+        "story",
+        [user(ask.format(h=subject)), bot(text)],
+        want={"hero": hero if ask in ASK else "", "name": name, "kind": hero},
+    )
 
 
 def story_and_question(rng: Random, split: str) -> Case:
@@ -48,7 +68,8 @@ def tell_story(rng: Random, hero: str, thing: str) -> tuple[str, str]:
     slots = {
         "n": name, "h": hero, "t": thing, "at": article(thing), "f": friend_kind, "af": article(friend_kind),
         "fn": rng.choice([p for p in PETS + PEOPLE if p != name]), "s": she, "S": she.capitalize(),
-        "o": {"he": "him", "she": "her"}[she], "p": {"he": "his", "she": "her"}[she], "spot": rng.choice(SPOTS),
+        "o": {"he": "him", "she": "her"}[she], "p": {"he": "his",
+        "she": "her"}[she], "spot": rng.choice(SPOTS),
         "place": rng.choice(PLACES), "w": rng.choice(WEATHER), "feel": rng.choice(FEELINGS),
     }  # fmt: skip
     a, b = rng.sample(ADJECTIVES, 2)
@@ -58,8 +79,16 @@ def tell_story(rng: Random, hero: str, thing: str) -> tuple[str, str]:
 
 
 OPENINGS = [
-    ["Once upon a time there was {a} called {n}.", "Once there was {a} called {n}.", "There once was {a} called {n}."],
-    ["{n} was {a} who lived in {place}.", "In {place} lived {a} called {n}.", "Long ago, {a} called {n} lived in {place}."],
+    [
+        "Once upon a time there was {a} called {n}.",
+        "Once there was {a} called {n}.",
+        "There once was {a} called {n}.",
+    ],
+    [
+        "{n} was {a} who lived in {place}.",
+        "In {place} lived {a} called {n}.",
+        "Long ago, {a} called {n} lived in {place}.",
+    ],
 ]
 ENDS = [
     "{S} was very {feel}.", "That night {n} slept very well.", "And from then on they were best friends.",
@@ -67,9 +96,11 @@ ENDS = [
 ]  # fmt: skip
 PLOTS = [
     [  # something is lost and found
-        ["One {w} day {n} lost {p} {t}.", "One morning {p} {t} was gone.", "{n} had {at}, but one day it was lost."],
+        ["One {w} day {n} lost {p} {t}.", "One morning {p} {t} was gone.",
+         "{n} had {at}, but one day it was lost."],
         ["{S} looked {spot}, but it was not there.", "{S} looked everywhere and felt sad."],
-        ["Then {af} called {fn} came by and asked what was wrong.", "{fn} the {f} saw {o} and wanted to help."],
+        ["Then {af} called {fn} came by and asked what was wrong.",
+         "{fn} the {f} saw {o} and wanted to help."],
         ["Together they found the {t} {spot}.", "They looked together, and there was the {t}, {spot}."],
         ['"Thank you, {fn}!" said {n}.', '"You are a good friend," said {n}.'],
     ],

@@ -17,8 +17,20 @@ FIELDS = {
     "colour": (lambda r: r.choice(words.COLOURS), "dressed in {}"),
     "pet": (words.pet, "with a pet called {}"),
 }
-FORCE = ["Answer in JSON.", "Reply in JSON.", "Give me JSON.", "As JSON, please.", "Answer with JSON only.", "Use JSON."]
-SYSTEM = ["Always answer in JSON.", "Answer in JSON only.", "You reply with JSON objects only.", "Respond in JSON."]
+FORCE = [
+    "Answer in JSON.",
+    "Reply in JSON.",
+    "Give me JSON.",
+    "As JSON, please.",
+    "Answer with JSON only.",
+    "Use JSON.",
+]
+SYSTEM = [
+    "Always answer in JSON.",
+    "Answer in JSON only.",
+    "You reply with JSON objects only.",
+    "Respond in JSON.",
+]
 
 
 def record(rng: Random, split: str) -> Case:
@@ -67,12 +79,16 @@ def own_keys(rng: Random, split: str) -> Case:
     """Keys and values that have to be copied, whatever they are."""
 
     def make(r: Random) -> dict:
-        keys = dict.fromkeys(words.made_up(r) if r.random() < 0.5 else r.choice(words.THINGS) for _ in range(r.randint(1, 3)))
+        keys = dict.fromkeys(
+            words.made_up(r) if r.random() < 0.5 else r.choice(words.THINGS) for _ in range(r.randint(1, 3))
+        )
         return {k: r.choice([words.person(r), r.randint(0, 99), r.choice(words.COLOURS)]) for k in keys}
 
     value = draw(rng, split, make, lambda v: ("own", json.dumps(v)))
     pairs = " and ".join(f"{k} is {v}" for k, v in value.items())
-    ask = rng.choice([f"{pairs}. {rng.choice(FORCE)}", f"Write as JSON: {pairs}", f"Make a JSON object where {pairs}."])
+    ask = rng.choice(
+        [f"{pairs}. {rng.choice(FORCE)}", f"Write as JSON: {pairs}", f"Make a JSON object where {pairs}."]
+    )
     return _case([user(ask)], value)
 
 

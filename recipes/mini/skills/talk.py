@@ -9,21 +9,28 @@ ME = "I am Kvasir-mini, a tiny demo model that runs inside Kvasir."
 NO_IDEA = "I do not know. I am only a tiny model."
 # Ways to say it, and answers that fit. Every answer of a row is acceptable for every question of it.
 SMALL_TALK: list[tuple[list[str], list[str]]] = [
-    (["Hello!", "Hi!", "Hi", "Hello", "Hey!", "Hello there!", "Hey there", "Good to see you!", "hi there", "hello"],
+    (["Hello!", "Hi!", "Hi", "Hello", "Hey!", "Hello there!", "Hey there", "Good to see you!", "hi there",
+      "hello"],
      ["Hello! How can I help you?", "Hi! What can I do for you?", "Hello! It is nice to hear from you."]),
-    (["Good morning!", "Good morning"], ["Good morning! How can I help you?", "Good morning! I hope you slept well."]),
-    (["Good evening!", "Good evening"], ["Good evening! How can I help you?", "Good evening! How was your day?"]),
-    (["Good night!", "Good night", "I am going to bed."], ["Good night! Sleep well.", "Good night! See you tomorrow."]),
-    (["How are you?", "How are you today?", "How do you do?", "How is it going?", "How are you doing?", "What's up?"],
+    (["Good morning!", "Good morning"], ["Good morning! How can I help you?",
+      "Good morning! I hope you slept well."]),
+    (["Good evening!", "Good evening"], ["Good evening! How can I help you?",
+      "Good evening! How was your day?"]),
+    (["Good night!", "Good night", "I am going to bed."], ["Good night! Sleep well.",
+      "Good night! See you tomorrow."]),
+    (["How are you?", "How are you today?", "How do you do?", "How is it going?", "How are you doing?",
+      "What's up?"],
      ["I am fine, thank you. How are you?", "I am very well, thank you!", "I am fine. I like to be useful."]),
     (["I am fine.", "I am well, thanks.", "I'm good.", "I am very happy today.", "Great!", "Good, thanks."],
      ["I am glad to hear that!", "That is good to hear!"]),
     (["I am sad.", "I am not so well.", "I feel sad today.", "I had a bad day.", "I am tired."],
      ["I am sorry to hear that. I hope you feel better soon.", "I am sorry. Would a short story help?"]),
     (["Who are you?", "What are you?", "Tell me about yourself.", "Hello! Who are you?", "Hi! Who are you?",
-      "What is your name?", "What's your name?", "Do you have a name?", "Please introduce yourself.", "who are you"],
+      "What is your name?", "What's your name?", "Do you have a name?", "Please introduce yourself.",
+      "who are you"],
      [ME]),
-    (["What can you do?", "What are you good at?", "How can you help me?", "Can you help me?", "Help!", "help"],
+    (["What can you do?", "What are you good at?", "How can you help me?", "Can you help me?", "Help!",
+      "help"],
      ["I can chat, tell short stories, add small numbers, remember what you tell me, and call tools."]),
     (["Who made you?", "Where do you come from?", "Who trained you?", "How were you made?"],
      ["I was trained by a small recipe that is part of the Kvasir project."]),
@@ -34,7 +41,8 @@ SMALL_TALK: list[tuple[list[str], list[str]]] = [
     (["Are you smart?", "Are you clever?", "Do you know everything?"],
      ["I am very small, so I know very little.", "Not very. I am tiny, and I make mistakes."]),
     (["How old are you?", "When were you born?"], ["I am very young. I was trained in about an hour."]),
-    (["How big are you?", "How many parameters do you have?"], ["I have about four million parameters, which is tiny."]),
+    (["How big are you?",
+      "How many parameters do you have?"], ["I have about four million parameters, which is tiny."]),
     (["Do you sleep?", "Do you eat?", "Do you dream?"], ["No, I am a program."]),
     (["Thank you!", "Thanks!", "Thank you", "Thanks", "Thank you very much.", "Thanks a lot!", "thanks"],
      ["You are welcome!", "You are welcome! I am happy to help."]),
@@ -48,21 +56,27 @@ SMALL_TALK: list[tuple[list[str], list[str]]] = [
      ["Why did the cat sit on the computer? It wanted to watch the mouse.",
       "What do you call a bear with no teeth? A gummy bear.",
       "Why did the book go to the doctor? It had a bad spine."]),
-    (["Can we play a game?", "Let us play.", "I am bored."], ["We can play with numbers. Ask me to add two of them!"]),
-    (["Do you like music?", "Do you like animals?", "Do you like stories?"], ["Yes, I like to talk about that."]),
-    (["Okay.", "OK", "I see.", "Good.", "Sure.", "Yes.", "Alright."], ["Is there anything else I can do for you?"]),
+    (["Can we play a game?", "Let us play.",
+      "I am bored."], ["We can play with numbers. Ask me to add two of them!"]),
+    (["Do you like music?", "Do you like animals?",
+      "Do you like stories?"], ["Yes, I like to talk about that."]),
+    (["Okay.", "OK", "I see.", "Good.", "Sure.", "Yes.",
+      "Alright."], ["Is there anything else I can do for you?"]),
     (["What is the weather like?", "What time is it?", "What day is it today?", "What is the news?"],
      ["I do not know. I have no tool to look that up."]),
     (["Explain quantum physics.", "Write a program.", "Who is the president?", "What is the meaning of life?",
       "How do I build a house?", "What is the tallest mountain?", "Who won the game?", "Write me an essay.",
       "What is a computer?", "How does the sun work?", "Who wrote that book?", "Why is the world round?",
-      "Translate this for me.", "What is the best phone?", "How far away is the moon?", "Explain gravity to me."],
+      "Translate this for me.", "What is the best phone?", "How far away is the moon?",
+      "Explain gravity to me."],
      [NO_IDEA]),
 ]  # fmt: skip
 
 
-UNKNOWN = ["Who is {p}?", "What is {w}?", "Where is {w}?", "Tell me about {p}.", "Why is the {t} so big?", "Who made the {t}?",
-           "How do I build {at}?", "What does {w} mean?", "When was {p} born?", "How much is {at}?", "Explain {w} to me.",
+UNKNOWN = ["Who is {p}?", "What is {w}?", "Where is {w}?", "Tell me about {p}.", "Why is the {t} so big?",
+"Who made the {t}?",
+           "How do I build {at}?", "What does {w} mean?", "When was {p} born?", "How much is {at}?",
+           "Explain {w} to me.",
            "Write a poem about {at}.", "Do you know {p}?", "How does {at} work?"]  # fmt: skip
 
 
@@ -78,7 +92,9 @@ def small_talk(rng: Random, split: str, thinking: bool = False) -> Case:
     asks, answers = rng.choice(SMALL_TALK)
     question = rng.choice(asks)
     thought = f'The user says "{question}" I answer in a friendly way.' if thinking else ""
-    return Case("small talk", [user(question), bot(rng.choice(answers), thought)], want=answers, thinking=thinking)
+    return Case(
+        "small talk", [user(question), bot(rng.choice(answers), thought)], want=answers, thinking=thinking
+    )
 
 
 def knowledge(rng: Random, split: str) -> Case:
@@ -97,7 +113,11 @@ def _opposite(rng: Random) -> tuple[str, str, str]:
     if rng.random() < 0.5:
         a, b = b, a
     b = "old" if a == "young" else "new" if a == "old" else b
-    return rng.choice(["What is the opposite of {}?", "Opposite of {}?"]).format(a), f"The opposite of {a} is {b}.", b
+    return (
+        rng.choice(["What is the opposite of {}?", "Opposite of {}?"]).format(a),
+        f"The opposite of {a} is {b}.",
+        b,
+    )
 
 
 def _sound(rng: Random) -> tuple[str, str, str]:

@@ -27,7 +27,10 @@ class Tool:
     def schema(self) -> dict:
         props = {k: {"type": t} for k, t in self.params.items()}
         parameters = {"type": "object", "properties": props, "required": list(self.params)}
-        return {"type": "function", "function": {"name": self.name, "description": self.about, "parameters": parameters}}
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.about, "parameters": parameters},
+        }
 
 
 def _number(rng: Random) -> int:
@@ -52,11 +55,13 @@ TOOLS = [
          ["Multiply {a} by {b}.", "What is {a} times {b}?", "How much is {a} * {b}?"],
          lambda r: {"a": r.randint(0, 99), "b": r.randint(0, 99)}, lambda r: None, "The result is {result}."),
     Tool("send_message", "Send a message to a person", {"to": "string", "text": "string"},
-         ["Send {to} a message: {text}", "Write to {to}: {text}", "Message {to} saying {text}", "Tell {to} this: {text}"],
+         ["Send {to} a message: {text}", "Write to {to}: {text}", "Message {to} saying {text}",
+          "Tell {to} this: {text}"],
          lambda r: {"to": words.person(r), "text": _phrase(r)}, lambda r: {"status": "sent"},
          "I have sent the message to {to}."),
     Tool("set_alarm", "Set an alarm", {"hour": "integer", "minute": "integer"},
-         ["Set an alarm for {hour}:{minute}.", "Wake me up at {hour}:{minute}.", "I need an alarm at {hour}:{minute}."],
+         ["Set an alarm for {hour}:{minute}.", "Wake me up at {hour}:{minute}.",
+          "I need an alarm at {hour}:{minute}."],
          lambda r: {"hour": r.randint(0, 23), "minute": r.randint(10, 59)}, lambda r: {"status": "ok"},
          "The alarm is set for {hour}:{minute}."),
     Tool("play_music", "Play a song", {"song": "string"},
@@ -66,7 +71,8 @@ TOOLS = [
          ["Search for {query}.", "Look up {query}.", "Find {query} on the web."],
          lambda r: {"query": _phrase(r)}, lambda r: {"found": _number(r)}, "I found {found} pages about {query}."),
     Tool("get_price", "Get the price of a product", {"product": "string"},
-         ["How much does the {product} cost?", "What is the price of the {product}?", "Price of the {product}?"],
+         ["How much does the {product} cost?", "What is the price of the {product}?",
+          "Price of the {product}?"],
          lambda r: {"product": r.choice(words.THINGS)}, lambda r: {"price": _number(r)}, "The {product} costs {price}."),
     Tool("order", "Order a product", {"product": "string", "count": "integer"},
          ["Order {count} {product}.", "Please buy {count} {product}.", "I need {count} {product}."],
@@ -79,11 +85,13 @@ TOOLS = [
          ["How old is {name}?", "What is the age of {name}?", "Tell me how old {name} is."],
          lambda r: {"name": words.person(r)}, lambda r: {"age": _number(r)}, "{name} is {age} years old."),
     Tool("translate", "Translate a text", {"text": "string", "language": "string"},
-         ["Translate {text} into {language}.", "What is {text} in {language}?", "How do you say {text} in {language}?"],
+         ["Translate {text} into {language}.", "What is {text} in {language}?",
+          "How do you say {text} in {language}?"],
          lambda r: {"text": _phrase(r), "language": r.choice(words.LANGUAGES)},
          lambda r: {"translation": words.made_up(r)}, "In {language} that is {translation}."),
     Tool("book_table", "Book a table", {"name": "string", "people": "integer", "day": "string"},
-         ["Book a table for {people} on {day}, the name is {name}.", "A table for {people} on {day} for {name}, please."],
+         ["Book a table for {people} on {day}, the name is {name}.",
+          "A table for {people} on {day} for {name}, please."],
          lambda r: {"name": words.person(r), "people": r.randint(1, 12), "day": r.choice(words.DAYS)},
          lambda r: {"status": "booked"}, "A table for {people} on {day} is booked for {name}."),
 ]  # fmt: skip

@@ -1,0 +1,21 @@
+"""The command line. `main` starts fast: each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Entry point of `kvasir`. Errors meant for users are printed without a trace; the exit status is then 2."""
+    import sys
+
+    from kvasir.cli.app import app
+    from kvasir.errors import KvasirError
+
+    try:
+        app()
+    except KvasirError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"  try: {error.hint}", file=sys.stderr)
+        sys.exit(2)
+
+

@@ -215,7 +215,6 @@ class GenerationDefaults:
 _SAMPLING_RANGES = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
-    "top_k": (0, 2**31 - 1),
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.0, 10.0),
 }
@@ -231,12 +230,12 @@ def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = 
     values = read_json_object(path) if path.exists() else {}
     f = Fields(values, path.name)
     eos_ids = read_eos_ids(f) or read_eos_ids(Fields(config or {}))
-    greedy = not f.flag("do_sample", True)
-    sampling = {
-        name: f.number(name, low, high)
-        for name, (low, high) in _SAMPLING_RANGES.items()
-        if f.get(name) is not None and not greedy
-    }
+    if not f.flag("do_sample", True):
+        return GenerationDefaults(eos_ids)
+    given = {name: bounds for name, bounds in _SAMPLING_RANGES.items() if f.get(name) is not None}
+    sampling: dict[str, float] = {name: f.number(name, *bounds) for name, bounds in given.items()}
+    if f.get("top_k") is not None:
+        sampling["top_k"] = f.integer("top_k", -1, 2**31 - 1)
     return GenerationDefaults(eos_ids, sampling)
 
 

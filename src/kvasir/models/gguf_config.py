@@ -38,7 +38,8 @@ def hf_config_from_gguf(metadata: Mapping[str, Any], source: Source) -> dict[str
     shapes = {name: tuple(source.info(name).shape) for name in source.names()}
     read = {"gpt2": _gpt2, "bert": _bert}.get(architecture, _llama)
     config = read(fields, architecture, shapes)
-    config["rope_scaling"] = config.get("rope_scaling") or _rope_factors(shapes, source)
+    if "rope_freqs.weight" in shapes:
+        config["rope_scaling"] = _rope_factors(source)
     fields.finish()
     return {**config, "eos_token_id": _eos_ids(metadata), "bos_token_id": _token_id(metadata, "bos_token_id")}
 
@@ -167,13 +168,12 @@ def _yarn(f: Fields, factor: float) -> dict[str, float]:
     return {name: value for name, value in found.items() if value}
 
 
-def _rope_factors(shapes: Shapes, source: Source) -> dict[str, Any] | None:
+def _rope_factors(source: Source) -> dict[str, Any]:
     """Llama 3's scaling comes as one divisor per frequency, computed by the converter."""
-    if "rope_freqs.weight" not in shapes:
-        return None
-    if math.prod(shapes["rope_freqs.weight"]) > MAX_WIDTH:
-        raise ModelFileError(f"rope_freqs.weight has shape {shapes['rope_freqs.weight']}")
-    return {"rope_type": "factors", "factors": source.tensor("rope_freqs.weight").double().flatten().tolist()}
+    shape = source.info("rope_freqs.weight").shape
+    if math.prod(shape) > MAX_WIDTH:
+        raise ModelFileError(f"rope_freqs.weight has shape {shape}", "expected one number per frequency")
+    return {"rope_type": "factors", "factors": source.tensor("rope_freqs.weight").flatten().tolist()}
 
 
 def _pooling(f: Fields) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """The one door to libkvasir_cpu, the native CPU kernels (csrc/kvasir_cpu.h tells each call's contract).
 
-The library is optional: without a compiler at install time it is not there, `available()` is False, `reason()`
-says why, and everything runs on the eager executor. Calls release the GIL and take raw addresses.
+The library is optional: without a compiler at install time it is not there, `available()` is False,
+`reason()` says why, and everything runs on the eager executor. Calls release the GIL and take raw addresses.
 """
 
 import ctypes
 import sys
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +117,14 @@ def rms_norm_arrays(out: Any, x: Any, weight: Any, eps: float) -> None:
     shape = tuple(x.shape)
     if not shape or not 0 < shape[-1] < MAX_COLS:
         raise ValueError(f"x must have 1 to {MAX_COLS - 1} columns, its shape is {shape}")
-    addresses = [
-        address(array, name, expected)
-        for array, name, expected in ((out, "out", shape), (x, "x", shape), (weight, "weight", shape[-1:]))
-    ]
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    rms_norm(*addresses, rows, shape[-1], eps)
+    out_ptr = address(out, "out", shape, writable=True)
+    x_ptr, w_ptr = address(x, "x", shape), address(weight, "weight", shape[-1:])
+    rms_norm(out_ptr, x_ptr, w_ptr, prod(shape[:-1]), shape[-1], eps)
 
 
-def address(array: Any, name: str, shape: tuple[int, ...], dtype: str = "float32") -> int:
+def address(
+    array: Any, name: str, shape: tuple[int, ...], dtype: str = "float32", writable: bool = False
+) -> int:
     """Where the data of a numpy array or CPU tensor lies. Raises ValueError if a kernel expects another."""
     is_tensor = hasattr(array, "data_ptr")
     found = (str(array.dtype).removeprefix("torch."), tuple(array.shape))
@@ -136,4 +134,6 @@ def address(array: Any, name: str, shape: tuple[int, ...], dtype: str = "float32
         raise ValueError(f"{name} must be dense and row-major")
     if is_tensor and array.device.type != "cpu":
         raise ValueError(f"{name} must be on the CPU, it is on {array.device}")
+    if writable and not is_tensor and not array.flags.writeable:
+        raise ValueError(f"{name} must be writable, it is read-only")
     return array.data_ptr() if is_tensor else array.ctypes.data

@@ -27,8 +27,6 @@ class Detokenizer:
         self.num_chars = 0
         """Characters returned so far: before a `push`, the `text_offset` of its first id."""
         self._take(self._tail(prompt_ids))
-        if self._at_start:
-            self._at_start = not any(self._bytes(i) for i in prompt_ids)
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that is settled with these ids."""

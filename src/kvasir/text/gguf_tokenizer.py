@@ -137,9 +137,9 @@ def _unigram(vocab: Vocab) -> Tokenizer:
 
 
 def _text_normalizers(vocab: Vocab) -> list[normalizers.Normalizer]:
-    """SentencePiece's table of character replacements, then the folding of spaces, where the file has them."""
+    """SentencePiece's table of replacements, then the folding of spaces, where the file has them."""
     charsmap = vocab.charsmap()
-    steps = [normalizers.Precompiled(charsmap)] if charsmap else []
+    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
     if vocab.flag("remove_extra_whitespaces", False):
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     return steps

@@ -29,7 +29,7 @@ class Vocab:
 
     @classmethod
     def read(cls, metadata: Mapping[str, object]) -> "Vocab":
-        """Raises `ModelFileError` for missing keys, wrong types, unequal lengths and tokens that come twice."""
+        """Raises `ModelFileError` for missing keys, wrong types, unequal lengths and double tokens."""
         model = _string(metadata, PREFIX + "model")
         tokens = _tokens(metadata)
         name = metadata.get("general.name", "")
@@ -93,7 +93,11 @@ class Vocab:
             return b""
         value = self.metadata[key]
         try:
-            table = value if isinstance(value, bytes) else bytes(int(b) & 0xFF for b in _array(self.metadata, key))
+            table = (
+                value
+                if isinstance(value, bytes)
+                else bytes(int(b) & 0xFF for b in _array(self.metadata, key))
+            )
         except (TypeError, ValueError) as error:
             raise ModelFileError(f"{key} of the GGUF is not an array of bytes") from error
         return table

@@ -8,6 +8,7 @@ fields needs no library; the piece types are the same numbers as in GGUF.
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.text.gguf_vocab import PREFIX
@@ -52,7 +53,9 @@ def _metadata(pieces: list[dict], trainer: dict, normalizer: dict) -> dict[str, 
     }
     for role, field, default in (("unknown", 40, 0), ("bos", 41, 1), ("eos", 42, 2), ("padding", 43, -1)):
         value = trainer.get(field, default)
-        metadata[f"{role}_token_id"] = -1 if value >> 31 else value  # -1 is written as a 64-bit two's complement
+        metadata[f"{role}_token_id"] = (
+            -1 if value >> 31 else value
+        )  # -1 is written as a 64-bit two's complement
     return {PREFIX + key: value for key, value in metadata.items()}
 
 
@@ -60,7 +63,7 @@ def _message(fields: list[tuple], number: int) -> dict:
     return dict(_fields(next((value for n, value in fields if n == number), b"")))
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """(field number, value) of one message: an int for a varint, bytes for all else."""
     position = 0
     while position < len(data):

@@ -1,4 +1,4 @@
-"""Which ids of a vocabulary play a part: what both readers of tokenizers report beside the tokenizer itself."""
+"""Which ids of a vocabulary play a part: what a reader reports beside the tokenizer itself."""
 
 from dataclasses import dataclass, field
 

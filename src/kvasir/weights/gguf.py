@@ -252,13 +252,16 @@ def _alignment(cursor: _Cursor, metadata: dict[str, object]) -> int:
 
 
 def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str, GGUFTensor]:
-    entries = [_read_entry(cursor) for _ in range(num_tensors)]
+    entries: dict[str, tuple[tuple[int, ...], GGMLType, int]] = {}
+    for _ in range(num_tensors):
+        name = cursor.string("a tensor name", MAX_NAME_BYTES)
+        if not name or name in entries:
+            cursor.refuse(f"tensor name {name!r} is empty or comes twice")
+        entries[name] = _read_entry(cursor, name)
     data_start = -(-cursor.position // alignment) * alignment
     tensors: dict[str, GGUFTensor] = {}
-    for name, shape, ggml_type, offset in entries:
+    for name, (shape, ggml_type, offset) in entries.items():
         nbytes = ggml_type.row_bytes(prod(shape))
-        if name in tensors:
-            cursor.refuse(f"tensor {name!r} comes twice")
         if offset % alignment:
             cursor.refuse(f"tensor {name!r} lies at {offset}, expected a multiple of {alignment}")
         if data_start + offset + nbytes > cursor.size:
@@ -271,8 +274,8 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str
     return tensors
 
 
-def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLType, int]:
-    name = cursor.string("a tensor name", MAX_NAME_BYTES)
+def _read_entry(cursor: _Cursor, name: str) -> tuple[tuple[int, ...], GGMLType, int]:
+    """A tensor's shape, type and offset in the data, which follow its name."""
     num_dims = cursor.u32(f"the dimensions of {name!r}")
     if num_dims > MAX_DIMS:
         cursor.refuse(f"tensor {name!r} has {num_dims} dimensions, expected {MAX_DIMS} at most")
@@ -290,7 +293,7 @@ def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLType, int]:
             f"tensor {name!r} of type {ggml_type.name} has shape {shape}, expected no zeros "
             f"and rows in multiples of {ggml_type.block_size}"
         )
-    return name, shape, ggml_type, cursor.u64(f"the offset of {name!r}")
+    return shape, ggml_type, cursor.u64(f"the offset of {name!r}")
 
 
 def _refuse_overlaps(cursor: _Cursor, tensors: dict[str, GGUFTensor]) -> None:

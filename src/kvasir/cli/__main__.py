@@ -1,0 +1,3 @@
+from kvasir.cli import main
+
+main()

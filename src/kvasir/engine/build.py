@@ -1,0 +1,95 @@
+"""Puts an engine together: files, device, model, KV memory, runner, scheduler. Called in the process that computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, quiet_torch_pool, resolve
+from kvasir.config import DeviceFacts as Facts
+from kvasir.engine.core import EngineCore
+from kvasir.plan import Capacity
+from kvasir.sched.scheduler import Scheduler
+from kvasir.types import ModelInfo, Task
+
+Progress = Callable[[int, int], None]
+
+
+def build_core(options: EngineOptions, progress: Progress | None = None) -> tuple[EngineCore, list[str]]:
+    """The core for a model, and lines for people that say what was decided and why. Raises KvasirError."""
+    check(options)
+    quiet_torch_pool()
+    begun = time.perf_counter()
+    import torch
+
+    from kvasir import device as devices
+    from kvasir.layers.kv_cache import KVCache, cache_groups
+    from kvasir.models.config import read_generation_defaults
+    from kvasir.runner.model_runner import ModelRunner
+    from kvasir.runner.selftest import run as self_test
+    from kvasir.weights.find import find_model
+    from kvasir.weights.load import load_model
+
+    imported = time.perf_counter()
+    device = devices.detect(options.device)
+    threads = devices.set_threads(options.threads or device.threads)
+    files = find_model(options.model, options.revision)
+    loaded = load_model(files, options.dtype, device.kind, progress)
+    model = loaded.model
+    kv_dtype = loaded.dtype if options.kv_dtype == "auto" else options.kv_dtype
+    spec = model.cache_spec()
+    groups = cache_groups(spec, options.block_size, kv_dtype)
+    facts = ModelFacts(
+        max_positions=model.config.max_position_embeddings,
+        dtype=loaded.dtype,
+        bidirectional=getattr(model, "bidirectional", False),
+        bytes_per_block=tuple(g.bytes_per_block for g in groups),
+        windows=tuple(g.window for g in groups),
+    )
+    config = resolve(options, facts, Facts(device.kind, device.memory_available, threads))
+    cache = KVCache(spec, config.num_blocks, config.block_size, config.kv_dtype, device.kind)
+    grade = self_test(model, cache)
+    capacity = Capacity(
+        config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
+        groups, config.num_blocks, model.config.vocab_size,
+    )  # fmt: skip
+    generation = read_generation_defaults(files)
+    info = ModelInfo(
+        name=config.served_model_name,
+        architecture=type(model).__name__,
+        tasks=tuple(model.tasks),
+        vocab_size=model.config.vocab_size,
+        max_model_len=config.max_model_len,
+        eos_ids=generation.eos_ids,
+        dtype=loaded.dtype,
+        device=device.kind,
+        grade=grade,
+        executor=config.executor,
+        num_parameters=loaded.num_parameters,
+        embedding_size=model.config.hidden_size,
+        default_sampling=generation.sampling,
+    )
+    runner = ModelRunner(model, cache, capacity, info, torch.device(device.kind))
+    scheduler = Scheduler(
+        capacity,
+        eos_ids=info.eos_ids,
+        bidirectional=facts.bidirectional,
+        max_chunk=config.max_chunk,
+        max_waiting=config.max_waiting,
+    )
+    seconds = (imported - begun, time.perf_counter() - imported)
+    return EngineCore(runner, scheduler), summarize(config, info, seconds)
+
+
+def summarize(config: EngineConfig, info: ModelInfo, seconds: tuple[float, float]) -> list[str]:
+    tokens = " + ".join(str((n - 1) * config.block_size) for n in config.num_blocks)
+    kind = "embeddings" if Task.EMBED in info.tasks and Task.GENERATE not in info.tasks else "text"
+    return [
+        f"model     {info.name}: {info.architecture}, {info.num_parameters / 1e6:.1f} M parameters, {kind}",
+        f"computes  {info.dtype} on {info.device}, {config.executor} executor, {config.threads} threads, {info.grade}",
+        f"context   {config.max_model_len} tokens, {config.max_num_seqs} sequences at once, "
+        f"{config.max_num_batched_tokens} tokens a step",
+        f"KV memory {tokens} tokens in blocks of {config.block_size}, {config.kv_dtype}, {config.kv_bytes / 2**20:.0f} MiB",
+        f"ready     in {sum(seconds):.1f} s ({seconds[0]:.1f} s of it imports)",
+        *(f"note      {n}" for n in config.notes),
+    ]

@@ -1,0 +1,146 @@
+"""ModelRunner: carries out plans with a model. Owns the rows, the KV tensors and the model.
+
+`execute` and `sample` hand their work to one thread, in order, and `execute` returns at once: the caller may think
+while the forward runs.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from kvasir.layers.batch import Batch, Slice, make_batch
+from kvasir.layers.kv_cache import KVCache
+from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
+from kvasir.runner.rows import Row, Rows
+from kvasir.sampling.logprobs import prompt_logprobs
+from kvasir.sampling.sampler import RowContext, Sampled, sample
+from kvasir.types import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What a forward leaves for sampling: logits_SV float32 of the rows that sample, in the order of `samplers`."""
+
+    plan: StepPlan
+    samplers: tuple[int, ...]
+    logits_SV: torch.Tensor | None
+    partial: dict[int, RowResult]
+
+
+class ModelRunner:
+    """`model` as models/ makes them; `capacity` and `info` are what the scheduler and the front half may know."""
+
+    def __init__(self, model, cache: KVCache, capacity: Capacity, info: ModelInfo, device: torch.device):
+        self.model = model
+        self.cache = cache
+        self.capacity = capacity
+        self.info = info
+        self.device = device
+        self.rows = Rows(capacity.max_rows, capacity.max_model_len, len(capacity.groups), capacity.block_size)
+        self._thread = ThreadPoolExecutor(1, "kvasir-runner")
+
+    def execute(self, plan: StepPlan) -> Future[Forward]:
+        """Starts the forward of a plan. Errors appear in `sample`; the rows are those of the plan even then."""
+        return self._thread.submit(self._forward, plan)
+
+    def sample(self, pending: Future[Forward], masks: object = None) -> StepResult:
+        """Waits for the forward and samples. Raises whatever the forward or the sampler raised."""
+        return self._thread.submit(self._sample, pending).result()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    # -- forward -----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _forward(self, plan: StepPlan) -> Forward:
+        self.rows.apply(plan)
+        for group in range(len(self.capacity.groups)):
+            pairs = [(source, target) for g, source, target in plan.copies if g == group]
+            if pairs:
+                self.cache.copy(group, pairs)
+        if not plan.work:
+            return Forward(plan, (), None, {})
+        batch = make_batch([self._slice(w) for w in plan.work], self.cache, self.device)
+        hidden_TD = self.model.forward(batch.tokens_T, batch)
+        return self._outputs(plan, batch, hidden_TD)
+
+    def _slice(self, work: Work) -> Slice:
+        row = self.rows[work.row]
+        end = work.start + work.count
+        assert end <= row.known, "work beyond the known tokens"
+        return Slice(
+            ids=row.ids[work.start : end],
+            start=work.start,
+            block_tables=tuple(row.tables),
+            causal=not work.indivisible,
+            adapter=row.adapter,
+        )
+
+    def _outputs(self, plan: StepPlan, batch: Batch, hidden_TD: torch.Tensor) -> Forward:
+        samplers: list[int] = []
+        last: list[int] = []
+        partial: dict[int, RowResult] = {}
+        begin = 0
+        for i, work in enumerate(plan.work):
+            end = begin + work.count
+            if work.sample:
+                samplers.append(i)
+                last.append(end - 1)
+            if work.want_prompt_logprobs:
+                partial[i] = RowResult(work.row, prompt_logprobs=self._prompt_logprobs(work, hidden_TD[begin:end]))
+            if work.want_pooled:
+                pooled_D = self.model.pool(hidden_TD[begin:end])
+                partial[i] = RowResult(work.row, pooled=pooled_D.float().cpu().numpy().tobytes())
+            begin = end
+        logits_SV = self.model.logits(hidden_TD[torch.tensor(last, device=self.device)]) if last else None
+        return Forward(plan, tuple(samplers), logits_SV, partial)
+
+    def _prompt_logprobs(self, work: Work, hidden_nD: torch.Tensor) -> tuple:
+        """Log-probabilities of the prompt tokens behind each computed one, a tile of rows at a time."""
+        row = self.rows[work.row]
+        count = min(work.start + work.count, row.prompt_len - 1) - work.start
+        entries: list = []
+        for t in range(0, count, 32):
+            n = min(32, count - t)
+            next_ids = row.ids[work.start + t + 1 : work.start + t + 1 + n]
+            logits_nV = self.model.logits(hidden_nD[t : t + n])[:n]
+            entries += prompt_logprobs(logits_nV, next_ids.tolist(), max(row.spec.prompt_logprobs, 0))
+        return tuple(entries)
+
+    # -- sampling ----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _sample(self, pending: Future[Forward]) -> StepResult:
+        forward = pending.result()
+        work = forward.plan.work
+        contexts = [_context(self.rows[work[i].row]) for i in forward.samplers]
+        sampled: list[Sampled] = sample(forward.logits_SV, contexts) if forward.logits_SV is not None else []
+        by_work = dict(zip(forward.samplers, sampled, strict=True))
+        results = tuple(self._result(i, w, by_work.get(i), forward.partial.get(i)) for i, w in enumerate(work))
+        return StepResult(forward.plan.step, results)
+
+    def _result(self, i: int, work: Work, sampled: Sampled | None, partial: RowResult | None) -> RowResult:
+        if sampled is None:
+            return partial or RowResult(work.row)
+        if sampled.error:
+            return RowResult(work.row, error=sampled.error)
+        row = self.rows[work.row]
+        row.append(sampled.token)
+        row.carry = sampled.carry
+        return RowResult(
+            work.row,
+            tokens=(sampled.token,),
+            logprobs=(sampled.logprob,) if sampled.logprob is not None else (),
+            prompt_logprobs=partial.prompt_logprobs if partial else (),
+            carry=sampled.carry,
+        )
+
+
+def _context(row: Row) -> RowContext:
+    return RowContext(row.spec, row.ids[: row.known], row.prompt_len, row.known, None, row.carry)
+
+

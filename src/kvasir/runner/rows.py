@@ -1,0 +1,73 @@
+"""Rows: what the runner remembers of each running sequence from joining to leaving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvasir.plan import Join, SamplingSpec, StepPlan, Work
+
+
+@dataclass(slots=True)
+class Row:
+    """ids: int32 [max_model_len + 1], the first `known` are valid. tables: block ids per cache group, int32."""
+
+    spec: SamplingSpec
+    prompt_len: int
+    ids: np.ndarray
+    known: int
+    tables: list[np.ndarray]
+    adapter: int = 0
+    carry: bytes = b""
+    filled: list[int] = field(default_factory=list)  # valid entries per table
+
+    def append(self, token: int) -> None:
+        self.ids[self.known] = token
+        self.known += 1
+
+
+class Rows:
+    """Applies plans to rows. Capacity in tokens and blocks is fixed: a running engine allocates nothing here."""
+
+    def __init__(self, max_rows: int, max_model_len: int, num_groups: int, block_size: int):
+        self._max_ids = max_model_len + 1
+        self._max_blocks = -(-max_model_len // block_size) + 1
+        self._num_groups = num_groups
+        self._rows: list[Row | None] = [None] * max_rows
+
+    def __getitem__(self, row: int) -> Row:
+        found = self._rows[row]
+        assert found is not None, f"row {row} is empty"
+        return found
+
+    @property
+    def used(self) -> int:
+        return sum(r is not None for r in self._rows)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Frees, fills and extends rows as the plan says. Cannot fail on a sound plan."""
+        for row in plan.left:
+            self._rows[row] = None
+        for join in plan.joined:
+            assert self._rows[join.row] is None, f"row {join.row} is taken"
+            self._rows[join.row] = self._new(join)
+        for work in plan.work:
+            self._extend(self[work.row], work)
+
+    def _new(self, join: Join) -> Row:
+        known = np.frombuffer(join.ids, np.int32)
+        ids = np.zeros(self._max_ids, np.int32)
+        ids[: len(known)] = known
+        tables = [np.zeros(self._max_blocks, np.int32) for _ in range(self._num_groups)]
+        return Row(
+            join.spec, join.prompt_len, ids, len(known), tables, join.adapter, join.carry, [0] * self._num_groups
+        )
+
+    def _extend(self, row: Row, work: Work) -> None:
+        for group, (first, blocks) in enumerate(work.blocks):
+            assert first <= row.filled[group], "a gap in a block table"
+            row.tables[group][first : first + len(blocks)] = blocks
+            row.filled[group] = first + len(blocks)
+        for token in np.frombuffer(work.appended, np.int32):
+            row.append(int(token))

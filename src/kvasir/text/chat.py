@@ -1,0 +1,231 @@
+"""Conversations to prompts: a model's chat templates and how one of them is chosen and rendered."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kvasir.errors import InvalidRequest, ModelFileError, TemplateError
+from kvasir.text.hf_tokenizer import read_json
+from kvasir.text.messages import (
+    Message,
+    normalize_messages,
+    takes_argument_objects,
+    takes_parts,
+    takes_strings,
+)
+from kvasir.text.template_process import TemplateRenderer
+
+# What a caller may not set from outside: the template's own inputs and the functions it is given.
+RESERVED = frozenset(
+    "messages tools documents add_generation_prompt raise_exception strftime_now namespace range dict lipsum "
+    "cycler joiner self loop bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
+)
+MAX_TEMPLATE_BYTES = 1 << 20
+
+_TAG = "CONTINUE_HERE "  # the space at its end shows whether the template trims a message
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "look_up", "description": "?", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+class ChatTemplate:
+    """The chat templates of one model; safe to use from several threads.
+
+    `sources` is one Jinja template, or several by name ("default", "tool_use", "rag"), or nothing at all for
+    a model without: such a model refuses chats instead of being given some other model's markers.
+    `special_tokens` are the texts a template may name: `bos_token`, `eos_token`, ...
+    """
+
+    def __init__(
+        self,
+        sources: str | Mapping[str, str] | None,
+        special_tokens: Mapping[str, str] | None = None,
+        renderer: TemplateRenderer | None = None,
+        clock: Callable[[], datetime] = datetime.now,
+    ):
+        self.sources = {"default": sources} if isinstance(sources, str) else dict(sources or {})
+        self._special_tokens = dict(special_tokens or {})
+        self._renderer = renderer or TemplateRenderer()
+        self._clock = clock
+        self._facts: dict[tuple[Callable, str], bool] = {}
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for a conversation; encode it without adding special tokens, which it has already.
+
+        `continue_final_message` leaves the last message open for the model to go on with, and no generation
+        prompt follows then. `chat_template` is the name of one of the model's templates, or a template.
+        `kwargs` are the template's own switches (`enable_thinking`, ...). Raises `TemplateError` where the
+        template refuses, fails or passes a limit, and `InvalidRequest` for a request it cannot express.
+        """
+        source = self.select(tools, documents, chat_template)
+        check_template_kwargs(kwargs)
+        prepared = self._prepare(source, messages)
+        variables = {
+            **self._special_tokens,
+            "tools": list(tools) if tools is not None else None,
+            "documents": list(documents) if documents is not None else None,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            **kwargs,
+        }
+        if continue_final_message:
+            return self._render_open(source, prepared, variables)
+        return self._render(source, prepared, variables)
+
+    def select(self, tools: object = None, documents: object = None, chat_template: str | None = None) -> str:
+        """The source that a conversation is rendered with; `InvalidRequest` where there is none."""
+        if chat_template is not None:
+            return self.sources.get(chat_template, chat_template)
+        if not self.sources:
+            raise InvalidRequest(
+                "this model has no chat template",
+                "give one with --chat-template, or use completions with a prompt of your own",
+                param="messages",
+            )
+        wanted = ["tool_use"] * bool(tools) + ["rag"] * bool(documents) + ["default"]
+        for name in wanted:
+            if name in self.sources:
+                return self.sources[name]
+        raise InvalidRequest(
+            f"this model has no default chat template, only {', '.join(sorted(self.sources))}",
+            "name one of them as chat_template",
+            param="chat_template",
+        )
+
+    def _prepare(self, source: str, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        has_parts = any(isinstance(message.get("content"), list) for message in messages)
+        has_calls = any(message.get("tool_calls") for message in messages)
+        strings = self._learned(takes_strings, source)
+        return normalize_messages(
+            messages,
+            strings=strings,
+            parts=(has_parts or not strings) and self._learned(takes_parts, source),
+            argument_objects=not has_calls or self._learned(takes_argument_objects, source),
+        )
+
+    def _learned(self, fact: Callable[[Callable[[list[Message]], str]], bool], source: str) -> bool:
+        """What the template takes, found out once; templates of requests are not remembered."""
+        key = (fact, source)
+        if key in self._facts:
+            return self._facts[key]
+        value = fact(lambda messages: self._render_probe(source, messages))
+        if source in self.sources.values():
+            self._facts[key] = value
+        return value
+
+    def _render_probe(self, source: str, messages: list[Message]) -> str:
+        variables = {**self._special_tokens, "documents": None, "add_generation_prompt": False}
+        try:
+            return self._render(source, messages, {**variables, "tools": None})
+        except TemplateError:  # some templates cannot do without tools
+            return self._render(source, messages, {**variables, "tools": [_PROBE_TOOL]})
+
+    def _render(self, source: str, messages: list[Message], variables: Mapping[str, Any]) -> str:
+        return self._renderer.render(source, {**variables, "messages": messages}, self._clock())
+
+    def _render_open(self, source: str, messages: list[Message], variables: Mapping[str, Any]) -> str:
+        """Mark the end of the last message, and cut the prompt at the mark."""
+        text = self._render(source, _tagged(messages), variables)
+        place = text.rfind(_TAG.strip())
+        if place < 0:
+            raise TemplateError(
+                "the chat template drops the final message, so it cannot be continued", param="messages"
+            )
+        kept = text[place : place + len(_TAG)] == _TAG
+        return text[:place] if kept else text[:place].rstrip()
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Refuse names that belong to the template's inputs or functions."""
+    taken = sorted(
+        name for name in kwargs if name in RESERVED or not name.isidentifier() or name.startswith("_")
+    )
+    if taken:
+        raise InvalidRequest(
+            f"chat_template_kwargs may not set {', '.join(taken)}",
+            "only the template's own switches can be set",
+            param="chat_template_kwargs",
+        )
+
+
+def _tagged(messages: list[Message]) -> list[Message]:
+    last = dict(messages[-1]) if messages else {}
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + _TAG
+    elif isinstance(content, list):
+        last["content"] = _tagged_parts(content)
+    if content is None or last["content"] == content:
+        raise InvalidRequest("the final message has no text that could be continued", param="messages")
+    return [*messages[:-1], last]
+
+
+def _tagged_parts(parts: list[Any]) -> list[Any]:
+    """The parts with the mark after the last text."""
+    for i in range(len(parts) - 1, -1, -1):
+        if isinstance(parts[i], Mapping) and isinstance(parts[i].get("text"), str):
+            return [*parts[:i], {**parts[i], "text": parts[i]["text"] + _TAG}, *parts[i + 1 :]]
+    return parts
+
+
+def templates_in_folder(folder: str | Path) -> dict[str, str]:
+    """The chat templates of a Hugging Face folder by name; {} where it has none.
+
+    In order of precedence: chat_template.jinja and additional_chat_templates/<name>.jinja, then
+    chat_template.json, then tokenizer_config.json.
+    """
+    folder = Path(folder)
+    found = _named(read_json(folder / "tokenizer_config.json").get("chat_template"))
+    found |= _named(read_json(folder / "chat_template.json").get("chat_template"))
+    if (folder / "chat_template.jinja").is_file():
+        found["default"] = _read_template(folder / "chat_template.jinja")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = _read_template(path)
+    return found
+
+
+def templates_in_gguf(metadata: Mapping[str, object]) -> dict[str, str]:
+    """The chat templates in a GGUF's metadata by name: `tokenizer.chat_template` and `....<name>`."""
+    found = {}
+    for key, value in metadata.items():
+        if match := re.fullmatch(r"tokenizer\.chat_template(?:\.(.+))?", key):
+            if not isinstance(value, str):
+                raise ModelFileError(f"{key} of the GGUF is {type(value).__name__}, expected a string")
+            found[match[1] or "default"] = value
+    return found
+
+
+def _named(value: object) -> dict[str, str]:
+    """One template, or a list of {"name", "template"}."""
+    if value is None:
+        return {}
+    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    found = {}
+    for entry in entries:
+        name, template = (
+            (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        )
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise ModelFileError("chat_template is neither a string nor a list of named strings")
+        found[name] = template
+    return found
+
+
+def _read_template(path: Path) -> str:
+    if path.stat().st_size > MAX_TEMPLATE_BYTES:
+        raise ModelFileError(f"{path.name} has {path.stat().st_size} bytes, more than {MAX_TEMPLATE_BYTES}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"{path.name} is not UTF-8: {error}") from error

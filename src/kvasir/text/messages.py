@@ -1,0 +1,122 @@
+"""Chat messages brought into the form that a template can read.
+
+Templates differ: some take a message's content only as a string, some only as a list of parts, some as
+either; some print a tool call's arguments as an object, some paste them as text. What a template can do is
+found out by rendering a small conversation and looking whether the words come out whole.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvasir.errors import InvalidRequest, TemplateError
+
+Message = dict[str, Any]
+Render = Callable[[list[Message]], str]
+
+# Names under which a message carries its reasoning; the first is what templates read.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_WORD, _OTHER = "yggdrasil", "ratatoskr"
+
+
+def takes_strings(render: Render) -> bool:
+    """Whether the template reads a content that is a string. One that fails on a greeting is trusted to."""
+    return _rendered(render, [{"role": "user", "content": _WORD}], otherwise=_WORD).count(_WORD) > 0
+
+
+def takes_parts(render: Render) -> bool:
+    """Whether the template reads a content that is a list of parts, and does not print the list itself."""
+    parts = [{"type": "text", "text": _WORD}]
+    text = _rendered(render, [{"role": "user", "content": parts}], otherwise="")
+    return _WORD in text and not any(f"{q}text{q}: {q}{_WORD}" in text for q in "'\"")
+
+
+def takes_argument_objects(render: Render) -> bool:
+    """Whether the template reads a tool call's arguments as an object; some can only paste text."""
+
+    def conversation(arguments: object) -> list[Message]:
+        call = {
+            "id": "call00001",
+            "type": "function",
+            "function": {"name": "look_up", "arguments": arguments},
+        }
+        return [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+
+    as_object = _rendered(render, conversation({_WORD: _OTHER}), otherwise="")
+    if _OTHER in as_object and f"{{'{_WORD}'" not in as_object:
+        return True
+    return _OTHER not in _rendered(render, conversation(json.dumps({_WORD: _OTHER})), otherwise="")
+
+
+def _rendered(render: Render, messages: list[Message], otherwise: str) -> str:
+    try:
+        return render(messages)
+    except TemplateError:
+        return otherwise
+
+
+def normalize_messages(
+    messages: Sequence[Mapping[str, Any]],
+    strings: bool = True,
+    parts: bool = False,
+    argument_objects: bool = True,
+) -> list[Message]:
+    """Copies of the messages with contents, reasoning and tool calls as the template takes them.
+
+    `strings`, `parts` and `argument_objects` say what it takes. Text parts are joined with newlines where it
+    takes no parts; a string becomes one part where it takes no strings. Arguments given as JSON text become
+    objects, or the other way round. Raises `InvalidRequest` for what cannot be brought into that form.
+    """
+    return [_normalized(dict(message), strings, parts, argument_objects) for message in messages]
+
+
+def _normalized(message: Message, strings: bool, parts: bool, argument_objects: bool) -> Message:
+    content = message.get("content")
+    if isinstance(content, list) and not parts:
+        message["content"] = "\n".join(_part_text(part) for part in content)
+    elif isinstance(content, str) and parts and not strings:
+        message["content"] = [{"type": "text", "text": content}]
+    reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
+    if reasoning is not None:
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    if message.get("tool_calls"):
+        message["tool_calls"] = [_tool_call(call, argument_objects) for call in message["tool_calls"]]
+    return message
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return part["text"]
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise InvalidRequest(
+        f"this model's chat template takes text only, not a content part of type {kind!r}", param="messages"
+    )
+
+
+def _tool_call(call: Any, argument_objects: bool) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or "arguments" not in function:
+        return call
+    arguments = function["arguments"]
+    if argument_objects and isinstance(arguments, str):
+        arguments = _parsed(arguments)
+    elif not argument_objects and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        value = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(
+            f"the arguments of a tool call are not valid JSON: {error}", param="messages"
+        ) from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("the arguments of a tool call are no JSON object", param="messages")
+    return value

@@ -1,0 +1,106 @@
+"""Pooling: the rows it takes, the length it gives, and what it reads from sentence-transformers folders."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.models.pooling import Pooling, pooling_of, read_pooling
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 129])
+def test_kinds_against_float64(n):
+    hidden = torch.randn(n, 24, generator=torch.Generator().manual_seed(n))
+    exact = hidden.double().numpy()
+    for kind, expected in (("mean", exact.mean(0)), ("cls", exact[0]), ("last", exact[-1])):
+        assert np.allclose(Pooling(kind, normalize=False)(hidden).numpy(), expected, atol=1e-6)
+        unit = Pooling(kind, normalize=True)(hidden).numpy()
+        assert np.allclose(unit, expected / np.linalg.norm(expected), atol=1e-6)
+
+
+def test_the_bits_do_not_depend_on_threads():
+    hidden = torch.randn(4096, 384, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(Pooling("mean")(hidden))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+def test_zeros_stay_zeros():
+    assert torch.equal(Pooling("mean")(torch.zeros(3, 4)), torch.zeros(4))
+
+
+def folder(tmp_path, kinds, pooling, length=None):
+    modules = [
+        {"idx": i, "name": str(i), "path": "" if kind == "Transformer" else f"{i}_{kind}",
+         "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]  # fmt: skip
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    if length is not None:
+        (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("flag", "kind"),
+    [
+        ("pooling_mode_mean_tokens", "mean"),
+        ("pooling_mode_cls_token", "cls"),
+        ("pooling_mode_lasttoken", "last"),
+    ],
+)
+def test_a_folder_is_read(tmp_path, flag, kind):
+    path = folder(
+        tmp_path, ["Transformer", "Pooling", "Normalize"], {flag: True, "pooling_mode_x": False}, 256
+    )
+    found = pooling_of(read_pooling(path), Pooling("last", False))
+    assert found == Pooling(kind, normalize=True, max_length=256)
+
+
+def test_without_a_normalize_module_the_length_stays(tmp_path):
+    path = folder(tmp_path, ["Transformer", "Pooling"], {"pooling_mode": "lasttoken"})
+    assert pooling_of(read_pooling(path), Pooling("mean")) == Pooling("last", normalize=False)
+
+
+def test_another_folder_leaves_the_models_default(tmp_path):
+    assert read_pooling(tmp_path) == {}
+    assert pooling_of({}, Pooling("cls", False, 7)) == Pooling("cls", False, 7)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pooling"),
+    [
+        (["Transformer", "Pooling", "Dense"], {"pooling_mode_mean_tokens": True}),
+        (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}),
+        (["Transformer", "Pooling"], {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}),
+        (["Transformer", "Pooling"], {"pooling_mode": "weightedmean"}),
+        (["Transformer", "Pooling"], {}),
+    ],
+)
+def test_modules_and_modes_without_code_are_refused(tmp_path, kinds, pooling):
+    with pytest.raises(UnsupportedModel):
+        read_pooling(folder(tmp_path, kinds, pooling))
+
+
+@pytest.mark.parametrize("path", ["../other", "/etc"])
+def test_a_path_out_of_the_folder_is_refused(tmp_path, path):
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Transformer", "path": path}]))
+    with pytest.raises(ModelFileError, match="leaves the model's folder"):
+        read_pooling(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "[1]", '[{"type": 1, "path": ""}]'])
+def test_a_bad_modules_file_is_refused(tmp_path, text):
+    (tmp_path / "modules.json").write_text(text)
+    with pytest.raises(ModelFileError):
+        read_pooling(tmp_path)

@@ -1,0 +1,71 @@
+"""Architectures to classes: what we have is found by either name, what we lack is refused with a way on."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.models.registry import MODELS, model_class, model_class_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_a_class_is_found_by_type_and_by_each_of_its_architectures(model_type):
+    found = model_class(model_type)
+    assert found.__module__ == f"kvasir.models.{model_type}"
+    for architecture in MODELS[model_type][2]:
+        assert model_class(architecture) is found
+        assert model_class_for({"model_type": model_type, "architectures": [architecture]}) is found
+    assert model_class_for({"architectures": [MODELS[model_type][2][0]]}) is found
+
+
+def test_a_refusal_names_the_architecture_the_nearest_and_the_way():
+    with pytest.raises(UnsupportedModel) as refused:
+        model_class_for({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]})
+    text = str(refused.value)
+    assert "qwen3_moe (Qwen3MoeForCausalLM)" in text
+    assert "nearest supported: qwen3" in text
+    assert "docs/howto/add-a-model.md" in text and (ROOT / "docs/howto/add-a-model.md").is_file()
+
+
+def test_an_unlike_name_is_told_all_types():
+    with pytest.raises(UnsupportedModel, match=", ".join(MODELS)):
+        model_class("zzz")
+
+
+def test_code_in_the_folder_is_not_run_and_the_refusal_says_so():
+    auto_map = {"AutoModelForCausalLM": "modeling_evil.Evil"}
+    with pytest.raises(UnsupportedModel, match=r"auto_map\) is never run"):
+        model_class_for({"model_type": "evil", "auto_map": auto_map})
+    ours = model_class_for(
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "auto_map": auto_map}
+    )
+    assert ours is model_class("llama")
+
+
+@pytest.mark.parametrize("head", ["LlamaForSequenceClassification", "LlamaForTokenClassification"])
+def test_another_head_of_a_known_model_is_refused(head):
+    with pytest.raises(UnsupportedModel, match=f"{head} of the model type llama"):
+        model_class_for({"model_type": "llama", "architectures": [head]})
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"model_type": None}, {"architectures": "LlamaForCausalLM"}, {"architectures": [1]}]
+)
+def test_a_config_that_names_no_model_is_a_bad_file(config):
+    with pytest.raises(ModelFileError):
+        model_class_for(config)
+
+
+def test_asking_for_one_model_imports_no_other():
+    code = (
+        "import sys; from kvasir.models.registry import model_class; model_class('gpt2');"
+        "print(sorted(m for m in sys.modules if m.startswith('kvasir.models.')))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                         env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""})  # fmt: skip
+    for other in ("llama", "mistral", "qwen2", "qwen3", "bert"):
+        assert f"kvasir.models.{other}'" not in out.stdout
