@@ -8,12 +8,15 @@ A run started again continues from the checkpoint: same weights, same optimizer 
 import argparse
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+import torch.distributed
+import torch.multiprocessing
 import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -80,14 +83,6 @@ class Optimizers:
             )
 
 
-def save(folder: Path, model: Mini, optimizers: Optimizers, progress: Progress) -> None:
-    """Writes the checkpoint beside the old one, then swaps, so that a kill leaves a whole one."""
-    tensors = {f"model.{n}": p.detach() for n, p in model.named_parameters()} | optimizers.tensors()
-    path = folder / "checkpoint.safetensors"
-    save_file(tensors, path.with_suffix(".new"), metadata={"progress": json.dumps(progress.__dict__)})
-    os.replace(path.with_suffix(".new"), path)
-
-
 def read(path: Path) -> tuple[dict[str, Tensor], Progress]:
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -113,83 +108,142 @@ def loss_of(model: Mini, hidden: Callable[..., Tensor], data: Batch) -> Tensor:
     return F.cross_entropy(logits.float(), targets)
 
 
-def train(args: argparse.Namespace) -> None:
+class Trainer:
+    """One worker's model, data and optimizer state. All workers hold the same and take the same steps."""
+
+    def __init__(self, args: argparse.Namespace, rank: int) -> None:
+        self.args, self.rank = args, rank
+        self.encoder = Encoder(Tokenizer.from_file(str(args.work / "tokenizer.json")))
+        self.model = Mini(MiniConfig()).init(args.seed)
+        self.optimizers = Optimizers(self.model, args.rate)
+        self.progress = Progress(seed=args.seed, config=self.model.config.to_json())
+        self.checkpoint = args.work / "checkpoint.safetensors"
+        if self.checkpoint.exists():
+            self.resume()
+        self.hidden = torch.compile(self.model, dynamic=False) if args.compile else self.model
+
+    def resume(self) -> None:
+        tensors, self.progress = read(self.checkpoint)
+        load_model(self.model, tensors)
+        self.optimizers.load(tensors)
+        if self.rank == 0:
+            print(
+                f"resumes at step {self.progress.step}, {self.progress.seconds / 60:.1f} minutes", flush=True
+            )
+
+    def save(self) -> None:
+        """Writes the checkpoint beside the old one, then swaps, so that a kill leaves a whole one."""
+        tensors = {f"model.{n}": p.detach() for n, p in self.model.named_parameters()}
+        new = self.checkpoint.with_suffix(".new")
+        save_file(tensors | self.optimizers.tensors(), new, {"progress": json.dumps(asdict(self.progress))})
+        os.replace(new, self.checkpoint)
+
+    def done(self) -> float:
+        """The share of the run that lies behind, by the clock or by steps."""
+        by_clock = self.progress.seconds / 60 / self.args.minutes
+        return max(by_clock, self.progress.step / self.args.steps if self.args.steps else 0.0)
+
+    def step(self) -> tuple[float, float]:
+        """One update over all workers' parts; returns the loss and the share of the rate, 0 at the end."""
+        loss, tokens = 0.0, 0
+        for part in range(self.rank, PARTS, self.args.workers):
+            data = batch(self.encoder, self.progress.seed, self.progress.step, part)
+            part_loss = loss_of(self.model, self.hidden, data) / PARTS
+            part_loss.backward()
+            loss += part_loss.item()
+            tokens += int((data.docs >= 0).sum())
+        share = schedule(self.progress.step, self.done(), self.args.fall)
+        loss, tokens, share = self.agree(loss, tokens, share)
+        if share > 0.0:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizers.step(share)
+            self.progress.step += 1
+            self.progress.tokens += int(tokens)
+        return loss, share
+
+    def agree(self, loss: float, tokens: float, share: float) -> tuple[float, float, float]:
+        """Sums gradients, loss and tokens of all workers; the rate, which hangs on a clock, is the first one's."""
+        if self.args.workers == 1:
+            return loss, tokens, share
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        facts = torch.tensor([loss, tokens, share if self.rank == 0 else 0.0])
+        flat = torch.cat([facts, *(g.flatten() for g in grads)])
+        torch.distributed.all_reduce(flat)
+        sums = flat[3:].split([g.numel() for g in grads])
+        for grad, total in zip(grads, sums, strict=True):
+            grad.copy_(total.view_as(grad))
+        loss, tokens, share = flat[:3].tolist()
+        return loss, tokens, share
+
+    def run(self) -> None:
+        """Steps until the share of the rate has fallen to nothing; the first worker logs and saves."""
+        saved = last = time.monotonic()
+        losses: list[float] = []
+        share = 1.0 if self.done() < 1.0 else 0.0
+        while share > 0.0:
+            loss, share = self.step()
+            now = time.monotonic()
+            self.progress.seconds, last = self.progress.seconds + now - last, now
+            losses.append(loss)
+            if self.rank == 0 and self.progress.step % 20 == 0:
+                self.log(sum(losses) / len(losses), share)
+                losses = []
+            if self.rank == 0 and now - saved > self.args.save_every * 60:
+                self.save()
+                saved = now
+        if self.rank == 0:
+            self.save()
+            print(f"finished: {self.progress}", flush=True)
+
+    def log(self, loss: float, share: float) -> None:
+        p = self.progress
+        minutes = round(p.seconds / 60, 2)
+        line = {"step": p.step, "loss": round(loss, 4), "rate": round(share, 3)}
+        line |= {"tokens": p.tokens, "minutes": minutes}
+        with (self.args.work / "loss.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(*(f"{k} {v}" for k, v in line.items()), flush=True)
+
+
+def work(rank: int, args: argparse.Namespace, meeting: str) -> None:
+    """One worker, on its own threads; workers meet at a file."""
     torch.set_num_threads(args.threads)
+    if args.workers > 1:
+        torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=args.workers)
+    Trainer(args, rank).run()
+    if args.workers > 1:
+        torch.distributed.destroy_process_group()
+
+
+def train(args: argparse.Namespace) -> None:
+    """Runs the workers: one in this process, more in processes of their own."""
     args.work.mkdir(parents=True, exist_ok=True)
-    encoder = Encoder(Tokenizer.from_file(str(args.work / "tokenizer.json")))
-    config = MiniConfig()
-    model = Mini(config).init(args.seed)
-    optimizers = Optimizers(model, args.rate)
-    progress = Progress(seed=args.seed, config=config.to_json())
-    checkpoint = args.work / "checkpoint.safetensors"
-    if checkpoint.exists():
-        tensors, progress = read(checkpoint)
-        load_model(model, tensors)
-        optimizers.load(tensors)
-        print(f"resumes at step {progress.step}, {progress.seconds / 60:.1f} minutes", flush=True)
-    hidden = torch.compile(model, dynamic=False) if args.compile else model
-    with (args.work / "loss.jsonl").open("a") as log:
-        _loop(args, model, hidden, optimizers, encoder, progress, log)
+    if PARTS % args.workers:
+        raise ValueError(f"--workers {args.workers}: must divide the {PARTS} parts of a step")
+    if args.workers == 1:
+        work(0, args, "")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = f"file://{folder}/meeting"
+        torch.multiprocessing.spawn(work, (args, meeting), nprocs=args.workers)
 
 
-def _loop(args, model, hidden, optimizers, encoder, progress, log) -> None:
-    saved = last = time.monotonic()
-    recent: list[float] = []
-    while True:
-        done = max(progress.seconds / 60 / args.minutes, progress.step / args.steps if args.steps else 0.0)
-        if done >= 1.0:
-            break
-        total = 0.0
-        for part in range(PARTS):
-            data = batch(encoder, progress.seed, progress.step, part)
-            loss = loss_of(model, hidden, data) / PARTS
-            loss.backward()
-            total += loss.item()
-            progress.tokens += int((data.docs >= 0).sum())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        share = schedule(progress.step, done, args.fall)
-        optimizers.step(share)
-        progress.step += 1
-        now = time.monotonic()
-        progress.seconds, last = progress.seconds + now - last, now
-        recent.append(total)
-        if progress.step % 20 == 0:
-            line = {"step": progress.step, "loss": round(sum(recent) / len(recent), 4), "rate": round(share, 3),
-                    "tokens": progress.tokens, "minutes": round(progress.seconds / 60, 2)}  # fmt: skip
-            log.write(json.dumps(line) + "\n")
-            log.flush()
-            print(*(f"{k} {v}" for k, v in line.items()), flush=True)
-            recent = []
-        if now - saved > args.save_every * 60:
-            save(args.work, model, optimizers, progress)
-            saved = now
-    save(args.work, model, optimizers, progress)
-    print(f"finished: {progress.step} steps, {progress.tokens} tokens, {progress.seconds / 60:.1f} minutes")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=75.0, help="wall clock of the whole run, resumed parts included"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=0, help="end after this many steps; 0: by the clock alone"
-    )
-    parser.add_argument("--rate", type=float, default=3e-3, help="full learning rate")
-    parser.add_argument(
-        "--fall", type=float, default=0.3, help="share of the run in which the rate falls to zero"
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--save-every", type=float, default=4.0, help="minutes between checkpoints")
-    parser.add_argument("--compile", action="store_true", help="compile the forward (needs a C++ compiler)")
-    parser.add_argument(
-        "--work", type=Path, default=WORK, help="folder of tokenizer.json, checkpoint and log"
-    )
-    train(parser.parse_args())
+def arguments() -> argparse.ArgumentParser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    add = parser.add_argument
+    add("--minutes", type=float, default=75.0, help="wall clock of the whole run, resumed parts included")
+    add("--steps", type=int, default=0, help="end after this many steps; 0: by the clock alone")
+    add("--rate", type=float, default=3e-3, help="full learning rate")
+    add("--fall", type=float, default=0.3, help="share of the run in which the rate falls to zero")
+    add("--seed", type=int, default=1)
+    add("--workers", type=int, default=2, help="processes that share each step's batches")
+    add("--threads", type=int, default=1, help="threads of each worker")
+    add("--save-every", type=float, default=4.0, help="minutes between checkpoints")
+    add("--compile", action="store_true", help="compile the forward (needs a C++ compiler)")
+    add("--work", type=Path, default=WORK, help="folder of tokenizer.json, checkpoint and log")
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    train(arguments().parse_args())

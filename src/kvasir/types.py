@@ -77,6 +77,7 @@ class Request:
 
     resume_ids: for each answer the ids already streamed before an engine died; they are taken as known, and the
     stream goes on behind them with the same tokens as if nothing had happened. done: answers not to be made (again).
+    eos_ids: the tokenizer's end-of-sequence ids; None for those of the model's own configuration.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Request:
     cache_salt: str | None = None
     resume_ids: tuple[tuple[int, ...], ...] = ()
     done: tuple[int, ...] = ()
+    eos_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ def test_a_quantized_checkpoint_is_refused_by_its_method(method):
         Fields({"quantization_config": {"quant_method": method, "bits": 4}}).finish()
 
 
-@settings(deadline=None, max_examples=4000)
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["a", "attn_scale", "eos_token_id", "layer_types"]), JSON_VALUES))
 def test_any_json_gives_a_value_or_our_error(values):
     for read in (
@@ -292,7 +292,7 @@ def test_what_rope_cannot_do_is_refused(config):
         rope(config)
 
 
-@settings(deadline=None, max_examples=4000)
+@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from(["rope_type", "factor", "mscale", "factors", "truncate"]), JSON_VALUES),
     st.sampled_from(KINDS),

@@ -1,0 +1,9 @@
+"""The one room that knows what machine this is: everything else asks the `Device` record.
+
+The vendor's names (torch.cuda) are spelled here alone.
+"""
+
+from kvasir.device.capability import Device, detect
+from kvasir.device.control import allocated, set_threads, synchronize
+
+__all__ = ["Device", "allocated", "detect", "set_threads", "synchronize"]

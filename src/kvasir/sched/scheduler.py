@@ -99,7 +99,8 @@ class Scheduler:
 
     def _sequence(self, request: Request, index: int) -> Sequence:
         params = request.params
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
+        eos_ids = self.eos_ids if request.eos_ids is None else frozenset(request.eos_ids)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
         resumed = request.resume_ids[index] if index < len(request.resume_ids) else ()
         tokens = [*request.prompt_ids, *resumed]
         self._order += 1

@@ -89,17 +89,8 @@ def _splits(scheme: pretokenizers.PreTokenizer) -> list[pre_tokenizers.Split]:
 
 def _sentencepiece_bpe(vocab: Vocab) -> Tokenizer:
     merges = merges_from_scores(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab.ids, merges, byte_fallback=True, fuse_unk=True, **_unknown(vocab)))
-    add_space = vocab.flag("add_space_prefix", True)
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            *_text_normalizers(vocab),
-            *([normalizers.Prepend(SPACE)] if add_space else []),
-            normalizers.Replace(" ", SPACE),
-        ]
-    )
-    tokenizer.decoder = _sentencepiece_decoder(strip=add_space)
-    return _surround(tokenizer, vocab, add_bos=True, add_eos=False)
+    model = models.BPE(vocab.ids, merges, byte_fallback=True, fuse_unk=True, **_unknown(vocab))
+    return _surround(_over_visible_spaces(model, vocab), vocab, add_bos=True, add_eos=False)
 
 
 def merges_from_scores(vocab: Vocab) -> list[tuple[str, str]]:
@@ -126,23 +117,26 @@ def _unigram(vocab: Vocab) -> Tokenizer:
         (token, 0.0 if kind == USER_DEFINED else score)
         for token, kind, score in zip(vocab.tokens, vocab.kinds, vocab.scores, strict=True)
     ]
-    has_bytes = BYTE in vocab.kinds
-    tokenizer = Tokenizer(models.Unigram(scored, vocab.special_id("unknown", 2), has_bytes))
-    tokenizer.normalizer = normalizers.Sequence(_text_normalizers(vocab))
+    model = models.Unigram(scored, vocab.special_id("unknown", 2), BYTE in vocab.kinds)
+    return _surround(_over_visible_spaces(model, vocab), vocab, add_bos=False, add_eos=True)
+
+
+def _over_visible_spaces(model: models.Model, vocab: Vocab) -> Tokenizer:
+    """A SentencePiece tokenizer: spaces become `▁`, and one comes before the text and after each special
+    token, unless the file says otherwise. There is no cutting before the model."""
+    tokenizer = Tokenizer(model)
     add_space = vocab.flag("add_space_prefix", True)
-    spaces = pre_tokenizers.Metaspace(prepend_scheme="always" if add_space else "never", split=False)
-    tokenizer.pre_tokenizer = spaces
-    tokenizer.decoder = _sentencepiece_decoder(strip=add_space)
-    return _surround(tokenizer, vocab, add_bos=False, add_eos=True)
-
-
-def _text_normalizers(vocab: Vocab) -> list[normalizers.Normalizer]:
-    """SentencePiece's table of replacements, then the folding of spaces, where the file has them."""
     charsmap = vocab.charsmap()
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
     if vocab.flag("remove_extra_whitespaces", False):
-        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
-    return steps
+        steps.append(normalizers.Replace(Regex(rf"\A +|[ {SPACE}]+\z"), ""))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    steps.append(normalizers.Replace(" ", SPACE))
+    if add_space:
+        steps.append(normalizers.Prepend(SPACE))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.decoder = _sentencepiece_decoder(strip=add_space)
+    return tokenizer
 
 
 def _wordpiece(vocab: Vocab) -> Tokenizer:

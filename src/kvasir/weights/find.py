@@ -64,10 +64,10 @@ def find_model(
     text = str(ref)
     if text in BUNDLED:
         return _bundled(BUNDLED[text])
-    path = Path(text).expanduser()
     try:
-        exists = path.exists()
-    except (OSError, ValueError) as error:
+        path = Path(text).expanduser()
+        exists = bool(text) and path.exists()
+    except (OSError, ValueError, RuntimeError) as error:
         raise ModelFileError(f"{text[:200]!r} is not a path: {error}") from error
     if exists:
         return find_local(path)

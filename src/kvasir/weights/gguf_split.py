@@ -27,15 +27,17 @@ def split_names(name: str) -> list[str]:
 
 def split_paths(path: Path) -> list[Path]:
     """The paths of all parts beside `path`. Raises `ModelFileError` naming those that are missing."""
-    paths = [path.with_name(name) for name in split_names(path.name)]
-    missing = [part.name for part in paths if not part.exists()]
-    if missing and len(paths) > 1:
-        listed = ", ".join(missing[:_NAMED]) + (" and more" if len(missing) > _NAMED else "")
-        raise ModelFileError(
-            f"{path}: {len(missing)} of the model's {len(paths)} parts are missing: {listed}",
-            "put all parts into one folder",
-        )
-    return paths
+    names = split_names(path.name)
+    if len(names) > 1:
+        present = {file.name for file in path.parent.glob("*.gguf")}
+        missing = [name for name in names if name not in present]
+        if missing:
+            listed = ", ".join(missing[:_NAMED]) + (" and more" if len(missing) > _NAMED else "")
+            raise ModelFileError(
+                f"{path}: {len(missing)} of the model's {len(names)} parts are missing: {listed}",
+                "put all parts into one folder",
+            )
+    return [path.with_name(name) for name in names]
 
 
 class GGUFModel:

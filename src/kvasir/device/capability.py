@@ -1,0 +1,92 @@
+"""The capability record: what the machine offers, found once at start."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvasir.device.memory import host_memory
+from kvasir.errors import ConfigError
+
+# Features worth knowing, by the names of /proc/cpuinfo.
+_FEATURES = """
+    avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni avx512_bf16 avx512_fp16 avx_vnni amx_bf16 amx_int8
+    asimd asimddp bf16 i8mm sve
+    """.split()
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where a model runs. kind: "cpu" or "cuda". Memory in bytes, as it was when the record was made.
+
+    threads: cores this process may run on. features: instruction set extensions of the CPU, or the compute
+    capability ("sm_90") of the GPU.
+    """
+
+    kind: str
+    name: str
+    memory_total: int
+    memory_available: int
+    threads: int
+    features: tuple[str, ...] = ()
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device(self.kind)
+
+    def __str__(self) -> str:
+        gib = 1 << 30
+        return (
+            f"{self.name} ({self.kind}, {self.threads} threads, "
+            f"{self.memory_available / gib:.1f} of {self.memory_total / gib:.1f} GiB free)"
+        )
+
+
+def detect(kind: str = "auto") -> Device:
+    """The record of the wanted device; "auto" is a GPU where torch sees one, else the CPU.
+
+    Raises ConfigError for an unknown kind, or for "cuda" where there is none.
+    """
+    if kind not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {kind!r} is not known", "choose auto, cpu or cuda")
+    has_gpu = torch.cuda.is_available() if kind != "cpu" else False
+    if kind == "cuda" and not has_gpu:
+        raise ConfigError("device cuda was asked for, but torch sees no GPU", "use --device cpu")
+    return _gpu() if has_gpu else _cpu()
+
+
+def _cpu() -> Device:
+    total, available = host_memory()
+    name, flags = _cpuinfo()
+    return Device("cpu", name, total, available, _cores(), tuple(f for f in _FEATURES if f in flags))
+
+
+def _gpu() -> Device:
+    free, total = torch.cuda.mem_get_info()
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    capability = f"sm_{properties.major}{properties.minor}"
+    return Device("cuda", properties.name, total, free, _cores(), (capability,))
+
+
+def _cores() -> int:
+    """Cores of this process's affinity mask, within the time that its control group grants."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or "max"
+        return cores
+
+
+def _cpuinfo(path: Path = Path("/proc/cpuinfo")) -> tuple[str, set[str]]:
+    try:
+        lines = [line.partition(":") for line in path.read_text().splitlines()]
+    except OSError:
+        return platform.processor() or platform.machine(), set()
+    values = {key.strip(): value.strip() for key, _, value in reversed(lines)}
+    name = values.get("model name") or platform.machine()
+    return name, set((values.get("flags") or values.get("Features") or "").split())

@@ -1,0 +1,28 @@
+"""What is done to a device: its threads, its queue, its memory."""
+
+from __future__ import annotations
+
+import torch
+
+from kvasir.device.capability import Device
+from kvasir.errors import ConfigError
+
+MAX_THREADS = 1024
+
+
+def set_threads(count: int) -> None:
+    """How many threads torch's own operations use in this process. Raises ConfigError out of [1, 1024]."""
+    if not 1 <= count <= MAX_THREADS:
+        raise ConfigError(f"threads is {count}", f"expected a number in [1, {MAX_THREADS}]")
+    torch.set_num_threads(count)
+
+
+def synchronize(device: Device) -> None:
+    """Returns when everything queued on the device has run."""
+    if device.kind == "cuda":
+        torch.cuda.synchronize()
+
+
+def allocated(device: Device) -> int:
+    """Bytes of tensors on a GPU; 0 on the CPU, where torch does not count them."""
+    return torch.cuda.memory_allocated() if device.kind == "cuda" else 0

@@ -1,0 +1,195 @@
+"""One answer's way from ids to text: a state machine without asyncio, used by the servers and by `LLM` alike.
+
+    Delta (ids) -> AnswerText.push -> TextDelta (text) -> Answer.add (the whole)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvasir.errors import InvalidRequest
+from kvasir.text.detokenize import Detokenizer
+from kvasir.text.stop import StopStrings
+from kvasir.text.tokenizer import Tokenizer
+from kvasir.types import Delta, FinishReason, SamplingParams, TokenLogprob, Usage
+
+
+class Candidate(NamedTuple):
+    """One of the most probable tokens at a place. `bytes` is exact where `text` has U+FFFD for half a character."""
+
+    token: int
+    text: str
+    bytes: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """A token with its log-probability (None for a prompt's first token, which nothing precedes).
+
+    `offset`: where its text begins, in characters of the whole completion (of the prompt, for a prompt's token).
+    """
+
+    token: int
+    text: str
+    bytes: bytes
+    offset: int
+    logprob: float | None
+    rank: int = 0
+    top: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What one step adds to answer `index`, as text.
+
+    `text` may lag behind `token_ids`: half a character, or what may begin a stop string, is held back. `logprobs`
+    runs parallel to `token_ids` where it was asked for. The last delta of an answer has a finish reason;
+    `stop_reason` is the stop string or the asked-for stop id that ended it. `usage` is the answer's own so far.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenInfo, ...] = ()
+    prompt_logprobs: tuple[TokenInfo, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    usage: Usage = Usage()
+    error: str | None = None
+
+
+class AnswerText:
+    """The text of one answer. When a stop string completes in the middle of a delta, the tokens up to and including
+    the one that completed it belong to the answer, the later ones do not."""
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], params: SamplingParams):
+        """Without a tokenizer all text is empty; stop strings are refused then (InvalidRequest)."""
+        if tokenizer is None and params.stop:
+            raise InvalidRequest("stop strings need a tokenizer, which this model has not", param="stop")
+        self._tokenizer = tokenizer
+        self._params = params
+        self._prompt_ids = prompt_ids
+        self._stop = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._detokenizer = (
+            Detokenizer(tokenizer, prompt_ids, params.skip_special_tokens) if tokenizer is not None else None
+        )
+        self.num_tokens = 0
+        self.cached_tokens = 0
+        self.done = False
+
+    def push(self, delta: Delta) -> TextDelta:
+        """The delta's text. `done` afterwards says whether the answer has ended, also by a stop string, of which the
+        core knows nothing: the caller aborts the answer there, and pushes no more."""
+        assert not self.done, "the answer has ended"
+        pieces: list[str] = []
+        offsets: list[int] = []
+        matched = None
+        for i, token in enumerate(delta.token_ids):
+            offsets.append(self._offset)
+            self.num_tokens += 1
+            if self._is_silent(delta, i):
+                continue
+            text, matched = self._take(token)
+            pieces.append(text)
+            if matched is not None:
+                break
+        if delta.finish_reason and matched is None:
+            text, matched = self._end()
+            pieces.append(text)
+        finish = FinishReason.STOP if matched is not None else delta.finish_reason
+        self.done = finish is not None
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        return TextDelta(
+            index=delta.index,
+            text="".join(pieces),
+            token_ids=delta.token_ids[: len(offsets)],
+            logprobs=tuple(map(self._info, delta.logprobs, offsets)),
+            prompt_logprobs=self._prompt_infos(delta),
+            finish_reason=finish,
+            stop_reason=self._stop_id(delta) if matched is None else matched,
+            usage=Usage(len(self._prompt_ids), self.num_tokens, self.cached_tokens),
+            error=delta.error,
+        )
+
+    @property
+    def _offset(self) -> int:
+        return self._detokenizer.num_chars if self._detokenizer else 0
+
+    def _is_silent(self, delta: Delta, i: int) -> bool:
+        """Whether this is the id that ended the answer and is to leave no text."""
+        ends = delta.stop_token is not None and i == len(delta.token_ids) - 1
+        return ends and not self._params.include_stop_str_in_output
+
+    def _take(self, token: int) -> tuple[str, str | None]:
+        text = self._detokenizer.push((token,)) if self._detokenizer else ""
+        # Before min_tokens nothing may end the answer, so stop strings are not looked for.
+        return (text, None) if self.num_tokens <= self._params.min_tokens else self._stop.push(text)
+
+    def _end(self) -> tuple[str, str | None]:
+        """What was held back, and the stop string that it completes."""
+        text, matched = self._stop.push(self._detokenizer.flush() if self._detokenizer else "")
+        return text + self._stop.flush(), matched
+
+    def _stop_id(self, delta: Delta) -> int | None:
+        return delta.stop_token if delta.stop_token in self._params.stop_token_ids else None
+
+    def _info(self, entry: TokenLogprob, offset: int) -> TokenInfo:
+        text, data = self._spell(entry.token)
+        top = tuple(Candidate(t, *self._spell(t), logprob) for t, logprob in entry.top)
+        return TokenInfo(entry.token, text, data, offset, entry.logprob, entry.rank, top)
+
+    def _spell(self, token: int) -> tuple[str, bytes]:
+        if self._tokenizer is None:
+            return "", b""
+        return self._tokenizer.token_text(token), self._tokenizer.token_bytes(token)
+
+    def _prompt_infos(self, delta: Delta) -> tuple[TokenInfo, ...] | None:
+        if delta.prompt_logprobs is None:
+            return None
+        offsets = prompt_offsets(self._tokenizer, self._prompt_ids, self._params.skip_special_tokens)
+        return tuple(
+            self._info(entry, offset) if entry else TokenInfo(token, *self._spell(token), offset, None)
+            for token, entry, offset in zip(self._prompt_ids, delta.prompt_logprobs, offsets, strict=True)
+        )
+
+
+def prompt_text(tokenizer: Tokenizer | None, prompt_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+    """The prompt as it stands before an answer's text: without half a character at its end, which the answer has."""
+    return Detokenizer(tokenizer, (), skip_special_tokens).push(prompt_ids) if tokenizer else ""
+
+
+def prompt_offsets(tokenizer: Tokenizer | None, prompt_ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+    """Where each prompt token's text begins in `prompt_text`."""
+    if tokenizer is None:
+        return [0] * len(prompt_ids)
+    detokenizer, offsets = Detokenizer(tokenizer, (), skip_special_tokens), []
+    for token in prompt_ids:
+        offsets.append(detokenizer.num_chars)
+        detokenizer.push((token,))
+    return offsets
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole answer, or what there is of it so far."""
+
+    index: int = 0
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenInfo] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenInfo, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    usage: Usage = Usage()
+    error: str | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        self.usage, self.error = delta.usage, delta.error

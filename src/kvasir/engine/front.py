@@ -1,0 +1,244 @@
+"""Front: the text half joined to an Engine. Text, ids and conversations go in, text comes out.
+
+    encode / encode_chat -> ids -> resolve -> Request -> stream -> TextDelta ...
+
+Whatever is slow (a long text, a chat template) runs in a thread, so that the event loop never waits for one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from kvasir.engine.answer import Answer, AnswerText, TextDelta
+from kvasir.engine.client import Engine
+from kvasir.engine.meter import Meter
+from kvasir.errors import EngineDead, InvalidRequest, KvasirError
+from kvasir.seeds import draw_seed
+from kvasir.text.chat import ChatTemplate
+from kvasir.text.tokenizer import Tokenizer
+from kvasir.types import EngineStats, FinishReason, ModelInfo, Request, SamplingParams, Task
+
+LONG_TEXT = 4096  # characters from which on a text is tokenized in a thread
+
+
+class Front:
+    """Owns nothing but counters: the text state of a request lives in its stream and is dropped with it.
+
+    All methods are called from the event loop on which the engine was started.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None = None, template: ChatTemplate | None = None):
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.template = template
+        self.meter = Meter()
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.engine.info
+
+    async def start(self) -> None:
+        await self.engine.start()
+
+    async def stop(self, drain: float = 0.0) -> None:
+        await self.engine.stop(drain)
+
+    async def alive(self, timeout: float = 1.0) -> bool:
+        return await self.engine.alive(timeout)
+
+    async def stats(self) -> EngineStats:
+        return await self.engine.stats()
+
+    # -- text to ids -------------------------------------------------------------------------------------------
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, param: str = "prompt"
+    ) -> tuple[int, ...]:
+        """The ids of a text; an empty one becomes the beginning-of-text id, where the model has such an id.
+
+        Raises InvalidRequest (with `param`) for an empty text without that, a text that is surely longer than the
+        context, and for a model without a tokenizer.
+        """
+        tokenizer = self._need_tokenizer(param)
+        if len(text) < LONG_TEXT:
+            ids = tokenizer.encode(text, add_special_tokens, parse_special)
+        else:
+            ids = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens, parse_special)
+        if not ids and tokenizer.bos_id is not None:
+            ids = [tokenizer.bos_id]
+        if not ids:
+            raise InvalidRequest("the prompt is empty", "give at least one token", param=param)
+        return tuple(ids)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """The ids of a conversation, as the model's chat template renders it. Raises TemplateError, InvalidRequest."""
+        if self.template is None:
+            raise InvalidRequest("this model has no chat template", "use completions", param="messages")
+        text = await asyncio.to_thread(
+            self.template.render,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **(variables or {}),
+        )
+        return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
+
+    def template_mentions(self, word: str, tools: object = None) -> bool:
+        """Whether the chat template has this word in its source: a role or a switch that it knows."""
+        return self.template is not None and word in self.template.select(tools)
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ids. Raises InvalidRequest for ids outside the vocabulary."""
+        tokenizer = self._need_tokenizer("tokens")
+        self._check_ids(ids, "tokens")
+        if len(ids) < LONG_TEXT:
+            return tokenizer.decode(ids, skip_special_tokens)
+        return await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens)
+
+    def _need_tokenizer(self, param: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InvalidRequest("this model has no tokenizer", "give token ids instead of text", param=param)
+        return self.tokenizer
+
+    # -- ids to a request --------------------------------------------------------------------------------------
+
+    def resolve(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        id: str | None = None,
+        param: str = "prompt",
+        **fields: Any,
+    ) -> Request:
+        """A complete Request: seed drawn, max_tokens settled (None: what the context leaves), everything in range.
+
+        `param` names the prompt's field in errors; `fields` (priority, cache_salt, adapter) go to the Request as they
+        are. Raises InvalidRequest; nothing is ever cut.
+        """
+        self._need_task(Task.GENERATE)
+        self._check_ids(prompt_ids, param)
+        room = self._room(prompt_ids, params.max_tokens, param)
+        if params.stop:
+            self._need_tokenizer("stop")
+        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        self._check_vocabulary("logit_bias", params.logit_bias)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > self.info.vocab_size:
+                raise InvalidRequest(f"{name} is larger than the vocabulary", param=name)
+        seed = draw_seed() if params.seed is None else params.seed
+        params = replace(params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens)
+        return Request(id or _new_id(), tuple(prompt_ids), params, **fields)
+
+    def resolve_embedding(self, ids: Sequence[int], *, id: str | None = None, **fields: Any) -> Request:
+        """A complete Request for the embedding of a text. Raises InvalidRequest."""
+        self._need_task(Task.EMBED)
+        self._check_ids(ids, "input")
+        if len(ids) > self.info.max_model_len:
+            raise InvalidRequest(
+                f"the input has {len(ids)} tokens; the context holds {self.info.max_model_len}",
+                "shorten it", param="input",
+            )  # fmt: skip
+        params = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
+        return Request(id or _new_id(), tuple(ids), params, Task.EMBED, **fields)
+
+    def _need_task(self, task: Task) -> None:
+        if task not in self.info.tasks:
+            can = ", ".join(t.value for t in self.info.tasks)
+            raise InvalidRequest(f"this model does not {task.value}", f"it can: {can}", param="model")
+
+    def _check_ids(self, ids: Sequence[int], param: str) -> None:
+        if not ids:
+            raise InvalidRequest("the prompt is empty", "give at least one token", param=param)
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= self.info.vocab_size:
+            bad = low if low < 0 else high
+            raise InvalidRequest(f"token id {bad}", f"expected [0, {self.info.vocab_size})", param=param)
+
+    def _check_vocabulary(self, name: str, ids: Sequence[int] | Mapping[int, float]) -> None:
+        bad = next((i for i in ids if i >= self.info.vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(
+                f"{name} names token {bad}", f"expected ids below {self.info.vocab_size}", param=name
+            )
+
+    def _room(self, prompt_ids: Sequence[int], max_tokens: int | None, param: str) -> int:
+        length, context = len(prompt_ids), self.info.max_model_len
+        room = context - length
+        if room < 1:
+            raise InvalidRequest(
+                f"the prompt has {length} tokens; the context holds {context}, one of them for the answer",
+                "shorten the prompt", param=param,
+            )  # fmt: skip
+        if max_tokens is not None and max_tokens > room:
+            raise InvalidRequest(
+                f"the prompt has {length} tokens and max_tokens is {max_tokens}; the context holds {context}",
+                f"lower max_tokens to {room}, or shorten the prompt", param="max_tokens",
+            )  # fmt: skip
+        return room
+
+    # -- a request to text -------------------------------------------------------------------------------------
+
+    async def stream(self, request: Request) -> AsyncIterator[TextDelta]:
+        """The deltas of all answers of a resolved request; ends after the last answer's.
+
+        Close it (aclosing) when leaving early: that gives back everything the request holds. Raises what
+        `Engine.submit` raises. An answer that failed alone ends with FinishReason.ERROR and `error`.
+        """
+        params = request.params
+        answers = [AnswerText(self.tokenizer, request.prompt_ids, params) for _ in range(params.n)]
+        open_answers = params.n
+        with self.meter.watch(len(request.prompt_ids), params.n) as watch:
+            async with aclosing(self.engine.submit(request)) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    answer = answers[delta.index]
+                    if answer.done:
+                        continue
+                    text = answer.push(delta)
+                    watch.saw(text)
+                    if answer.done:
+                        open_answers -= 1
+                        if delta.finish_reason is None:
+                            await self.engine.abort(request.id, delta.index)
+                    yield text
+                    if not open_answers:
+                        return
+
+    async def complete(self, request: Request) -> list[Answer]:
+        """All answers of a resolved request, whole. Raises as `stream` does."""
+        answers = [Answer(i) for i in range(request.params.n)]
+        async with aclosing(self.stream(request)) as deltas:
+            async for delta in deltas:
+                answers[delta.index].add(delta)
+        return answers
+
+    async def embed(self, request: Request) -> tuple[float, ...]:
+        """The embedding of a request made by `resolve_embedding`: float32 values. Raises as `Engine.submit` does."""
+        with self.meter.watch(len(request.prompt_ids), 1) as watch:
+            async with aclosing(self.engine.submit(request)) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    watch.saw(AnswerText(None, request.prompt_ids, request.params).push(delta))
+                    if delta.finish_reason is FinishReason.ERROR:
+                        raise KvasirError(f"the engine failed on this input: {delta.error}")
+                    if delta.embedding is not None:
+                        return delta.embedding
+        raise EngineDead("the engine ended the request without an embedding")
+
+
+def _new_id() -> str:
+    return secrets.token_hex(12)

@@ -1,0 +1,42 @@
+"""The text half's parts of a model: its tokenizer and its chat templates. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvasir.config import EngineOptions
+from kvasir.errors import ConfigError
+from kvasir.text.chat import ChatTemplate
+from kvasir.text.tokenizer import Tokenizer
+from kvasir.weights.find import ModelFiles, find_model, gguf_chat_templates
+from kvasir.weights.gguf import GGUFFile
+
+
+def load_text(options: EngineOptions) -> tuple[Tokenizer | None, ChatTemplate]:
+    """Tokenizer (None for a model that has none: prompts are ids then) and chat template of a model.
+
+    Raises KvasirError when files are missing or malformed.
+    """
+    files = find_model(options.tokenizer or options.model, options.revision)
+    tokenizer, templates = _from_gguf(files) if files.kind == "gguf" else _from_folder(files)
+    if options.chat_template:
+        templates = {"default": _read_template(options.chat_template)}
+    return tokenizer, ChatTemplate(templates, tokenizer.special_tokens if tokenizer else None)
+
+
+def _from_folder(files: ModelFiles) -> tuple[Tokenizer | None, dict[str, str]]:
+    has_one = files.tokenizer_json or files.tokenizer_model
+    return Tokenizer.from_folder(files.root) if has_one else None, dict(files.chat_templates)
+
+
+def _from_gguf(files: ModelFiles) -> tuple[Tokenizer | None, dict[str, str]]:
+    with GGUFFile(files.weights[0]) as file:
+        tokenizer = Tokenizer.from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
+        return tokenizer, {**gguf_chat_templates(file.metadata), **files.chat_templates}
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {path!r} cannot be read: {error}", "give a text file") from error

@@ -1,0 +1,339 @@
+"""GGUF metadata and tensors under Hugging Face's names: real files against real folders, then each key alone."""
+
+import json
+import math
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.models.config import Fields, read_hf_config
+from kvasir.models.gguf_config import hf_config_from_gguf
+from kvasir.models.gguf_names import FAMILIES, HFView, halves_from_pairs, hf_name
+from kvasir.models.registry import model_class_for
+from kvasir.models.rope import read_rope
+from kvasir.weights.mapped import TensorInfo
+from kvasir.weights.source import DummySource, GGUFSource, SafetensorsSource
+from tests._shared import need
+
+ROWS, HIDDEN, CONTEXT = 48, 32, 64
+
+
+# --- real files -------------------------------------------------------------------------------------
+
+
+def open_hf(name: str) -> tuple[dict, HFView]:
+    source = GGUFSource(need("models", "gguf", name))
+    config = hf_config_from_gguf(source.model.metadata, source)
+    return config, HFView(source, config, source.model.metadata["general.architecture"])
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("stories260K-F32", "stories260K")]
+    + [(f"TinyStories-656K-{kind}", "TinyStories-656K") for kind in ("BF16", "F16", "Q8_0", "Q4_0")],
+)
+def test_the_config_says_what_the_folder_says(name, folder):
+    found, _ = open_hf(f"{name}.gguf")
+    original = read_hf_config(need("models", folder))
+    assert model_class_for(found) is model_class_for(original)
+    given = {**original, "head_dim": original["hidden_size"] // original["num_attention_heads"]}
+    for key, value in found.items():
+        assert (value if key != "eos_token_id" else value[0]) == given[key], key
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("stories260K-F32", "stories260K"), ("TinyStories-656K-BF16", "TinyStories-656K")]
+)
+def test_the_weights_are_the_folders_bit_for_bit(name, folder):
+    _, view = open_hf(f"{name}.gguf")
+    original = SafetensorsSource(need("models", folder))
+    assert set(view.names()) == set(original.names())
+    for tensor in original.names():
+        expected = original.tensor(tensor)
+        assert view.info(tensor).shape == tuple(expected.shape) and view.info(tensor).name == tensor
+        assert torch.equal(view.tensor(tensor).float(), expected.float()), tensor
+
+
+def test_quantized_weights_lie_near_the_folders():
+    original = SafetensorsSource(need("models", "TinyStories-656K"))
+    for kind, bound in (("Q8_0", 0.01), ("Q4_0", 0.12)):
+        _, view = open_hf(f"TinyStories-656K-{kind}.gguf")
+        for tensor in original.names():
+            expected, found = original.tensor(tensor).float(), view.tensor(tensor).float()
+            assert (found - expected).norm() <= bound * expected.norm(), (kind, tensor)
+
+
+def test_raw_rows_come_in_the_same_order_as_the_decoded_ones():
+    _, view = open_hf("stories260K-F32.gguf")
+    for tensor in view.names():
+        raw = torch.from_numpy(view.raw(tensor).copy()).view(torch.float32)
+        assert torch.equal(raw.view(view.info(tensor).shape), view.tensor(tensor))
+
+
+def test_the_bert_file_has_the_folders_names_and_its_pooling():
+    config, view = open_hf("all-MiniLM-L6-v2-Q4_K_M.gguf")
+    assert config["pooling"] == {"kind": "mean", "normalize": True}
+    assert (config["type_vocab_size"], config["layer_norm_eps"]) == (2, 1e-12)
+    assert "encoder.layer.5.attention.output.LayerNorm.bias" in view.names()
+    assert view.info("embeddings.word_embeddings.weight").shape == (30522, 384)
+
+
+# --- names ------------------------------------------------------------------------------------------
+
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gpt2": gguf.MODEL_ARCH.GPT2,
+    "bert": gguf.MODEL_ARCH.BERT,
+}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_names_are_those_that_the_converter_reads(architecture):
+    """gguf-py maps checkpoint names to GGUF ones; ours must be the inverse on every tensor it knows of ours."""
+    to_gguf = gguf.get_tensor_name_map(ARCHITECTURES[architecture], 3)
+    templates = [gguf.TENSOR_NAMES[t] for t in gguf.MODEL_TENSORS[ARCHITECTURES[architecture]]]
+    ours = [name for name in templates if name.removeprefix("blk.{bid}.") in FAMILIES[architecture].names]
+    assert len(ours) >= 10
+    for name in (template.format(bid=2) for template in ours):
+        found = hf_name(architecture, f"{name}.weight")
+        assert to_gguf.get_name(found, try_suffixes=(".weight",)) == f"{name}.weight"
+
+
+def test_tensors_without_weights_have_no_name():
+    assert hf_name("llama", "rope_freqs.weight") is None
+    assert hf_name("llama", "blk.0.attn_rot_embd.weight") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["blk.0.ffn_gate_inp.weight", "blk.0.attn_q.scale", "x", "blk..attn_q.weight", ""]
+)
+def test_an_unknown_tensor_is_refused_by_name(name):
+    with pytest.raises(ModelFileError, match="unknown tensor"):
+        hf_name("llama", name)
+
+
+@pytest.mark.parametrize(("heads", "width"), [(1, 2), (4, 8), (3, 6)])
+def test_rotating_pairs_and_rotating_halves_agree_through_the_order(heads, width):
+    rows = heads * width
+    angles = torch.rand(width // 2, generator=torch.Generator().manual_seed(0)).repeat(heads)
+    pairs = torch.randn(rows, generator=torch.Generator().manual_seed(1))
+    x, y = pairs[0::2], pairs[1::2]
+    rotated = torch.stack(
+        [x * angles.cos() - y * angles.sin(), x * angles.sin() + y * angles.cos()], 1
+    ).flatten()
+    order = halves_from_pairs(rows, heads)
+    a, b = pairs[order].view(heads, 2, -1).unbind(1)
+    cos, sin = angles.cos().view(heads, -1), angles.sin().view(heads, -1)
+    halves = torch.stack([a * cos - b * sin, a * sin + b * cos], 1).flatten()
+    assert torch.equal(rotated[order], halves)
+
+
+def test_transposed_weights_are_given_back_as_the_checkpoint_holds_them():
+    source = DummySource({"blk.0.attn_qkv.weight": (96, 32), "blk.0.attn_qkv.bias": (96,)})
+    view = HFView(source, {}, "gpt2")
+    name = "transformer.h.0.attn.c_attn.weight"
+    assert view.info(name).shape == (32, 96)
+    assert torch.equal(view.tensor(name), source.tensor("blk.0.attn_qkv.weight").T)
+    assert view.tensor("transformer.h.0.attn.c_attn.bias").shape == (96,)
+
+
+def test_rows_that_the_heads_cannot_share_are_refused():
+    view = HFView(DummySource({"blk.0.attn_q.weight": (30, 8)}), {"num_attention_heads": 4}, "llama")
+    with pytest.raises(ModelFileError, match="4 heads"):
+        view.tensor("model.layers.0.self_attn.q_proj.weight")
+
+
+# --- metadata ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tensors:
+    """A source of given arrays: what a GGUF file's tensors look like to the config reader."""
+
+    arrays: dict[str, np.ndarray]
+
+    def names(self):
+        return self.arrays.keys()
+
+    def info(self, name):
+        array = self.arrays[name]
+        return TensorInfo(name, array.shape, "F32", array.nbytes, need())
+
+    def tensor(self, name, dtype=None):
+        return torch.from_numpy(self.arrays[name])
+
+
+def metadata(architecture: str, **changes) -> dict:
+    values = {
+        "context_length": CONTEXT,
+        "embedding_length": HIDDEN,
+        "block_count": 1,
+        "feed_forward_length": 80,
+        "attention.head_count": 4,
+    }
+    epsilon = "layer_norm_epsilon" if architecture in ("gpt2", "bert") else "layer_norm_rms_epsilon"
+    values[f"attention.{epsilon}"] = float(np.float32(1e-5))
+    for key, value in changes.items():
+        values[key.replace("__", ".")] = value
+    return {
+        "general.architecture": architecture,
+        **{f"{architecture}.{key}": value for key, value in values.items() if value is not None},
+    }
+
+
+def read(architecture: str, tensors: dict | None = None, tokenizer: dict | None = None, **changes) -> dict:
+    arrays = {"token_embd.weight": np.zeros((ROWS, HIDDEN), np.float32), **(tensors or {})}
+    if architecture == "bert":
+        arrays["token_types.weight"] = np.zeros((2, HIDDEN), np.float32)
+    extra = {f"tokenizer.ggml.{key}": value for key, value in (tokenizer or {}).items()}
+    return hf_config_from_gguf({**metadata(architecture, **changes), **extra}, Tensors(arrays))
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_each_architecture_gives_a_config_of_a_class_we_have(architecture):
+    config = read(architecture)
+    assert model_class_for(config).__module__ == f"kvasir.models.{architecture}"
+    assert config["vocab_size"] == ROWS
+
+
+def test_a_float32_is_the_decimal_that_was_meant():
+    assert read("llama")["rms_norm_eps"] == 1e-5
+    assert read("llama", rope__freq_base=float(np.float32(1e6)))["rope_theta"] == 1e6
+
+
+def test_the_head_is_tied_where_the_file_has_no_output():
+    assert read("llama")["tie_word_embeddings"] is True
+    output = np.zeros((ROWS, HIDDEN), np.float32)
+    assert read("llama", {"output.weight": output})["tie_word_embeddings"] is False
+
+
+def test_a_window_makes_a_llama_a_mistral_and_no_other():
+    config = read("llama", attention__sliding_window=16)
+    assert (config["model_type"], config["sliding_window"]) == ("mistral", 16)
+    with pytest.raises(UnsupportedModel, match="sliding_window"):
+        read("qwen2", attention__sliding_window=16)
+
+
+def test_head_sizes_are_the_files_own():
+    config = read("qwen3", attention__key_length=16, attention__value_length=16, attention__head_count_kv=2)
+    assert (config["head_dim"], config["num_key_value_heads"]) == (16, 2)
+    assert read("qwen3")["head_dim"] == HIDDEN // 4
+
+
+def test_counts_per_layer_must_be_equal():
+    same = np.array([2, 2], np.int32)
+    assert read("llama", attention__head_count_kv=same)["num_key_value_heads"] == 2
+    with pytest.raises(ModelFileError, match="head_count_kv"):
+        read("llama", attention__head_count_kv=np.array([2, 4], np.int32))
+
+
+def test_biases_are_seen_in_the_tensors():
+    bias = {"blk.0.attn_q.bias": np.zeros(HIDDEN, np.float32), "blk.0.ffn_up.bias": np.zeros(80, np.float32)}
+    assert (read("llama")["attention_bias"], read("llama")["mlp_bias"]) == (False, False)
+    assert (read("llama", bias)["attention_bias"], read("llama", bias)["mlp_bias"]) == (True, True)
+
+
+def test_rope_factors_come_from_their_tensor():
+    factors = np.array([1.0, 1.5, 4.0, 8.0], np.float32)
+    config = read("llama", {"rope_freqs.weight": factors})
+    _, scaling = read_rope(Fields(config), CONTEXT)
+    assert (scaling.kind, scaling.factors) == ("factors", (1.0, 1.5, 4.0, 8.0))
+
+
+def yarn(**changes):
+    keys = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__finetuned": True}
+    config = read("qwen2", rope__scaling__original_context_length=16, **keys, **changes)
+    return read_rope(Fields(config), CONTEXT)[1]
+
+
+def test_yarn_reads_as_in_a_hugging_face_config():
+    scaling = yarn()
+    assert (scaling.kind, scaling.factor, scaling.original_max_position) == ("yarn", 4.0, 16)
+    assert scaling.attention_factor == 0.1 * math.log(4) + 1
+    assert (yarn(rope__scaling__yarn_beta_fast=8.0).beta_fast, scaling.beta_fast) == (8.0, 32.0)
+
+
+def test_yarns_extra_attention_factor_multiplies():
+    assert yarn(rope__scaling__attn_factor=0.5).attention_factor == 0.5 * (0.1 * math.log(4) + 1)
+
+
+def test_linear_scaling_in_both_spellings():
+    new = read("llama", rope__scaling__type="linear", rope__scaling__factor=2.0)
+    old = read("llama", rope__scaling__type="linear", rope__scale_linear=2.0)
+    assert new["rope_scaling"] == old["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+
+
+def test_all_ids_that_end_an_answer_are_given():
+    ids = {"eos_token_id": 2, "eot_token_id": 5, "eom_token_id": 2, "bos_token_id": 1}
+    config = read("llama", tokenizer=ids)
+    assert (config["eos_token_id"], config["bos_token_id"]) == ([2, 5], 1)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(0, "none"), (1, "mean"), (2, "cls"), (3, "last")])
+def test_pooling_kinds(number, kind):
+    assert read("bert", pooling_type=number)["pooling"]["kind"] == kind
+    assert read("qwen3", pooling_type=number)["pooling"]["kind"] == kind
+    assert "pooling" not in read("bert")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("gemma3", {}),
+        ("llama", {"expert_count": 8}),
+        ("llama", {"attention__value_length": 4}),
+        ("llama", {"rope__dimension_count": 4}),
+        ("llama", {"attention__scale": 0.5}),
+        ("llama", {"logit_scale": 0.5}),
+        ("llama", {"attn_logit_softcapping": 50.0}),
+        ("llama", {"rope__scaling__type": "ntk"}),
+        ("qwen2", {"rope__scaling__type": "yarn", "rope__scaling__yarn_ext_factor": 0.5}),
+        ("bert", {"pooling_type": 4}),
+        ("bert", {"attention__causal": True}),
+    ],
+)
+def test_a_feature_without_code_is_refused(architecture, changes):
+    with pytest.raises(UnsupportedModel):
+        read(architecture, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_count": None},
+        {"block_count": 10**9},
+        {"embedding_length": 0},
+        {"embedding_length": "32"},
+        {"attention__layer_norm_rms_epsilon": math.nan},
+        {"vocab_size": ROWS + 1},
+        {"rope__freq_base": math.inf},
+    ],
+)
+def test_missing_and_impossible_values_are_bad_files(changes):
+    with pytest.raises(ModelFileError):
+        read("llama", **changes)
+
+
+def test_a_file_without_architecture_or_embedding_is_bad():
+    with pytest.raises(ModelFileError, match=r"general\.architecture"):
+        hf_config_from_gguf({}, Tensors({}))
+    with pytest.raises(ModelFileError, match="token_embd"):
+        hf_config_from_gguf(metadata("llama"), Tensors({}))
+
+
+@pytest.mark.parametrize("token", [-1, 1.5, "2", 1 << 40])
+def test_a_token_id_that_cannot_be_is_refused(token):
+    with pytest.raises(ModelFileError, match="eos_token_id"):
+        read("llama", tokenizer={"eos_token_id": token})
+
+
+def test_a_config_is_plain_json():
+    factors = {"rope_freqs.weight": np.ones(4, np.float32)}
+    config = read("llama", factors, {"eos_token_id": 2}, attention__head_count_kv=np.array([2], np.uint32))
+    assert json.loads(json.dumps(config)) == config

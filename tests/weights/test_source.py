@@ -1,0 +1,101 @@
+"""Weight sources: the same questions to every format."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from kvasir.quant.gguf_types import GGMLType
+from kvasir.weights import source as module
+from kvasir.weights.source import DummySource, GGUFSource, SafetensorsSource, WeightSource
+from tests._shared import need
+
+PAIRS = {  # names in the GGUF file and in the Hugging Face folder of the same model
+    "token_embd.weight": "model.embed_tokens.weight",
+    "blk.1.ffn_down.weight": "model.layers.1.mlp.down_proj.weight",
+    "blk.0.attn_norm.weight": "model.layers.0.input_layernorm.weight",
+}
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16", "Q8_0", "Q4_0"])
+def test_gguf_and_safetensors_hold_the_same_model(kind):
+    """Norms are float32 in every file; other weights differ by no more than their format's step."""
+    ours: WeightSource = GGUFSource(need(f"models/gguf/TinyStories-656K-{kind}.gguf"))
+    theirs: WeightSource = SafetensorsSource(need("models/TinyStories-656K"))
+    step = {"BF16": 0, "F16": 2**-11, "Q8_0": 1 / 127, "Q4_0": 1 / 8}[kind]
+    for name, hf_name in PAIRS.items():
+        expected = theirs.tensor(hf_name, torch.float32)
+        tensor = ours.tensor(name, torch.float32)
+        assert ours.info(name).shape == theirs.info(hf_name).shape == tuple(tensor.shape)
+        tolerance = 0 if "norm" in name else step * expected.abs().max()
+        assert (tensor - expected).abs().max() <= tolerance
+    for source in (ours, theirs):
+        assert set(source.names()) >= set(PAIRS if source is ours else PAIRS.values())
+        source.close()
+
+
+@pytest.fixture
+def packed(tmp_path):
+    """A source with one Q4_0, one F16 and one F32 tensor of odd place, and their values."""
+    values = np.random.default_rng(0).standard_normal((50, 96)).astype(np.float32)
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("q", gguf.quantize(values, gguf.GGMLQuantizationType.Q4_0), raw_dtype=2)
+    writer.add_tensor("h", values.astype(np.float16))
+    writer.add_tensor("i", np.arange(5, dtype=np.int32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return GGUFSource(path), values
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_quantized_weights_are_decoded_then_rounded_once(packed, dtype, monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK", 256)  # several chunks, the last not full
+    source, _ = packed
+    data = source.raw("q")
+    assert data.shape == (50, 54) and source.info("q").dtype == "Q4_0"
+    expected = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType.Q4_0))
+    tensor = source.tensor("q", dtype)
+    assert tensor.dtype == (dtype or torch.float32)
+    assert tensor.equal(expected.to(tensor.dtype))
+
+
+def test_plain_weights_are_views_of_the_file(packed):
+    source, values = packed
+    tensor = source.tensor("h")
+    assert tensor.dtype == torch.float16 and tensor.numpy().tobytes() == values.astype(np.float16).tobytes()
+    assert tensor.data_ptr() == source.raw("h").ctypes.data
+    assert source.tensor("i").tolist() == [0, 1, 2, 3, 4]
+    source.drop("h")
+    source.close()
+    assert tensor.numpy().tobytes() == values.astype(np.float16).tobytes()
+
+
+def test_every_plain_type_of_the_table_has_a_torch_dtype():
+    plain = {kind for kind in GGMLType if kind.is_plain}
+    assert {kind: dtype.itemsize for kind, dtype in module._PLAIN_GGML.items()} == {
+        kind: kind.type_size for kind in plain
+    }
+
+
+def test_unknown_names(packed, tmp_path):
+    for source in (packed[0], DummySource({})):
+        with pytest.raises(KeyError):
+            source.tensor("nothing")
+
+
+def test_dummy_weights_depend_on_name_shape_and_seed_alone():
+    shapes = {"a.weight": (64, 256), "norm.weight": (1000,), "a.bias": (1000,)}
+    first, second = DummySource(shapes), DummySource({**dict(reversed(shapes.items())), "b": (2,)})
+    for name, shape in shapes.items():
+        tensor = first.tensor(name)
+        assert tuple(tensor.shape) == first.info(name).shape == shape
+        assert tensor.equal(second.tensor(name))
+        assert not tensor.equal(DummySource(shapes, seed=1).tensor(name))
+        assert first.raw(name).tobytes() == tensor.numpy().tobytes()
+        assert first.tensor(name, torch.bfloat16).equal(tensor.bfloat16())
+    assert first.tensor("a.weight").std() == pytest.approx(1 / 16, rel=0.05)
+    assert first.tensor("norm.weight").mean() == pytest.approx(1, abs=0.02)
+    assert first.tensor("a.bias").mean() == pytest.approx(0, abs=0.02)
