@@ -25,7 +25,7 @@ $(VENV)/.run: pyproject.toml constraints.txt $(NATIVE) | $(PY)
 	@echo "Installing torch (the largest part, once) ..."
 	@$(PIP) torch numpy
 	@echo "Installing Kvasir and building its native kernels ..."
-	@$(PIP) scikit-build-core ninja $$(command -v cmake >/dev/null || echo cmake)
+	@$(PIP) scikit-build-core cmake ninja
 	@rm -rf src/kvasir/_lib
 	@$(PIP) --no-build-isolation -e '.[demo]'
 	@scripts/native_built.sh
@@ -52,8 +52,8 @@ test-all: env sanitize  ## Everything this machine can run: slow tests, sanitize
 	@$(MAKE) --no-print-directory gpu-check
 
 sanitize: $(VENV)/.run  ## The native kernels under the address and undefined-behaviour sanitizers
-	@cmake -S . -B build/sanitize -DKVASIR_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
-	@cmake --build build/sanitize --target kvasir_test_kernels -j 2 >/dev/null
+	@$(VENV)/bin/cmake -S . -B build/sanitize -DKVASIR_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
+	@$(VENV)/bin/cmake --build build/sanitize --target kvasir_test_kernels -j 2 >/dev/null
 	@build/sanitize/kvasir_test_kernels
 
 check: lint format arrows types  ## Lint, format, import arrows, types (make -k check: all, whatever fails)
@@ -62,7 +62,7 @@ lint: env
 	$(VENV)/bin/ruff check --output-format concise .
 
 format: env
-	$(VENV)/bin/ruff format --check --quiet . || { echo "not formatted; run: $(VENV)/bin/ruff format ."; exit 1; }
+	$(VENV)/bin/ruff format --check --output-format concise . || { echo "not formatted; run: $(VENV)/bin/ruff format ."; exit 1; }
 
 arrows: env
 	$(PY) scripts/check_arrows.py
@@ -82,4 +82,4 @@ gpu-check:  ## The GPU tests, with the system's python3 where its torch sees a G
 	else echo "no GPU here: python3 has no torch that sees one, so the GPU tests did not run"; fi
 
 clean:  ## Remove what was built (not the environment)
-	rm -rf build bench-out src/kvasir/_lib .pytest_cache .ruff_cache .hypothesis
+	rm -rf build bench-out src/kvasir/_lib .pytest_cache .ruff_cache .hypothesis $(VENV)/.run

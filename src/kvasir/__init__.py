@@ -1,3 +1,30 @@
 """Kvasir: an LLM inference engine. Public names resolve lazily, so `import kvasir` stays cheap."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvasir.config import EngineOptions
+    from kvasir.engine.llm import LLM, AsyncLLM, EmbeddingOutput, RequestOutput
+    from kvasir.errors import KvasirError
+    from kvasir.types import SamplingParams
+
 __version__ = "0.1.0"
+__all__ = ["LLM", "AsyncLLM", "EmbeddingOutput", "EngineOptions", "KvasirError", "RequestOutput", "SamplingParams"]
+
+_HOMES = {
+    "LLM": "kvasir.engine.llm",
+    "AsyncLLM": "kvasir.engine.llm",
+    "EmbeddingOutput": "kvasir.engine.llm",
+    "RequestOutput": "kvasir.engine.llm",
+    "EngineOptions": "kvasir.config",
+    "KvasirError": "kvasir.errors",
+    "SamplingParams": "kvasir.types",
+}
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kvasir' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

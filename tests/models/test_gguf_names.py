@@ -1,4 +1,4 @@
-"""GGUF metadata and tensors under Hugging Face's names: real files against real folders, then each key alone."""
+"""GGUF tensors and metadata under Hugging Face's names: real files first, then each key by itself."""
 
 import json
 import math
@@ -95,7 +95,7 @@ ARCHITECTURES = {
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_names_are_those_that_the_converter_reads(architecture):
-    """gguf-py maps checkpoint names to GGUF ones; ours must be the inverse on every tensor it knows of ours."""
+    """gguf-py maps checkpoint names to GGUF ones; ours must be the inverse wherever both know a tensor."""
     to_gguf = gguf.get_tensor_name_map(ARCHITECTURES[architecture], 3)
     templates = [gguf.TENSOR_NAMES[t] for t in gguf.MODEL_TENSORS[ARCHITECTURES[architecture]]]
     ours = [name for name in templates if name.removeprefix("blk.{bid}.") in FAMILIES[architecture].names]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.errors import ConfigError
@@ -94,6 +94,7 @@ def test_rms_norm_has_the_bits_of_its_contract_on_every_isa(cols, restore_isa):
 
 
 @needs_library
+@settings(deadline=None)
 @given(
     rows=st.integers(1, 4), cols=st.integers(1, 200), seed=st.integers(0, 1 << 30), scale=st.integers(-20, 20)
 )

@@ -9,7 +9,7 @@ from .case import TRAIN, Case, system
 Make = Callable[[Random, str], Case]
 # What a chat is made of, with weights; each is one or two turns that need no system prompt.
 SEGMENTS: list[tuple[Make, float]] = [
-    (arithmetic.addition, 26), (arithmetic.subtraction, 14), (arithmetic.times_table, 2),
+    (arithmetic.addition, 30), (arithmetic.subtraction, 20), (arithmetic.times_table, 2),
      (arithmetic.comparing, 4),
     (arithmetic.counting, 3), (talk.small_talk, 12), (talk.knowledge, 8), (recall.echo, 7),
      (recall.people, 10), (stories.story, 1),
@@ -27,7 +27,7 @@ NEUTRAL = [
     "Answer the questions.",
 ]  # fmt: skip
 KINDS = ["chat", "recall", "story", "tools", "system", "json", "thinking"]
-WEIGHTS = [34, 22, 8, 16, 9, 6, 8]
+WEIGHTS = [32, 24, 4, 17, 9, 7, 7]
 
 
 def dialogue(rng: Random, size: int, split: str = TRAIN) -> Case:

@@ -1,6 +1,6 @@
 """One answer's way from ids to text: a state machine without asyncio, used by the servers and by `LLM` alike.
 
-    Delta (ids) -> AnswerText.push -> TextDelta (text) -> Answer.add (the whole)
+Delta (ids) -> AnswerText.push -> TextDelta (text) -> Answer.add (the whole)
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from kvasir.types import Delta, FinishReason, SamplingParams, TokenLogprob, Usag
 
 
 class Candidate(NamedTuple):
-    """One of the most probable tokens at a place. `bytes` is exact where `text` has U+FFFD for half a character."""
+    """One of the most probable tokens at a place. `bytes` is exact where `text` has U+FFFD for half a
+    character."""
 
     token: int
     text: str
@@ -29,7 +30,8 @@ class Candidate(NamedTuple):
 class TokenInfo:
     """A token with its log-probability (None for a prompt's first token, which nothing precedes).
 
-    `offset`: where its text begins, in characters of the whole completion (of the prompt, for a prompt's token).
+    `offset`: where its text begins, in characters of the whole completion (of the prompt, for a prompt's
+    token).
     """
 
     token: int
@@ -45,9 +47,10 @@ class TokenInfo:
 class TextDelta:
     """What one step adds to answer `index`, as text.
 
-    `text` may lag behind `token_ids`: half a character, or what may begin a stop string, is held back. `logprobs`
-    runs parallel to `token_ids` where it was asked for. The last delta of an answer has a finish reason;
-    `stop_reason` is the stop string or the asked-for stop id that ended it. `usage` is the answer's own so far.
+    `text` may lag behind `token_ids`: half a character, or what may begin a stop string, is held back.
+    `logprobs` runs parallel to `token_ids` where it was asked for. The last delta of an answer has a finish
+    reason; `stop_reason` is the stop string or the asked-for stop id that ended it. `usage` is the answer's
+    own so far.
     """
 
     index: int
@@ -57,13 +60,13 @@ class TextDelta:
     prompt_logprobs: tuple[TokenInfo, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
     error: str | None = None
 
 
 class AnswerText:
-    """The text of one answer. When a stop string completes in the middle of a delta, the tokens up to and including
-    the one that completed it belong to the answer, the later ones do not."""
+    """The text of one answer. When a stop string completes in the middle of a delta, the tokens up to and
+    including the one that completed it belong to the answer, the later ones do not."""
 
     def __init__(self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], params: SamplingParams):
         """Without a tokenizer all text is empty; stop strings are refused then (InvalidRequest)."""
@@ -81,8 +84,8 @@ class AnswerText:
         self.done = False
 
     def push(self, delta: Delta) -> TextDelta:
-        """The delta's text. `done` afterwards says whether the answer has ended, also by a stop string, of which the
-        core knows nothing: the caller aborts the answer there, and pushes no more."""
+        """The delta's text. `done` afterwards says whether the answer has ended, also by a stop string, of
+        which the core knows nothing: the caller aborts the answer there, and pushes no more."""
         assert not self.done, "the answer has ended"
         pieces: list[str] = []
         offsets: list[int] = []
@@ -156,12 +159,17 @@ class AnswerText:
         )
 
 
-def prompt_text(tokenizer: Tokenizer | None, prompt_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-    """The prompt as it stands before an answer's text: without half a character at its end, which the answer has."""
+def prompt_text(
+    tokenizer: Tokenizer | None, prompt_ids: Iterable[int], skip_special_tokens: bool = True
+) -> str:
+    """The prompt as it stands before an answer's text: without half a character at its end, which the
+    answer has."""
     return Detokenizer(tokenizer, (), skip_special_tokens).push(prompt_ids) if tokenizer else ""
 
 
-def prompt_offsets(tokenizer: Tokenizer | None, prompt_ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+def prompt_offsets(
+    tokenizer: Tokenizer | None, prompt_ids: Sequence[int], skip_special_tokens: bool
+) -> list[int]:
     """Where each prompt token's text begins in `prompt_text`."""
     if tokenizer is None:
         return [0] * len(prompt_ids)
@@ -183,7 +191,7 @@ class Answer:
     prompt_logprobs: tuple[TokenInfo, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
     error: str | None = None
 
     def add(self, delta: TextDelta) -> None:

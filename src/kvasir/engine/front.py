@@ -2,7 +2,8 @@
 
     encode / encode_chat -> ids -> resolve -> Request -> stream -> TextDelta ...
 
-Whatever is slow (a long text, a chat template) runs in a thread, so that the event loop never waits for one request.
+Whatever is slow (a long text, a chat template) runs in a thread, so that the event loop never waits for one
+request.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Front:
     All methods are called from the event loop on which the engine was started.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer | None = None, template: ChatTemplate | None = None):
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer | None = None, template: ChatTemplate | None = None
+    ):
         self.engine = engine
         self.tokenizer = tokenizer
         self.template = template
@@ -54,15 +57,15 @@ class Front:
     async def stats(self) -> EngineStats:
         return await self.engine.stats()
 
-    # -- text to ids -------------------------------------------------------------------------------------------
+    # -- text to ids ---------------------------------------------------------------------------------------
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, param: str = "prompt"
     ) -> tuple[int, ...]:
         """The ids of a text; an empty one becomes the beginning-of-text id, where the model has such an id.
 
-        Raises InvalidRequest (with `param`) for an empty text without that, a text that is surely longer than the
-        context, and for a model without a tokenizer.
+        Raises InvalidRequest (with `param`) for an empty text without that, and for a model without a
+        tokenizer.
         """
         tokenizer = self._need_tokenizer(param)
         if len(text) < LONG_TEXT:
@@ -85,7 +88,8 @@ class Front:
         add_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """The ids of a conversation, as the model's chat template renders it. Raises TemplateError, InvalidRequest."""
+        """The ids of a conversation, as the model's chat template renders it. Raises TemplateError,
+        InvalidRequest."""
         if self.template is None:
             raise InvalidRequest("this model has no chat template", "use completions", param="messages")
         text = await asyncio.to_thread(
@@ -115,7 +119,7 @@ class Front:
             raise InvalidRequest("this model has no tokenizer", "give token ids instead of text", param=param)
         return self.tokenizer
 
-    # -- ids to a request --------------------------------------------------------------------------------------
+    # -- ids to a request ----------------------------------------------------------------------------------
 
     def resolve(
         self,
@@ -126,10 +130,11 @@ class Front:
         param: str = "prompt",
         **fields: Any,
     ) -> Request:
-        """A complete Request: seed drawn, max_tokens settled (None: what the context leaves), everything in range.
+        """A complete Request: seed drawn, max_tokens settled (None: what the context leaves), everything in
+        range.
 
-        `param` names the prompt's field in errors; `fields` (priority, cache_salt, adapter) go to the Request as they
-        are. Raises InvalidRequest; nothing is ever cut.
+        `param` names the prompt's field in errors; `fields` (priority, cache_salt, adapter) go to the
+        Request as they are. Raises InvalidRequest; nothing is ever cut.
         """
         self._need_task(Task.GENERATE)
         self._check_ids(prompt_ids, param)
@@ -142,7 +147,9 @@ class Front:
             if (getattr(params, name) or 0) > self.info.vocab_size:
                 raise InvalidRequest(f"{name} is larger than the vocabulary", param=name)
         seed = draw_seed() if params.seed is None else params.seed
-        params = replace(params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens)
+        params = replace(
+            params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens
+        )
         return Request(id or _new_id(), tuple(prompt_ids), params, **fields)
 
     def resolve_embedding(self, ids: Sequence[int], *, id: str | None = None, **fields: Any) -> Request:
@@ -192,7 +199,7 @@ class Front:
             )  # fmt: skip
         return room
 
-    # -- a request to text -------------------------------------------------------------------------------------
+    # -- a request to text ---------------------------------------------------------------------------------
 
     async def stream(self, request: Request) -> AsyncIterator[TextDelta]:
         """The deltas of all answers of a resolved request; ends after the last answer's.
@@ -228,7 +235,8 @@ class Front:
         return answers
 
     async def embed(self, request: Request) -> tuple[float, ...]:
-        """The embedding of a request made by `resolve_embedding`: float32 values. Raises as `Engine.submit` does."""
+        """The embedding of a request made by `resolve_embedding`: float32 values. Raises as `Engine.submit`
+        does."""
         with self.meter.watch(len(request.prompt_ids), 1) as watch:
             async with aclosing(self.engine.submit(request)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:

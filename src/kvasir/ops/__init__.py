@@ -1,0 +1,37 @@
+"""The kernels: one folder per family, each with its contract (a plain torch body) and its implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from kvasir.device import Device
+from kvasir.ops.registry import BODY, OPS, Choice, Facts, choose_all
+
+FAMILIES = ("activation", "attention", "linear", "norm", "rope")
+# Where implementations are registered, by the device that they are for: imported only where they could serve.
+IMPLEMENTATIONS = {"cpu": ("norm.native",), "cuda": ()}
+
+
+def choose(device: Device, dtype: str = "float32", wanted: Mapping[str, str] | None = None) -> tuple[Choice, ...]:
+    """Fills the table for a device, once at start. `wanted` forces implementations: {"rms_norm": "torch"}.
+
+    Raises ConfigError where a wanted one cannot serve.
+    """
+    for name in (*FAMILIES, *IMPLEMENTATIONS[device.kind]):
+        import_module(f"kvasir.ops.{name}")
+    return choose_all(Facts(device, dtype), wanted)
+
+
+def table() -> tuple[Choice, ...]:
+    """What is in force, by op and device; an op that was never chosen for runs as its body."""
+    for name in FAMILIES:
+        import_module(f"kvasir.ops.{name}")
+    return tuple(
+        choice
+        for name, op in sorted(OPS.items())
+        for choice in (op.choices.values() or (Choice(name, "any", BODY),))
+    )
+
+
+__all__ = ["BODY", "Choice", "choose", "table"]

@@ -106,6 +106,8 @@ class Tokenizer:
 
     def id_to_token(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it (`Ġthe`, `▁the`, `<0x0A>`); None for an id without one."""
+        if token_id in self._added:  # the library would give the normalized form of some
+            return self._added[token_id]
         return self._backend.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
 
     def token_to_id(self, token: str) -> int | None:

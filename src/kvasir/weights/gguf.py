@@ -15,16 +15,16 @@ forbids, refused are: keys and tensor names that come twice, tensors that overla
 that is not UTF-8. Gaps between tensors are fine.
 """
 
-import struct
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvasir.quant.gguf_types import GGMLType
+from kvasir.weights.gguf_cursor import Cursor
 from kvasir.weights.mapped import MappedFile
 
 if TYPE_CHECKING:
@@ -37,25 +37,8 @@ DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4  # of the format
 MAX_KEY_BYTES = 65535  # of the format
 MAX_NAME_BYTES = 64  # of the format
-MAX_NESTING = 4  # of arrays; our own
 
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-_NUMBERS = {
-    0: np.dtype("u1"),
-    1: np.dtype("i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
-# The fewest bytes that a value of each type takes: what bounds a count before its elements are read.
-_MIN_BYTES = {kind: dtype.itemsize for kind, dtype in _NUMBERS.items()} | {_BOOL: 1, _STRING: 8, _ARRAY: 12}
+# The fewest bytes that an entry takes: what bounds a count before the entries are read.
 _MIN_PAIR_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 
@@ -84,7 +67,7 @@ class GGUFFile:
         self._file = MappedFile(path)
         self.path = self._file.path
         try:
-            cursor = _Cursor(self._file)
+            cursor = Cursor(self._file)
             num_tensors, num_pairs = _read_header(cursor)
             self.metadata: dict[str, object] = _read_metadata(cursor, num_pairs)
             self.tensors: dict[str, GGUFTensor] = _read_tensors(
@@ -122,101 +105,7 @@ class GGUFFile:
         self.close()
 
 
-class _Cursor:
-    """Reads values one after the other; nothing is touched before it is known to lie inside the file."""
-
-    def __init__(self, file: MappedFile):
-        self.file = file
-        self.map = file.map
-        self.size = file.size
-        self.position = 0
-
-    def refuse(self, problem: str, hint: str = "") -> NoReturn:
-        self.file.refuse(problem, hint)
-
-    def need(self, count: int, item_bytes: int, what: str) -> None:
-        left = self.size - self.position
-        if count * item_bytes > left:
-            self.refuse(
-                f"{count} {what} at byte {self.position} need {count * item_bytes} bytes or more, "
-                f"but the file has {left} left",
-                "the file is damaged or was not downloaded completely",
-            )
-
-    def take(self, nbytes: int, what: str) -> bytes:
-        self.need(nbytes, 1, what)
-        start = self.position
-        self.position += nbytes
-        return self.map[start : self.position]
-
-    def u32(self, what: str) -> int:
-        return _U32.unpack(self.take(4, f"bytes of {what}"))[0]
-
-    def u64(self, what: str) -> int:
-        return _U64.unpack(self.take(8, f"bytes of {what}"))[0]
-
-    def string(self, what: str, max_bytes: int | None = None) -> str:
-        length = self.u64(f"the length of {what}")
-        if max_bytes is not None and length > max_bytes:
-            self.refuse(
-                f"{what} at byte {self.position} is {length} bytes long, expected {max_bytes} at most"
-            )
-        try:
-            return self.take(length, f"bytes of {what}").decode()
-        except UnicodeDecodeError as error:
-            self.refuse(f"{what} before byte {self.position} is not UTF-8: {error.reason}")
-
-    def strings(self, count: int, what: str) -> list[str]:
-        """An array's strings. Vocabularies have hundreds of thousands, so this loop is kept tight."""
-        source, position, size, unpack = self.map, self.position, self.size, _U64.unpack_from
-        texts = []
-        try:
-            for _ in range(count):
-                start = position + 8
-                position = start + unpack(source, position)[0]
-                if position > size:
-                    raise struct.error
-                texts.append(source[start:position].decode())
-        except struct.error:
-            self.refuse(f"string {len(texts)} of {what} reaches beyond the file's {size} bytes")
-        except UnicodeDecodeError as error:
-            self.refuse(f"string {len(texts)} of {what} is not UTF-8: {error.reason}")
-        self.position = position
-        return texts
-
-    def value(self, kind: int, what: str) -> object:
-        if kind == _STRING:
-            return self.string(what)
-        if kind == _ARRAY:
-            return self.array(what, 1)
-        numbers = self.numbers(kind, 1, what)
-        return numbers[0].item()
-
-    def array(self, what: str, depth: int) -> object:
-        kind, count = self.u32(f"the element type of {what}"), self.u64(f"the length of {what}")
-        self.need(count, _MIN_BYTES.get(kind, 0), f"elements of {what}")
-        if kind == _STRING:
-            return self.strings(count, what)
-        if kind != _ARRAY:
-            return self.numbers(kind, count, what)
-        if depth == MAX_NESTING:
-            self.refuse(f"{what} nests arrays deeper than {MAX_NESTING} levels")
-        return [self.array(what, depth + 1) for _ in range(count)]
-
-    def numbers(self, kind: int, count: int, what: str) -> np.ndarray:
-        if kind == _BOOL:
-            flags = np.frombuffer(self.take(count, f"bools of {what}"), np.uint8)
-            if flags.size and flags.max() > 1:
-                self.refuse(f"{what} has a bool of value {flags.max()}, expected 0 or 1")
-            return flags.astype(bool)
-        dtype = _NUMBERS.get(kind)
-        if dtype is None:
-            self.refuse(f"{what} has the unknown value type {kind}, expected 0 to 12")
-        self.need(count, dtype.itemsize, f"numbers of {what}")
-        return np.frombuffer(self.take(count * dtype.itemsize, f"bytes of {what}"), dtype)
-
-
-def _read_header(cursor: _Cursor) -> tuple[int, int]:
+def _read_header(cursor: Cursor) -> tuple[int, int]:
     magic = cursor.take(4, "bytes of magic")
     if magic != MAGIC:
         cursor.refuse(f"this is not a GGUF file: it begins with {magic!r}, expected {MAGIC!r}")
@@ -233,7 +122,7 @@ def _read_header(cursor: _Cursor) -> tuple[int, int]:
     return num_tensors, num_pairs
 
 
-def _read_metadata(cursor: _Cursor, num_pairs: int) -> dict[str, object]:
+def _read_metadata(cursor: Cursor, num_pairs: int) -> dict[str, object]:
     metadata: dict[str, object] = {}
     for _ in range(num_pairs):
         key = cursor.string("a metadata key", MAX_KEY_BYTES)
@@ -244,14 +133,14 @@ def _read_metadata(cursor: _Cursor, num_pairs: int) -> dict[str, object]:
     return metadata
 
 
-def _alignment(cursor: _Cursor, metadata: dict[str, object]) -> int:
+def _alignment(cursor: Cursor, metadata: dict[str, object]) -> int:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
         cursor.refuse(f"general.alignment is {alignment!r}, expected a power of two")
     return alignment
 
 
-def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str, GGUFTensor]:
+def _read_tensors(cursor: Cursor, num_tensors: int, alignment: int) -> dict[str, GGUFTensor]:
     entries: dict[str, tuple[tuple[int, ...], GGMLType, int]] = {}
     for _ in range(num_tensors):
         name = cursor.string("a tensor name", MAX_NAME_BYTES)
@@ -274,19 +163,20 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str
     return tensors
 
 
-def _read_entry(cursor: _Cursor, name: str) -> tuple[tuple[int, ...], GGMLType, int]:
+def _read_entry(cursor: Cursor, name: str) -> tuple[tuple[int, ...], GGMLType, int]:
     """A tensor's shape, type and offset in the data, which follow its name."""
     num_dims = cursor.u32(f"the dimensions of {name!r}")
     if num_dims > MAX_DIMS:
         cursor.refuse(f"tensor {name!r} has {num_dims} dimensions, expected {MAX_DIMS} at most")
     shape = tuple(cursor.u64(f"the dimensions of {name!r}") for _ in range(num_dims))[::-1]
     type_id = cursor.u32(f"the type of {name!r}")
-    if type_id not in GGMLType._value2member_map_:
+    try:
+        ggml_type = GGMLType(type_id)
+    except ValueError:
         cursor.refuse(
             f"tensor {name!r} has the unknown type {type_id}",
             "the file may be newer than this version of Kvasir",
         )
-    ggml_type = GGMLType(type_id)
     row_length = shape[-1] if shape else 1
     if not all(shape) or row_length % ggml_type.block_size:
         cursor.refuse(
@@ -296,7 +186,7 @@ def _read_entry(cursor: _Cursor, name: str) -> tuple[tuple[int, ...], GGMLType, 
     return shape, ggml_type, cursor.u64(f"the offset of {name!r}")
 
 
-def _refuse_overlaps(cursor: _Cursor, tensors: dict[str, GGUFTensor]) -> None:
+def _refuse_overlaps(cursor: Cursor, tensors: dict[str, GGUFTensor]) -> None:
     ordered = sorted(tensors.values(), key=lambda tensor: tensor.offset)
     for before, after in pairwise(ordered):
         if before.offset + before.nbytes > after.offset:

@@ -1,0 +1,41 @@
+"""`kvasir serve`: the API process. It starts and supervises the engine process, and imports no torch itself."""
+
+from __future__ import annotations
+
+import sys
+
+from kvasir.config import EngineOptions, check
+from kvasir.engine.front import Front
+from kvasir.engine.load_text import load_text
+from kvasir.engine.subprocess import ProcessEngine
+from kvasir.serve.server import run as run_server
+from kvasir.serve.settings import ServeSettings
+
+
+def run(
+    engine: EngineOptions,
+    host: str,
+    port: int,
+    api_keys: list[str],
+    allowed_hosts: list[str],
+    allowed_origins: list[str],
+    drain: float,
+    seed: int | None,
+) -> None:
+    check(engine)
+    settings = ServeSettings(
+        host=host,
+        port=port,
+        api_keys=tuple(api_keys),
+        allowed_hosts=tuple(allowed_hosts),
+        allowed_origins=tuple(allowed_origins),
+        drain=drain,
+    )
+    tokenizer, template = load_text(engine)
+    process = ProcessEngine(engine, progress=_show_progress if sys.stderr.isatty() else None)
+    run_server(Front(process, tokenizer, template), settings)
+
+
+def _show_progress(done: int, total: int) -> None:
+    end = "\n" if done >= total else ""
+    print(f"\rloading {done / 2**20:.0f} of {total / 2**20:.0f} MiB", end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,293 @@
+"""LLM and AsyncLLM: the engine as a Python object, in the names users know from vLLM.
+
+    llm = LLM("kvasir-mini")
+    for output in llm.generate(["Hello"], SamplingParams(temperature=0, max_tokens=20)):
+        print(output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvasir.config import EngineOptions, quiet_torch_pool
+from kvasir.engine.answer import Answer, TokenInfo
+from kvasir.engine.client import Engine
+from kvasir.engine.front import Front
+from kvasir.engine.inproc import InProcessEngine
+from kvasir.engine.load_text import load_text
+from kvasir.errors import InvalidRequest, KvasirError
+from kvasir.types import FinishReason, ModelInfo, Request, SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+@dataclass
+class CompletionOutput:
+    """One answer. `logprobs`: one entry per token where they were asked for; `cumulative_logprob` is their sum."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenInfo] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        return None if self.logprobs is None else sum(t.logprob or 0.0 for t in self.logprobs)
+
+
+@dataclass
+class RequestOutput:
+    """What a prompt brought. `seed` is the request's own: give it again for the same answers."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    seed: int
+    prompt_logprobs: list[TokenInfo] | None = None
+    finished: bool = True
+
+
+@dataclass
+class EmbeddingOutput:
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: list[float] = field(repr=False)
+
+
+class AsyncLLM:
+    """An engine in this process for asyncio programs. `options` are those of EngineOptions."""
+
+    def __init__(self, model: str, *, engine: Engine | None = None, **options: Any):
+        """engine: another body of the protocol (a ProcessEngine), already made with the same options."""
+        self.options = EngineOptions(model=model, **options)
+        self.summary: list[str] = []
+        self._progress: Callable[[int, int], None] | None = None
+        tokenizer, template = load_text(self.options)
+        self.front = Front(engine or InProcessEngine(self._build), tokenizer, template)
+
+    def _build(self):
+        from kvasir.engine.build import build_core
+
+        core, self.summary = build_core(self.options, self._progress)
+        return core
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.front.info
+
+    async def start(self) -> AsyncLLM:
+        quiet_torch_pool()
+        await self.front.start()
+        return self
+
+    async def stop(self) -> None:
+        await self.front.stop()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return await self.start()
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
+        """Streams the request's output as it grows; the last one is `finished`. Raises KvasirError."""
+        text, ids = await self._ids(prompt)
+        request = self.front.resolve(ids, params or SamplingParams())
+        answers = [Answer(i) for i in range(request.params.n)]
+        async with aclosing(self.front.stream(request)) as deltas:
+            async for delta in deltas:
+                answers[delta.index].add(delta)
+                _raise_fault(answers[delta.index])
+                yield _output(request, text, answers)
+
+    async def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
+        """The whole output at once. Raises KvasirError."""
+        text, ids = await self._ids(prompt)
+        return await self._complete(text, ids, params)
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template: Any):
+        """The answer to a conversation; `template`: tools, add_generation_prompt, variables ... of `encode_chat`."""
+        ids = await self.front.encode_chat(messages, **template)
+        return await self._complete(None, ids, params)
+
+    async def embed(self, prompt: Prompt) -> EmbeddingOutput:
+        text, ids = await self._ids(prompt)
+        request = self.front.resolve_embedding(ids)
+        return EmbeddingOutput(request.id, text, list(ids), list(await self.front.embed(request)))
+
+    async def _complete(self, text: str | None, ids: Sequence[int], params: SamplingParams | None) -> RequestOutput:
+        request = self.front.resolve(ids, params or SamplingParams())
+        answers = await self.front.complete(request)
+        for answer in answers:
+            _raise_fault(answer)
+        return _output(request, text, answers)
+
+    async def _ids(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
+        match prompt:
+            case str():
+                return prompt, await self.front.encode(prompt)
+            case {"prompt_token_ids": ids}:
+                return None, tuple(ids)
+            case {"prompt": str(text)}:
+                return text, await self.front.encode(text)
+            case [*ids] if all(isinstance(i, int) for i in ids):
+                return None, tuple(ids)
+        raise InvalidRequest(
+            f"a prompt of type {type(prompt).__name__}",
+            'give text, token ids, {"prompt": text} or {"prompt_token_ids": ids}', param="prompt",
+        )  # fmt: skip
+
+
+class LLM:
+    """An engine in this process for plain programs: give it all prompts at once, it batches them itself.
+
+    `LLM(model, dtype=..., max_model_len=..., ...)` takes the options of EngineOptions. `progress` shows bars on
+    loading and on long batches. Close it, or use it in a `with`, to give the memory back.
+    """
+
+    def __init__(self, model: str, *, progress: bool = True, **options: Any):
+        self._show = progress
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-llm", daemon=True)
+        self._thread.start()
+        try:
+            self._llm = AsyncLLM(model, **options)
+            self._load()
+        except BaseException:
+            self._end_loop()
+            raise
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._llm.info
+
+    @property
+    def summary(self) -> list[str]:
+        """What the engine decided, for people."""
+        return self._llm.summary
+
+    def get_tokenizer(self):
+        return self._llm.front.tokenizer
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """The outputs of all prompts, in their order. One SamplingParams for all, or one each. Raises KvasirError."""
+        many = _prompt_list(prompts)
+        each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(many):
+            raise InvalidRequest(f"{len(many)} prompts and {len(each)} sampling parameters", "give one for all or each")
+        return self._all([self._llm.complete(p, s) for p, s in zip(many, each, strict=True)])
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation or to several."""
+        several = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        return self._all([self._llm.chat(m, params, **template) for m in several])  # type: ignore[arg-type]
+
+    def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
+        return self._all([self._llm.embed(p) for p in _prompt_list(prompts)])
+
+    def stats(self):
+        return self._wait(self._llm.front.stats())
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._wait(self._llm.stop())
+            self._end_loop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- between this thread and the loop ----------------------------------------------------------------------
+
+    def _load(self) -> None:
+        if not self._show:
+            self._wait(self._llm.start())
+            return
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+        columns = TextColumn("loading"), BarColumn(), DownloadColumn()
+        with Progress(*columns, transient=True) as bar:
+            task = bar.add_task("loading", total=None)
+            self._llm._progress = lambda done, total: bar.update(task, completed=done, total=total)
+            self._wait(self._llm.start())
+
+    def _all(self, work: list) -> list:
+        """Runs all coroutines at once; when one fails the others are cancelled and its error is raised."""
+        futures = [asyncio.run_coroutine_threadsafe(w, self._loop) for w in work]
+        try:
+            return self._collect(futures)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+    def _collect(self, futures: list[Future]) -> list:
+        if not self._show or len(futures) < 8:
+            return [f.result() for f in futures]
+        from rich.progress import Progress
+
+        with Progress(transient=True) as bar:
+            task = bar.add_task("answering", total=len(futures))
+            for future in futures:
+                future.add_done_callback(lambda _: bar.advance(task))
+            return [f.result() for f in futures]
+
+    def _wait(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    prompts = list(prompts)
+    return [prompts] if prompts and isinstance(prompts[0], int) else prompts  # type: ignore[list-item]
+
+
+def _raise_fault(answer: Answer) -> None:
+    if answer.finish_reason is FinishReason.ERROR:
+        raise KvasirError(f"the engine failed on this request: {answer.error}")
+
+
+def _output(request: Request, text: str | None, answers: list[Answer]) -> RequestOutput:
+    wants = request.params.logprobs is not None
+    outputs = [
+        CompletionOutput(
+            a.index, a.text, list(a.token_ids), list(a.logprobs) if wants else None,
+            a.finish_reason.value if a.finish_reason else None, a.stop_reason,
+        )
+        for a in answers
+    ]  # fmt: skip
+    prompt_logprobs = answers[0].prompt_logprobs
+    return RequestOutput(
+        request.id,
+        text,
+        list(request.prompt_ids),
+        outputs,
+        request.params.seed or 0,
+        list(prompt_logprobs) if prompt_logprobs is not None else None,
+        all(a.finish_reason for a in answers),
+    )

@@ -1,0 +1,159 @@
+"""What decoder-only models of the llama kind have in common: the sizes in their configs, the way from hidden rows to
+logits or to an embedding, and the checkpoint's names. Their forward is written out in each model's own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvasir.errors import ModelFileError
+from kvasir.layers.batch import Batch
+from kvasir.layers.block import Block
+from kvasir.layers.embedding import Embedding
+from kvasir.layers.kv_cache import LayerCache
+from kvasir.layers.linear import Head
+from kvasir.layers.module import Module, Take
+from kvasir.layers.norm import RMSNorm
+from kvasir.layers.rope import Rope, RopeScaling
+from kvasir.models.config import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Fields,
+)
+from kvasir.models.pooling import Pooling, pooling_of
+from kvasir.models.rope import read_rope
+from kvasir.ops.activation import ACTIVATIONS
+from kvasir.ops.linear import TILE
+from kvasir.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The sizes and settings of a decoder. windows: per layer, in tokens, 0 for full attention."""
+
+    vocab_size: int
+    width: int
+    inner: int
+    num_layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_position: int
+    norm_eps: float
+    act: str
+    rope_theta: float
+    rope_scaling: RopeScaling
+    tied: bool
+    pooling: Pooling
+    windows: tuple[int, ...]
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of a sequence at most."""
+        return self.rope_scaling.context_length(self.max_position)
+
+
+def read_sizes(f: Fields, *, default_theta: float = 10000.0) -> dict[str, Any]:
+    """The fields that llama-like configs share, as keywords of `DecoderConfig`.
+
+    Raises ModelFileError for a field out of range, UnsupportedModel for a feature that is not there.
+    """
+    width = f.integer("hidden_size", 1, MAX_WIDTH)
+    heads = f.integer("num_attention_heads", 1, MAX_HEADS)
+    kv_heads = f.integer("num_key_value_heads", 1, MAX_HEADS, heads)
+    if heads % kv_heads:
+        raise ModelFileError(f"{f.where}: {heads} attention heads cannot share {kv_heads} key-value heads")
+    head_dim = f.integer("head_dim", 2, MAX_HEAD_DIM, max(2, width // heads))
+    if head_dim % 2:
+        raise ModelFileError(f"{f.where}: head_dim is {head_dim}", "a rotary embedding needs an even number")
+    max_position = f.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    theta, scaling = read_rope(f, max_position, default_theta)
+    if scaling.kind == "factors" and len(scaling.factors) != head_dim // 2:
+        raise ModelFileError(f"{f.where}: {len(scaling.factors)} rope factors for heads of {head_dim}")
+    return {
+        "vocab_size": f.integer("vocab_size", 1, MAX_VOCAB),
+        "width": width,
+        "inner": f.integer("intermediate_size", 1, MAX_WIDTH),
+        "num_layers": f.integer("num_hidden_layers", 1, MAX_LAYERS),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position": max_position,
+        "norm_eps": f.number("rms_norm_eps", 0.0, 1.0, 1e-6),
+        "act": f.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "tied": f.flag("tie_word_embeddings", False),
+        "pooling": pooling_of(f.values, Pooling("last")),
+    }
+
+
+class Decoder(Module):
+    """Tokens to hidden rows to logits. A subclass makes the blocks and writes the forward."""
+
+    tasks: ClassVar[tuple[Task, ...]] = (Task.GENERATE, Task.EMBED)
+    # A checkpoint of the bare model leaves this out of its names.
+    prefix: ClassVar[str] = "model."
+    # Tensors that hold nothing the config does not say.
+    ignored: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq",)
+
+    def __init__(self, config: DecoderConfig):
+        self.config = config
+        self.rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling)
+        self.embed = Embedding(config.vocab_size, config.width)
+        self.layers = [self.make_block(i, config) for i in range(config.num_layers)]
+        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
+
+    def make_block(self, layer: int, config: Any) -> Block:
+        raise NotImplementedError
+
+    def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
+        raise NotImplementedError
+
+    def cache_spec(self) -> tuple[LayerCache, ...]:
+        c = self.config
+        return tuple(
+            LayerCache("window" if window else "full", c.kv_heads, c.head_dim, window) for window in c.windows
+        )
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Float32 [R, vocabulary] of chosen hidden rows."""
+        rows = hidden_RD.shape[0]
+        return self.head(F.pad(hidden_RD, (0, 0, 0, -rows % TILE)))[:rows]
+
+    def pool(self, hidden_nD: Tensor) -> Tensor:
+        """One sequence's hidden rows to its embedding, float32 [D]."""
+        return self.config.pooling(hidden_nD)
+
+    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        """Where each module's tensors lie in a checkpoint: path -> name without ".weight" or ".bias", "*" for the
+        number of a layer. Of several names the first that is there is taken."""
+        layer = "model.layers.*."
+        return {
+            "embed": ("model.embed_tokens", "lm_head") if self.config.tied else "model.embed_tokens",
+            "norm": "model.norm",
+            "head": "lm_head",
+            "layers.*.attn_norm": layer + "input_layernorm",
+            "layers.*.attn.qkv.q": layer + "self_attn.q_proj",
+            "layers.*.attn.qkv.k": layer + "self_attn.k_proj",
+            "layers.*.attn.qkv.v": layer + "self_attn.v_proj",
+            "layers.*.attn.q_norm": layer + "self_attn.q_norm",
+            "layers.*.attn.k_norm": layer + "self_attn.k_norm",
+            "layers.*.attn.out": layer + "self_attn.o_proj",
+            "layers.*.mlp_norm": layer + "post_attention_layernorm",
+            "layers.*.mlp.gate_up.gate": layer + "mlp.gate_proj",
+            "layers.*.mlp.gate_up.up": layer + "mlp.up_proj",
+            "layers.*.mlp.down": layer + "mlp.down_proj",
+        }

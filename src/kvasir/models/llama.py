@@ -1,0 +1,60 @@
+"""Llama 1 to 3 and everything that calls itself one (arXiv:2302.13971, arXiv:2407.21783)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from kvasir.layers.attention import Attention
+from kvasir.layers.batch import Batch
+from kvasir.layers.block import Block
+from kvasir.layers.mlp import GatedMLP
+from kvasir.layers.norm import RMSNorm
+from kvasir.models.config import Fields
+from kvasir.models.decoder import Decoder, DecoderConfig, read_sizes
+
+# letters: T packed token rows, D model width
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaConfig(DecoderConfig):
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> LlamaConfig:
+        f = Fields(config)
+        sizes = read_sizes(f)
+        attention_bias, mlp_bias = f.flag("attention_bias", False), f.flag("mlp_bias", False)
+        f.finish()
+        windows = (0,) * sizes["num_layers"]
+        return cls(**sizes, windows=windows, attention_bias=attention_bias, mlp_bias=mlp_bias)
+
+
+class Llama(Decoder):
+    Config = LlamaConfig
+
+    def make_block(self, layer: int, config: LlamaConfig) -> Block:
+        c = config
+        return Block(
+            RMSNorm(c.width, c.norm_eps),
+            Attention(
+                layer,
+                c.width,
+                c.heads,
+                c.kv_heads,
+                c.head_dim,
+                rope=self.rope,
+                bias=c.attention_bias,
+                out_bias=c.attention_bias,
+            ),
+            RMSNorm(c.width, c.norm_eps),
+            GatedMLP(c.width, c.inner, c.act, c.mlp_bias),
+        )
+
+    def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
+        x_TD = self.embed(tokens_T)
+        for layer in self.layers:
+            x_TD = x_TD + layer.attn(layer.attn_norm(x_TD), batch)
+            x_TD = x_TD + layer.mlp(layer.mlp_norm(x_TD), batch)
+        return self.norm(x_TD)

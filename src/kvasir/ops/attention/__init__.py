@@ -1,0 +1,153 @@
+"""Attention over a paged cache, and the writing of the cache.
+
+Keys are taken in tiles aligned to absolute position. A row's weights in a tile, and their products with the values,
+are computed by matmuls of one shape, whatever else is computed beside; the tiles' results are added in ascending
+order. What a row must not see gets the weight 0 by selection, and keys that nobody may see (unwritten slots, freed
+blocks) are replaced by zeros before they meet arithmetic, so that NaN in them stays where it is.
+
+The softmax takes its maximum over the whole row first, which is exact in any order; then no tile's result is ever
+rescaled. Mathematics: arXiv:1706.03762; the paged cache: arXiv:2309.06180.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvasir.ops.attention.plan import TILE, AttentionPlan, Pass, Span, plan_attention
+from kvasir.ops.registry import op
+
+# letters: T token rows, H heads, K KV heads, G heads per KV head, R rows of an item, d head width, n tiles, u items,
+# s sequences
+_PAD = 16  # columns put behind the values; the first of them counts the weights
+
+
+@op
+def store_kv(cache: Tensor, x_TKd: Tensor, slots_T: Tensor) -> None:
+    """Writes rows into a layer's keys or values [blocks, block size, K, d], rounded to the cache's type.
+
+    slots: int64, block * block size + place in the block.
+    """
+    cache.view(-1, *cache.shape[2:]).index_copy_(0, slots_T, x_TKd.to(cache.dtype))
+
+
+@op
+def paged_attention(
+    q_THd: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    softcap: float = 0.0,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """softmax(q k^T * scale) v of each planned row, float32 [T, H, d]; rows that no item names get zeros.
+
+    q: float32. Caches: [blocks, block size, K, d] in any float type, read as float32. softcap: scores become
+    cap * tanh(score / cap). sinks: one more score per head, without a value.
+    """
+    out_THd = torch.zeros_like(q_THd)
+    kv_heads = k_cache.shape[2]
+    sinks_KR = _sink_rows(sinks_H, plan, kv_heads)
+    for part in plan.parts:
+        k_snKtd = _read(k_cache, part.blocks, part.outside)
+        v_snKte = _with_counter(_read(v_cache, part.blocks, part.outside))
+        for item in part.passes:
+            tiles = slice(item.first, item.first + item.count)
+            q_uKRd = _item_rows(q_THd[item.rows], plan, kv_heads)
+            scores_unKRt = _scores(q_uKRd, k_snKtd[:, tiles], item, scale, softcap)
+            mixed_uKRd = _mix(scores_unKRt, v_snKte[:, tiles], item, sinks_KR)
+            rows_xHd = _token_rows(mixed_uKRd, plan)
+            out_THd[item.targets] = rows_xHd if item.keep is None else rows_xHd[item.keep]
+    return out_THd
+
+
+def _read(cache: Tensor, blocks: Tensor, outside: Tensor) -> Tensor:
+    """Blocks [s, b] of a layer's keys or values as float32 [s, n, K, TILE, d], zeros where nobody may look."""
+    _, _, kv_heads, dim = cache.shape
+    gathered = cache[blocks].view(blocks.shape[0], -1, TILE, kv_heads, dim)
+    tiles = torch.empty(gathered.transpose(2, 3).shape, device=cache.device)
+    return tiles.copy_(gathered.transpose(2, 3)).masked_fill_(outside, 0.0)
+
+
+def _with_counter(v: Tensor) -> Tensor:
+    """A column of ones behind the values: their weighted sum is then the sum of the weights."""
+    v = F.pad(v, (0, _PAD))
+    v[..., -_PAD] = 1.0
+    return v
+
+
+def _item_rows(q_xHd: Tensor, plan: AttentionPlan, kv_heads: int) -> Tensor:
+    """[u * tokens, H, d] -> [u, K, R, d]: the query tokens of an item times the heads of a KV head, filled up."""
+    dim = q_xHd.shape[-1]
+    q = q_xHd.view(-1, plan.tokens, kv_heads, plan.group, dim).transpose(1, 2)
+    q = q.reshape(q.shape[0], kv_heads, plan.tokens * plan.group, dim)
+    return F.pad(q, (0, 0, 0, plan.rows - q.shape[2]))
+
+
+def _token_rows(mixed_uKRd: Tensor, plan: AttentionPlan) -> Tensor:
+    """[u, K, R, d] -> [u * tokens, H, d]."""
+    items, kv_heads, _, dim = mixed_uKRd.shape
+    rows = mixed_uKRd[:, :, : plan.tokens * plan.group]
+    rows = rows.view(items, kv_heads, plan.tokens, plan.group, dim).transpose(1, 2)
+    return rows.reshape(items * plan.tokens, kv_heads * plan.group, dim)
+
+
+def _scores(q_uKRd: Tensor, k_unKtd: Tensor, item: Pass, scale: float, softcap: float) -> Tensor:
+    q_unKRd = q_uKRd.unsqueeze(1).expand(-1, item.count, -1, -1, -1)
+    scores = _matmul(q_unKRd, k_unKtd.transpose(-1, -2)) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    return scores.masked_fill_(item.blocked, -torch.inf)
+
+
+def _mix(scores_unKRt: Tensor, v_unKte: Tensor, item: Pass, sinks_KR: Tensor | None) -> Tensor:
+    """The softmax-weighted values [u, K, R, d]; rows that see nothing give zeros."""
+    top_uKR = scores_unKRt.amax(dim=(1, 4))
+    if sinks_KR is not None:
+        top_uKR = torch.maximum(top_uKR, sinks_KR)
+    top_uKR = torch.where(top_uKR == -torch.inf, 0.0, top_uKR)
+    weights_unKRt = torch.exp(scores_unKRt - top_uKR[:, None, ..., None])
+    total_uKRe = _ascending_sum(_matmul(weights_unKRt, v_unKte))
+    if not bool(torch.isfinite(total_uKRe).all()):
+        total_uKRe = _ascending_sum(_matmul_apart(weights_unKRt, v_unKte, item.blocked))
+    weight_uKR = total_uKRe[..., -_PAD]
+    if sinks_KR is not None:
+        weight_uKR = weight_uKR + torch.exp(sinks_KR - top_uKR)
+    return total_uKRe[..., :-_PAD] / torch.where(weight_uKR == 0.0, 1.0, weight_uKR).unsqueeze(-1)
+
+
+def _ascending_sum(tiles_unKRe: Tensor) -> Tensor:
+    total = tiles_unKRe[:, 0]
+    for j in range(1, tiles_unKRe.shape[1]):
+        total = total + tiles_unKRe[:, j]
+    return total
+
+
+def _matmul_apart(weights_unKRt: Tensor, v_unKte: Tensor, blocked_un1Rt: Tensor) -> Tensor:
+    """The same product where some value is not finite: 0 * NaN would reach the rows that must not see it, so each
+    row gets values that are zero where it is blocked. The shapes, and so the bits of sound rows, stay."""
+    out = torch.empty(*weights_unKRt.shape[:-1], v_unKte.shape[-1], device=v_unKte.device)
+    for r in range(weights_unKRt.shape[3]):
+        seen = v_unKte.masked_fill(blocked_un1Rt[:, :, :, r, :, None], 0.0)
+        out[:, :, :, r] = _matmul(weights_unKRt, seen)[:, :, :, r]
+    return out
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Over all leading dimensions at once: one product of fixed shape for each of them."""
+    lead = a.shape[:-2]
+    product = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]))
+    return product.view(*lead, *product.shape[-2:])
+
+
+def _sink_rows(sinks_H: Tensor | None, plan: AttentionPlan, kv_heads: int) -> Tensor | None:
+    """Per head to per row of an item, [K, R]."""
+    if sinks_H is None:
+        return None
+    per_token = sinks_H.view(kv_heads, 1, plan.group).expand(-1, plan.tokens, -1)
+    return F.pad(per_token.reshape(kv_heads, -1), (0, plan.rows - plan.tokens * plan.group))
+
+
+__all__ = ["TILE", "AttentionPlan", "Span", "paged_attention", "plan_attention", "store_kv"]

@@ -1,0 +1,194 @@
+"""How a step's attention is cut into work of fixed shapes: decided on the host, once a step and kind of layer.
+
+    keys       0 ........ 64 ....... 128 ...... 192     tiles of TILE keys, aligned to absolute position
+    queries           |q0..q3|q4..q7|q8 . . .|          items of as many query tokens as fill ROWS rows
+
+An item's rows are its query tokens times the heads that share a KV head, filled up to ROWS. Items of different
+sequences that have one item each (decoding) are computed together; the items of a longer sequence one after another,
+over keys that are read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TILE = 64
+ROWS = 16
+# Bounds the float32 values of keys, values, scores and partial results of items that are computed together.
+BUDGET = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's part of a step: its rows [row, row + count) are the positions [start, start + count)."""
+
+    row: int
+    start: int
+    count: int
+    causal: bool
+    table: np.ndarray  # int32, the block ids of this kind of layer
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Items that are computed at once: u of them, over n tiles from tile `first` of their part's keys.
+
+    rows: int64 [u * tokens], the token rows of the queries; items are filled up by repeating their last row.
+    keep, targets: which of these rows are results, and their token rows. None, None for all of them.
+    blocked: bool [u, n, 1, ROWS, TILE], True where a row must not see a key.
+    """
+
+    first: int
+    count: int
+    rows: Tensor
+    keep: Tensor | None
+    targets: Tensor
+    blocked: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Keys that are read at once, and the passes over them. s sequences.
+
+    blocks: int64 [s, blocks]. outside: bool [s, n, 1, TILE, 1], True for keys that no row of the part may touch.
+    """
+
+    blocks: Tensor
+    outside: Tensor
+    passes: tuple[Pass, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Work for layers of one block table, window and number of heads per KV head. tokens: per item."""
+
+    parts: tuple[Part, ...]
+    tokens: int
+    group: int
+    rows: int
+
+
+def plan_attention(
+    spans: Sequence[Span], *, group: int, window: int, block_size: int, width: int, device: torch.device
+) -> AttentionPlan:
+    """group: query heads per KV head. window: keys a row may see, itself included; 0 for all.
+
+    width: kv_heads * head_dim, for the memory bound. block_size divides TILE or is a multiple of it.
+    """
+    planner = _Planner(group, window, block_size, device)
+    short = sorted((s for s in spans if s.count <= planner.tokens), key=planner.num_tiles)
+    parts = [planner.together(batch) for batch in planner.batches(short, width)]
+    parts += [planner.alone(span) for span in spans if span.count > planner.tokens]
+    return AttentionPlan(tuple(parts), planner.tokens, group, planner.rows)
+
+
+class _Planner:
+    def __init__(self, group: int, window: int, block_size: int, device: torch.device):
+        assert TILE % block_size == 0 or block_size % TILE == 0, f"block size {block_size}"
+        self.tokens = max(1, ROWS // group)
+        self.rows = -(-self.tokens * group // ROWS) * ROWS
+        self.group, self.window, self.block_size, self.device = group, window, block_size, device
+        self.unit = max(TILE, block_size)  # keys are read in whole tiles and whole blocks
+
+    def low(self, span: Span) -> int:
+        """The first key that any row of the span sees."""
+        return max(0, span.start - self.window + 1) if self.window else 0
+
+    def first_unit(self, span: Span) -> int:
+        return self.low(span) // self.unit
+
+    def num_units(self, span: Span) -> int:
+        return -(-span.end // self.unit) - self.first_unit(span)
+
+    def num_tiles(self, span: Span) -> int:
+        return self.num_units(span) * self.unit // TILE
+
+    def batches(self, spans: Sequence[Span], width: int) -> list[list[Span]]:
+        """Spans of ascending size, put together as long as they stay within BUDGET, padded to the largest."""
+        batches: list[list[Span]] = []
+        for span in spans:
+            size = self.num_tiles(span) * (2 * TILE + 2 * self.rows) * width
+            if not batches or (len(batches[-1]) + 1) * size > BUDGET:
+                batches.append([])
+            batches[-1].append(span)
+        return batches
+
+    def together(self, spans: Sequence[Span]) -> Part:
+        """One item of each span, in one pass."""
+        units = max(self.num_units(span) for span in spans)
+        tiles = units * self.unit // TILE
+        offsets = np.array([self.first_unit(span) * self.unit for span in spans])
+        items = [(span, span.start, span.end) for span in spans]
+        return self._part(spans, units, offsets, (self._pass(items, 0, tiles, offsets),))
+
+    def alone(self, span: Span) -> Part:
+        """All items of one span, one pass each, over the tiles that its rows see."""
+        offset = self.first_unit(span) * self.unit
+        passes = []
+        for start in range(span.start, span.end, self.tokens):
+            end = min(start + self.tokens, span.end)
+            low = max(0, start - self.window + 1) if self.window else 0
+            high = end if span.causal else span.end
+            first, stop = (low - offset) // TILE, -(-(high - offset) // TILE)
+            base = np.array([offset + first * TILE])
+            passes.append(self._pass([(span, start, end)], first, stop - first, base))
+        return self._part([span], self.num_units(span), np.array([offset]), tuple(passes))
+
+    def _part(self, spans: Sequence[Span], units: int, offsets: np.ndarray, passes: tuple[Pass, ...]) -> Part:
+        blocks = np.stack([self._blocks(span, units) for span in spans])
+        keys = offsets[:, None] + np.arange(units * self.unit)
+        low, end = (np.array([f(span) for span in spans])[:, None] for f in (self.low, lambda s: s.end))
+        outside = ((keys < low) | (keys >= end)).reshape(len(spans), -1, 1, TILE, 1)
+        return Part(self._tensor(blocks), self._tensor(outside), passes)
+
+    def _blocks(self, span: Span, units: int) -> np.ndarray:
+        """The block ids over `units` units of keys; blocks without a key that is seen become block 0."""
+        per_unit = self.unit // self.block_size
+        ids = np.zeros(units * per_unit, np.int64)
+        first = self.first_unit(span) * per_unit
+        seen_from, seen_to = self.low(span) // self.block_size, -(-span.end // self.block_size)
+        ids[seen_from - first : seen_to - first] = span.table[seen_from:seen_to]
+        return ids
+
+    def _pass(self, items: list[tuple[Span, int, int]], first: int, count: int, base: np.ndarray) -> Pass:
+        """items: (span, start, end) of the query positions. base: per item the position of its first key."""
+        steps = np.arange(self.tokens)
+        starts, ends = (np.array([item[i] for item in items])[:, None] for i in (1, 2))
+        positions = np.minimum(starts + steps, ends - 1)  # [u, tokens]
+        real = starts + steps < ends
+        rows = positions + np.array([span.row - span.start for span, _, _ in items])[:, None]
+        causal = np.array([span.causal for span, _, _ in items])[:, None]
+        span_ends = np.array([span.end for span, _, _ in items])[:, None]
+        high = np.where(causal, positions + 1, span_ends) * real
+        low = positions - self.window + 1 if self.window else np.zeros_like(positions)
+        keys = base[:, None, None] + np.arange(count * TILE)
+        hidden = (keys < low[..., None]) | (keys >= high[..., None])  # [u, tokens, keys]
+        all_real = bool(real.all())
+        return Pass(
+            first,
+            count,
+            self._tensor(rows.reshape(-1)),
+            None if all_real else self._tensor(np.flatnonzero(real)),
+            self._tensor(rows[real]),
+            self._blocked(hidden),
+        )
+
+    def _blocked(self, hidden: np.ndarray) -> Tensor:
+        """Per query token to per row: repeated for the heads of the group, True in the rows that only fill up."""
+        items, tokens, keys = hidden.shape
+        blocked = np.ones((items, self.rows, keys), bool)
+        blocked[:, : tokens * self.group] = np.repeat(hidden, self.group, axis=1)
+        tiled = blocked.reshape(items, self.rows, keys // TILE, TILE).transpose(0, 2, 1, 3)
+        return self._tensor(np.ascontiguousarray(tiled)[:, :, None])
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)

@@ -1,0 +1,122 @@
+"""One function per kernel. Its plain torch body is the contract, the fallback and the oracle of the tests.
+
+    @op
+    def rms_norm(x, weight, eps): ...                       # ops/norm/__init__.py
+
+    @rms_norm.impl("native", on="cpu", refuses=reason)      # ops/norm/native.py
+    def native(x, weight, eps): ...
+
+An implementation has the body's signature. `refuses` gets the facts that hold for the whole run (device, dtype) and
+says why it cannot serve, "" where it can. The choice is made once at start, by `choose`, into a table that can be
+printed; what was not chosen for a device stays the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import update_wrapper
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from kvasir.device import Device
+from kvasir.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+BODY = "torch"
+
+OPS: dict[str, Op[Any, Any]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known at start. dtype: of the weights, "float32" or "bfloat16"."""
+
+    device: Device
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Impl:
+    name: str
+    on: str
+    function: Callable[..., Any]
+    refuses: Callable[[Facts], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A row of the table: which implementation an op uses on a device, and why not the others."""
+
+    op: str
+    device: str
+    chosen: str
+    refused: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        why = "; ".join(f"not {name}: {reason}" for name, reason in self.refused)
+        return f"{self.op:<18} {self.device:<5} {self.chosen:<8} {why}".rstrip()
+
+
+@dataclass(eq=False)
+class Op(Generic[P, R]):
+    """A function that calls the implementation chosen for its first argument's device."""
+
+    name: str
+    body: Callable[P, R]
+    impls: list[Impl] = field(default_factory=list)
+    chosen: dict[str, Callable[P, R]] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        first: Any = args[0]
+        return self.chosen.get(first.device.type, self.body)(*args, **kwargs)
+
+    def impl(
+        self, name: str, *, on: str, refuses: Callable[[Facts], str] = lambda facts: ""
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Registers an implementation for the device kind `on`; earlier ones are preferred."""
+
+        def register(function: Callable[P, R]) -> Callable[P, R]:
+            assert all(impl.name != name for impl in self.impls), f"{self.name}: {name} is registered twice"
+            self.impls.append(Impl(name, on, function, refuses))
+            return function
+
+        return register
+
+    def choose(self, facts: Facts, wanted: str | None = None) -> Choice:
+        """Takes the first implementation that does not refuse, else the body.
+
+        Raises ConfigError where `wanted` is given and refuses, or is not there.
+        """
+        kind, refused, found = facts.device.kind, [], None
+        for impl in (impl for impl in self.impls if impl.on == kind and wanted in (None, impl.name)):
+            reason = impl.refuses(facts)
+            if not reason:
+                found = impl
+                break
+            refused.append((impl.name, reason))
+        if found is None and wanted not in (None, BODY):
+            tried = "; ".join(f"{name}: {reason}" for name, reason in refused) or "it has none of that name"
+            names = ", ".join([BODY, *(impl.name for impl in self.impls if impl.on == kind)])
+            raise ConfigError(f"{self.name} cannot run as {wanted} on {kind} ({tried})", f"there are: {names}")
+        self.chosen[kind] = found.function if found else self.body
+        self.choices[kind] = Choice(self.name, kind, found.name if found else BODY, tuple(refused))
+        return self.choices[kind]
+
+
+def op(body: Callable[P, R]) -> Op[P, R]:
+    """Makes an op of its plain torch body; the function's name is the op's."""
+    name = body.__name__
+    assert name not in OPS, f"there are two ops called {name}"
+    OPS[name] = Op(name, body)
+    return update_wrapper(OPS[name], body)
+
+
+def choose_all(facts: Facts, wanted: Mapping[str, str] | None = None) -> tuple[Choice, ...]:
+    """Chooses for every op. `wanted`: op name -> implementation ("torch" is the body), which is then a must."""
+    wanted = wanted or {}
+    unknown = sorted(set(wanted) - set(OPS))
+    if unknown:
+        raise ConfigError(f"there is no op {unknown[0]!r}", f"ops: {', '.join(sorted(OPS))}")
+    return tuple(entry.choose(facts, wanted.get(name)) for name, entry in sorted(OPS.items()))

@@ -1,0 +1,88 @@
+"""Log-probabilities of the raw float32 logits, as they left the model: no penalty, mask or temperature.
+
+An entry is that of `plan.RowResult`: (token, logprob, rank, ((id, logprob), ...)), the best ones by
+descending logit, ties by ascending id. Log-probabilities are natural, computed in float64 and rounded once to
+float32. The rank counts from 1 in the same order.
+
+Letters: R rows, V vocabulary, K best tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from kvasir.sampling.numerics import best_ids, centred, log_weight, total_weight
+
+Entry = tuple[int, float, int, tuple[tuple[int, float], ...]]
+
+
+class BadLogits(ValueError):
+    """A row from which nothing can be said: it holds a NaN, or -inf alone."""
+
+
+def chunks(num_rows: int, device: torch.device) -> Iterator[slice]:
+    """Rows taken together: on a CPU few, to fit its caches. No bit depends on it."""
+    size = 4 if device.type == "cpu" else 64
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))
+
+
+def fault(peak: float) -> str:
+    """What is wrong with a row whose maximum this is (NaN if the row holds one); empty if nothing."""
+    if peak != peak:
+        return "the model's logits hold NaN"
+    return "all of the model's logits are -inf" if peak == float("-inf") else ""
+
+
+def logprobs(logits_RV: Tensor, tokens: Sequence[int], best: Sequence[int]) -> list[Entry]:
+    """The entry of tokens[r] in row r with the best[r] best beside it, for each row of float32 logits.
+
+    Raises BadLogits for a row with NaN or without any number above -inf, ValueError for an id outside the
+    vocabulary.
+    """
+    if not len(logits_RV) == len(tokens) == len(best):
+        raise ValueError(f"{len(logits_RV)} rows of logits, {len(tokens)} tokens, {len(best)} counts")
+    entries: list[Entry] = []
+    for part in chunks(len(tokens), logits_RV.device):
+        entries += _entries(logits_RV[part], tokens[part], best[part])
+    return entries
+
+
+def prompt_logprobs(logits_RV: Tensor, next_ids: Sequence[int], k: int) -> list[Entry]:
+    """Entries of the known successors of R positions, the k best beside each. Raises as `logprobs` does."""
+    return logprobs(logits_RV, next_ids, [k] * len(next_ids))
+
+
+def _entries(logits_RV: Tensor, tokens: Sequence[int], best: Sequence[int]) -> list[Entry]:
+    vocab = logits_RV.shape[1]
+    for token in tokens:
+        if not 0 <= token < vocab:
+            raise ValueError(f"token {token} is outside the vocabulary of {vocab}")
+    peak_R1 = logits_RV.amax(-1, keepdim=True)
+    for row, peak in enumerate(peak_R1[:, 0].tolist()):
+        if text := fault(peak):
+            raise BadLogits(f"row {row}: {text}")
+    log_total_R1 = log_weight(total_weight(logits_RV, peak_R1))
+
+    def of(ids_RK: Tensor) -> list[list[float]]:
+        return (centred(logits_RV.gather(1, ids_RK), peak_R1) - log_total_R1).float().tolist()
+
+    tokens_R1 = torch.tensor(tokens, device=logits_RV.device).unsqueeze(1)
+    ranks = _ranks(logits_RV, tokens_R1).tolist()
+    best_RK = best_ids(logits_RV, min(max(best), vocab)) if max(best) > 0 else tokens_R1[:, :0]
+    rows = zip(tokens, of(tokens_R1), ranks, best, best_RK.tolist(), of(best_RK), strict=True)
+    return [
+        (int(token), own[0], rank, tuple(zip(ids[:k], values[:k], strict=True)))
+        for token, own, rank, k, ids, values in rows
+    ]
+
+
+def _ranks(logits_RV: Tensor, tokens_R1: Tensor) -> Tensor:
+    """[R] 1 + the number of greater logits + that of equal ones with a lower id."""
+    own_R1 = logits_RV.gather(1, tokens_R1)
+    ids = torch.arange(logits_RV.shape[1], device=logits_RV.device)
+    ahead_RV = (logits_RV > own_R1) | ((logits_RV == own_R1) & (ids < tokens_R1))
+    return ahead_RV.sum(-1) + 1

@@ -1,0 +1,107 @@
+"""What changes a row of logits before a token is chosen, greedy or not. In this order, which is vLLM's:
+
+1. the allowed mask of a grammar: what is forbidden stays forbidden, nothing later raises -inf;
+2. min_tokens: ids that would end the answer are forbidden until enough is sampled;
+3. logit bias (OpenAI API): added to the logit;
+4. repetition penalty (Keskar et al., CTRL, 2019): ids of prompt and output; positive logits are divided by
+it,
+   others multiplied;
+5. frequency and presence penalty (OpenAI API): ids of the output alone; frequency times their count and
+presence
+   once are subtracted.
+
+Biases come before penalties so that a penalty acts on the logit that counts; penalties before temperature so
+that their size does not depend on it. Each is a function of the ids up to the position; none keeps a state.
+All arithmetic is float32, one operation at a time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir.plan import SamplingSpec
+
+
+def changes_logits(spec: SamplingSpec, num_sampled: int, mask: np.ndarray | None) -> bool:
+    """Whether `process_` would do anything to a row of this kind."""
+    return (
+        mask is not None
+        or bool(spec.logit_bias)
+        or (num_sampled < spec.min_tokens and bool(spec.stop_ids))
+        or spec.repetition_penalty != 1.0
+        or spec.frequency_penalty != 0.0
+        or spec.presence_penalty != 0.0
+    )
+
+
+def process_(
+    x_V: Tensor, spec: SamplingSpec, ids: np.ndarray, prompt_len: int, mask: np.ndarray | None
+) -> None:
+    """Applies all processors in place to one float32 row. ids: int32, all known ids, the prompt first.
+
+    mask: see `mask_`. Raises ValueError where the bias names an id outside the vocabulary.
+    """
+    if mask is not None:
+        mask_(x_V, mask)
+    if len(ids) - prompt_len < spec.min_tokens:
+        forbid_(x_V, spec.stop_ids)
+    if spec.logit_bias:
+        bias_(x_V, spec.logit_bias)
+    if spec.repetition_penalty != 1.0:
+        repetition_(x_V, ids, spec.repetition_penalty)
+    if spec.frequency_penalty != 0.0 or spec.presence_penalty != 0.0:
+        occurrence_(x_V, ids[prompt_len:], spec.frequency_penalty, spec.presence_penalty)
+
+
+def mask_(x_V: Tensor, mask: np.ndarray) -> None:
+    """mask: int32 words, bit i & 31 of word i >> 5 allows token i. Ids beyond the words are forbidden."""
+    words = np.ascontiguousarray(mask, "<i4")
+    bits = np.unpackbits(words.view(np.uint8), count=x_V.shape[0], bitorder="little")
+    x_V.masked_fill_(torch.from_numpy(bits == 0).to(x_V.device), -math.inf)
+
+
+def forbid_(x_V: Tensor, ids: tuple[int, ...]) -> None:
+    """Ids outside the vocabulary have no logit to forbid."""
+    x_V[_index([i for i in ids if i < x_V.shape[0]], x_V)] = -math.inf
+
+
+def bias_(x_V: Tensor, bias: tuple[tuple[int, float], ...]) -> None:
+    """Raises ValueError where an id is outside the vocabulary."""
+    totals: dict[int, float] = {}
+    for token, value in bias:
+        totals[token] = totals.get(token, 0.0) + value
+    outside = [token for token in totals if not 0 <= token < x_V.shape[0]]
+    if outside:
+        raise ValueError(f"logit_bias names token {outside[0]}, the vocabulary has {x_V.shape[0]}")
+    x_V[_index(list(totals), x_V)] += torch.tensor(
+        list(totals.values()), dtype=torch.float32, device=x_V.device
+    )
+
+
+def repetition_(x_V: Tensor, ids: np.ndarray, penalty: float) -> None:
+    index = _index(np.flatnonzero(_counts(ids, x_V.shape[0])), x_V)
+    logits = x_V[index]
+    # A tensor, as some devices divide by a plain number as a product with its rounded inverse.
+    by = torch.full_like(logits, penalty)
+    x_V[index] = torch.where(logits > 0, logits / by, logits * by)
+
+
+def occurrence_(x_V: Tensor, output_ids: np.ndarray, frequency: float, presence: float) -> None:
+    counts = _counts(output_ids, x_V.shape[0])
+    present = np.flatnonzero(counts)
+    index = _index(present, x_V)
+    counted = torch.from_numpy(counts[present]).to(x_V.device, torch.float32)
+    x_V[index] = x_V[index] - counted * frequency - presence
+
+
+def _counts(ids: np.ndarray, vocab: int) -> np.ndarray:
+    """[V] how often each id occurs; ids without a logit (padded embeddings have some) do not count."""
+    return np.bincount(ids[(ids >= 0) & (ids < vocab)], minlength=vocab)
+
+
+def _index(ids: list[int] | np.ndarray, like: Tensor) -> Tensor:
+    return torch.as_tensor(ids, dtype=torch.int64, device=like.device)

@@ -1,0 +1,138 @@
+"""The sampler: rows of logits to tokens.
+
+A row's result is a function of its raw float32 logits, spec, ids, position and mask. Other rows, their
+number, threads and chunks do not enter: sums are of integers, and floats meet only elementwise (see
+numerics.py).
+
+    raw logits --> processors --> peak --> temperature 0: the lowest id at the peak
+        |                            \\---> else z, filters, Gumbel draw
+        \\--> logprobs
+
+Letters: R rows, V vocabulary, K listed tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir.plan import SamplingSpec
+from kvasir.sampling.filters import listed, min_p_, needs_list, scaled
+from kvasir.sampling.gumbel import Noise, draw, draw_listed
+from kvasir.sampling.logprobs import Entry, chunks, fault, logprobs
+from kvasir.sampling.numerics import MAX_VOCAB, first_at
+from kvasir.sampling.processors import changes_logits, process_
+
+GREEDY_BELOW = 1e-5  # vLLM's bound: a temperature below it is greedy
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """All that a row's token depends on beside its logits.
+
+    ids: int32, all known ids up to the position, the prompt's `prompt_len` first. position: absolute position
+    of the token to be sampled, len(ids). mask: int32 words of a grammar, bit i & 31 of word i >> 5 allows
+    token i; None allows all. carry: the sampler's state at this position that is no function of the ids.
+    """
+
+    spec: SamplingSpec
+    ids: np.ndarray
+    prompt_len: int
+    position: int
+    mask: np.ndarray | None = None
+    carry: bytes = b""
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.ids) - self.prompt_len
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """token: -1 where `error` says why there is none. logprob: as in `plan.RowResult`, if asked for."""
+
+    token: int
+    logprob: Entry | None = None
+    carry: bytes = b""
+    error: str = ""
+
+
+def sample(logits_RV: Tensor, rows: Sequence[RowContext]) -> list[Sampled]:
+    """One token for each row. logits_RV: float32, on any device; left unchanged.
+
+    A row whose logits hold NaN or nothing above -inf, or whose spec does not fit the vocabulary, comes back
+    with an error; the others are not touched by it. Tokens at +inf share all the probability.
+    """
+    if len(logits_RV) != len(rows):
+        raise ValueError(f"{len(logits_RV)} rows of logits for {len(rows)} contexts")
+    if logits_RV.shape[1] > MAX_VOCAB:
+        raise ValueError(f"a vocabulary of {logits_RV.shape[1]} is beyond {MAX_VOCAB}")
+    results: list[Sampled] = []
+    for part in chunks(len(rows), logits_RV.device):
+        results += _sample(logits_RV[part].float(), rows[part])
+    return results
+
+
+def _sample(logits_RV: Tensor, rows: Sequence[RowContext]) -> list[Sampled]:
+    errors = [fault(peak) for peak in logits_RV.amax(-1).tolist()]
+    x_RV = _processed(logits_RV, rows, errors)
+    peak_R1 = x_RV.amax(-1, keepdim=True)
+    for i, peak in enumerate(peak_R1[:, 0].tolist()):
+        if peak == -math.inf:
+            errors[i] = (
+                errors[i] or "no token is allowed: grammar, min_tokens and logit_bias forbid all of them"
+            )
+    tokens = _choose(x_RV, peak_R1, rows, [i for i, error in enumerate(errors) if not error])
+    entries = _logprobs(logits_RV, rows, tokens)
+    return [Sampled(tokens.get(i, -1), entries.get(i), row.carry, errors[i]) for i, row in enumerate(rows)]
+
+
+def _processed(logits_RV: Tensor, rows: Sequence[RowContext], errors: list[str]) -> Tensor:
+    """Logits to choose from: a copy if a row changes them. Writes what is wrong with a row to `errors`."""
+    changed = [
+        i for i, r in enumerate(rows) if not errors[i] and changes_logits(r.spec, r.num_sampled, r.mask)
+    ]
+    if not changed:
+        return logits_RV
+    x_RV = logits_RV.clone()
+    for i in changed:
+        try:
+            process_(x_RV[i], rows[i].spec, rows[i].ids, rows[i].prompt_len, rows[i].mask)
+        except ValueError as e:
+            errors[i] = str(e)
+    return x_RV
+
+
+def _choose(x_RV: Tensor, peak_R1: Tensor, rows: Sequence[RowContext], sound: list[int]) -> dict[int, int]:
+    """Tokens of the sound rows: greedy ones, then those drawn from a list, then those drawn from all."""
+    top_R = first_at(x_RV, peak_R1)
+    tops = top_R.tolist()
+    tokens = {i: tops[i] for i in sound}
+    drawn = [i for i in sound if rows[i].spec.temperature >= GREEDY_BELOW]
+    ordered = [i for i in drawn if needs_list(rows[i].spec, x_RV.shape[1])]
+    for group, filtered in ((ordered, True), ([i for i in drawn if i not in ordered], False)):
+        if not group:
+            continue
+        at = torch.tensor(group, device=x_RV.device)
+        specs = [rows[i].spec for i in group]
+        noise = Noise.of([s.seed for s in specs], [rows[i].position for i in group], x_RV.device)
+        if filtered:
+            chosen = draw_listed(*listed(x_RV[at], peak_R1[at], specs), noise)
+        else:
+            chosen = draw(min_p_(scaled(x_RV[at], peak_R1[at], specs), specs), top_R[at], noise)
+        tokens.update(zip(group, chosen.tolist(), strict=True))
+    return tokens
+
+
+def _logprobs(logits_RV: Tensor, rows: Sequence[RowContext], tokens: dict[int, int]) -> dict[int, Entry]:
+    wanted = [i for i in tokens if rows[i].spec.logprobs >= 0]
+    if not wanted:
+        return {}
+    at = torch.tensor(wanted, device=logits_RV.device)
+    entries = logprobs(logits_RV[at], [tokens[i] for i in wanted], [rows[i].spec.logprobs for i in wanted])
+    return dict(zip(wanted, entries, strict=True))

@@ -1,0 +1,56 @@
+"""The few pieces that every middleware here shares. All are plain ASGI: nothing sits between a stream and
+its socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from kvasir.serve.faults import Fault, openai_response
+
+T = TypeVar("T")
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first header of that (lower-case) name."""
+    return next((v.decode("latin-1") for k, v in scope["headers"] if k == name), None)
+
+
+async def refuse(fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers at once. The connection is closed, since the rest of the request has not been read."""
+    response = openai_response(fault)
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has gone; the body must have been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class ClientGone(Exception):
+    """Nobody is left to read the answer."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves: ClientGone is raised then."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        await settle(task, gone)
+
+
+async def settle(*tasks: asyncio.Future) -> None:
+    """Cancels the tasks and waits until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

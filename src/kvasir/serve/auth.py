@@ -1,0 +1,136 @@
+"""Who may ask: the Host and Origin of every request are checked, and once a key is set every route asks for
+one."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvasir.serve.asgi import header, refuse
+from kvasir.serve.faults import Fault
+from kvasir.serve.settings import ServeSettings, is_loopback, is_wildcard
+
+OPEN_PATHS = ("/health",)
+
+
+class HostGuard:
+    """403 for a Host that is not ours and for an Origin that may not use us.
+
+    A page of a hostile site can make a browser resolve the site's own name to this machine (DNS rebinding);
+    such a request carries that name as Host. So only names that are known to mean this server are served:
+    loopback names, the bound address, the allowed ones, and, if all addresses are bound, any that is spelt
+    in numbers.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings):
+        self.app = app
+        self.any_address = is_wildcard(settings.host)
+        self.hosts = {settings.host.lower(), *(h.lower() for h in settings.allowed_hosts)}
+        self.origins = {o.lower().rstrip("/") for o in settings.allowed_origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            host = header(scope, b"host")
+            if not self._knows(host):
+                shown = repr((host or "")[:100])
+                fault = Fault(
+                    403, f"host {shown} is not served here (allow it with allowed_hosts)", "forbidden_host"
+                )
+                return await refuse(fault, scope, receive, send)
+            origin = header(scope, b"origin")
+            if origin is not None and not self.admits(origin, host or ""):
+                shown = repr(origin[:100])
+                fault = Fault(
+                    403, f"origin {shown} may not ask (allow it with allowed_origins)", "forbidden_origin"
+                )
+                return await refuse(fault, scope, receive, send)
+        await self.app(scope, receive, send)
+
+    def _knows(self, host: str | None) -> bool:
+        name = _hostname(f"//{host}") if host else None
+        if name is None:
+            return False
+        return (
+            "*" in self.hosts
+            or name in self.hosts
+            or is_loopback(name)
+            or (self.any_address and _is_address(name))
+        )
+
+    def admits(self, origin: str, host: str) -> bool:
+        """Whether a page of `origin` may use the server: its own pages, this machine's, and the allowed
+        ones."""
+        origin = origin.lower().rstrip("/")
+        if "*" in self.origins or origin in self.origins:
+            return True
+        name = _hostname(origin)
+        if name is None or not origin.startswith(("http://", "https://")):
+            return False
+        return is_loopback(name) or urlsplit(origin).netloc == host.lower()
+
+
+def _hostname(url: str) -> str | None:
+    """The host of a URL without port and brackets; None for what is no URL or has user, path or query."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises for a port that is no number
+    except ValueError:
+        return None
+    plain = not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
+    return parts.hostname if plain else None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class KeyGuard:
+    """401 without a key, on every path but OPEN_PATHS; deny first, so a new route is closed without further
+    ado.
+
+    Sets `state["tenant"]`: a name of the key that keeps its prefix cache apart, or None.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings):
+        self.app = app
+        self.digests = [_digest(key.encode()) for key in settings.api_keys]
+        self.share_cache = settings.share_cache
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        tenant = None
+        if self.digests and scope["path"] not in OPEN_PATHS:
+            digest = _digest(_given_key(scope))
+            # All keys are compared, each in constant time and over digests, so nothing is told by how long
+            # it takes.
+            if not sum(hmac.compare_digest(digest, known) for known in self.digests):
+                fault = Fault(
+                    401,
+                    "a valid API key is needed",
+                    "invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+                return await refuse(fault, scope, receive, send)
+            tenant = None if self.share_cache else digest.hex()[:16]
+        scope.setdefault("state", {})["tenant"] = tenant
+        await self.app(scope, receive, send)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _given_key(scope: Scope) -> bytes:
+    scheme, _, key = (header(scope, b"authorization") or "").partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip().encode("latin-1")
+    return (header(scope, b"x-api-key") or "").encode("latin-1")

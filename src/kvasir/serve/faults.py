@@ -1,0 +1,89 @@
+"""What goes wrong, as HTTP sees it: every error becomes a `Fault`, and a dialect writes it in its own
+shape."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from kvasir.errors import EngineDead, InvalidRequest, KvasirError, QueueFull
+
+log = logging.getLogger("kvasir.serve")
+
+_NAMES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too_large", 431: "too_large"}
+
+
+class ModelNotFound(InvalidRequest):
+    """A request names a model that is not served here."""
+
+
+class AnswerFailed(KvasirError):
+    """The engine gave up on one answer, or its request was ended from the server's side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An HTTP status and what to say. `param` is the offending field, `code` a stable word for programs."""
+
+    status: int
+    message: str
+    code: str
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def fault_of(error: BaseException) -> Fault:
+    """The fault of any exception. What is nobody's fault but ours is logged, and told without its inside."""
+    match error:
+        case ModelNotFound():
+            return Fault(404, str(error), "model_not_found", "model")
+        case InvalidRequest():
+            return Fault(400, str(error), "invalid_value", error.param)
+        case QueueFull():
+            after = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+            return Fault(429, str(error), "queue_full", headers=after)
+        case EngineDead():
+            return Fault(503, str(error), "engine_unavailable", headers={"Retry-After": "5"})
+        case AnswerFailed():
+            return Fault(500, str(error), "engine_error")
+        case RequestValidationError():
+            return _of_validation(error)
+        case HTTPException():
+            code = _NAMES.get(error.status_code, "http_error")
+            return Fault(error.status_code, str(error.detail), code, headers=dict(error.headers or {}))
+    log.error("a request failed", exc_info=error)
+    return Fault(500, "an error inside the server; its log has the details", "internal_error")
+
+
+def _of_validation(error: RequestValidationError) -> Fault:
+    """The first thing wrong with a body. Of a union's branches, the one that got furthest."""
+    wrong = max(error.errors(), key=lambda e: len(e["loc"]), default=None)
+    if wrong is None:
+        return Fault(400, "the body is malformed", "invalid_body")
+    path = [str(p) for p in wrong["loc"] if p not in ("body", "query", "path")]
+    param = ".".join(path) or None
+    if wrong["type"] == "json_invalid":
+        return Fault(400, f"the body is not valid JSON: {wrong['ctx']['error']}", "invalid_json")
+    if wrong["type"] == "extra_forbidden":
+        return Fault(400, f"unrecognized field: {param}", "unknown_field", param)
+    if wrong["type"] == "missing":
+        return Fault(400, f"missing field: {param or 'the JSON body'}", "missing_field", param)
+    return Fault(400, f"{param or 'the body'}: {wrong['msg']}", "invalid_value", param)
+
+
+def openai_error(fault: Fault) -> bytes:
+    """The error object of the OpenAI API, as JSON."""
+    kind = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(fault.status)
+    kind = kind or ("invalid_request_error" if fault.status < 500 else "server_error")
+    error = {"message": fault.message, "type": kind, "param": fault.param, "code": fault.code}
+    return msgspec.json.encode({"error": error})
+
+
+def openai_response(fault: Fault) -> Response:
+    return Response(openai_error(fault), fault.status, fault.headers, "application/json")

@@ -1,0 +1,113 @@
+"""Bounds before work: headers, body bytes, the time a body may take, and how deep its JSON goes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvasir.serve.asgi import header, refuse
+from kvasir.serve.faults import Fault
+
+MAX_HEADERS = 128
+_STRING = re.compile(rb'"[^"]*"')
+_TO_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class HeaderLimit:
+    """431 for too many headers or header bytes, 414 for a long URL."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int):
+        self.app = app
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = scope["headers"]
+            if len(headers) > MAX_HEADERS or sum(len(k) + len(v) for k, v in headers) > self.max_bytes:
+                fault = Fault(
+                    431, f"more than {MAX_HEADERS} headers or {self.max_bytes} bytes of them", "too_large"
+                )
+                return await refuse(fault, scope, receive, send)
+            if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > self.max_bytes:
+                return await refuse(Fault(414, "the URL is too long", "too_large"), scope, receive, send)
+        await self.app(scope, receive, send)
+
+
+class BodyLimit:
+    """Reads the body of a request, counting, before anything parses it: 413, 408, or 400 for deep nesting."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, max_seconds: float, max_depth: int):
+        self.app = app
+        self.max_bytes = max_bytes
+        self.max_seconds = max_seconds
+        self.max_depth = max_depth
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            return await self.app(scope, receive, send)
+        body = await self._read(scope, receive)
+        if body is None:
+            return
+        if isinstance(body, Fault):
+            return await refuse(body, scope, receive, send)
+        await self.app(scope, _replay(body, receive), send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | Fault | None:
+        """The body, what is wrong with it, or None when the client left."""
+        too_large = Fault(413, f"the body is larger than {self.max_bytes} bytes", "too_large")
+        declared = header(scope, b"content-length") or "0"
+        if not declared.isdigit() or int(declared[:20]) > self.max_bytes:
+            return too_large
+        try:
+            async with asyncio.timeout(self.max_seconds):
+                body = bytearray()
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    body += message.get("body", b"")
+                    if len(body) > self.max_bytes:
+                        return too_large
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            return Fault(408, f"the body did not arrive within {self.max_seconds:g} seconds", "timeout")
+        if deeper_than(bytes(body), self.max_depth):
+            return Fault(
+                400, f"JSON nested deeper than {self.max_depth}, or unbalanced brackets", "invalid_json"
+            )
+        return bytes(body)
+
+
+def deeper_than(body: bytes, limit: int) -> bool:
+    """Whether JSON text nests deeper than `limit`; text with unbalanced brackets counts as such.
+
+    Strings are taken out, all other text but brackets too; then each round removes the innermost level. All
+    of it runs at the speed of C over the body, at most `limit` times.
+    """
+    if body.count(b"[") + body.count(b"{") <= limit:
+        return False
+    bare = _STRING.sub(b"", body.replace(rb"\\", b"").replace(rb"\"", b""))
+    brackets = bare.translate(None, _NO_BRACKETS).translate(_TO_SQUARE)
+    for _ in range(limit):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body at once, and afterwards what the server says (that the client left)."""
+    given = False
+
+    async def replayed() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed

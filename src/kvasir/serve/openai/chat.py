@@ -1,0 +1,236 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.engine.answer import Answer, TextDelta
+from kvasir.errors import InvalidRequest
+from kvasir.serve.asgi import while_connected
+from kvasir.serve.body import JsonRoute
+from kvasir.serve.openai.params import check_stream_options, to_params
+from kvasir.serve.openai.shapes import (
+    Chunks,
+    chat_logprobs,
+    error_event,
+    error_response,
+    head_object,
+    prompt_logprobs,
+    usage_object,
+)
+from kvasir.serve.openai.wire import CHAT_REFUSED, ChatRequest, Message, Part
+from kvasir.serve.serving import Serving, check_finish, json_response, serving_of
+from kvasir.serve.sse import DONE
+from kvasir.serve.wire import refuse_fields
+from kvasir.types import Request, Usage
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/chat/completions", tags=["openai"])
+async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
+    serving = serving_of(request)
+    core = await to_request(wire, serving, request)
+    created = int(time.time())
+    if wire.stream:
+        events = chat_events(wire, core, serving, created)
+        return serving.stream(events, error_response, error_event)
+    answers = await while_connected(request.receive, serving.front.complete(core))
+    return json_response(to_response(wire, core, answers, serving, created))
+
+
+# -- to_request ------------------------------------------------------------------------------------------------
+
+
+async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) -> Request:
+    """The core's request. Raises InvalidRequest for what cannot be honoured, TemplateError."""
+    serving.check_model(wire.model)
+    _refuse(wire)
+    prompt_ids = await chat_ids(wire, serving)
+    max_tokens = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
+    logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
+    params = to_params(wire, serving.front.info, max_tokens=max_tokens, logprobs=logprobs)
+    return serving.front.resolve(
+        prompt_ids,
+        params,
+        id=f"chatcmpl-{secrets.token_hex(12)}",
+        param="messages",
+        priority=wire.priority or 0,
+        cache_salt=serving.cache_salt(request, wire.cache_salt),
+    )
+
+
+def _refuse(wire: ChatRequest) -> None:
+    refuse_fields(wire, CHAT_REFUSED)
+    check_stream_options(wire)
+    if wire.top_logprobs is not None and not wire.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
+    if wire.stream and wire.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs")
+    if wire.continue_final_message and wire.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other",
+            param="add_generation_prompt",
+        )
+    if wire.tools and wire.parallel_tool_calls is False:
+        raise InvalidRequest("parallel_tool_calls=false cannot be enforced", param="parallel_tool_calls")
+    for i, tool in enumerate(wire.tools or ()):
+        if tool.function.strict:
+            raise InvalidRequest(
+                "strict function schemas are not supported", "leave out strict", param=f"tools.{i}.function.strict"
+            )  # fmt: skip
+
+
+async def chat_ids(wire: ChatRequest, serving: Serving) -> tuple[int, ...]:
+    """The prompt of a conversation. Tools are shown to the model; its answer comes back as text."""
+    front = serving.front
+    tools = [t.model_dump(exclude_none=True) for t in wire.tools] if wire.tools else None
+    variables = dict(wire.chat_template_kwargs or {})
+    if wire.reasoning_effort is not None:
+        if not front.template_mentions("reasoning_effort", tools):
+            raise InvalidRequest("this model has no reasoning_effort", "leave it out", param="reasoning_effort")
+        variables["reasoning_effort"] = wire.reasoning_effort
+    roles = {
+        "developer": "developer" if front.template_mentions("developer", tools) else "system",
+        "function": "function" if front.template_mentions("function", tools) else "tool",
+    }
+    return await front.encode_chat(
+        [to_message(m, i, roles) for i, m in enumerate(wire.messages)],
+        tools=tools,
+        add_generation_prompt=wire.add_generation_prompt is not False,
+        continue_final_message=bool(wire.continue_final_message),
+        add_special_tokens=bool(wire.add_special_tokens),
+        variables=variables,
+    )
+
+
+def to_message(message: Message, index: int, roles: dict[str, str]) -> dict[str, Any]:
+    """The message as templates read it. `roles` replaces roles that this template does not know."""
+    where = f"messages.{index}"
+    if message.audio is not None:
+        raise InvalidRequest("audio is not supported", param=f"{where}.audio")
+    if message.content is None and message.role != "assistant":
+        raise InvalidRequest("content is missing", param=f"{where}.content")
+    result: dict[str, Any] = {"role": roles.get(message.role, message.role)}
+    content = message.content
+    if isinstance(content, list):
+        content = [to_part(part, f"{where}.content.{i}") for i, part in enumerate(content)]
+    result["content"] = content if content is not None else message.refusal or ""
+    calls = [call.model_dump(exclude={"index"}, exclude_none=True) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append({"type": "function", "function": message.function_call.model_dump()})
+    if calls:
+        result["tool_calls"] = calls
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            result[name] = value
+    return result
+
+
+def to_part(part: Part, where: str) -> dict[str, str]:
+    """A text part. Raises InvalidRequest naming any other kind."""
+    text = {"text": part.text, "refusal": part.refusal}.get(part.type)
+    if text is None or part.image_url or part.input_audio or part.file:
+        raise InvalidRequest(
+            f"a content part of type {part.type[:40]!r} is not supported", "this model reads text", param=where
+        )
+    if part.prompt_cache_breakpoint is not None:
+        raise InvalidRequest("it is not supported", "leave it out", param=f"{where}.prompt_cache_breakpoint")
+    return {"type": "text", "text": text}
+
+
+# -- the whole answer ------------------------------------------------------------------------------------------
+
+
+def to_response(
+    wire: ChatRequest, core: Request, answers: list[Answer], serving: Serving, created: int
+) -> dict[str, Any]:
+    response = head_object(serving, "chat.completion", core.id, created)
+    response["choices"] = [_choice(wire, core, answer) for answer in answers]
+    response["usage"] = usage_object([a.usage for a in answers], len(core.prompt_ids))
+    if answers[0].prompt_logprobs is not None:
+        response["prompt_logprobs"] = prompt_logprobs(answers[0].prompt_logprobs)
+    if wire.return_token_ids:
+        response["prompt_token_ids"] = core.prompt_ids
+    return response
+
+
+def _choice(wire: ChatRequest, core: Request, answer: Answer) -> dict[str, Any]:
+    check_finish(answer.finish_reason, answer.error, core.id)
+    choice: dict[str, Any] = {
+        "index": answer.index,
+        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "logprobs": chat_logprobs(answer.logprobs) if wire.logprobs else None,
+        "finish_reason": answer.finish_reason,
+        **ending(core, answer),
+    }
+    if wire.return_token_ids:
+        choice["token_ids"] = answer.token_ids
+    return choice
+
+
+def ending(core: Request, answer: Answer | TextDelta) -> dict[str, Any]:
+    """How an answer ended, beyond the API's finish reason, and the seed that gives it again."""
+    seed = {} if core.params.greedy else {"seed": core.params.seed}
+    return {"stop_reason": answer.stop_reason, **seed}
+
+
+# -- the stream ------------------------------------------------------------------------------------------------
+
+
+async def chat_events(
+    wire: ChatRequest, core: Request, serving: Serving, created: int
+) -> AsyncGenerator[bytes]:
+    """The chunks of all answers, the usage if it was asked for, and the end mark."""
+    options = wire.stream_options
+    final_usage = bool(options and options.include_usage)
+    always_usage = bool(options and options.continuous_usage_stats)
+    chunks = Chunks(serving, "chat.completion.chunk", core.id, created, with_usage=final_usage)
+    usages: dict[int, Usage] = {}
+    async with aclosing(serving.front.stream(core)) as deltas:  # type: ignore[type-var]
+        async for delta in deltas:
+            check_finish(delta.finish_reason, delta.error, core.id)
+            more: dict[str, Any] = {}
+            if not usages and wire.return_token_ids:
+                more["prompt_token_ids"] = core.prompt_ids
+            is_first = delta.index not in usages
+            usages[delta.index] = delta.usage
+            usage = usage_object(usages.values(), len(core.prompt_ids)) if always_usage else None
+            data = b"".join(
+                chunks.event([choice], usage, **more) for choice in _deltas(wire, core, delta, is_first)
+            )
+            if data:
+                yield data
+    if final_usage:
+        yield chunks.event([], usage_object(usages.values(), len(core.prompt_ids)))
+    yield DONE
+
+
+def _deltas(wire: ChatRequest, core: Request, delta: TextDelta, is_first: bool) -> list[dict[str, Any]]:
+    """The choices of the chunks that a delta becomes: the role once, the text, the finish."""
+    choices = []
+    if is_first:
+        choices.append(_chunk(delta, {"role": "assistant", "content": ""}))
+    told = wire.logprobs or wire.return_token_ids
+    if delta.text or (told and delta.token_ids):
+        choice = _chunk(delta, {"content": delta.text})
+        if wire.logprobs:
+            choice["logprobs"] = chat_logprobs(delta.logprobs)
+        if wire.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        choices.append(choice)
+    if delta.finish_reason:
+        choices.append(_chunk(delta, {}) | {"finish_reason": delta.finish_reason, **ending(core, delta)})
+    return choices
+
+
+def _chunk(delta: TextDelta, content: dict[str, Any]) -> dict[str, Any]:
+    return {"index": delta.index, "delta": content, "logprobs": None, "finish_reason": None}

@@ -1,0 +1,52 @@
+"""From wire fields to SamplingParams: names, defaults of the model, and nothing more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvasir.errors import InvalidRequest
+from kvasir.serve.openai.wire import STREAM_REFUSED, Sampling
+from kvasir.serve.wire import refuse_fields
+from kvasir.types import ModelInfo, SamplingParams
+
+# Wire fields that SamplingParams has under the same name.
+_SAME = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "seed", "min_tokens", "include_stop_str_in_output", "ignore_eos"),
+    *("prompt_logprobs", "skip_special_tokens"),
+)
+# What a model's generation_config.json may recommend.
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def to_params(wire: Sampling, info: ModelInfo, **given: Any) -> SamplingParams:
+    """`given` are fields whose meaning differs between routes. An absent field takes the model's recommendation
+    where there is one, else the API's default. Raises InvalidRequest."""
+    fields: dict[str, Any] = {k: v for k, v in info.default_sampling.items() if k in _RECOMMENDED}
+    fields |= {name: value for name in _SAME if (value := getattr(wire, name)) is not None}
+    if wire.stop is not None:
+        fields["stop"] = (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop)
+    if wire.stop_token_ids is not None:
+        fields["stop_token_ids"] = tuple(wire.stop_token_ids)
+    if wire.logit_bias:
+        fields["logit_bias"] = _bias(wire.logit_bias)
+    if fields.get("min_tokens", 0) > (given.get("max_tokens") or 2**31):
+        raise InvalidRequest("min_tokens is larger than max_tokens", param="min_tokens")
+    return SamplingParams(**(fields | given))
+
+
+def _bias(bias: dict[str, float]) -> dict[int, float]:
+    """JSON has only strings for keys: they are token ids."""
+    for key in bias:
+        if not (key.isascii() and key.isdigit() and len(key) < 11):
+            raise InvalidRequest(f"logit_bias names {key[:40]!r}", "expected token ids", param="logit_bias")
+    return {int(key): value for key, value in bias.items()}
+
+
+def check_stream_options(wire: Sampling) -> None:
+    """Raises InvalidRequest for stream options without a stream, and for those that are not supported."""
+    if wire.stream_options is None:
+        return
+    if not wire.stream:
+        raise InvalidRequest("stream_options is only for stream=true", param="stream_options")
+    refuse_fields(wire.stream_options, STREAM_REFUSED)

@@ -1,0 +1,132 @@
+"""The response objects that completions and chats share, and the frame of stream chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from kvasir.engine.answer import TokenInfo
+from kvasir.serve.faults import Fault, openai_error, openai_response
+from kvasir.serve.serving import Serving
+from kvasir.serve.sse import event
+from kvasir.types import Usage
+
+LOWEST = -9999.0  # JSON has no infinity
+
+
+def usage_object(usages: Iterable[Usage], prompt_tokens: int) -> dict[str, Any]:
+    """`usages` of all answers, each counted with its own prompt; `prompt_tokens` of every prompt once."""
+    usages = list(usages)
+    completion = sum(u.completion_tokens for u in usages)
+    cached = sum(u.cached_tokens for u in usages)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": min(cached, prompt_tokens)},
+    }
+
+
+class Chunks:
+    """Writes stream chunks: what they share is encoded once.
+
+    with_usage: every chunk has a `usage` member, null unless it is given.
+    """
+
+    def __init__(self, serving: Serving, kind: str, id: str, created: int, with_usage: bool):
+        head = head_object(serving, kind, id, created)
+        self._head = msgspec.json.encode(head)[:-1] + b',"choices":'
+        self._tail = b',"usage":null}' if with_usage else b"}"
+
+    def event(self, choices: list[dict[str, Any]], usage: dict | None = None, **more: Any) -> bytes:
+        tail = self._tail
+        if usage is not None:
+            tail = b',"usage":' + msgspec.json.encode(usage) + b"}"
+        if more:
+            tail = b"," + msgspec.json.encode(more)[1:-1] + tail
+        return event(self._head + msgspec.json.encode(choices) + tail)
+
+
+def head_object(serving: Serving, kind: str, id: str, created: int) -> dict[str, Any]:
+    return {
+        "id": id,
+        "object": kind,
+        "created": created,
+        "model": serving.names[0],
+        "system_fingerprint": serving.fingerprint,
+    }
+
+
+def error_event(fault: Fault) -> bytes:
+    return event(openai_error(fault))
+
+
+def error_response(fault: Fault) -> Response:
+    return openai_response(fault)
+
+
+# -- log-probabilities -----------------------------------------------------------------------------------------
+
+
+def chat_logprobs(infos: Sequence[TokenInfo]) -> dict[str, Any]:
+    content = [
+        {
+            "token": info.text,
+            "logprob": _number(info.logprob),
+            "bytes": list(info.bytes),
+            "top_logprobs": [
+                {"token": c.text, "logprob": _number(c.logprob), "bytes": list(c.bytes)} for c in info.top
+            ],
+        }
+        for info in infos
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(infos: Sequence[TokenInfo], shift: int = 0) -> dict[str, Any]:
+    """The older format: parallel lists. `shift` is added to offsets, for tokens behind an echoed prompt."""
+    return {
+        "tokens": [_label(info.bytes) for info in infos],
+        "token_logprobs": [None if info.logprob is None else _number(info.logprob) for info in infos],
+        "top_logprobs": [_top(info) for info in infos],
+        "text_offset": [info.offset + shift for info in infos],
+    }
+
+
+def _top(info: TokenInfo) -> dict[str, float] | None:
+    """The best candidates and the token itself, by their text; of those with the same text the best."""
+    if info.logprob is None:
+        return None
+    found: dict[str, float] = {}
+    for data, logprob in (*((c.bytes, c.logprob) for c in info.top), (info.bytes, info.logprob)):
+        found.setdefault(_label(data), _number(logprob))
+    return found
+
+
+def prompt_logprobs(infos: Sequence[TokenInfo]) -> list[dict[str, Any] | None]:
+    """vLLM's format: per prompt token the candidates by id, and the token itself."""
+    return [None if info.logprob is None else _by_id(info) for info in infos]
+
+
+def _by_id(info: TokenInfo) -> dict[str, Any]:
+    entries = {
+        str(c.token): {"logprob": _number(c.logprob), "rank": rank, "decoded_token": c.text}
+        for rank, c in enumerate(info.top, 1)
+    }
+    own = {"logprob": _number(info.logprob), "rank": info.rank, "decoded_token": info.text}
+    return entries | {str(info.token): own}
+
+
+def _label(data: bytes) -> str:
+    """A token's text, or its bytes in the way OpenAI spells them when they are no whole characters."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{b:02x}" for b in data)
+
+
+def _number(logprob: float | None) -> float:
+    return LOWEST if logprob is None else max(logprob, LOWEST)

@@ -1,0 +1,202 @@
+"""The request bodies of the OpenAI API, with the extension fields that vLLM's clients use.
+
+Every field of the public specification is here: honoured, accepted where it means nothing to this server (`user`,
+`metadata`, ...), or refused by name (the REFUSED tables). Any other field is refused as unknown.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from kvasir.serve.wire import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Int32,
+    Name,
+    Prompts,
+    Salt,
+    TemplateKwargs,
+    TextOrList,
+    TokenIds,
+    Wire,
+)
+
+
+class StreamOptions(Wire):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # pads chunks against traffic analysis; refused if true
+
+
+class Sampling(Wire):
+    """The fields that completions and chats share. Ranges are checked by SamplingParams."""
+
+    model: Name | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
+    seed: int | None = None
+    stop: TextOrList | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Name | None = None
+
+    # vLLM's extensions
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: TokenIds | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    priority: Int32 | None = None
+    cache_salt: Salt | None = None
+    add_special_tokens: bool | None = None
+
+
+class CompletionRequest(Sampling):
+    """POST /v1/completions"""
+
+    prompt: Prompts
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class FunctionCall(Wire):
+    name: Name
+    arguments: str | dict[str, Any]
+
+
+class ToolCall(Wire):
+    id: Name | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None  # clients echo streamed calls back with it
+
+
+class Part(Wire):
+    """A part of a message's content. Only text can be read; the other kinds are refused by name."""
+
+    type: Name
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+class Message(Wire):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Name | None = None
+    function_call: FunctionCall | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None  # clients send back what an answer carried
+    audio: Any = None
+
+
+class FunctionDefinition(Wire):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Wire):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ChatRequest(Sampling):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: Any = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+    # Without a meaning here: nothing is stored, billed or routed by them.
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+
+    # Refused unless they ask for nothing.
+    audio: Any = None
+    echo: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    service_tier: Any = None
+    store: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+    # vLLM's extensions
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+
+
+class EmbeddingRequest(Wire):
+    """POST /v1/embeddings"""
+
+    model: Name | None = None
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: Name | None = None
+    priority: Int32 | None = None
+    add_special_tokens: bool | None = None
+
+
+_LATER = "leave it out"
+
+CHAT_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "audio": ((), "this server writes text"),
+    "modalities": ((["text"],), "this server writes text"),
+    "echo": ((False,), "it exists for completions"),
+    "functions": (([],), "use tools"),
+    "function_call": ((), "use tool_choice"),
+    "tool_choice": (("none", "auto"), 'use "auto" or "none"'),
+    "response_format": (({"type": "text"},), "only text can be promised"),
+    "moderation": ((), _LATER),
+    "prediction": ((), _LATER),
+    "prompt_cache_options": ((), _LATER),
+    "prompt_cache_retention": (("in_memory", "in-memory"), _LATER),
+    "service_tier": (("auto", "default"), _LATER),
+    "store": ((False,), "nothing is stored here"),
+    "verbosity": (("medium",), _LATER),
+    "web_search_options": ((), _LATER),
+}
+COMPLETION_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "suffix": ((), "filling in the middle is not supported"),
+}
+STREAM_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "include_obfuscation": ((False,), _LATER),
+}

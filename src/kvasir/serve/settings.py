@@ -1,0 +1,80 @@
+"""What a server is told: where it listens, who may ask, and the bounds it keeps."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from kvasir.errors import ConfigError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Sizes in bytes and times in seconds unless a name says otherwise.
+
+    api_keys: any of them opens every route; without keys only a loopback address may be bound.
+    model_names: what clients may call the model; the first is the one answers carry. Empty: the engine's
+    own name.
+    allowed_hosts / allowed_origins: beside loopback names and the bound address; "*" allows all.
+    share_cache: keys share one prefix cache instead of having one each.
+    ping: pause after which a silent stream sends a comment, so that nobody on the way takes it for dead.
+    head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept
+    a chunk.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    model_names: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    share_cache: bool = False
+    max_body: int = 16 * MIB
+    max_headers: int = 32 * 1024
+    max_json_depth: int = 64
+    max_prompts: int = 256
+    max_answers: int = 1024
+    max_embeddings: int = 2048
+    max_connections: int = 4096
+    head_time: float = 15.0
+    body_time: float = 60.0
+    write_time: float = 60.0
+    keep_alive: float = 75.0
+    ping: float = 15.0
+    drain: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port is {self.port}", "expected 0 to 65535")
+        if any(
+            len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys
+        ):
+            raise ConfigError(
+                "an API key is too weak or malformed", "use 8 or more printable ASCII characters"
+            )
+        if not self.api_keys and not is_loopback(self.host):
+            raise ConfigError(
+                f"{self.host} is a public address and no API key is set",
+                "set a key, or listen on 127.0.0.1",
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address (without port and brackets) can only mean this machine."""
+    host = host.lower().rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether binding this address means all addresses of the machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host == ""

@@ -1,0 +1,242 @@
+"""The tokenizer's own promises: decoding by bytes, special tokens, and what a Hugging Face folder says."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvasir.errors import InvalidRequest, ModelFileError
+from kvasir.text.byte_level import LETTERS, bytes_of
+from kvasir.text.tokenizer import Tokenizer, find_tokenizer
+from tests._shared import need
+from tests.text.vocabularies import ALL_TOKENIZERS, TINY, any_tokenizer, byte_level_metadata, shared_tokenizer
+
+TEXT = "Hello, wörld! 日本語 😀\n\n  don't  12345\t<tool> e\u0301"
+WORDPIECE = {"tiny wordpiece", "gguf bert-bge", "gguf MiniLM"}
+
+
+def backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(tokenizer.to_json())
+
+
+# --- bytes and text ------------------------------------------------------------------------------------
+
+
+# Where the library's decoder is no oracle: it shows special tokens that have "normalized": true even when
+# told to skip them (TinyStories), and takes letters of added tokens for bytes (DeepSeek's `ö`).
+NO_ORACLE = {"TinyStories", "gguf deepseek-llm"}
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_TOKENIZERS if name not in NO_ORACLE])
+def test_decoding_equals_the_librarys_on_encoded_text(name):
+    tokenizer = any_tokenizer(name)
+    library = backend(tokenizer)
+    for text in (TEXT, " " + TEXT, "", " ", "\n", "a", "once upon a time", TEXT * 3):
+        ids = tokenizer.encode(text)
+        for skip in (True, False):
+            assert tokenizer.decode(ids, skip) == library.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_TOKENIZERS if name not in WORDPIECE])
+@pytest.mark.parametrize("text", [TEXT.replace("<tool>", ""), "once  upon a time", " a", "\n"])
+def test_text_survives_encoding_and_its_tokens_bytes_join_to_it(name, text):
+    tokenizer = any_tokenizer(name)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if tokenizer.unk_id in ids:
+        pytest.skip("some of the characters are not in this vocabulary")
+    text = text.replace("e\u0301", "é") if name == "qwen3" else text  # Qwen3 normalizes to NFC
+    joined = b"".join(tokenizer.token_bytes(i) for i in ids).decode()
+    assert tokenizer.decode(ids) == text
+    assert joined == (" " + text if tokenizer.strips_leading_space else text)
+
+
+@given(st.binary())
+def test_byte_letters_spell_all_bytes(data):
+    assert bytes_of("".join(LETTERS[byte] for byte in data)) == data
+
+
+def test_byte_letters_are_256_printable_characters():
+    assert len(set(LETTERS.values())) == 256
+    assert all(letter.isprintable() and not letter.isspace() for letter in LETTERS.values())
+    assert LETTERS[ord(" ")] == "Ġ" and LETTERS[ord("\n")] == "Ċ"
+
+
+def test_invalid_bytes_become_replacement_characters_and_hide_nothing_before_them():
+    tokenizer = any_tokenizer("tiny sentencepiece")
+    byte = {b: tokenizer.token_to_id(f"<0x{b:02X}>") for b in range(256)}
+    assert tokenizer.decode([byte[b] for b in "é".encode()] + [byte[0xFF]]) == "é\ufffd"
+    assert tokenizer.decode([byte[0xE4], byte[0xB8], tokenizer.token_to_id("he")]) == "\ufffdhe"
+    assert tokenizer.token_bytes(byte[0x0A]) == b"\n"
+    assert tokenizer.token_text(byte[0xE4]) == "\ufffd"
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_ids_without_a_token_are_no_text(name):
+    tokenizer = any_tokenizer(name)
+    beyond = tokenizer.vocab_size
+    for i in (beyond, -1, 1 << 40):
+        assert tokenizer.id_to_token(i) is None and tokenizer.token_bytes(i) == b""
+    assert tokenizer.decode([beyond, -1]) == ""
+    assert tokenizer.token_to_id("no such token") is None
+
+
+@pytest.mark.parametrize("name", ALL_TOKENIZERS)
+def test_every_id_below_vocab_size_has_a_token(name):
+    tokenizer = any_tokenizer(name)
+    assert tokenizer.id_to_token(tokenizer.vocab_size - 1) is not None
+    assert tokenizer.id_to_token(tokenizer.vocab_size) is None
+
+
+# --- special tokens ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL_TOKENIZERS)
+def test_plain_encoding_never_gives_the_special_token_that_a_text_spells(name):
+    tokenizer = any_tokenizer(name)
+    spelt = "x".join(tokenizer.id_to_token(i) or "" for i in sorted(tokenizer.special_ids)[:20])
+    ids = tokenizer.encode(spelt, add_special_tokens=False, parse_special=False)
+    assert not tokenizer.special_ids & set(ids) - {tokenizer.unk_id}
+    assert tokenizer.special_ids & set(tokenizer.encode(spelt, add_special_tokens=False))
+
+
+@pytest.mark.parametrize("name", ALL_TOKENIZERS)
+def test_plain_and_parsing_encodings_agree_on_ordinary_text(name):
+    tokenizer = any_tokenizer(name)
+    text = TEXT.replace("<tool>", "")
+    assert tokenizer.encode(text) == tokenizer.encode(text, parse_special=False)
+
+
+@pytest.mark.parametrize("name", ALL_TOKENIZERS)
+def test_the_ends_that_encoding_adds_are_what_the_flags_say(name):
+    tokenizer = any_tokenizer(name)
+    bare, full = tokenizer.encode(TEXT, add_special_tokens=False), tokenizer.encode(TEXT)
+    before = [tokenizer.bos_id] if tokenizer.add_bos else []
+    assert full[: len(before)] == before and full[len(before) : len(before) + len(bare)] == bare
+    after = full[len(before) + len(bare) :]
+    assert len(after) == tokenizer.add_eos and set(after) <= set(tokenizer.eos_ids)
+
+
+def test_two_threads_may_encode_with_and_without_special_tokens():
+    tokenizer = any_tokenizer("tiny byte-level")
+    expected = {parse: tokenizer.encode("he<|im_end|>", parse_special=parse) for parse in (True, False)}
+    wrong: list[bool] = []
+
+    def work(parse: bool) -> None:
+        for _ in range(2000):
+            if tokenizer.encode("he<|im_end|>", parse_special=parse) != expected[parse]:
+                wrong.append(parse)
+
+    threads = [threading.Thread(target=work, args=(parse,)) for parse in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and expected[True] != expected[False]
+
+
+def test_text_that_is_not_unicode_is_a_bad_request():
+    with pytest.raises(InvalidRequest, match="surrogate at character 1"):
+        any_tokenizer("tiny byte-level").encode("a\ud800")
+
+
+# --- folders -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A Hugging Face folder with the tiny byte-level tokenizer, saved with cutting and padding on."""
+    library = backend(Tokenizer.from_gguf(byte_level_metadata()))
+    library.enable_truncation(3)
+    library.enable_padding(length=9)
+    library.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def write(path, value) -> None:
+    path.write_text(json.dumps(value))
+
+
+def test_a_folder_says_which_tokens_begin_and_end(folder):
+    write(folder / "special_tokens_map.json", {"bos_token": {"content": "<|begin|>"}, "eos_token": "no"})
+    write(folder / "tokenizer_config.json", {"eos_token": {"content": "<|im_end|>"}, "pad_token": None})
+    write(folder / "generation_config.json", {"eos_token_id": [7, 265]})
+    tokenizer = Tokenizer.from_folder(folder)
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id) == (264, (265, 7), None)
+    assert dict(tokenizer.special_tokens) == {"bos_token": "<|begin|>", "eos_token": "<|im_end|>"}
+
+
+def test_the_models_config_counts_where_there_is_no_generation_config(folder):
+    write(folder / "config.json", {"eos_token_id": 265, "bos_token_id": 264})
+    tokenizer = Tokenizer.from_folder(folder)
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (264, (265,))
+
+
+def test_nothing_is_cut_or_padded(folder):
+    tokenizer = Tokenizer.from_folder(folder)
+    assert len(tokenizer.encode("q" * 50, add_special_tokens=False)) == 50
+    assert len(tokenizer.encode("q", add_special_tokens=False)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("tokenizer.json", b"{"),
+        ("tokenizer.json", b'{"version": "1.0"}'),
+        ("tokenizer.json", b"\xff\xfe"),
+        ("tokenizer_config.json", b"[]"),
+        ("tokenizer_config.json", b"{" * 100_000),
+        ("generation_config.json", b'{"eos_token_id": "x"}'),
+        ("generation_config.json", b'{"eos_token_id": [-1]}'),
+        ("generation_config.json", b'{"eos_token_id": true}'),
+    ],
+)
+def test_malformed_files_are_refused(folder, name, data):
+    (folder / name).write_bytes(data)
+    with pytest.raises(ModelFileError):
+        Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x0a\xff", b"IQ== 0\nIg== 1\n", b"\x0a\x03\x0a\x01a\x80", bytes(range(256))]
+)
+def test_a_tokenizer_model_that_is_no_sentencepiece_file_is_refused(tmp_path, data):
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    with pytest.raises(ModelFileError):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer(tmp_path):
+    assert find_tokenizer(tmp_path) is None
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json or tokenizer\.model"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_folder_with_only_tokenizer_model_gives_the_ids_of_its_tokenizer_json(tmp_path):
+    source = need("tokenizers/hf/mistral-7b-instruct-v0.2")
+    for name in ("tokenizer.model", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((source / name).read_bytes())
+    converted, original = Tokenizer.from_folder(tmp_path), shared_tokenizer("mistral")
+    for text in (TEXT, "[INST] hello [/INST]</s>", "  x ", ""):
+        assert converted.encode(text) == original.encode(text)
+    assert (converted.bos_id, converted.eos_ids) == (original.bos_id, original.eos_ids)
+
+
+def test_stories260k_ends_with_both_of_its_ends():
+    tokenizer = shared_tokenizer("stories260K")
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.add_bos) == (1, (2, 1), True)
+
+
+def test_the_room_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys, kvasir.text.tokenizer, kvasir.text.chat, kvasir.text.detokenize, kvasir.text.stop;"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'sentencepiece') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": "src"}
+    )
+    assert done.stdout.strip() == "[]", done.stderr
