@@ -20,8 +20,8 @@ from . import skills
 from .chat import render
 from .generate import Model, load
 from .skills import HELD, Case, arithmetic
-from .skills.dialogue import segment
-from .skills.recall import thinking_recall
+from .skills.memory import thinking_recall
+from .skills.mix import segment
 
 FOLDER = Path(__file__).resolve().parents[2] / "src/kvasir/assets/kvasir-mini"
 Check = Callable[[Case, str], bool]

@@ -55,6 +55,7 @@ def write(folder: Path, model: Mini, progress: Progress, tokenizer: Path, scores
     folder.mkdir(parents=True)
     config = model.config
     save_file(to_hf(model), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     shutil.copyfile(tokenizer, folder / "tokenizer.json")
     documents = {
         "config": config.to_hf(),

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from recipes.mini import data, eval, export, model, train
 from recipes.mini.chat import encode, render, render_case
 from recipes.mini.generate import load
-from recipes.mini.skills import HELD, TRAIN, arithmetic, dialogue, recall, split_of, tools
+from recipes.mini.skills import HELD, TRAIN, arithmetic, dialogue, memory, split_of, tools
 
 MAKERS = [row.make for row in eval.ROWS]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -68,11 +68,11 @@ def test_sums_of_the_splits_are_disjoint():
 
 def test_held_out_names_are_never_told_in_training():
     rng = Random(2)
-    told = [recall.facts(rng, TRAIN, 3) for _ in range(300)]
-    held = [recall.facts(rng, HELD, 3) for _ in range(300)]
+    told = [memory.facts(rng, TRAIN, 3) for _ in range(300)]
+    held = [memory.facts(rng, HELD, 3) for _ in range(300)]
 
     def open_ended(sets: list[dict[str, str]]) -> set[str]:
-        return {v for f in sets for n, v in f.items() if recall.ATTRIBUTES[n].open_ended}
+        return {v for f in sets for n, v in f.items() if memory.ATTRIBUTES[n].open_ended}
 
     assert open_ended(told) and not open_ended(told) & open_ended(held)
 

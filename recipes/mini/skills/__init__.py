@@ -2,9 +2,9 @@
 
 from .arithmetic import addition, comparing, counting, subtraction, times_table, two_steps
 from .case import HELD, TRAIN, Case, split_of
-from .dialogue import dialogue
 from .following import follow
-from .recall import echo, people, recall, unknown
+from .memory import echo, people, recall, unknown
+from .mix import dialogue
 from .stories import story, story_and_question
 from .structured import json_answer
 from .talk import knowledge, no_idea, small_talk

@@ -20,56 +20,54 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> tupl
     check(options)
     quiet_torch_pool()
     begun = time.perf_counter()
-    import torch
-
     from kvasir import device as devices
     from kvasir.layers.kv_cache import KVCache, cache_groups
-    from kvasir.models.config import read_generation_defaults
+    from kvasir.models.config import read_generation_config
+    from kvasir.runner.load import load_model
     from kvasir.runner.model_runner import ModelRunner
     from kvasir.runner.selftest import run as self_test
     from kvasir.weights.find import find_model
-    from kvasir.weights.load import load_model
+    from kvasir.weights.load import DTYPES
 
     imported = time.perf_counter()
     device = devices.detect(options.device)
-    threads = devices.set_threads(options.threads or device.threads)
+    threads = _power_of_two(options.threads or device.threads)
+    devices.set_threads(threads)
     files = find_model(options.model, options.revision)
-    loaded = load_model(files, options.dtype, device.kind, progress)
-    model = loaded.model
-    kv_dtype = loaded.dtype if options.kv_dtype == "auto" else options.kv_dtype
-    spec = model.cache_spec()
-    groups = cache_groups(spec, options.block_size, kv_dtype)
+    loaded = load_model(files, options.dtype, device.torch, progress)
+    model, dtype = loaded.model, _name(DTYPES, loaded.dtype)
+    kv_dtype = DTYPES[dtype if options.kv_dtype == "auto" else options.kv_dtype]
+    groups = cache_groups(model.cache_spec(), options.block_size, kv_dtype)
     facts = ModelFacts(
-        max_positions=model.config.max_position_embeddings,
-        dtype=loaded.dtype,
-        bidirectional=getattr(model, "bidirectional", False),
+        max_positions=model.config.context_length,
+        dtype=dtype,
+        bidirectional=Task.GENERATE not in model.tasks,
         bytes_per_block=tuple(g.bytes_per_block for g in groups),
         windows=tuple(g.window for g in groups),
     )
     config = resolve(options, facts, Facts(device.kind, device.memory_available, threads))
-    cache = KVCache(spec, config.num_blocks, config.block_size, config.kv_dtype, device.kind)
-    grade = self_test(model, cache)
+    cache = KVCache(model.cache_spec(), config.num_blocks, config.block_size, kv_dtype, device.torch)
     capacity = Capacity(
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
         groups, config.num_blocks, model.config.vocab_size,
     )  # fmt: skip
-    generation = read_generation_defaults(files)
+    generation = read_generation_config(files.root if files.kind == "hf" else "", loaded.config)
     info = ModelInfo(
         name=config.served_model_name,
-        architecture=type(model).__name__,
+        architecture=loaded.architecture,
         tasks=tuple(model.tasks),
         vocab_size=model.config.vocab_size,
         max_model_len=config.max_model_len,
         eos_ids=generation.eos_ids,
-        dtype=loaded.dtype,
+        dtype=dtype,
         device=device.kind,
-        grade=grade,
+        grade=self_test(model, cache),
         executor=config.executor,
         num_parameters=loaded.num_parameters,
-        embedding_size=model.config.hidden_size,
+        embedding_size=model.config.width,
         default_sampling=generation.sampling,
     )
-    runner = ModelRunner(model, cache, capacity, info, torch.device(device.kind))
+    runner = ModelRunner(model, cache, capacity, info, device.torch)
     scheduler = Scheduler(
         capacity,
         eos_ids=info.eos_ids,
@@ -79,6 +77,15 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> tupl
     )
     seconds = (imported - begun, time.perf_counter() - imported)
     return EngineCore(runner, scheduler), summarize(config, info, seconds)
+
+
+def _power_of_two(threads: int) -> int:
+    """Torch cuts elementwise work by its threads; only powers of two keep the cuts on whole vectors (exactness.md)."""
+    return 1 << (threads.bit_length() - 1)
+
+
+def _name(dtypes: dict, dtype: object) -> str:
+    return next(name for name, d in dtypes.items() if d == dtype)
 
 
 def summarize(config: EngineConfig, info: ModelInfo, seconds: tuple[float, float]) -> list[str]:

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir.errors import ModelFileError
-from kvasir.layers.batch import Batch
+from kvasir.layers.batch import TILE, Batch
 from kvasir.layers.block import Block
 from kvasir.layers.embedding import Embedding
 from kvasir.layers.kv_cache import LayerCache
 from kvasir.layers.linear import Head
+from kvasir.layers.mlp import ACTIVATIONS
 from kvasir.layers.module import Module, Take
 from kvasir.layers.norm import RMSNorm
 from kvasir.layers.rope import Rope, RopeScaling
@@ -31,14 +32,15 @@ from kvasir.models.config import (
 )
 from kvasir.models.pooling import Pooling, pooling_of
 from kvasir.models.rope import read_rope
-from kvasir.ops.activation import ACTIVATIONS
-from kvasir.ops.linear import TILE
 from kvasir.types import Task
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The sizes and settings of a decoder. windows: per layer, in tokens, 0 for full attention."""
+    """The sizes and settings of a decoder.
+
+    windows: per layer, in tokens, 0 for full attention. head_norm: q and k are normalised per head.
+    """
 
     vocab_size: int
     width: int
@@ -55,8 +57,10 @@ class DecoderConfig:
     tied: bool
     pooling: Pooling
     windows: tuple[int, ...]
-    attention_bias: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
     mlp_bias: bool = False
+    head_norm: bool = False
 
     @property
     def context_length(self) -> int:
@@ -64,21 +68,24 @@ class DecoderConfig:
         return self.rope_scaling.context_length(self.max_position)
 
 
-def read_sizes(f: Fields, *, default_theta: float = 10000.0) -> dict[str, Any]:
+def read_sizes(f: Fields, *, kv_heads: int = 0, head_dim: int = 0) -> dict[str, Any]:
     """The fields that llama-like configs share, as keywords of `DecoderConfig`.
 
-    Raises ModelFileError for a field out of range, UnsupportedModel for a feature that is not there.
+    kv_heads, head_dim: what the family takes where the field is absent, 0 for what follows from the others, which
+    is also what null means. Raises ModelFileError for a field out of range, UnsupportedModel for a feature that is not there.
     """
     width = f.integer("hidden_size", 1, MAX_WIDTH)
     heads = f.integer("num_attention_heads", 1, MAX_HEADS)
-    kv_heads = f.integer("num_key_value_heads", 1, MAX_HEADS, heads)
+    absent = {"num_key_value_heads": kv_heads, "head_dim": head_dim}
+    kv_heads, head_dim = (0 if name in f.values else default for name, default in absent.items())
+    kv_heads = f.integer("num_key_value_heads", 1, MAX_HEADS, kv_heads or heads)
     if heads % kv_heads:
         raise ModelFileError(f"{f.where}: {heads} attention heads cannot share {kv_heads} key-value heads")
-    head_dim = f.integer("head_dim", 2, MAX_HEAD_DIM, max(2, width // heads))
+    head_dim = f.integer("head_dim", 2, MAX_HEAD_DIM, head_dim or max(2, width // heads))
     if head_dim % 2:
         raise ModelFileError(f"{f.where}: head_dim is {head_dim}", "a rotary embedding needs an even number")
     max_position = f.integer("max_position_embeddings", 1, MAX_POSITIONS)
-    theta, scaling = read_rope(f, max_position, default_theta)
+    theta, scaling = read_rope(f, max_position)
     if scaling.kind == "factors" and len(scaling.factors) != head_dim // 2:
         raise ModelFileError(f"{f.where}: {len(scaling.factors)} rope factors for heads of {head_dim}")
     return {
@@ -105,19 +112,19 @@ class Decoder(Module):
     tasks: ClassVar[tuple[Task, ...]] = (Task.GENERATE, Task.EMBED)
     # A checkpoint of the bare model leaves this out of its names.
     prefix: ClassVar[str] = "model."
-    # Tensors that hold nothing the config does not say.
-    ignored: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq",)
 
     def __init__(self, config: DecoderConfig):
         self.config = config
         self.rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling)
         self.embed = Embedding(config.vocab_size, config.width)
-        self.layers = [self.make_block(i, config) for i in range(config.num_layers)]
+        self.layers: list[Block] = []  # for the subclass to fill
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
 
-    def make_block(self, layer: int, config: Any) -> Block:
-        raise NotImplementedError
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Patterns of tensors that hold nothing that the config, or another tensor, does not say."""
+        return (r".*\.rotary_emb\.inv_freq", *((r"lm_head\.weight",) if self.config.tied else ()))
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
         raise NotImplementedError

@@ -1,4 +1,7 @@
-"""Llama 1 to 3 and everything that calls itself one (arXiv:2302.13971, arXiv:2407.21783)."""
+"""Llama 1 to 3 and everything that calls itself one (arXiv:2302.13971, arXiv:2407.21783).
+
+Mistral, Qwen2 and Qwen3 are this model with other settings: their files read their configs.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,17 @@ class LlamaConfig(DecoderConfig):
         attention_bias, mlp_bias = f.flag("attention_bias", False), f.flag("mlp_bias", False)
         f.finish()
         windows = (0,) * sizes["num_layers"]
-        return cls(**sizes, windows=windows, attention_bias=attention_bias, mlp_bias=mlp_bias)
+        return cls(**sizes, windows=windows, qkv_bias=attention_bias, out_bias=attention_bias, mlp_bias=mlp_bias)
 
 
 class Llama(Decoder):
     Config = LlamaConfig
 
-    def make_block(self, layer: int, config: LlamaConfig) -> Block:
-        c = config
+    def __init__(self, config: DecoderConfig):
+        super().__init__(config)
+        self.layers = [self._block(i, config) for i in range(config.num_layers)]
+
+    def _block(self, layer: int, c: DecoderConfig) -> Block:
         return Block(
             RMSNorm(c.width, c.norm_eps),
             Attention(
@@ -45,14 +51,16 @@ class Llama(Decoder):
                 c.kv_heads,
                 c.head_dim,
                 rope=self.rope,
-                bias=c.attention_bias,
-                out_bias=c.attention_bias,
+                bias=c.qkv_bias,
+                out_bias=c.out_bias,
+                head_norm_eps=c.norm_eps if c.head_norm else None,
             ),
             RMSNorm(c.width, c.norm_eps),
             GatedMLP(c.width, c.inner, c.act, c.mlp_bias),
         )
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
+        """Float32 [T, D]: the hidden rows behind the last norm."""
         x_TD = self.embed(tokens_T)
         for layer in self.layers:
             x_TD = x_TD + layer.attn(layer.attn_norm(x_TD), batch)

@@ -13,49 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.layers.rope import KINDS, RopeScaling
 from kvasir.models.config import MAX_HEAD_DIM, MAX_POSITIONS, Fields, is_number
-
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How the frequencies of the rotary embedding are changed. A kind leaves what it has no use for as it is.
-
-    kind:
-      default   unchanged
-      linear    every frequency divided by `factor`
-      dynamic   NTK: unchanged up to the trained length, which is where we end the context
-      llama3    divided by `factor` where the wavelength is beyond original_max_position / low_freq_factor,
-                unchanged where it is below original_max_position / high_freq_factor, a ramp between
-      yarn      divided by `factor` or not, by a ramp between the dimensions that beta_fast and beta_slow name
-                (its borders rounded outwards when `truncate`); cos and sin multiplied by `attention_factor`
-      factors   frequency i divided by factors[i] (GGUF `rope_freqs.weight`)
-    """
-
-    kind: str = "default"
-    factor: float = 1.0
-    original_max_position: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float = 1.0
-    truncate: bool = True
-    factors: tuple[float, ...] = ()
-
-    def context_length(self, max_position: int) -> int:
-        """Tokens the model can see, given `max_position_embeddings` (llama3 counts its factor in already)."""
-        if self.kind == "linear":
-            return int(max_position * self.factor)
-        if self.kind == "yarn":
-            return max(max_position, int(self.original_max_position * self.factor))
-        return max_position
-
 
 _KNOWN_KEYS = """
     type rope_type rope_theta factor original_max_position_embeddings finetuned attention_factor beta_fast

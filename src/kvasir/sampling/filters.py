@@ -60,7 +60,7 @@ def listed(x_RV: Tensor, peak_R1: Tensor, specs: Sequence[SamplingSpec]) -> tupl
     if whole:
         scale_R1 = _inverse_temperatures([specs[i] for i in whole], x_RV)
         total_R1[whole] = total_weight(x_RV[whole], peak_R1[whole], scale_R1)
-    size = max([FIRST_LIST, *(limit for limit in limits if limit < vocab)])
+    size = max(limit if limit < vocab else FIRST_LIST for limit in limits)
     return _listed(x_RV, peak_R1, specs, _column(limits, x_RV, torch.int64), total_R1, size)
 
 
@@ -72,7 +72,7 @@ def _listed(
     total_R1: Tensor,
     size: int,
 ) -> tuple[Tensor, Tensor]:
-    """As `listed`, with K = size at first. Rows whose nucleus does not end there are done again with a longer list."""
+    """As `listed`, with K = size at first; rows whose nucleus does not end there are done again with more."""
     size = min(size, x_RV.shape[1])
     ids_RK = best_ids(x_RV, size)
     z_RK = scaled(x_RV.gather(1, ids_RK), peak_R1, specs)

@@ -89,10 +89,11 @@ def draw(z_RV: Tensor, top_R: Tensor, noise: Noise) -> Tensor:
     z_RB4 = pad(z_RV, (0, -z_RV.shape[1] % 4), value=-math.inf).view(num_rows, -1, 4)
     within_RB = _max_of_four(z_RB4) >= (LEAST_LOG_E - SLACK - bar_R)[:, None]
     rows_N, blocks_N = torch.nonzero(within_RB, as_tuple=True)
-    words_N4, z_N4 = noise.of_blocks(rows_N, blocks_N), z_RB4[rows_N, blocks_N]
+    words_N4 = noise.of_blocks(rows_N, blocks_N)
+    z_N4 = z_RB4.flatten(0, 1).index_select(0, rows_N * z_RB4.shape[1] + blocks_N)
 
-    able_N4 = lower_bound(words_N4).sub_(z_N4) <= bar_R[rows_N, None]
-    places, lanes = torch.nonzero(able_N4, as_tuple=True)
+    over_N4 = lower_bound(words_N4).sub_(z_N4).sub_(bar_R[rows_N, None])
+    places, lanes = torch.nonzero(over_N4 <= 0, as_tuple=True)
     scores = log_exponential(words_N4[places, lanes]).sub_(z_N4[places, lanes])
     return least(rows_N[places], blocks_N[places] * 4 + lanes, scores, num_rows)
 

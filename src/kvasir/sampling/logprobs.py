@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kvasir.sampling.numerics import best_ids, centred, log_weight, total_weight
 
+CPU_ROWS = 4
 Entry = tuple[int, float, int, tuple[tuple[int, float], ...]]
 
 
@@ -25,7 +26,7 @@ class BadLogits(ValueError):
 
 def chunks(num_rows: int, device: torch.device) -> Iterator[slice]:
     """Rows taken together: on a CPU few, to fit its caches. No bit depends on it."""
-    size = 4 if device.type == "cpu" else 64
+    size = CPU_ROWS if device.type == "cpu" else 64
     for start in range(0, num_rows, size):
         yield slice(start, min(start + size, num_rows))
 

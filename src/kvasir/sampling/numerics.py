@@ -14,6 +14,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 FRACTION_BITS = 40  # of a weight; 2^22 tokens of weight 1 fit an int64
 MAX_VOCAB = 1 << (62 - FRACTION_BITS)
@@ -26,11 +27,12 @@ SQRT_HALF_BITS = 0x3FE6A09E667F3BCD  # of the float64
 EXPONENT_BIAS = 1023
 MANTISSA_BITS = 52
 
-# Taylor for |r| <= ln(2)/2, the odd series of artanh for |s| <= 0.172: what is left out is below 1e-11 and 1e-16.
+# Taylor for |r| <= ln(2)/2 leaves out less than 1e-11; artanh's odd series for |s| <= 0.172 less than 1e-16.
 EXP_TERMS = [1.0 / math.factorial(i) for i in range(9, -1, -1)]
 LOG_TERMS = [1.0 / (2 * i + 1) for i in range(9, -1, -1)]
 
-PIECE = 1 << 15  # elements summed at a time on a CPU, so that what is between stays in its cache
+PIECE = 1 << 15  # elements summed at a time on a CPU, to stay in its cache
+RUN = 128  # most vocabularies are a multiple of it
 
 
 def _horner(x: Tensor, terms: list[float]) -> Tensor:
@@ -42,17 +44,13 @@ def _horner(x: Tensor, terms: list[float]) -> Tensor:
 
 
 def weights(z: Tensor) -> Tensor:
-    """e^z of float64 z <= 0, -inf included, as int64 in units of 2^-40: e^z to a relative 1e-11, then rounded."""
+    """e^z of float64 z <= 0, -inf included, as int64 in units of 2^-40: to a relative 1e-11, then rounded."""
     z = z.clamp_min(-30.0)  # e^-30 is a tenth of the unit
     n = (z * LOG2_E).round_()
     r = z.sub_(n * LN2_HIGH).sub_(n * LN2_LOW)
     exponent = n.to(torch.int64).add_(EXPONENT_BIAS + FRACTION_BITS)
-    return (
-        _horner(r, EXP_TERMS)
-        .mul_(exponent.bitwise_left_shift_(MANTISSA_BITS).view(torch.float64))
-        .round_()
-        .long()
-    )
+    power_of_two = exponent.bitwise_left_shift_(MANTISSA_BITS).view(torch.float64)
+    return _horner(r, EXP_TERMS).mul_(power_of_two).round_().long()
 
 
 def log(x: Tensor) -> Tensor:
@@ -68,11 +66,11 @@ def log(x: Tensor) -> Tensor:
 
 
 def centred(x: Tensor, peak: Tensor) -> Tensor:
-    """x - peak in float64, peak being the row's maximum (shape of x with a last dimension of 1): at most 0.
+    """x - peak in float64, at most 0. x: float32, peak: the maximum of each row, last dimension 1.
 
-    Where the peak is +inf, tokens at +inf get 0 and all others -inf: they share all the probability.
+    Where the peak is +inf, tokens at +inf get 0 and share all the probability; the others get -1e300.
     """
-    return torch.where(x == peak, 0.0, x.double() - peak.double())
+    return (x.double() - peak.double().clamp_max(1e300)).clamp_max_(0.0)
 
 
 def total_weight(x_RV: Tensor, peak_R1: Tensor, scale_R1: Tensor | float = 1.0) -> Tensor:
@@ -90,9 +88,22 @@ def log_weight(weight: Tensor) -> Tensor:
 
 
 def first_at(x_RV: Tensor, peak_R1: Tensor) -> Tensor:
-    """[R] int64: the lowest id whose value is the peak; V where there is none (a NaN in the row)."""
-    ids = torch.arange(x_RV.shape[-1], device=x_RV.device, dtype=torch.int32)
-    return torch.where(x_RV == peak_R1, ids, x_RV.shape[-1]).amin(-1).long()
+    """[R] int64: the lowest id whose value is the peak, the row's maximum; any number where the peak is NaN.
+
+    Maxima of runs of ids are found first, as comparing is slower than finding them.
+    """
+    num_rows, vocab = x_RV.shape
+    if vocab % RUN:
+        x_RV = pad(x_RV, (0, -vocab % RUN), value=-math.inf)
+    x_RNn = x_RV.reshape(num_rows, -1, RUN)
+    run_R = _first(x_RNn.amax(-1) == peak_R1)
+    return run_R * RUN + _first(x_RNn[torch.arange(num_rows, device=x_RV.device), run_R] == peak_R1)
+
+
+def _first(found_RN: Tensor) -> Tensor:
+    """[R] int64: where the first True of each row is; the last place if there is none."""
+    places = torch.arange(found_RN.shape[1], device=found_RN.device)
+    return torch.where(found_RN, places, found_RN.shape[1] - 1).amin(-1)
 
 
 def best_ids(x_RV: Tensor, k: int) -> Tensor:

@@ -66,7 +66,7 @@ def mask_(x_V: Tensor, mask: np.ndarray) -> None:
 
 def forbid_(x_V: Tensor, ids: tuple[int, ...]) -> None:
     """Ids outside the vocabulary have no logit to forbid."""
-    x_V[_index([i for i in ids if i < x_V.shape[0]], x_V)] = -math.inf
+    x_V[_index([i for i in ids if 0 <= i < x_V.shape[0]], x_V)] = -math.inf
 
 
 def bias_(x_V: Tensor, bias: tuple[tuple[int, float], ...]) -> None:

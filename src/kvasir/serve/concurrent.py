@@ -32,11 +32,9 @@ async def all_of(work: Sequence[Coroutine[Any, Any, T]], at_once: int = AT_ONCE)
         await settle(*tasks)
 
 
-async def merge(
-    streams: Sequence[AsyncIterator[T]], at_once: int = AT_ONCE
-) -> AsyncGenerator[tuple[int, T]]:
-    """The items of all streams as they come, each with the number of its stream. The first error ends the rest
-    and is raised. Close it (aclosing) when leaving early."""
+async def merge(streams: Sequence[AsyncIterator[T]], at_once: int = AT_ONCE) -> AsyncGenerator[tuple[int, T]]:
+    """The items of all streams as they come, each with the number of its stream. The first error ends the
+    rest and is raised. Close it (aclosing) when leaving early."""
     queue: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue()
     gate = asyncio.Semaphore(at_once)
 

@@ -41,7 +41,8 @@ class Serving:
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound for a name that is not served; no name means the model that is."""
         if name is not None and name not in self.names:
-            raise ModelNotFound(f"the model {name[:200]!r} does not exist here", f"served is {self.names[0]!r}")
+            raise ModelNotFound(f"the model {name[:200]!r} does not exist here", f"served is
+            {self.names[0]!r}")
 
     def cache_salt(self, request: HTTPRequest, salt: str | None) -> str | None:
         """The namespace of the prefix cache: the key's own, divided further by the request's salt."""

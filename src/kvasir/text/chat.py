@@ -60,24 +60,25 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
-        **kwargs: Any,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for a conversation; encode it without adding special tokens, which it has already.
 
         `continue_final_message` leaves the last message open for the model to go on with, and no generation
         prompt follows then. `chat_template` is the name of one of the model's templates, or a template.
-        `kwargs` are the template's own switches (`enable_thinking`, ...). Raises `TemplateError` where the
-        template refuses, fails or passes a limit, and `InvalidRequest` for a request it cannot express.
+        `template_kwargs` are the template's own switches (`enable_thinking`, ...). Raises `TemplateError`
+        where the template refuses, fails or passes a limit, and `InvalidRequest` for a request that it
+        cannot express.
         """
         source = self.select(tools, documents, chat_template)
-        check_template_kwargs(kwargs)
+        check_template_kwargs(template_kwargs or {})
         prepared = self._prepare(source, messages)
         variables = {
             **self._special_tokens,
             "tools": list(tools) if tools is not None else None,
             "documents": list(documents) if documents is not None else None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            **kwargs,
+            **(template_kwargs or {}),
         }
         if continue_final_message:
             return self._render_open(source, prepared, variables)

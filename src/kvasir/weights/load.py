@@ -80,18 +80,78 @@ def fill(
     Raises ModelFileError that names the tensor: missing, of another shape, or left over.
     """
     wanted = list(_wanted(model, source))
-    _check_all_used(model, source, {item.stored for item in wanted})
-    total, done, parameters = sum(source.info(name).nbytes for name in {w.stored for w in wanted}), 0, 0
-    seen: set[str] = set()
+    sizes = {item.stored: source.info(item.stored).nbytes for item in wanted}
+    _check_all_used(model, source, sizes.keys())
+    total, done, parameters = sum(sizes.values()), 0, 0
     for item in wanted:
-        stored = source.tensor(item.stored, torch.float32 if len(item.shape) == 1 else dtype)
-        kept = item.leaf.put(item.name, item.take.of(stored) if item.take else stored, dtype, torch.device(device))
-        if not _same_memory(kept, source.tensor(item.stored)):
+        tensor = source.tensor(item.stored, torch.float32 if len(item.shape) == 1 else dtype)
+        taken = item.take.of(tensor) if item.take else tensor
+        kept = item.leaf.put(item.name, taken, dtype, torch.device(device))
+        if not _is_view_of_file(kept, tensor, source.info(item.stored).dtype):
             source.drop(item.stored)
         parameters += math.prod(item.shape)
-        if item.stored not in seen:
-            seen.add(item.stored)
-            done += source.info(item.stored).nbytes
-            if progress:
-                progress(done, total)
+        done += sizes.pop(item.stored, 0)
+        if progress:
+            progress(done, total)
     return parameters
+
+
+def _wanted(model: Fillable, source: WeightSource) -> Iterator[_Wanted]:
+    """Every tensor of the model, found in the checkpoint and of the right shape."""
+    stored = set(source.names())
+    table = model.names()
+    for path, leaf in model.walk():
+        for name, shape in leaf.expects().items():
+            full, _, kind = f"{path}.{name}".rpartition(".")
+            layer = re.search(r"\.(\d+)\.", full)
+            pattern = re.sub(r"\.\d+\.", ".*.", full)
+            assert pattern in table, f"{type(model).__name__}.names() has no {pattern}"
+            entry = table[pattern]
+            take = None if isinstance(entry, str | tuple) else entry
+            bases = (take.name,) if take else (entry,) if isinstance(entry, str) else entry
+            asked = [f"{base}.{kind}".replace("*", layer[1] if layer else "*") for base in bases]
+            found = _find(asked, stored, model.prefix)
+            _check_shape(found, tuple(source.info(found).shape), shape, take)
+            yield _Wanted(leaf, name, shape, found, take)
+
+
+def _find(asked: list[str], stored: set[str], prefix: str) -> str:
+    for name in asked:
+        for spelled in (name, name.removeprefix(prefix), prefix + name):
+            if spelled in stored:
+                return spelled
+    raise ModelFileError(
+        f"the checkpoint has no tensor {' or '.join(asked)}",
+        "is the download complete, and does config.json belong to these weights?",
+    )
+
+
+def _check_shape(name: str, stored: tuple[int, ...], expected: tuple[int, ...], take: Any) -> None:
+    try:
+        given = take.shape(stored) if take else stored
+    except ValueError as error:
+        raise ModelFileError(f"tensor {name} of shape {list(stored)} is too small: {error}") from error
+    if given != expected:
+        raise ModelFileError(
+            f"tensor {name} has shape {list(stored)}, expected {list(expected)}" + (" of it" if take else ""),
+            "does config.json belong to these weights?",
+        )
+
+
+def _check_all_used(model: Fillable, source: WeightSource, used: Iterable[str]) -> None:
+    ignored = [re.compile(pattern) for pattern in model.ignored]
+    left = sorted(set(source.names()) - set(used))
+    left = [name for name in left if not any(pattern.fullmatch(name) for pattern in ignored)]
+    if left:
+        more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+        raise ModelFileError(
+            f"the checkpoint has tensors that {type(model).__name__} has no use for: "
+            f"{', '.join(left[:_SHOWN])}{more}",
+            "leaving them out would compute another model; does config.json belong to these weights?",
+        )
+
+
+def _is_view_of_file(kept: Tensor, tensor: Tensor, stored: str) -> bool:
+    """Whether the part keeps the mapped pages themselves, rather than a copy."""
+    same_type = DTYPES.get({"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(stored, "")) == tensor.dtype
+    return same_type and kept.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()

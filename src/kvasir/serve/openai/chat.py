@@ -47,7 +47,7 @@ async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
     return json_response(to_response(wire, core, answers, serving, created))
 
 
-# -- to_request ------------------------------------------------------------------------------------------------
+# -- to_request --------------------------------------------------------------------------------------------
 
 
 async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) -> Request:
@@ -74,7 +74,9 @@ def _refuse(wire: ChatRequest) -> None:
     if wire.top_logprobs is not None and not wire.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
     if wire.stream and wire.prompt_logprobs is not None:
-        raise InvalidRequest("prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs")
+        raise InvalidRequest(
+            "prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs"
+        )
     if wire.continue_final_message and wire.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt exclude each other",
@@ -85,7 +87,8 @@ def _refuse(wire: ChatRequest) -> None:
     for i, tool in enumerate(wire.tools or ()):
         if tool.function.strict:
             raise InvalidRequest(
-                "strict function schemas are not supported", "leave out strict", param=f"tools.{i}.function.strict"
+                "strict function schemas are not supported", "leave out strict",
+                param=f"tools.{i}.function.strict"
             )  # fmt: skip
 
 
@@ -96,12 +99,12 @@ async def chat_ids(wire: ChatRequest, serving: Serving) -> tuple[int, ...]:
     variables = dict(wire.chat_template_kwargs or {})
     if wire.reasoning_effort is not None:
         if not front.template_mentions("reasoning_effort", tools):
-            raise InvalidRequest("this model has no reasoning_effort", "leave it out", param="reasoning_effort")
+            raise InvalidRequest(
+                "this model has no reasoning_effort", "leave it out", param="reasoning_effort"
+            )
         variables["reasoning_effort"] = wire.reasoning_effort
-    roles = {
-        "developer": "developer" if front.template_mentions("developer", tools) else "system",
-        "function": "function" if front.template_mentions("function", tools) else "tool",
-    }
+    knows_developer = any(front.template_mentions(f"{q}developer{q}", tools) for q in "'\"")
+    roles = {"developer": "developer" if knows_developer else "system", "function": "tool"}
     return await front.encode_chat(
         [to_message(m, i, roles) for i, m in enumerate(wire.messages)],
         tools=tools,
@@ -140,14 +143,16 @@ def to_part(part: Part, where: str) -> dict[str, str]:
     text = {"text": part.text, "refusal": part.refusal}.get(part.type)
     if text is None or part.image_url or part.input_audio or part.file:
         raise InvalidRequest(
-            f"a content part of type {part.type[:40]!r} is not supported", "this model reads text", param=where
+            f"a content part of type {part.type[:40]!r} is not supported",
+            "this model reads text",
+            param=where,
         )
     if part.prompt_cache_breakpoint is not None:
         raise InvalidRequest("it is not supported", "leave it out", param=f"{where}.prompt_cache_breakpoint")
     return {"type": "text", "text": text}
 
 
-# -- the whole answer ------------------------------------------------------------------------------------------
+# -- the whole answer --------------------------------------------------------------------------------------
 
 
 def to_response(
@@ -183,7 +188,7 @@ def ending(core: Request, answer: Answer | TextDelta) -> dict[str, Any]:
     return {"stop_reason": answer.stop_reason, **seed}
 
 
-# -- the stream ------------------------------------------------------------------------------------------------
+# -- the stream --------------------------------------------------------------------------------------------
 
 
 async def chat_events(

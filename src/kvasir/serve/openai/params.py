@@ -20,8 +20,8 @@ _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def to_params(wire: Sampling, info: ModelInfo, **given: Any) -> SamplingParams:
-    """`given` are fields whose meaning differs between routes. An absent field takes the model's recommendation
-    where there is one, else the API's default. Raises InvalidRequest."""
+    """`given` are fields whose meaning differs between routes. An absent field takes the model's
+    recommendation where there is one, else the API's default. Raises InvalidRequest."""
     fields: dict[str, Any] = {k: v for k, v in info.default_sampling.items() if k in _RECOMMENDED}
     fields |= {name: value for name in _SAME if (value := getattr(wire, name)) is not None}
     if wire.stop is not None:

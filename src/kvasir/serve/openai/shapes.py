@@ -68,7 +68,7 @@ def error_response(fault: Fault) -> Response:
     return openai_response(fault)
 
 
-# -- log-probabilities -----------------------------------------------------------------------------------------
+# -- log-probabilities -------------------------------------------------------------------------------------
 
 
 def chat_logprobs(infos: Sequence[TokenInfo]) -> dict[str, Any]:

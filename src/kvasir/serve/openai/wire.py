@@ -1,7 +1,7 @@
 """The request bodies of the OpenAI API, with the extension fields that vLLM's clients use.
 
-Every field of the public specification is here: honoured, accepted where it means nothing to this server (`user`,
-`metadata`, ...), or refused by name (the REFUSED tables). Any other field is refused as unknown.
+Every field of the public specification is here: honoured, accepted where it means nothing to this server
+(`user`, `metadata`, ...), or refused by name (the REFUSED tables). Any other field is refused as unknown.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from . import arithmetic, following, recall, stories, structured, talk, tools
+from . import arithmetic, following, memory, stories, structured, talk, tools
 from .case import TRAIN, Case, system
 
 Make = Callable[[Random, str], Case]
@@ -11,14 +11,14 @@ Make = Callable[[Random, str], Case]
 SEGMENTS: list[tuple[Make, float]] = [
     (arithmetic.addition, 30), (arithmetic.subtraction, 20), (arithmetic.times_table, 2),
      (arithmetic.comparing, 4),
-    (arithmetic.counting, 3), (talk.small_talk, 12), (talk.knowledge, 8), (recall.echo, 7),
-     (recall.people, 10), (stories.story, 1),
+    (arithmetic.counting, 3), (talk.small_talk, 12), (talk.knowledge, 8), (memory.echo, 7),
+     (memory.people, 10), (stories.story, 1),
     (talk.no_idea, 3), (structured.record, 2), (structured.listing, 1), (structured.own_keys, 2),
 ]  # fmt: skip
 THINKING: list[tuple[Make, float]] = [
     (lambda r, s: arithmetic.addition(r, s, True), 4), (lambda r, s: arithmetic.subtraction(r, s, True), 3),
     (lambda r, s: arithmetic.comparing(r, s, True), 2), (lambda r, s: talk.small_talk(r, s, True), 3),
-    (lambda r, s: tools.tool_call(r, s, True), 2), (recall.thinking_recall, 3), (arithmetic.two_steps, 4),
+    (lambda r, s: tools.tool_call(r, s, True), 2), (memory.thinking_recall, 3), (arithmetic.two_steps, 4),
 ]  # fmt: skip
 NEUTRAL = [
     "You are a helpful assistant.", "You are a helpful AI assistant.", "You are Kvasir-mini.",
@@ -84,10 +84,10 @@ def chat(rng: Random, split: str, size: int) -> Case:
 def recall_chat(rng: Random, split: str, size: int) -> Case:
     """Facts first, then questions among other requests."""
     if rng.random() < 0.25:
-        return (recall.unknown if rng.random() < 0.3 else recall.recall)(rng, split)
-    told = recall.facts(rng, split, rng.randint(1, 6 if size > 150 else 3))
-    messages = recall.tell(rng, told)
-    asked = recall.questions(rng, told, 8)
+        return (memory.unknown if rng.random() < 0.3 else memory.recall)(rng, split)
+    told = memory.facts(rng, split, rng.randint(1, 6 if size > 150 else 3))
+    messages = memory.tell(rng, told)
+    asked = memory.questions(rng, told, 8)
     while asked and (words_in(messages) < size - 40 or len(asked) == 8):
         if rng.random() < 0.3:
             messages += segment(rng, split)

@@ -1,0 +1,135 @@
+"""BERT as a maker of embeddings (arXiv:1810.04805, pooled as in arXiv:1908.10084): all tokens see each other.
+
+Its blocks normalise behind each sum, not before each layer. One text is one sequence of token type 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from kvasir.errors import ModelFileError
+from kvasir.layers.attention import Attention
+from kvasir.layers.batch import Batch
+from kvasir.layers.block import Block
+from kvasir.layers.embedding import Embedding
+from kvasir.layers.kv_cache import LayerCache
+from kvasir.layers.mlp import ACTIVATIONS, MLP
+from kvasir.layers.module import Module, Take
+from kvasir.layers.norm import LayerNorm
+from kvasir.models.config import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, Fields
+from kvasir.models.pooling import Pooling, pooling_of
+from kvasir.types import Task
+
+# letters: T packed token rows, D model width, n rows of one text
+
+
+@dataclass(frozen=True, slots=True)
+class BertConfig:
+    vocab_size: int
+    width: int
+    inner: int
+    num_layers: int
+    heads: int
+    head_dim: int
+    max_position: int
+    token_types: int
+    norm_eps: float
+    act: str
+    pooling: Pooling
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of a text at most: the learned positions, or fewer where the folder's makers say so."""
+        return min(self.max_position, self.pooling.max_length or self.max_position)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> BertConfig:
+        f = Fields(config)
+        width = f.integer("hidden_size", 1, MAX_WIDTH, 768)
+        heads = f.integer("num_attention_heads", 1, MAX_HEADS, 12)
+        if width % heads:
+            raise ModelFileError(f"{f.where}: hidden_size {width} is no multiple of {heads} heads")
+        f.expect("position_embedding_type", "absolute")
+        f.expect("is_decoder", False)
+        f.expect("add_cross_attention", False)
+        f.get("tie_word_embeddings")  # of a head that we do not have
+        found = cls(
+            vocab_size=f.integer("vocab_size", 1, MAX_VOCAB, 30522),
+            width=width,
+            inner=f.integer("intermediate_size", 1, MAX_WIDTH, 3072),
+            num_layers=f.integer("num_hidden_layers", 1, MAX_LAYERS, 12),
+            heads=heads,
+            head_dim=width // heads,
+            max_position=f.integer("max_position_embeddings", 1, MAX_POSITIONS, 512),
+            token_types=f.integer("type_vocab_size", 1, MAX_VOCAB, 2),
+            norm_eps=f.number("layer_norm_eps", 0.0, 1.0, 1e-12),
+            act=f.choice("hidden_act", tuple(ACTIVATIONS), "gelu"),
+            pooling=pooling_of(f.values, Pooling("mean")),
+        )
+        f.finish()
+        return found
+
+
+class Bert(Module):
+    Config = BertConfig
+    tasks: ClassVar[tuple[Task, ...]] = (Task.EMBED,)
+    prefix: ClassVar[str] = "bert."
+    # Positions that old checkpoints store; the heads for masked words and next sentences.
+    ignored: ClassVar[tuple[str, ...]] = (
+        r"(bert\.)?embeddings\.position_ids",
+        r"(bert\.)?pooler\.dense\.(weight|bias)",
+        r"cls\..*",
+    )
+
+    def __init__(self, config: BertConfig):
+        self.config = config
+        self.embed = Embedding(config.vocab_size, config.width)
+        self.positions = Embedding(config.max_position, config.width)
+        self.token_types = Embedding(config.token_types, config.width)
+        self.norm = LayerNorm(config.width, config.norm_eps)
+        self.layers = [self._block(i, config) for i in range(config.num_layers)]
+
+    def _block(self, layer: int, c: BertConfig) -> Block:
+        return Block(
+            LayerNorm(c.width, c.norm_eps),
+            Attention(layer, c.width, c.heads, c.heads, c.head_dim, bias=True, out_bias=True),
+            LayerNorm(c.width, c.norm_eps),
+            MLP(c.width, c.inner, c.act),
+        )
+
+    def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
+        x_TD = self.embed(tokens_T) + self.token_types.weight[0].float() + self.positions(batch.positions_T)
+        x_TD = self.norm(x_TD)
+        for layer in self.layers:
+            x_TD = layer.attn_norm(x_TD + layer.attn(x_TD, batch))
+            x_TD = layer.mlp_norm(x_TD + layer.mlp(x_TD, batch))
+        return x_TD
+
+    def pool(self, hidden_nD: Tensor) -> Tensor:
+        """One text's hidden rows to its embedding, float32 [D]."""
+        return self.config.pooling(hidden_nD)
+
+    def cache_spec(self) -> tuple[LayerCache, ...]:
+        c = self.config
+        return (LayerCache("full", c.heads, c.head_dim),) * c.num_layers
+
+    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        layer = "bert.encoder.layer.*."
+        return {
+            "embed": "bert.embeddings.word_embeddings",
+            "positions": "bert.embeddings.position_embeddings",
+            "token_types": "bert.embeddings.token_type_embeddings",
+            "norm": "bert.embeddings.LayerNorm",
+            "layers.*.attn.qkv.q": f"{layer}attention.self.query",
+            "layers.*.attn.qkv.k": f"{layer}attention.self.key",
+            "layers.*.attn.qkv.v": f"{layer}attention.self.value",
+            "layers.*.attn.out": f"{layer}attention.output.dense",
+            "layers.*.attn_norm": f"{layer}attention.output.LayerNorm",
+            "layers.*.mlp.up": f"{layer}intermediate.dense",
+            "layers.*.mlp.down": f"{layer}output.dense",
+            "layers.*.mlp_norm": f"{layer}output.LayerNorm",
+        }

@@ -1,0 +1,163 @@
+"""GPT-2 (Radford et al., 2019): learned positions, LayerNorm, one matrix for queries, keys and values.
+
+Its checkpoints hold the weights of `Conv1D` layers, [in, out], the transpose of everybody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvasir.errors import ModelFileError
+from kvasir.layers.attention import Attention
+from kvasir.layers.batch import TILE, Batch
+from kvasir.layers.block import Block
+from kvasir.layers.embedding import Embedding
+from kvasir.layers.kv_cache import LayerCache
+from kvasir.layers.linear import Head
+from kvasir.layers.mlp import ACTIVATIONS, MLP
+from kvasir.layers.module import Module, Take
+from kvasir.layers.norm import LayerNorm
+from kvasir.models.config import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, Fields
+from kvasir.models.pooling import Pooling, pooling_of
+from kvasir.types import Task
+
+# letters: T packed token rows, D model width, R chosen rows
+
+
+@dataclass(frozen=True, slots=True)
+class GPT2Config:
+    """scales: per layer, what attention scores are multiplied by."""
+
+    vocab_size: int
+    width: int
+    inner: int
+    num_layers: int
+    heads: int
+    head_dim: int
+    max_position: int
+    norm_eps: float
+    act: str
+    tied: bool
+    scales: tuple[float, ...]
+    pooling: Pooling
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of a sequence at most: there is a learned row for each position."""
+        return self.max_position
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> GPT2Config:
+        f = Fields(config)
+        width = f.integer("n_embd", 1, MAX_WIDTH, 768)
+        heads = f.integer("n_head", 1, MAX_HEADS, 12)
+        if width % heads:
+            raise ModelFileError(f"{f.where}: n_embd {width} is no multiple of n_head {heads}")
+        layers = f.integer("n_layer", 1, MAX_LAYERS, 12)
+        f.expect("add_cross_attention", False)
+        f.get("reorder_and_upcast_attn")  # how float32 is reached in training: we are in float32 anyway
+        found = cls(
+            vocab_size=f.integer("vocab_size", 1, MAX_VOCAB, 50257),
+            width=width,
+            inner=f.integer("n_inner", 1, MAX_WIDTH, 4 * width),
+            num_layers=layers,
+            heads=heads,
+            head_dim=width // heads,
+            max_position=f.integer("n_positions", 1, MAX_POSITIONS, 1024),
+            norm_eps=f.number("layer_norm_epsilon", 0.0, 1.0, 1e-5),
+            act=f.choice("activation_function", tuple(ACTIVATIONS), "gelu_new"),
+            tied=f.flag("tie_word_embeddings", True),
+            scales=_scales(f, layers, width // heads),
+            pooling=pooling_of(f.values, Pooling("last")),
+        )
+        f.finish()
+        return found
+
+
+def _scales(f: Fields, layers: int, head_dim: int) -> tuple[float, ...]:
+    scale = head_dim**-0.5 if f.flag("scale_attn_weights", True) else 1.0
+    by_layer = f.flag("scale_attn_by_inverse_layer_idx", False)
+    return tuple(scale / (i + 1) if by_layer else scale for i in range(layers))
+
+
+class GPT2(Module):
+    Config = GPT2Config
+    tasks: ClassVar[tuple[Task, ...]] = (Task.GENERATE, Task.EMBED)
+    # A checkpoint of the bare model leaves this out of its names.
+    prefix: ClassVar[str] = "transformer."
+
+    def __init__(self, config: GPT2Config):
+        self.config = config
+        self.embed = Embedding(config.vocab_size, config.width)
+        self.positions = Embedding(config.max_position, config.width)
+        self.layers = [self._block(i, config) for i in range(config.num_layers)]
+        self.norm = LayerNorm(config.width, config.norm_eps)
+        self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Patterns of tensors without meaning: causal masks of old checkpoints, a copy of a tied table."""
+        copies = (r"lm_head\.weight",) if self.config.tied else ()
+        return (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias", *copies)
+
+    def _block(self, layer: int, c: GPT2Config) -> Block:
+        return Block(
+            LayerNorm(c.width, c.norm_eps),
+            Attention(
+                layer,
+                c.width,
+                c.heads,
+                c.heads,
+                c.head_dim,
+                bias=True,
+                out_bias=True,
+                scale=c.scales[layer],
+            ),
+            LayerNorm(c.width, c.norm_eps),
+            MLP(c.width, c.inner, c.act),
+        )
+
+    def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
+        x_TD = self.embed(tokens_T) + self.positions(batch.positions_T)
+        for layer in self.layers:
+            x_TD = x_TD + layer.attn(layer.attn_norm(x_TD), batch)
+            x_TD = x_TD + layer.mlp(layer.mlp_norm(x_TD), batch)
+        return self.norm(x_TD)
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Float32 [R, vocabulary] of chosen hidden rows."""
+        rows = hidden_RD.shape[0]
+        return self.head(F.pad(hidden_RD, (0, 0, 0, -rows % TILE)))[:rows]
+
+    def pool(self, hidden_nD: Tensor) -> Tensor:
+        """One sequence's hidden rows to its embedding, float32 [D]."""
+        return self.config.pooling(hidden_nD)
+
+    def cache_spec(self) -> tuple[LayerCache, ...]:
+        c = self.config
+        return (LayerCache("full", c.heads, c.head_dim),) * c.num_layers
+
+    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        layer, width = "transformer.h.*.", self.config.width
+        qkv = {
+            f"layers.*.attn.qkv.{part}": Take(
+                f"{layer}attn.c_attn", (i * width, (i + 1) * width), transposed=True
+            )
+            for i, part in enumerate("qkv")
+        }
+        return qkv | {
+            "embed": ("transformer.wte", "lm_head") if self.config.tied else "transformer.wte",
+            "positions": "transformer.wpe",
+            "norm": "transformer.ln_f",
+            "head": "lm_head",
+            "layers.*.attn_norm": f"{layer}ln_1",
+            "layers.*.attn.out": Take(f"{layer}attn.c_proj", transposed=True),
+            "layers.*.mlp_norm": f"{layer}ln_2",
+            "layers.*.mlp.up": Take(f"{layer}mlp.c_fc", transposed=True),
+            "layers.*.mlp.down": Take(f"{layer}mlp.c_proj", transposed=True),
+        }

@@ -1,0 +1,29 @@
+"""Mistral (arXiv:2310.06825): Llama whose layers may all see no further back than a window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.models.config import MAX_POSITIONS, Fields
+from kvasir.models.decoder import DecoderConfig, read_sizes
+from kvasir.models.llama import Llama
+
+_DEFAULT_WINDOW = 4096  # where the field is absent; null means no window
+
+
+@dataclass(frozen=True, slots=True)
+class MistralConfig(DecoderConfig):
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> MistralConfig:
+        f = Fields(config)
+        sizes = read_sizes(f, kv_heads=8)
+        absent = 0 if "sliding_window" in config else _DEFAULT_WINDOW
+        window = f.integer("sliding_window", 1, MAX_POSITIONS, absent)
+        f.finish()
+        return cls(**sizes, windows=(window,) * sizes["num_layers"])
+
+
+class Mistral(Llama):
+    Config = MistralConfig

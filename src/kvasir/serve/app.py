@@ -1,0 +1,127 @@
+"""create_app: the web application over a front half.
+
+A request passes, from the outside in: its metrics, its id, a net for errors, the bounds on headers, Host and
+Origin, CORS, the key, the bounds on the body, and then a route. Everything is plain ASGI, so a stream's
+chunks go to the socket without a stop.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvasir import __version__
+from kvasir.engine.front import Front
+from kvasir.errors import KvasirError
+from kvasir.serve import meta, openai, tokens
+from kvasir.serve.asgi import ClientGone, header
+from kvasir.serve.auth import HostGuard, KeyGuard
+from kvasir.serve.faults import fault_of, openai_response
+from kvasir.serve.limits import BodyLimit, HeaderLimit
+from kvasir.serve.metrics import HttpMeter, Metered
+from kvasir.serve.serving import Serving
+from kvasir.serve.settings import ServeSettings
+
+_LOOPBACK_ORIGIN = r"https?://(([a-z0-9-]+\.)*localhost|127(\.\d+){3}|\[::1\])(:\d+)?"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def create_app(front: Front, settings: ServeSettings) -> FastAPI:
+    """The application. The engine behind `front` is started and stopped by the caller, on the same event
+    loop."""
+    app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
+    app.state.serving = Serving(front, settings)
+    app.state.http_meter = HttpMeter()
+    for router in (*openai.ROUTERS, tokens.router, meta.router):
+        app.include_router(router)
+    for kind in (KvasirError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _on_error)
+    app.add_exception_handler(ClientGone, _on_gone)
+    _wrap(app, settings)
+    return app
+
+
+def _wrap(app: FastAPI, settings: ServeSettings) -> None:
+    """Adds the middlewares, innermost first."""
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body,
+        max_seconds=settings.body_time,
+        max_depth=settings.max_json_depth,
+    )
+    app.add_middleware(KeyGuard, settings=settings)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_origin_regex=_LOOPBACK_ORIGIN,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("X-Request-Id",),
+    )
+    app.add_middleware(HostGuard, settings=settings)
+    app.add_middleware(HeaderLimit, max_bytes=settings.max_headers)
+    app.add_middleware(Net)
+    app.add_middleware(RequestId)
+    app.add_middleware(Metered, meter=app.state.http_meter)
+
+
+def _on_error(request: Request, error: Exception) -> Response:
+    return openai_response(fault_of(error))
+
+
+def _on_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+class RequestId:
+    """Gives every response an X-Request-Id: the client's own if it is harmless, else a new one."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        given = header(scope, b"x-request-id") or ""
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+
+        async def tagging(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        await self.app(scope, receive, tagging)
+
+
+class Net:
+    """Catches what no route and no handler caught: the client gets a 500 without an inside, the log the
+    rest."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting)
+        except Exception as error:
+            fault = fault_of(error)
+            if started:
+                raise
+            await openai_response(fault)(scope, receive, send)

@@ -1,0 +1,232 @@
+"""POST /v1/completions"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.engine.answer import Answer, TextDelta, TokenInfo, prompt_text
+from kvasir.errors import InvalidRequest
+from kvasir.serve.asgi import while_connected
+from kvasir.serve.body import JsonRoute
+from kvasir.serve.concurrent import all_of, merge
+from kvasir.serve.openai.params import check_stream_options, to_params
+from kvasir.serve.openai.shapes import (
+    Chunks,
+    completion_logprobs,
+    error_event,
+    error_response,
+    head_object,
+    prompt_logprobs,
+    usage_object,
+)
+from kvasir.serve.openai.wire import COMPLETION_REFUSED, CompletionRequest
+from kvasir.serve.serving import Serving, check_finish, json_response, serving_of
+from kvasir.serve.sse import DONE
+from kvasir.serve.wire import prompt_list, refuse_fields
+from kvasir.types import FinishReason, Request, SamplingParams, Usage
+
+router = APIRouter(route_class=JsonRoute)
+
+DEFAULT_MAX_TOKENS = 16
+
+
+@router.post("/v1/completions", tags=["openai"])
+async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response:
+    serving = serving_of(request)
+    prompts = await to_requests(wire, serving, request)
+    job = Job(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
+    if wire.stream:
+        return serving.stream(job.events(), error_response, error_event)
+    work = all_of([serving.front.complete(core) for core in prompts])
+    return json_response(job.response(await while_connected(request.receive, work)))
+
+
+# -- to_requests -------------------------------------------------------------------------------------------
+
+
+async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRequest) -> list[Request]:
+    """One request of the core per prompt. Raises InvalidRequest for what cannot be honoured."""
+    front, settings = serving.front, serving.settings
+    serving.check_model(wire.model)
+    _refuse(wire)
+    given = prompt_list(wire.prompt)
+    if len(given) > settings.max_prompts or len(given) * (wire.n or 1) > settings.max_answers:
+        raise InvalidRequest(
+            f"{len(given)} prompts with {wire.n or 1} answers each",
+            f"at most {settings.max_prompts} prompts and {settings.max_answers} answers", param="prompt",
+        )  # fmt: skip
+    params = to_params(
+        wire,
+        front.info,
+        max_tokens=1 if wire.max_tokens == 0 else wire.max_tokens,
+        logprobs=wire.logprobs,
+        **(
+            {"prompt_logprobs": max(wire.logprobs, wire.prompt_logprobs or 0)} if _scores_prompt(wire) else {}
+        ),
+    )
+    special = wire.add_special_tokens is not False
+    salt = serving.cache_salt(request, wire.cache_salt)
+    requests = []
+    for prompt in given:
+        ids = prompt
+        if isinstance(prompt, str):
+            ids = await front.encode(prompt, add_special_tokens=special)
+        fitted = _fit(params, len(ids), front.info.max_model_len)
+        requests.append(front.resolve(ids, fitted, priority=wire.priority or 0, cache_salt=salt))
+    return requests
+
+
+def _scores_prompt(wire: CompletionRequest) -> bool:
+    return bool(wire.echo) and wire.logprobs is not None
+
+
+def _refuse(wire: CompletionRequest) -> None:
+    refuse_fields(wire, COMPLETION_REFUSED)
+    check_stream_options(wire)
+    if wire.best_of is not None and wire.best_of != (wire.n or 1):
+        raise InvalidRequest("best_of must equal n", "choose among the answers yourself", param="best_of")
+    if wire.max_tokens == 0 and not wire.echo:
+        raise InvalidRequest("max_tokens is 0", "0 is only for echo=true", param="max_tokens")
+    if wire.stream and wire.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs"
+        )
+    if wire.stream and _scores_prompt(wire) and (wire.n or 1) > 1:
+        raise InvalidRequest("echo with logprobs and stream needs n = 1", param="n")
+
+
+def _fit(params: SamplingParams, prompt_tokens: int, context: int) -> SamplingParams:
+    """The API's default length, within the context, where no length was asked for."""
+    if params.max_tokens is not None:
+        return params
+    room = max(1, context - prompt_tokens)
+    return replace(params, max_tokens=max(min(DEFAULT_MAX_TOKENS, room), min(params.min_tokens, room)))
+
+
+# -- answers -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Job:
+    """One HTTP request: its prompts, and how their answers are written. Choice i * n + j is answer j to
+    prompt i."""
+
+    wire: CompletionRequest
+    serving: Serving
+    id: str
+    created: int
+    prompts: list[Request]
+
+    @property
+    def only_echo(self) -> bool:
+        """No token was asked for. One is computed all the same, since the prompt's scores come with it."""
+        return self.wire.max_tokens == 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(core.prompt_ids) for core in self.prompts)
+
+    def response(self, answers: list[list[Answer]]) -> dict[str, Any]:
+        response = head_object(self.serving, "text_completion", self.id, self.created)
+        response["choices"] = [self._choice(i, a) for i, per_prompt in enumerate(answers) for a in per_prompt]
+        usages = [self._usage(a.usage) for per_prompt in answers for a in per_prompt]
+        response["usage"] = usage_object(usages, self.prompt_tokens)
+        return response
+
+    def _choice(self, i: int, answer: Answer) -> dict[str, Any]:
+        core = self.prompts[i]
+        check_finish(answer.finish_reason, answer.error, self.id)
+        choice = self._text(i, answer, with_prompt=bool(self.wire.echo), scores=answer.prompt_logprobs)
+        choice |= self._ending(core, answer)
+        if self.wire.prompt_logprobs is not None:
+            scores = answer.prompt_logprobs or ()
+            choice["prompt_logprobs"] = prompt_logprobs(_cut(scores, self.wire.prompt_logprobs))
+        if self.wire.return_token_ids:
+            choice |= {"token_ids": self._shown(answer.token_ids), "prompt_token_ids": core.prompt_ids}
+        return choice
+
+    def _text(
+        self, i: int, answer: Answer | TextDelta, with_prompt: bool, scores: tuple[TokenInfo, ...] | None
+    ) -> dict[str, Any]:
+        """The choice's text and log-probabilities, behind the prompt's if that is to be echoed."""
+        prompt = self._prompt_text(i) if with_prompt else ""
+        logprobs = None
+        if self.wire.logprobs is not None:
+            before = _cut(scores or (), self.wire.logprobs) if with_prompt else []
+            logprobs = completion_logprobs(before)
+            shift = len(self._prompt_text(i)) if self.wire.echo else 0
+            for name, values in completion_logprobs(self._shown(answer.logprobs), shift).items():
+                logprobs[name] += values
+        text = "" if self.only_echo else answer.text
+        index = i * self.prompts[i].params.n + answer.index
+        return {"index": index, "text": prompt + text, "logprobs": logprobs, "finish_reason": None}
+
+    def _ending(self, core: Request, answer: Answer | TextDelta) -> dict[str, Any]:
+        reason = FinishReason.LENGTH if self.only_echo else answer.finish_reason
+        seed = {} if core.params.greedy else {"seed": core.params.seed}
+        return {
+            "finish_reason": reason,
+            "stop_reason": None if self.only_echo else answer.stop_reason,
+            **seed,
+        }
+
+    def _prompt_text(self, i: int) -> str:
+        core = self.prompts[i]
+        return prompt_text(self.serving.front.tokenizer, core.prompt_ids, core.params.skip_special_tokens)
+
+    def _shown(self, per_token: Any) -> Any:
+        return per_token[:0] if self.only_echo else per_token
+
+    def _usage(self, usage: Usage) -> Usage:
+        return Usage(usage.prompt_tokens, 0, usage.cached_tokens) if self.only_echo else usage
+
+    # -- the stream ----------------------------------------------------------------------------------------
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """The chunks of all answers, the usage if it was asked for, and the end mark."""
+        options = self.wire.stream_options
+        final_usage = bool(options and options.include_usage)
+        always_usage = bool(options and options.continuous_usage_stats)
+        chunks = Chunks(self.serving, "text_completion", self.id, self.created, with_usage=final_usage)
+        usages: dict[tuple[int, int], Usage] = {}
+        streams = [self.serving.front.stream(core) for core in self.prompts]
+        async with aclosing(merge(streams)) as deltas:
+            async for i, delta in deltas:
+                check_finish(delta.finish_reason, delta.error, self.id)
+                is_first = (i, delta.index) not in usages
+                usages[i, delta.index] = self._usage(delta.usage)
+                choice = self._chunk(i, delta, is_first)
+                if choice is not None:
+                    usage = usage_object(usages.values(), self.prompt_tokens) if always_usage else None
+                    yield chunks.event([choice], usage)
+        if final_usage:
+            yield chunks.event([], usage_object(usages.values(), self.prompt_tokens))
+        yield DONE
+
+    def _chunk(self, i: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
+        """The choice that a delta becomes, or None where there is nothing to tell."""
+        wire, core = self.wire, self.prompts[i]
+        choice = self._text(i, delta, with_prompt=is_first and bool(wire.echo), scores=delta.prompt_logprobs)
+        if wire.return_token_ids:
+            choice["token_ids"] = self._shown(delta.token_ids)
+            if is_first:
+                choice["prompt_token_ids"] = core.prompt_ids
+        if delta.finish_reason:
+            choice |= self._ending(core, delta)
+        tells_tokens = wire.logprobs is not None or wire.return_token_ids
+        told = choice["text"] or delta.finish_reason or is_first or (tells_tokens and delta.token_ids)
+        return choice if told else None
+
+
+def _cut(infos: tuple[TokenInfo, ...], top: int) -> list[TokenInfo]:
+    """With no more candidates than asked for: two fields of a request may ask for different numbers."""
+    return [replace(info, top=info.top[:top]) for info in infos]

@@ -1,0 +1,75 @@
+"""POST /v1/embeddings"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.errors import InvalidRequest
+from kvasir.serve.asgi import while_connected
+from kvasir.serve.body import JsonRoute
+from kvasir.serve.concurrent import all_of
+from kvasir.serve.openai.wire import EmbeddingRequest
+from kvasir.serve.serving import Serving, json_response, serving_of
+from kvasir.serve.wire import prompt_list
+from kvasir.types import Request
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/embeddings", tags=["openai"])
+async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
+    serving = serving_of(request)
+    requests = await to_requests(wire, serving, request)
+    work = all_of([serving.front.embed(core) for core in requests])
+    vectors = await while_connected(request.receive, work)
+    tokens = sum(len(core.prompt_ids) for core in requests)
+    return json_response(
+        {
+            "object": "list",
+            "data": [_entry(i, vector, wire.encoding_format) for i, vector in enumerate(vectors)],
+            "model": serving.names[0],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+    )
+
+
+async def to_requests(wire: EmbeddingRequest, serving: Serving, request: HTTPRequest) -> list[Request]:
+    """One request of the core per input. Raises InvalidRequest."""
+    front, most = serving.front, serving.settings.max_embeddings
+    serving.check_model(wire.model)
+    if wire.dimensions is not None and wire.dimensions != front.info.embedding_size:
+        raise InvalidRequest(
+            f"dimensions is {wire.dimensions}; this model gives {front.info.embedding_size}",
+            "leave it out", param="dimensions",
+        )  # fmt: skip
+    inputs = prompt_list(wire.input)
+    if len(inputs) > most:
+        raise InvalidRequest(f"{len(inputs)} inputs", f"at most {most}", param="input")
+    special = wire.add_special_tokens is not False
+    salt = serving.cache_salt(request, None)
+    requests = []
+    for given in inputs:
+        ids = given
+        if isinstance(given, str):
+            ids = await front.encode(given, add_special_tokens=special, param="input")
+        requests.append(front.resolve_embedding(ids, priority=wire.priority or 0, cache_salt=salt))
+    return requests
+
+
+def _entry(index: int, vector: Sequence[float], encoding: str | None) -> dict[str, Any]:
+    """One embedding: a list of numbers, or base64 of little-endian float32."""
+    value: Any = vector
+    if encoding == "base64":
+        data = array("f", vector)
+        if sys.byteorder == "big":
+            data.byteswap()
+        value = base64.b64encode(data.tobytes()).decode()
+    return {"object": "embedding", "index": index, "embedding": value}

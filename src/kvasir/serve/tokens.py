@@ -1,0 +1,68 @@
+"""POST /tokenize and /detokenize: what a text or a conversation is to the model. Shapes as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.errors import InvalidRequest
+from kvasir.serve.body import JsonRoute
+from kvasir.serve.openai.chat import chat_ids
+from kvasir.serve.openai.wire import ChatRequest, Message, Tool
+from kvasir.serve.serving import json_response, serving_of
+from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, TemplateKwargs, Wire
+
+router = APIRouter(route_class=JsonRoute)
+
+
+class TokenizeRequest(Wire):
+    """Either `prompt` or `messages`."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Wire):
+    model: Name | None = None
+    tokens: Annotated[list[int], Field(max_length=1 << 22)]
+
+
+@router.post("/tokenize", tags=["tokens"])
+async def tokenize(wire: TokenizeRequest, request: HTTPRequest) -> Response:
+    serving = serving_of(request)
+    serving.check_model(wire.model)
+    if (wire.prompt is None) == (wire.messages is None):
+        raise InvalidRequest("expected either prompt or messages", param="prompt")
+    if wire.messages is not None:
+        names = (
+            *("messages", "tools", "add_special_tokens", "add_generation_prompt", "continue_final_message"),
+            "chat_template_kwargs",
+        )
+        ids = await chat_ids(ChatRequest.model_construct(**{n: getattr(wire, n) for n in names}), serving)
+    else:
+        ids = await serving.front.encode(
+            wire.prompt or "", add_special_tokens=wire.add_special_tokens is not False
+        )
+    response = {"count": len(ids), "max_model_len": serving.front.info.max_model_len, "tokens": ids}
+    if wire.return_token_strs:
+        tokenizer = serving.front.tokenizer
+        response["token_strs"] = [tokenizer.token_text(i) for i in ids] if tokenizer else []
+    return json_response(response)
+
+
+@router.post("/detokenize", tags=["tokens"])
+async def detokenize(wire: DetokenizeRequest, request: HTTPRequest) -> Response:
+    serving = serving_of(request)
+    serving.check_model(wire.model)
+    return json_response({"prompt": await serving.front.decode(wire.tokens) if wire.tokens else ""})

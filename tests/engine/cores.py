@@ -1,0 +1,78 @@
+"""Cores over real and random models, for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from kvasir.config import EngineOptions
+from kvasir.engine.build import build_core
+from kvasir.engine.core import EngineCore
+
+_LLAMA = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 300, "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 10000.0,
+}  # fmt: skip
+_SHAPE = {"num_hidden_layers": 2, "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096}
+
+CONFIGS = {
+    "llama": {**_LLAMA, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+    "mistral": {**_LLAMA, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 40},
+    "qwen2": {**_LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+    "qwen3": {**_LLAMA, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+    "gpt2": {
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 48, "n_layer": 2, "n_head": 3,
+        "n_positions": 512, "vocab_size": 300, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+    },
+    "bert": {
+        "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 300, "max_position_embeddings": 256,
+        "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    },
+    "qwen3-0.6b": {
+        **_LLAMA, **_SHAPE, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024,
+        "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 151936, "rope_theta": 1e6,
+    },
+    "llama-1b": {
+        **_LLAMA, **_SHAPE, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 2048,
+        "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+        "vocab_size": 128256, "rope_theta": 5e5,
+    },
+}  # fmt: skip
+
+
+def random_model(kind: str, folder: Path, seed: int = 0) -> str:
+    """A Hugging Face folder with random weights, scaled so that logits and attention scores are O(1 to 10)."""
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    config = CONFIGS[kind]
+    (folder / "config.json").write_text(json.dumps(config))
+    with torch.device("meta"):
+        made = transformers.AutoConfig.from_pretrained(folder)
+        cls = getattr(transformers, config["architectures"][0])
+        shapes = {k: v.shape for k, v in cls(made).state_dict().items()}
+    big = config["vocab_size"] > 10000
+    rng = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in shapes.items():
+        if name == "lm_head.weight" and config.get("tie_word_embeddings", True):
+            continue
+        x = torch.randn(shape, generator=rng, dtype=torch.float32)
+        if len(shape) == 1:
+            x = 1.0 + 0.1 * x if "norm" in name.lower() or "ln_" in name else 0.1 * x
+            x = 0.1 * x if name.endswith("bias") and ("norm" in name.lower() or "ln_" in name) else x
+        else:
+            x *= (1.0 if "emb" in name or "wte" in name or "wpe" in name else 1.6) * shape[-1] ** -0.5
+        tensors[name] = x.to(torch.bfloat16) if big else x
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+def core_of(model: str, **options) -> EngineCore:
+    options.setdefault("block_size", 64)
+    options.setdefault("num_blocks", 60)
+    return build_core(EngineOptions(model=model, **options))[0]

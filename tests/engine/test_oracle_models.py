@@ -1,0 +1,94 @@
+"""The oracle on real and on random models: whatever runs beside a request, its tokens and logprob bits stay."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.cores import core_of, random_model
+from tests.oracle import embed_requests, mixed_requests, plain, same, together
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def _two_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+MODELS = ["mini", "llama", "mistral", "qwen2", "qwen3", "gpt2"]
+
+
+@pytest.fixture(scope="module", params=[(m, d) for m in MODELS for d in ("float32", "bfloat16")], ids="-".join)
+def case(request, tmp_path_factory):
+    """(folder, dtype, requests, their plain answers)."""
+    model, dtype = request.param
+    folder = "kvasir-mini" if model == "mini" else random_model(model, tmp_path_factory.mktemp(model))
+    core = core_of(folder, dtype=dtype, threads=1, max_num_seqs=1, num_blocks=40)
+    requests = mixed_requests(core.info.vocab_size, 256, longest=150)
+    return folder, dtype, requests, plain(core, requests)
+
+
+def test_batched(case):
+    folder, dtype, requests, expected = case
+    core = core_of(folder, dtype=dtype, threads=1)
+    same(expected, together(core, requests))
+    assert core.stats().steps < sum(len(a.tokens) for a in expected.values()), "nothing was batched"
+
+
+def test_odd_chunks_small_blocks_two_threads(case):
+    folder, dtype, requests, expected = case
+    core = core_of(folder, dtype=dtype, threads=2, block_size=16, max_chunk=13, max_num_batched_tokens=37)
+    same(expected, together(core, requests, seed=2))
+
+
+def test_forced_preemption_and_cancelled_neighbours(case):
+    folder, dtype, requests, expected = case
+    core = core_of(folder, dtype=dtype, threads=2, block_size=32, max_num_batched_tokens=61)
+    same(expected, together(core, requests, seed=3, preempt=0.2, cancel=("r1", "r4")), leave_out=("r1", "r4"))
+    assert core.stats().preemptions > 5
+
+
+def test_a_tiny_pool(case):
+    folder, dtype, requests, expected = case
+    core = core_of(folder, dtype=dtype, threads=1, block_size=16, num_blocks=20, max_num_seqs=6, max_chunk=48)
+    same(expected, together(core, requests, seed=4))
+    assert core.stats().preemptions > 0, "the pool was not tiny enough"
+
+
+def test_nan_in_foreign_blocks_stays_there(case):
+    """Blocks nobody has written, and those that were given back, are full of NaN."""
+    folder, dtype, requests, expected = case
+    core = core_of(folder, dtype=dtype, threads=1, block_size=16, num_blocks=40, max_num_seqs=8)
+    cache = core.runner.cache
+    cache.fill_(float("nan"))
+
+    def poison(core) -> None:
+        for group, pool in enumerate(core.scheduler.kv.pools):
+            free = torch.tensor([b for b in range(1, pool.num_blocks) if pool._count[b] == 0])
+            cache.tensors[group][:, :, free] = float("nan")
+
+    same(expected, together(core, requests, seed=5, each_step=poison))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_embeddings(tmp_path, threads):
+    folder = random_model("bert", tmp_path)
+    requests = embed_requests(300)
+    expected = plain(core_of(folder, threads=1, max_num_seqs=1), requests)
+    core = core_of(folder, threads=threads, block_size=16)
+    same(expected, together(core, requests))
+    assert all(a.embedding for a in expected.values())
+
+
+@pytest.mark.parametrize("shape", ["qwen3-0.6b", pytest.param("llama-1b", marks=pytest.mark.slow)])
+def test_two_layers_of_real_shapes(shape, tmp_path):
+    """Real widths and the full vocabulary, so that tails and long sums are seen."""
+    folder = random_model(shape, tmp_path)
+    core = core_of(folder, dtype="bfloat16", threads=1, max_num_seqs=1, max_model_len=512)
+    requests = mixed_requests(core.info.vocab_size, 256, count=6, longest=70)
+    expected = plain(core, requests)
+    core.runner.close()
+    core = core_of(folder, dtype="bfloat16", threads=2, max_model_len=512, max_chunk=29, block_size=16)
+    same(expected, together(core, requests, preempt=0.1))

@@ -1,0 +1,94 @@
+"""The draw: extreme words, ties, screening that changes nothing, and its distribution at a real vocabulary."""
+
+import math
+
+import pytest
+import torch
+
+from kvasir.sampling import gumbel
+from kvasir.sampling.gumbel import NO_ID, Noise, draw, draw_listed, least, log_exponential, lower_bound
+from kvasir.sampling.philox import token_words
+from tests.sampling import oracle
+
+VOCAB = 151_936
+CPU = torch.device("cpu")
+
+
+def logits(rows, vocab, scale, seed=0):
+    z = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)).double() * scale
+    return z - z.amax(-1, keepdim=True)
+
+
+def test_extreme_words_are_finite_and_exact():
+    words = [0, 1, 2, 2**16, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1]
+    ours = log_exponential(torch.tensor(words))
+    for word, value in zip(words, ours.tolist(), strict=True):
+        assert math.isfinite(value)
+        assert value == pytest.approx(oracle.log_exponential(word), rel=1e-14, abs=1e-15)
+    assert ours[0] >= gumbel.LEAST_LOG_E
+    assert (ours.diff() > 0).all()
+
+
+def test_the_lower_bound_is_below():
+    words = torch.randint(0, 2**32, (100_000,), generator=torch.Generator().manual_seed(0))
+    words = torch.cat([words, torch.tensor([0, 1, 3, 2**32 - 1]), words >> 20, 2 ** torch.arange(32)])
+    gap = log_exponential(words) - lower_bound(words)
+    assert gap.min() > 0
+    assert gap[words < 2**20].max() < 0.1
+
+
+def test_ties_go_to_the_lower_id():
+    rows, ids = torch.tensor([1, 1, 0, 1, 0]), torch.tensor([9, 4, 7, 2, 8])
+    scores = torch.tensor([0.5, 0.5, 1.0, 0.75, 1.0], dtype=torch.float64)
+    assert least(rows, ids, scores, 3).tolist() == [7, 4, NO_ID]
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.01, 1.0, 3.0, 10.0, 1e6])
+@pytest.mark.parametrize("vocab", [1, 2, 5, 1003, 32_000])
+def test_screening_changes_nothing(scale, vocab):
+    z = logits(6, vocab, scale)
+    z[0, ::3] = -math.inf
+    z = z - z.amax(-1, keepdim=True)
+    noise = Noise.of(range(6), [2**31 - 1, 0, 1, 2, 3, 4], CPU)
+    everything = torch.arange(vocab).expand(6, -1)
+    assert torch.equal(draw(z, z.argmax(-1), noise), draw_listed(everything, z, noise))
+
+
+def test_draw_equals_the_oracle():
+    z = logits(4, 300, 2.0)
+    chosen = draw(z, z.argmax(-1), Noise.of([5, -1, 2**64 - 2, 7], [0, 10, 20, 30], CPU))
+    for row, seed, position, ours in zip(z.tolist(), [5, -1, 2**64 - 2, 7], [0, 10, 20, 30], chosen, strict=True):
+        scores = [oracle.log_exponential(oracle.word(seed, position, t)) - v for t, v in enumerate(row)]
+        assert scores.index(min(scores)) == ours
+
+
+def test_exponentials_have_the_right_distribution():
+    ids = torch.arange(VOCAB)
+    zero = torch.zeros_like(ids)
+    e = log_exponential(token_words((zero + 1, zero), zero + 2, ids)).double().exp()
+    edges = -torch.log1p(-torch.arange(1, 200).double() / 200)
+    counts = torch.bincount(torch.bucketize(e, edges), minlength=200).tolist()
+    assert oracle.chi_square(counts, [VOCAB / 200] * 200) < oracle.chi_square_limit(199)
+    assert abs(e.mean().item() - 1) < 4.5 / VOCAB**0.5
+
+
+@pytest.mark.parametrize("over", ["positions", "seeds"])
+def test_distribution_over_a_real_vocabulary(over):
+    """Heads of every size: the likely tokens alone, the others in buckets of neighbouring ids."""
+    num_draws, step = 1200, 8
+    z = logits(1, VOCAB, 1.5, seed=11)
+    z[0, 1000:1012] = torch.linspace(-1, 0, 12).double() + 3.5
+    z -= z.amax()
+    probability = torch.softmax(z[0], -1)
+    bucket = torch.arange(VOCAB) // 8192
+    bucket[1000:1012] = bucket.max() + 1 + torch.arange(12)
+    expected = torch.zeros(int(bucket.max()) + 1, dtype=torch.float64).index_add_(0, bucket, probability) * num_draws
+    assert expected.min() > 5
+
+    counts = torch.zeros_like(expected)
+    top, many = z.argmax(-1).expand(step), z.expand(step, -1)
+    for start in range(0, num_draws, step):
+        moving, fixed = range(start, start + step), [7] * step
+        noise = Noise.of(fixed, moving, CPU) if over == "positions" else Noise.of(moving, fixed, CPU)
+        counts += torch.bincount(bucket[draw(many, top, noise)], minlength=len(counts))
+    assert oracle.chi_square(counts.tolist(), expected.tolist()) < oracle.chi_square_limit(len(counts) - 1)
