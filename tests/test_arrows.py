@@ -46,6 +46,7 @@ def test_the_package_keeps_to_its_arrows():
         ("serve/openai.py", "from kvasir.engine import core", "serve -> engine.core: no such arrow"),
         ("engine/client.py", "def f():\n    import torch", "engine -> torch: "),
         ("plan.py", "import msgspec", "plan -> msgspec: the ground imports the standard library only"),
+        ("kv/pool.py", "def f(:", "not Python: "),
         ("somewhere/new.py", "", "room `somewhere` is not in the table"),
         ("ops/norm/native.py", "import ctypes", "ops -> ctypes: allowed only in ops/native.py"),
         (

@@ -176,6 +176,25 @@ def test_the_models_config_counts_where_there_is_no_generation_config(folder):
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (264, (265,))
 
 
+@pytest.mark.parametrize(
+    ("flags", "ends"),
+    [
+        ({}, (True, False)),
+        ({"add_bos_token": False}, (False, False)),
+        ({"add_bos_token": True, "add_eos_token": True}, (True, True)),
+        ({"add_eos_token": True}, (False, True)),
+        ({"add_bos_token": None}, (True, False)),
+    ],
+)
+def test_stated_ends_stand_above_those_of_tokenizer_json(folder, flags, ends):
+    names = {"bos_token": "<|begin|>", "eos_token": "<|im_end|>"}
+    write(folder / "tokenizer_config.json", names | flags)
+    tokenizer = Tokenizer.from_folder(folder)
+    assert (tokenizer.add_bos, tokenizer.add_eos) == ends
+    q = tokenizer.encode("q", add_special_tokens=False)
+    assert tokenizer.encode("q") == [264] * ends[0] + q + [265] * ends[1]
+
+
 def test_nothing_is_cut_or_padded(folder):
     tokenizer = Tokenizer.from_folder(folder)
     assert len(tokenizer.encode("q" * 50, add_special_tokens=False)) == 50

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -201,7 +201,7 @@ class Front:
 
     # -- a request to text ---------------------------------------------------------------------------------
 
-    async def stream(self, request: Request) -> AsyncIterator[TextDelta]:
+    async def stream(self, request: Request) -> AsyncGenerator[TextDelta]:
         """The deltas of all answers of a resolved request; ends after the last answer's.
 
         Close it (aclosing) when leaving early: that gives back everything the request holds. Raises what

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 from starlette.requests import Request as HTTPRequest
@@ -35,14 +35,22 @@ class Serving:
     def fingerprint(self) -> str:
         """Changes when answers may change: with the version, the model or the way it is computed."""
         info = self.front.info
-        facts = (__version__, info.name, info.architecture, info.dtype, info.device, info.executor, info.grade)
+        facts = (__version__, info.name, info.dtype, info.device, info.executor, info.grade)
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound for a name that is not served; no name means the model that is."""
         if name is not None and name not in self.names:
-            raise ModelNotFound(f"the model {name[:200]!r} does not exist here", f"served is
-            {self.names[0]!r}")
+            raise ModelNotFound(f"the model {name[:200]!r} does not exist here", f"served: {self.names[0]!r}")
+
+    async def ids_of(
+        self, prompt: str | list[int], add_special_tokens: bool | None, param: str
+    ) -> Sequence[int]:
+        """The ids of a text or of ids as they are; special tokens are added unless that is declined."""
+        if not isinstance(prompt, str):
+            return prompt
+        special = add_special_tokens is not False
+        return await self.front.encode(prompt, add_special_tokens=special, param=param)
 
     def cache_salt(self, request: HTTPRequest, salt: str | None) -> str | None:
         """The namespace of the prefix cache: the key's own, divided further by the request's salt."""
@@ -77,6 +85,6 @@ def check_finish(reason: FinishReason | None, error: str | None, request_id: str
     """Raises AnswerFailed for an answer that did not end by itself; the details go to the log alone."""
     if reason is FinishReason.ERROR:
         log.error("request %s failed in the engine: %s", request_id, error)
-        raise AnswerFailed("the engine failed on this request", f"the server's log has the details of {request_id}")
+        raise AnswerFailed(f"the engine failed on request {request_id}", "the server's log has the details")
     if reason is FinishReason.ABORT:
         raise AnswerFailed("the request was ended by the server")

@@ -79,7 +79,7 @@ def _raw_bpe(vocab: Vocab) -> Tokenizer:
     runs = [token for token in vocab.ids if len(token) > 1 and not token.strip("\n")]
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in runs])
     if vocab.model == "gemma4":  # its first files say add_bos_token = false, and are wrong
-        return _template(tokenizer, vocab, before=_bos_eos(vocab)[0], after=None)
+        return put_ends(tokenizer, before=_bos_eos(vocab)[0], after=None)
     return _surround(tokenizer, vocab, add_bos=scheme.add_bos, add_eos=False)
 
 
@@ -154,7 +154,7 @@ def _wordpiece(vocab: Vocab) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     cls, sep = _bert_ends(vocab)
-    return _template(tokenizer, vocab, before=cls, after=sep)
+    return put_ends(tokenizer, before=cls, after=sep)
 
 
 def _wordpiece_name(token: str, kind: int) -> str:
@@ -187,7 +187,7 @@ def _surround(tokenizer: Tokenizer, vocab: Vocab, add_bos: bool, add_eos: bool) 
     bos, eos = _bos_eos(vocab)
     before = _wanted(vocab, "add_bos_token", add_bos and bos is not None, bos)
     after = _wanted(vocab, "add_eos_token", add_eos and eos is not None, eos)
-    return _template(tokenizer, vocab, before, after)
+    return put_ends(tokenizer, before, after)
 
 
 def _wanted(vocab: Vocab, key: str, default: bool, token_id: int | None) -> int | None:
@@ -198,14 +198,14 @@ def _wanted(vocab: Vocab, key: str, default: bool, token_id: int | None) -> int 
     return token_id
 
 
-def _template(tokenizer: Tokenizer, vocab: Vocab, before: int | None, after: int | None) -> Tokenizer:
-    ends = {"before": before, "after": after}
-    named = [{"id": k, "ids": [i], "tokens": [vocab.tokens[i]]} for k, i in ends.items() if i is not None]
-    if named:
-        first, last = ["before"] * (before is not None), ["after"] * (after is not None)
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=[*first, "$A", *last], pair=[*first, "$A", "$B", *last], special_tokens=named
-        )
+def put_ends(tokenizer: Tokenizer, before: int | None, after: int | None) -> Tokenizer:
+    """Make encoding put these ids around a text, and no others."""
+    ends = [("before", before), ("after", after)]
+    named = [{"id": k, "ids": [i], "tokens": [tokenizer.id_to_token(i)]} for k, i in ends if i is not None]
+    first, last = ["before"] * (before is not None), ["after"] * (after is not None)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*first, "$A", *last], pair=[*first, "$A", "$B", *last], special_tokens=named
+    )
     return tokenizer
 
 

@@ -4,6 +4,7 @@ tokenizer.json as the `tokenizers` library reads it is the truth about ids. The 
 tokens begin and end a text:
 
     tokenizer_config.json, special_tokens_map.json   the texts of bos_token, eos_token, pad_token, ...
+    tokenizer_config.json                            add_bos_token, add_eos_token: if stated, these count
     generation_config.json, else config.json         eos_token_id: one id or several
 """
 
@@ -39,7 +40,9 @@ def load(folder: Path) -> tuple[Tokenizer, SpecialTokens]:
     # Files saved in training often cut or pad; nothing may be cut silently here.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer, _special_tokens(tokenizer, folder, config)
+    special = _special_tokens(tokenizer, folder, config)
+    _put_stated_ends(tokenizer, config, special)
+    return tokenizer, special
 
 
 def _from_sentencepiece(path: Path, config: dict[str, Any]) -> Tokenizer:
@@ -48,6 +51,18 @@ def _from_sentencepiece(path: Path, config: dict[str, Any]) -> Tokenizer:
         value = config.get(flag)
         metadata[PREFIX + flag] = value if isinstance(value, bool) else default
     return gguf_tokenizer.build(metadata)[0]
+
+
+def _put_stated_ends(tokenizer: Tokenizer, config: dict[str, Any], special: SpecialTokens) -> None:
+    """As transformers has it, flags that are stated stand above the template in tokenizer.json."""
+    stated = [config.get("add_bos_token"), config.get("add_eos_token")]
+    if True not in stated and False not in stated:
+        return
+    before = special.bos_id if stated[0] is True else None
+    after = next(iter(special.eos_ids), None) if stated[1] is True else None
+    with library_errors("tokenizer.json cannot be used"):
+        if tokenizer.encode("").ids != [i for i in (before, after) if i is not None]:
+            gguf_tokenizer.put_ends(tokenizer, before, after)
 
 
 def read_json(path: Path) -> dict[str, Any]:

