@@ -176,11 +176,15 @@ class Trainer:
         return loss, tokens, share
 
     def run(self) -> None:
-        """Steps until the share of the rate has fallen to nothing; the first worker logs and saves."""
+        """Steps until the share of the rate has fallen to nothing; the first worker logs and saves.
+
+        A worker whose parent is gone stops, since a killed run must not leave workers behind.
+        """
+        parent = os.getppid()
         saved = last = time.monotonic()
         losses: list[float] = []
         share = 1.0 if self.done() < 1.0 else 0.0
-        while share > 0.0:
+        while share > 0.0 and os.getppid() == parent:
             loss, share = self.step()
             now = time.monotonic()
             self.progress.seconds, last = self.progress.seconds + now - last, now
@@ -191,7 +195,7 @@ class Trainer:
             if self.rank == 0 and now - saved > self.args.save_every * 60:
                 self.save()
                 saved = now
-        if self.rank == 0:
+        if self.rank == 0 and share == 0.0:
             self.save()
             print(f"finished: {self.progress}", flush=True)
 

@@ -155,7 +155,7 @@ def test_packed_conversations_do_not_see_each_other(tokenizer: Tokenizer):
 
 
 def test_resumed_run_equals_an_uninterrupted_one(tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(data, "SHAPES", [(2, 256)])
+    monkeypatch.setattr(data, "SHAPES", [(1, 256)])
     monkeypatch.setattr(data, "SHAPE_WEIGHTS", [1])
 
     def run(name: str, *stops: int) -> dict[str, torch.Tensor]:
@@ -163,7 +163,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tokenizer: Tokenizer, tmp_path:
         work.mkdir()
         tokenizer.save(str(work / "tokenizer.json"))
         for stop in stops:
-            options = ["--steps", str(stop), "--work", str(work), "--threads", "1", "--fall", "1e-9"]
+            options = ["--steps", str(stop), "--work", str(work), "--workers", "1", "--fall", "1e-9"]
             train.train(train.arguments().parse_args(options))
         return train.read(work / "checkpoint.safetensors")[0]
 

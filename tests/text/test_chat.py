@@ -1,13 +1,14 @@
 """Chat templates: byte for byte what transformers renders, for every real template."""
 
 import json
+import time
 from datetime import datetime
 
 import pytest
 
 from kvasir.errors import InvalidRequest, ModelFileError, TemplateError
 from kvasir.text.chat import ChatTemplate, templates_in_folder, templates_in_gguf
-from kvasir.text.template_process import TemplateRenderer
+from kvasir.text.template_process import TemplateLimit, TemplateLimits, TemplateRenderer
 from tests._shared import SHARED, need
 
 NOW = datetime(2025, 7, 4, 12, 30)
@@ -183,6 +184,17 @@ def test_switches_may_not_take_the_names_of_inputs(name, renderer):
     with pytest.raises(InvalidRequest) as caught:
         chat("x", renderer).render([HELLO], template_kwargs={name: "x"})
     assert caught.value.param == "chat_template_kwargs"
+
+
+def test_a_hanging_template_costs_its_time_once():
+    hanging = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    renderer = TemplateRenderer(TemplateLimits(seconds=1.0))
+    renderer.prewarm()
+    began = time.monotonic()
+    with pytest.raises(TemplateLimit, match="more than 1 seconds"):
+        chat(hanging, renderer).render([HELLO, {"role": "user", "content": []}])
+    assert time.monotonic() - began < 1.9
+    renderer.close()
 
 
 # --- contents and tool calls ---------------------------------------------------------------------------

@@ -125,7 +125,9 @@ def counting(rng: Random, split: str) -> Case:
 def two_steps(rng: Random, split: str) -> Case:
     """A word problem with a gain and a loss, solved between think tags."""
     a, b = addends(rng, split)
-    c = rng.randint(0, min(a + b, 99))
+    while a + b > 99:
+        a, b = addends(rng, split)
+    c = rng.randint(0, a + b)
     p, x = person(rng), rng.choice(COUNTED)
     question = f"{p} has {a} {x}. {p} gets {b} more and then gives away {c}. How many {x} are left?"
     thought = f"First {a} + {b} = {a + b}. Then {a + b} - {c} = {a + b - c}."

@@ -16,9 +16,9 @@ SEGMENTS: list[tuple[Make, float]] = [
     (talk.no_idea, 3), (structured.record, 2), (structured.listing, 1), (structured.own_keys, 2),
 ]  # fmt: skip
 THINKING: list[tuple[Make, float]] = [
-    (lambda r, s: arithmetic.addition(r, s, True), 4), (lambda r, s: arithmetic.subtraction(r, s, True), 3),
-    (lambda r, s: arithmetic.comparing(r, s, True), 2), (lambda r, s: talk.small_talk(r, s, True), 3),
-    (lambda r, s: tools.tool_call(r, s, True), 2), (memory.thinking_recall, 3), (arithmetic.two_steps, 4),
+    (lambda r, s: arithmetic.addition(r, s, True), 6), (lambda r, s: arithmetic.subtraction(r, s, True), 4),
+    (lambda r, s: arithmetic.comparing(r, s, True), 2), (lambda r, s: talk.small_talk(r, s, True), 2),
+    (lambda r, s: tools.tool_call(r, s, True), 2), (memory.thinking_recall, 3), (arithmetic.two_steps, 5),
 ]  # fmt: skip
 NEUTRAL = [
     "You are a helpful assistant.", "You are a helpful AI assistant.", "You are Kvasir-mini.",
@@ -27,7 +27,7 @@ NEUTRAL = [
     "Answer the questions.",
 ]  # fmt: skip
 KINDS = ["chat", "recall", "story", "tools", "system", "json", "thinking"]
-WEIGHTS = [32, 24, 4, 17, 9, 7, 7]
+WEIGHTS = [31, 22, 4, 16, 9, 7, 11]
 
 
 def dialogue(rng: Random, size: int, split: str = TRAIN) -> Case:

@@ -40,7 +40,7 @@ def _loop_factory():
 async def serve(front: Front, settings: ServeSettings) -> None:
     """The same within a running event loop. The address is bound first: a taken one is known before a model
     loads."""
-    with _bind(settings) as listener:
+    with bind(settings) as listener:
         await front.start()
         server = Server(front, settings)
         try:
@@ -50,7 +50,7 @@ async def serve(front: Front, settings: ServeSettings) -> None:
             await front.stop()
 
 
-def _bind(settings: ServeSettings) -> socket.socket:
+def bind(settings: ServeSettings) -> socket.socket:
     family, kind, proto, _, address = socket.getaddrinfo(
         settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

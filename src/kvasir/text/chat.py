@@ -15,7 +15,7 @@ from kvasir.text.messages import (
     takes_parts,
     takes_strings,
 )
-from kvasir.text.template_process import TemplateRenderer
+from kvasir.text.template_process import TemplateLimit, TemplateRenderer
 
 # What a caller may not set from outside: the template's own inputs and the functions it is given.
 RESERVED = frozenset(
@@ -129,6 +129,8 @@ class ChatTemplate:
         variables = {**self._special_tokens, "documents": None, "add_generation_prompt": False}
         try:
             return self._render(source, messages, {**variables, "tools": None})
+        except TemplateLimit:
+            raise
         except TemplateError:  # some templates cannot do without tools
             return self._render(source, messages, {**variables, "tools": [_PROBE_TOOL]})
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvasir.errors import InvalidRequest, TemplateError
+from kvasir.text.template_process import TemplateLimit
 
 Message = dict[str, Any]
 Render = Callable[[list[Message]], str]
@@ -54,6 +55,8 @@ def takes_argument_objects(render: Render) -> bool:
 def _rendered(render: Render, messages: list[Message], otherwise: str) -> str:
     try:
         return render(messages)
+    except TemplateLimit:  # asking again would take as long again
+        raise
     except TemplateError:
         return otherwise
 

@@ -23,6 +23,10 @@ _START_SECONDS = 30.0  # a machine under load starts a process slowly; this is n
 _GRACE_SECONDS = 1.0  # after which a worker ends itself, should the parent not have killed it
 
 
+class TemplateLimit(TemplateError):
+    """A template passed its limit of time, memory or output, or ended its process."""
+
+
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
     """What one rendering may use: wall time, characters of source and of output, bytes of address space."""
@@ -55,8 +59,8 @@ class TemplateRenderer:
     def render(self, source: str, variables: Mapping[str, Any], now: datetime | None = None) -> str:
         """The text that the template makes of JSON-like `variables`.
 
-        Raises `TemplateError` with the template's own message where it refuses or fails, or where it passes
-        a limit, and `QueueFull` where all workers stay busy for longer than they could be.
+        Raises `TemplateError` with the template's own message where it refuses or fails, its subclass
+        `TemplateLimit` where it passes a limit, and `QueueFull` where all workers stay busy for longer than they could be.
         """
         if len(source) > self.limits.max_source:
             raise TemplateError(
@@ -76,7 +80,7 @@ class TemplateRenderer:
         with self._lent() as worker:
             reply = worker.exchange(frame, self.limits.seconds)
         if "error" in reply:
-            raise TemplateError(str(reply["error"]))
+            raise (TemplateLimit if reply["kind"] == "limit" else TemplateError)(str(reply["error"]))
         return str(reply["text"])
 
     def close(self) -> None:
@@ -140,9 +144,9 @@ class _Worker:
             self._socket.sendall(frame)
             reply = self._receive(deadline)
         except TimeoutError as error:
-            raise TemplateError(f"the chat template ran for more than {seconds:g} seconds") from error
+            raise TemplateLimit(f"the chat template ran for more than {seconds:g} seconds") from error
         except (OSError, EOFError) as error:
-            raise TemplateError("the chat template ended the process it ran in") from error
+            raise TemplateLimit("the chat template ended the process it ran in") from error
         self.usable = reply.get("kind") != "limit"
         return reply
 

@@ -95,7 +95,7 @@ def _refuse(wire: CompletionRequest) -> None:
         raise InvalidRequest(
             "prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs"
         )
-    if wire.stream and _scores_prompt(wire) and (wire.n or 1) > 1:
+    if wire.stream and wire.echo and wire.logprobs is not None and (wire.n or 1) > 1:
         raise InvalidRequest("echo with logprobs and stream needs n = 1", param="n")
 
 

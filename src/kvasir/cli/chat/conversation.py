@@ -1,0 +1,72 @@
+"""What was said in a chat, and its way to a file and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvasir.errors import KvasirError
+
+MAX_FILE_BYTES = 16 << 20
+
+
+class ConversationError(KvasirError):
+    """A file that is no saved conversation, or that cannot be read or written."""
+
+
+@dataclass
+class Conversation:
+    """Questions with their answers, under a system prompt."""
+
+    system: str | None = None
+    turns: list[tuple[str, str]] = field(default_factory=list)
+
+    def messages(self, question: str | None = None) -> list[dict[str, str]]:
+        """As the chat template takes them, a new question last."""
+        said = [{"role": "system", "content": self.system}] if self.system is not None else []
+        for asked, answered in self.turns:
+            said += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        return said if question is None else [*said, {"role": "user", "content": question}]
+
+    def save(self, path: Path, model: str) -> None:
+        """Writes {"model", "messages"}. Never over a file that is not a saved conversation."""
+        if path.exists():
+            read(path)
+        text = json.dumps({"model": model, "messages": self.messages()}, indent=2, ensure_ascii=False)
+        try:
+            path.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConversationError(f"{path} cannot be written: {error.strerror}", "name another file") from error
+
+
+def read(path: Path) -> Conversation:
+    """The conversation that `save` wrote. Raises ConversationError."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConversationError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or "it is not JSON"
+        raise ConversationError(f"{path} cannot be read: {reason}", "name a file that /save wrote") from error
+    messages = value.get("messages") if isinstance(value, dict) else None
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise ConversationError(f"{path} holds no list of messages", "name a file that /save wrote")
+    return _from_messages(messages, path)
+
+
+def _from_messages(messages: list[dict[str, str]], path: Path) -> Conversation:
+    has_system = bool(messages) and messages[0]["role"] == "system"
+    said = messages[has_system:]
+    expected = ["user", "assistant"] * (len(said) // 2)
+    if [message["role"] for message in said] != expected:
+        raise ConversationError(f"in {path} users and assistants do not take turns", "a chat goes on after an answer")
+    texts = [message["content"] for message in said]
+    return Conversation(
+        messages[0]["content"] if has_system else None, list(zip(texts[::2], texts[1::2], strict=True))
+    )
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))

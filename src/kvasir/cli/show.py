@@ -1,0 +1,84 @@
+"""What commands put on the terminal: tables, amounts in words, and text from outside made harmless."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_WIDTH_OF_FILES = 160  # columns where the output is no terminal
+_VISIBLE = "\ufffd"
+_CONTROLS = {i: _VISIBLE for i in (*range(32), *range(127, 160)) if chr(i) not in "\n\t"}
+
+
+def plain(text: str) -> str:
+    """The text without control characters: a model or a file must not drive the terminal. Newlines and tabs stay."""
+    return text.translate(_CONTROLS)
+
+
+def bytes_text(count: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def count_text(count: int) -> str:
+    """3670016 -> "3.67 M"."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= limit:
+            return f"{count / limit:.2f} {unit}"
+    return str(count)
+
+
+def number_text(value: float) -> str:
+    """Three significant digits, without an exponent between a millionth and a billion."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.3g}" if digits > 8 else f"{value:,.{digits}f}"
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    """Prints rows under columns; a column whose name begins with ">" is set to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    for name in columns:
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(plain(str(cell)).replace("\n", " ")) for cell in row))
+    width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
+    Console(file=sys.stdout, width=width, highlight=False).print(table)
+
+
+def print_pairs(pairs: Iterable[tuple[str, Any]]) -> None:
+    """Lines of a name and a value, for what is read from top to bottom."""
+    for name, value in pairs:
+        print(f"{plain(name):<14} {plain(str(value))}".rstrip())
+
+
+def print_json(value: Any) -> None:
+    """Strict JSON: numbers that JSON does not have become texts."""
+    print(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(_strict(value), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

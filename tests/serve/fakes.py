@@ -1,0 +1,82 @@
+"""An engine whose answers one can read: the real scheduler and pool over a runner that repeats the prompt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import tokenizers
+
+from kvasir.engine.core import EngineCore
+from kvasir.engine.inproc import InProcessEngine
+from kvasir.plan import RowResult, Work
+from kvasir.runner.fake import FakeRunner
+from kvasir.sched.scheduler import Scheduler
+from kvasir.text.byte_level import LETTERS
+from kvasir.text.chat import ChatTemplate
+from kvasir.text.special_tokens import SpecialTokens
+from kvasir.text.tokenizer import Tokenizer
+from kvasir.types import Task
+
+EOS, BOS, START, END = 256, 257, 258, 259
+VOCAB = 260
+POISON = 1  # a prompt that begins with this byte fails in the runner
+SPECIAL = {"<eos>": EOS, "<bos>": BOS, "<|start|>": START, "<|end|>": END}
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
+    "\n{% endfor %}{% if tools %}{{ tools | tojson }}\n{% endif %}{% if shout %}{{ shout }}{% endif %}"
+    "{% if reasoning_effort %}{{ reasoning_effort }}{% endif %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@lru_cache
+def byte_tokenizer() -> Tokenizer:
+    """Token i is byte i; four special tokens follow."""
+    vocab = {LETTERS[i]: i for i in range(256)} | SPECIAL
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens([tokenizers.AddedToken(name, normalized=False) for name in SPECIAL])
+    names = {"bos_token": "<bos>", "eos_token": "<eos>"}
+    return Tokenizer(backend, SpecialTokens(bos_id=BOS, eos_ids=(EOS,), names=names))
+
+
+@lru_cache
+def template() -> ChatTemplate:
+    return ChatTemplate(TEMPLATE, {"bos_token": "<bos>", "eos_token": "<eos>"})
+
+
+class EchoRunner(FakeRunner):
+    """Answers with the prompt, over and over; with a temperature it begins at a place that the seed chooses."""
+
+    def _result(self, work: Work) -> RowResult:
+        if self.tokens[work.row][0] == POISON:
+            return RowResult(work.row, error="SecretError: inside")
+        result = super()._result(work)
+        if not result.tokens:
+            return result
+        join = self.rows[work.row]
+        prompt, done = self.tokens[work.row][: join.prompt_len], work.start + work.count - join.prompt_len
+        shift = join.spec.seed if join.spec.temperature else 0
+        token = prompt[(done + shift) % len(prompt)]
+        if token in join.spec.stop_ids and done < join.spec.min_tokens:
+            token = ord("_")
+        self.tokens[work.row][-1] = token
+        entries = tuple((token, -0.5, 1, top) for _, _, _, top in result.logprobs)
+        return replace(result, tokens=(token,), logprobs=entries)
+
+
+class EchoEngine(InProcessEngine):
+    """Options of FakeRunner, and max_waiting of the scheduler. `broken` makes every question go unanswered."""
+
+    def __init__(self, max_waiting: int = 1024, info: dict | None = None, **runner):
+        options = {"vocab_size": VOCAB, "num_blocks": 400, "max_rows": 16, "max_model_len": 512, **runner}
+        options.setdefault("tasks", (Task.GENERATE, Task.EMBED))
+
+        def build() -> EngineCore:
+            fake = EchoRunner(**options)
+            fake.info = replace(fake.info, **(info or {}))
+            scheduler = Scheduler(fake.capacity, eos_ids=(EOS,), max_waiting=max_waiting)
+            return EngineCore(fake, scheduler)
+
+        super().__init__(build)

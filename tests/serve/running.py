@@ -1,0 +1,99 @@
+"""Servers for tests: in process behind httpx, or on a real socket in a thread. Each proves that nothing was left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from kvasir.engine.front import Front
+from kvasir.serve.app import create_app
+from kvasir.serve.server import Server, bind
+from kvasir.serve.settings import ServeSettings
+from tests.serve.fakes import EchoEngine, byte_tokenizer, template
+
+
+def make_front(engine: EchoEngine | None = None, **runner) -> Front:
+    return Front(engine or EchoEngine(**runner), byte_tokenizer(), template())
+
+
+async def assert_idle(front: Front, seconds: float = 5.0) -> None:
+    """The engine holds nothing any more, and the front half follows nothing."""
+    for _ in range(int(seconds / 0.01)):
+        stats = await front.stats()
+        if stats.running == stats.waiting == stats.blocks_used == 0 and not front.meter.open_requests:
+            break
+        await asyncio.sleep(0.01)
+    assert (stats.running, stats.waiting, stats.blocks_used, front.meter.open_requests) == (0, 0, 0, 0)
+    await front.engine.check()  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def client(
+    settings: ServeSettings = ServeSettings(), front: Front | None = None, headers: dict | None = None, **runner
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application in this event loop; `client.front` is its front half."""
+    front = front or make_front(**runner)
+    await front.start()
+    transport = httpx.ASGITransport(create_app(front, settings))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as http:
+            http.front = front  # type: ignore[attr-defined]
+            yield http
+        await assert_idle(front)
+    finally:
+        await front.stop()
+
+
+@dataclass
+class Live:
+    url: str
+    front: Front
+    loop: asyncio.AbstractEventLoop
+    server: Server
+
+    def ask(self, coroutine):
+        """Runs a coroutine on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(20)
+
+
+@contextmanager
+def live(settings: ServeSettings | None = None, **runner) -> Iterator[Live]:
+    """A server on a loopback port."""
+    settings = settings or ServeSettings(port=0)
+    front, ready = make_front(**runner), threading.Event()
+    found: list[Live] = []
+
+    async def main() -> None:
+        with bind(settings) as listener:
+            await front.start()
+            server = Server(front, settings)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            found.append(Live(url, front, asyncio.get_running_loop(), server))
+            ready.set()
+            await server.serve(sockets=[listener])
+            await front.stop()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield found[0]
+        found[0].ask(assert_idle(front))
+    finally:
+        found[0].server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def events(body: str) -> list[dict]:
+    """The JSON events of a whole stream; asserts that it has its end mark."""
+    parts = [p for p in body.split("\n\n") if p and not p.startswith(":")]
+    assert all(p.startswith("data: ") for p in parts), parts
+    assert parts[-1] == "data: [DONE]"
+    return [json.loads(p.removeprefix("data: ")) for p in parts[:-1]]
