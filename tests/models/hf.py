@@ -25,7 +25,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
 
 
 def randomized(model: Any, seed: int = 0, gain: float = 1.5) -> Any:
-    """The transformers model in eval mode: matrices of deviation gain / sqrt(inputs), lookup tables of deviation 1,
+    """The transformers model in eval mode: matrices of deviation gain / sqrt(inputs), lookup tables of 1,
     norms around 1, biases that matter. Knows `Conv1D`, whose inputs come first."""
     generator = torch.Generator().manual_seed(seed)
     modules = dict(model.named_modules())

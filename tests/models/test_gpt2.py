@@ -38,7 +38,7 @@ def test_hidden_rows_and_logits_are_the_authors(sorter):
 
 
 def test_it_sorts_all_inputs(sorter):
-    """All 729 inputs in one batch a step: the prompt's six letters, then one sampled letter after the other."""
+    """All 729 inputs in one batch a step: the six letters of the prompt, then letter after letter."""
     inputs = list(itertools.product(range(3), repeat=6))
     cache = make_cache(sorter, blocks=len(inputs) + 1)
     given = [list(ids) for ids in inputs]

@@ -23,9 +23,11 @@ VOCAB = 260
 POISON = 1  # a prompt that begins with this byte fails in the runner
 SPECIAL = {"<eos>": EOS, "<bos>": BOS, "<|start|>": START, "<|end|>": END}
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
-    "\n{% endfor %}{% if tools %}{{ tools | tojson }}\n{% endif %}{% if shout %}{{ shout }}{% endif %}"
-    "{% if reasoning_effort %}{{ reasoning_effort }}{% endif %}{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{{ '\\n' }}{% endif %}{% if shout %}{{ shout }}{% endif %}"
+    "{% if reasoning_effort %}{{ reasoning_effort }}{% endif %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
 
@@ -47,7 +49,7 @@ def template() -> ChatTemplate:
 
 
 class EchoRunner(FakeRunner):
-    """Answers with the prompt, over and over; with a temperature it begins at a place that the seed chooses."""
+    """Answers with the prompt, over and over; with a temperature it begins where the seed says."""
 
     def _result(self, work: Work) -> RowResult:
         if self.tokens[work.row][0] == POISON:
@@ -67,7 +69,7 @@ class EchoRunner(FakeRunner):
 
 
 class EchoEngine(InProcessEngine):
-    """Options of FakeRunner, and max_waiting of the scheduler. `broken` makes every question go unanswered."""
+    """Takes FakeRunner's options, fields of ModelInfo, and max_waiting of the scheduler."""
 
     def __init__(self, max_waiting: int = 1024, info: dict | None = None, **runner):
         options = {"vocab_size": VOCAB, "num_blocks": 400, "max_rows": 16, "max_model_len": 512, **runner}

@@ -1,4 +1,4 @@
-"""Servers for tests: in process behind httpx, or on a real socket in a thread. Each proves that nothing was left."""
+"""Servers for tests: in process behind httpx, or on a socket in a thread. Each proves that nothing was left."""
 
 from __future__ import annotations
 
@@ -35,14 +35,19 @@ async def assert_idle(front: Front, seconds: float = 5.0) -> None:
 
 @asynccontextmanager
 async def client(
-    settings: ServeSettings = ServeSettings(), front: Front | None = None, headers: dict | None = None, **runner
+    settings: ServeSettings = ServeSettings(),
+    front: Front | None = None,
+    headers: dict | None = None,
+    **runner,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application in this event loop; `client.front` is its front half."""
     front = front or make_front(**runner)
     await front.start()
     transport = httpx.ASGITransport(create_app(front, settings))
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as http:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", headers=headers
+        ) as http:
             http.front = front  # type: ignore[attr-defined]
             yield http
         await assert_idle(front)

@@ -1,7 +1,6 @@
 """Chat templates: byte for byte what transformers renders, for every real template."""
 
 import json
-import time
 from datetime import datetime
 
 import pytest
@@ -186,14 +185,15 @@ def test_switches_may_not_take_the_names_of_inputs(name, renderer):
     assert caught.value.param == "chat_template_kwargs"
 
 
-def test_a_hanging_template_costs_its_time_once():
+def test_a_hanging_template_is_given_its_time_once(monkeypatch):
     hanging = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    renderer = TemplateRenderer(TemplateLimits(seconds=1.0))
-    renderer.prewarm()
-    began = time.monotonic()
-    with pytest.raises(TemplateLimit, match="more than 1 seconds"):
+    renderer = TemplateRenderer(TemplateLimits(seconds=0.3))
+    calls = []
+    render = renderer.render
+    monkeypatch.setattr(renderer, "render", lambda *args: (calls.append(1), render(*args))[1])
+    with pytest.raises(TemplateLimit, match=r"more than 0\.3 seconds"):
         chat(hanging, renderer).render([HELLO, {"role": "user", "content": []}])
-    assert time.monotonic() - began < 1.9
+    assert len(calls) == 1
     renderer.close()
 
 

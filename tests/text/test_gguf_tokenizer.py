@@ -289,6 +289,11 @@ def test_a_token_that_comes_twice_is_refused():
         build(metadata("llama", [("a", NORMAL, 0.0), ("a", NORMAL, -1.0)]))
 
 
+def test_a_token_without_end_is_refused():
+    with pytest.raises(ModelFileError, match="100000 characters"):
+        build(metadata("llama", [("a" * 100_000, NORMAL, 0.0)]))
+
+
 def test_a_malformed_table_of_replacements_is_an_error_and_no_crash():
     table = list(b"\x08\x00\x00\x00abcdefgh\x00")
     tokens = [("<unk>", 2, 0.0), ("a", NORMAL, -1.0)]

@@ -40,6 +40,7 @@ class Front:
         self.tokenizer = tokenizer
         self.template = template
         self.meter = Meter()
+        self._end: asyncio.Future[None] | None = None
 
     @property
     def info(self) -> ModelInfo:
@@ -49,7 +50,10 @@ class Front:
         await self.engine.start()
 
     async def stop(self, drain: float = 0.0) -> None:
-        await self.engine.stop(drain)
+        """Stops the engine, once, however often and from wherever it is called."""
+        if self._end is None:
+            self._end = asyncio.ensure_future(self.engine.stop(drain))
+        await asyncio.shield(self._end)
 
     async def alive(self, timeout: float = 1.0) -> bool:
         return await self.engine.alive(timeout)
@@ -98,7 +102,7 @@ class Front:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            **(variables or {}),
+            template_kwargs=variables,
         )
         return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
 
@@ -146,7 +150,8 @@ class Front:
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(params, name) or 0) > self.info.vocab_size:
                 raise InvalidRequest(f"{name} is larger than the vocabulary", param=name)
-        seed = draw_seed() if params.seed is None else params.seed
+        # A drawn seed is told to the client, and JSON's numbers carry 53 bits everywhere.
+        seed = draw_seed() >> 10 if params.seed is None else params.seed
         params = replace(
             params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens
         )

@@ -27,6 +27,7 @@ from kvasir.serve.auth import HostGuard, KeyGuard
 from kvasir.serve.faults import fault_of, openai_response
 from kvasir.serve.limits import BodyLimit, HeaderLimit
 from kvasir.serve.metrics import HttpMeter, Metered
+from kvasir.serve.schema import schema_of
 from kvasir.serve.serving import Serving
 from kvasir.serve.settings import ServeSettings
 
@@ -46,6 +47,7 @@ def create_app(front: Front, settings: ServeSettings) -> FastAPI:
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(ClientGone, _on_gone)
     _wrap(app, settings)
+    app.openapi = lambda: schema_of(app)  # type: ignore[method-assign]
     return app
 
 

@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kvasir.serve.asgi import settle
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 AT_ONCE = 64
 
 
-async def all_of(work: Sequence[Coroutine[Any, Any, T]], at_once: int = AT_ONCE) -> list[T]:
-    """The results in order. The first error ends the rest and is raised."""
+async def all_of(
+    function: Callable[[S], Awaitable[T]], items: Iterable[S], at_once: int = AT_ONCE
+) -> list[T]:
+    """The function's results for all items, in their order. The first error ends the rest and is raised."""
     gate = asyncio.Semaphore(at_once)
 
-    async def one(coroutine: Coroutine[Any, Any, T]) -> T:
-        try:
-            async with gate:
-                return await coroutine
-        finally:
-            coroutine.close()  # of those that never began
+    async def one(item: S) -> T:
+        async with gate:
+            return await function(item)
 
-    tasks = [asyncio.ensure_future(one(c)) for c in work]
+    tasks = [asyncio.ensure_future(one(item)) for item in items]
     try:
         return await asyncio.gather(*tasks)
     finally:
         await settle(*tasks)
 
 
-async def merge(streams: Sequence[AsyncIterator[T]], at_once: int = AT_ONCE) -> AsyncGenerator[tuple[int, T]]:
+async def merge(
+    streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE
+) -> AsyncGenerator[tuple[int, T]]:
     """The items of all streams as they come, each with the number of its stream. The first error ends the
     rest and is raised. Close it (aclosing) when leaving early."""
     queue: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue()
     gate = asyncio.Semaphore(at_once)
 
-    async def pump(number: int, stream: AsyncIterator[T]) -> None:
-        async with gate, aclosing(stream) as items:  # type: ignore[type-var]
+    async def pump(number: int, stream: AsyncGenerator[T]) -> None:
+        async with gate, aclosing(stream) as items:
             async for item in items:
                 queue.put_nowait((number, item))
 

@@ -58,12 +58,8 @@ def _byte_level_bpe(vocab: Vocab) -> Tokenizer:
     tokenizer = Tokenizer(model)
     if scheme.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            *_splits(scheme),
-            pre_tokenizers.ByteLevel(add_prefix_space=vocab.flag("add_space_prefix", False), use_regex=False),
-        ]
-    )
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*_splits(scheme), letters])
     tokenizer.decoder = decoders.ByteLevel()
     return _surround(tokenizer, vocab, add_bos=scheme.add_bos, add_eos=False)
 

@@ -12,6 +12,7 @@ PREFIX = "tokenizer.ggml."
 # The values of `token_type`, which are SentencePiece's.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
+MAX_TOKEN_CHARS = 4096  # the longest in use have some hundreds; building merges takes the square of it
 NO_TOKEN = 0xFFFFFFFF  # what some converters write for "there is none"
 
 
@@ -135,6 +136,11 @@ def _tokens(metadata: Mapping[str, object]) -> tuple[str, ...]:
     tokens = _array(metadata, key)
     if not tokens or not all(isinstance(token, str) for token in tokens):
         raise ModelFileError(f"{key} of the GGUF is empty or holds something else than strings")
+    longest = max(map(len, tokens))
+    if longest > MAX_TOKEN_CHARS:
+        raise ModelFileError(
+            f"{key} of the GGUF holds a token of {longest} characters, over {MAX_TOKEN_CHARS}"
+        )
     named = tuple(token or f"[EMPTY_{i}]" for i, token in enumerate(tokens))
     if len(set(named)) != len(named):
         raise ModelFileError(f"{key} of the GGUF holds a token twice")

@@ -60,7 +60,7 @@ class TemplateRenderer:
         """The text that the template makes of JSON-like `variables`.
 
         Raises `TemplateError` with the template's own message where it refuses or fails, its subclass
-        `TemplateLimit` where it passes a limit, and `QueueFull` where all workers stay busy for longer than they could be.
+        `TemplateLimit` where it passes a limit, and `QueueFull` where no worker becomes free in time.
         """
         if len(source) > self.limits.max_source:
             raise TemplateError(

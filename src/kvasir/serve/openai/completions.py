@@ -46,7 +46,7 @@ async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response
     job = Job(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
     if wire.stream:
         return serving.stream(job.events(), error_response, error_event)
-    work = all_of([serving.front.complete(core) for core in prompts])
+    work = all_of(serving.front.complete, prompts)
     return json_response(job.response(await while_connected(request.receive, work)))
 
 

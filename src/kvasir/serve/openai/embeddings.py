@@ -28,7 +28,7 @@ router = APIRouter(route_class=JsonRoute)
 async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
     serving = serving_of(request)
     requests = await to_requests(wire, serving, request)
-    work = all_of([serving.front.embed(core) for core in requests])
+    work = all_of(serving.front.embed, requests)
     vectors = await while_connected(request.receive, work)
     tokens = sum(len(core.prompt_ids) for core in requests)
     return json_response(

@@ -1,0 +1,80 @@
+"""`kvasir chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable
+from dataclasses import asdict
+
+from kvasir.cli.chat.commands import COMMANDS, obey
+from kvasir.cli.chat.conversation import Conversation
+from kvasir.cli.chat.reader import make_reader
+from kvasir.cli.chat.screen import Screen
+from kvasir.cli.chat.session import Session, Settings
+from kvasir.config import EngineOptions
+from kvasir.engine.llm import AsyncLLM
+from kvasir.errors import InvalidRequest, KvasirError, UnsupportedModel
+from kvasir.types import Task
+
+
+def run(
+    engine: EngineOptions, system: str | None, temperature: float | None, max_tokens: int | None, seed: int | None
+) -> None:
+    settings = Settings(temperature, max_tokens, seed)
+    settings.params({})  # raises for a value out of range, before anything is loaded
+    talk(AsyncLLM(**asdict(engine)), Conversation(system), settings)
+
+
+def talk(llm: AsyncLLM, conversation: Conversation, settings: Settings) -> None:
+    """Loads the model and talks until the input ends. Raises KvasirError where the model cannot chat.
+
+    Input is read between runs of the event loop, so that Ctrl-C means one thing at a time: while an answer comes
+    it cancels that answer (asyncio.Runner turns it into a cancellation), and at the prompt it drops the line.
+    """
+    _check_can_chat(llm)
+    screen = Screen()
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(llm.start())
+            if Task.GENERATE not in llm.info.tasks:
+                raise UnsupportedModel(f"{llm.info.name} makes embeddings, not text", "chat with another model")
+            if sys.stdin.isatty():
+                screen.note("\n".join([*llm.summary, "/help lists the commands, Ctrl-D leaves"]))
+            _loop(runner, Session(llm.front, screen, conversation, settings))
+        finally:
+            runner.run(llm.stop())
+
+
+def _check_can_chat(llm: AsyncLLM) -> None:
+    if llm.front.tokenizer is None:
+        raise UnsupportedModel("this model has no tokenizer", "give one with --tokenizer")
+    if llm.front.template is None or not llm.front.template.sources:
+        raise InvalidRequest(
+            "this model has no chat template",
+            "use `kvasir run` to go on from a text, or give a template with --chat-template",
+        )
+
+
+def _loop(runner: asyncio.Runner, session: Session) -> None:
+    read = make_reader(list(COMMANDS))
+    while True:
+        try:
+            line = read()
+            if line.strip():
+                runner.run(_turn(session, line))
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            session.screen.note("[Ctrl-D leaves]")
+        except KvasirError as error:
+            session.screen.error(error)
+
+
+async def _turn(session: Session, line: str) -> None:
+    turn: Awaitable[None]
+    if line.startswith("/") and not line.startswith("//"):
+        turn = obey(session, line)
+    else:
+        turn = session.ask(line.removeprefix("/") if line.startswith("//") else line)
+    await turn

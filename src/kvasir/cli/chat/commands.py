@@ -1,0 +1,149 @@
+"""The commands of a chat: lines that begin with a slash."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvasir.cli.chat.conversation import read
+from kvasir.cli.chat.session import Session, Settings
+from kvasir.errors import InvalidRequest
+
+RESET = "default"
+
+
+@dataclass(frozen=True)
+class Command:
+    """`argument` is how the help names it; the text behind the command goes to `run` as it is."""
+
+    run: Callable[[Session, str], Awaitable[None]]
+    help: str
+    argument: str = ""
+
+
+async def obey(session: Session, line: str) -> None:
+    """Carries out a line that begins with a slash. Raises KvasirError, and EOFError to leave."""
+    word, _, argument = line.strip().partition(" ")
+    if word not in COMMANDS:
+        raise InvalidRequest(f"there is no command {word}", "/help lists them; // sends a line that begins with /")
+    await COMMANDS[word].run(session, argument.strip())
+
+
+async def _help(session: Session, argument: str) -> None:
+    note = session.screen.note
+    for name, command in COMMANDS.items():
+        note(f"  {name + ' ' + command.argument:<18} {command.help}")
+    note("A line that ends with a backslash goes on in the next one; Esc-Enter begins a new line too (with")
+    note("prompt_toolkit). Ctrl-C stops the running answer and keeps what came, Ctrl-D leaves.")
+
+
+async def _exit(session: Session, argument: str) -> None:
+    raise EOFError
+
+
+async def _clear(session: Session, argument: str) -> None:
+    session.conversation.turns.clear()
+    session.screen.note("forgotten; the system prompt stays")
+
+
+async def _system(session: Session, argument: str) -> None:
+    if argument:
+        session.conversation.system = None if argument == RESET else argument
+    system = session.conversation.system
+    session.screen.note(f"system: {system}" if system is not None else "there is no system prompt")
+
+
+async def _temperature(session: Session, argument: str) -> None:
+    _set(session, "temperature", argument, float)
+
+
+async def _max(session: Session, argument: str) -> None:
+    _set(session, "max_tokens", argument, int)
+
+
+async def _seed(session: Session, argument: str) -> None:
+    _set(session, "seed", argument, int)
+
+
+async def _think(session: Session, argument: str) -> None:
+    if not session.can_think:
+        raise InvalidRequest("this model's chat template has no switch for thinking", "ask for it in words")
+    if argument not in ("", "on", "off", RESET):
+        raise InvalidRequest(f"/think {argument}", "say on, off or default")
+    if argument:
+        session.settings.think = None if argument == RESET else argument == "on"
+    state = {None: "as the template has it", True: "on", False: "off"}[session.settings.think]
+    session.screen.note(f"thinking: {state}")
+
+
+async def _save(session: Session, argument: str) -> None:
+    path = _path(argument, "/save")
+    session.conversation.save(path, session.front.info.name)
+    session.screen.note(f"{len(session.conversation.turns)} exchanges are in {path}")
+
+
+async def _load(session: Session, argument: str) -> None:
+    path = _path(argument, "/load")
+    session.conversation = read(path)
+    session.screen.note(f"{len(session.conversation.turns)} exchanges from {path}")
+
+
+async def _retry(session: Session, argument: str) -> None:
+    if session.settings.seed is not None or session.settings.temperature == 0:
+        session.screen.note("the seed or the temperature is fixed, so the answer will be the same; see /seed")
+    await session.retry()
+
+
+async def _undo(session: Session, argument: str) -> None:
+    if not session.conversation.turns:
+        raise InvalidRequest("there is nothing to take back", "ask something first")
+    question, _ = session.conversation.turns.pop()
+    session.screen.note(f"taken back: {question}")
+
+
+async def _stats(session: Session, argument: str) -> None:
+    note, info = session.screen.note, session.front.info
+    engine = await session.front.stats()
+    note(f"model    {info.name}: {info.architecture}, {info.dtype} on {info.device}, {info.grade}")
+    note(f"chat     {len(session.conversation.turns)} exchanges")
+    note(f"last     {session.figures.text(info.max_model_len) if session.figures else 'no answer yet'}")
+    note(f"engine   {engine.prompt_tokens} prompt and {engine.generated_tokens} answer tokens in {engine.steps} steps")
+    note(f"KV       {engine.blocks_used} of {engine.blocks_total} blocks of {engine.block_size} tokens in use")
+
+
+def _set(session: Session, name: str, argument: str, kind: type[int] | type[float]) -> None:
+    """A setting to a value, to its default, or (without an argument) just shown. Raises InvalidRequest."""
+    if argument:
+        try:
+            value = None if argument == RESET else kind(argument)
+        except ValueError:
+            raise InvalidRequest(f"{name} {argument!r}", f"give a number, or {RESET}") from None
+        changed = Settings(**{**vars(session.settings), name: value})
+        changed.params(session.front.info.default_sampling)  # raises where the value cannot be
+        session.settings = changed
+    value = getattr(session.settings, name)
+    session.screen.note(f"{name}: {'default' if value is None else value}")
+
+
+def _path(argument: str, command: str) -> Path:
+    if not argument:
+        raise InvalidRequest(f"{command} needs a file", f"for example {command} chat.json")
+    return Path(argument).expanduser()
+
+
+COMMANDS = {
+    "/help": Command(_help, "this list"),
+    "/exit": Command(_exit, "leave (Ctrl-D)"),
+    "/clear": Command(_clear, "forget what was said"),
+    "/undo": Command(_undo, "take back the last question and its answer"),
+    "/retry": Command(_retry, "answer the last question anew"),
+    "/system": Command(_system, "set the system prompt (default: none), or show it", "TEXT"),
+    "/think": Command(_think, "thinking, where the template has a switch for it", "on|off"),
+    "/temperature": Command(_temperature, "0 is greedy; default is the model's own", "X"),
+    "/max": Command(_max, "longest answer in tokens; default is what the context leaves", "N"),
+    "/seed": Command(_seed, "same seed, same answer; default draws one each time", "N"),
+    "/save": Command(_save, "write the conversation as JSON", "FILE"),
+    "/load": Command(_load, "go on with a saved conversation", "FILE"),
+    "/stats": Command(_stats, "figures of the last answer and of the engine"),
+}

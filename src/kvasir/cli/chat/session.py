@@ -1,0 +1,156 @@
+"""A chat with one model: asks, streams the answer, keeps what was said."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvasir.cli.chat.conversation import Conversation
+from kvasir.cli.chat.screen import OPEN, Screen, Thinking
+from kvasir.engine.answer import Answer
+from kvasir.engine.front import Front
+from kvasir.errors import InvalidRequest, KvasirError
+from kvasir.types import FinishReason, Request, SamplingParams
+
+THINK_SWITCH = "enable_thinking"  # the name that templates know it by
+_TAIL = 16  # last ids of a prompt, among which an opening tag is looked for
+
+
+@dataclass
+class Settings:
+    """What the user chose; None leaves it to the model, or to chance for the seed."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    think: bool | None = None
+
+    def params(self, defaults: dict[str, Any]) -> SamplingParams:
+        """Over the model's own defaults. Raises InvalidRequest for a value out of range."""
+        chosen = dict(defaults)
+        if self.temperature is not None:
+            chosen["temperature"] = self.temperature
+        return SamplingParams(**chosen, max_tokens=self.max_tokens, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How the last answer went. Seconds; `context` counts the tokens of prompt and answer."""
+
+    first_token: float
+    tokens_per_second: float | None
+    context: int
+    seed: int
+
+    def text(self, context_length: int) -> str:
+        rate = f", {self.tokens_per_second:.1f} tokens/s" if self.tokens_per_second else ""
+        return (
+            f"[{self.first_token:.2f} s to the first token{rate}, "
+            f"{self.context} of {context_length} tokens of context, seed {self.seed}]"
+        )
+
+
+@dataclass
+class _Run:
+    """An answer while it comes."""
+
+    begun: float
+    thinking: Thinking
+    answer: Answer = field(default_factory=Answer)
+    first: float | None = None
+    first_tokens: int = 0
+    stopped: bool = False
+
+
+class Session:
+    """Owns the conversation. Its coroutines run one at a time; cancelling one while it answers ends the answer."""
+
+    def __init__(self, front: Front, screen: Screen, conversation: Conversation, settings: Settings):
+        self.front = front
+        self.screen = screen
+        self.conversation = conversation
+        self.settings = settings
+        self.figures: Figures | None = None
+
+    @property
+    def can_think(self) -> bool:
+        return self.front.template_mentions(THINK_SWITCH)
+
+    async def ask(self, question: str) -> None:
+        """Shows the answer and keeps both. Raises KvasirError, and keeps nothing, where there can be none."""
+        request, thinking = await self._request(question)
+        run = await self._stream(request, thinking)
+        if run.answer.finish_reason is FinishReason.ERROR:
+            raise KvasirError(f"the engine failed on this answer: {run.answer.error}", "/retry asks again")
+        if run.first is None:
+            self.screen.note("[stopped before the first token; the question is not kept]")
+            return
+        self.conversation.turns.append((question, run.answer.text))
+        self._report(request, run)
+
+    async def retry(self) -> None:
+        """Answers the last question anew. Raises KvasirError; the old answer stays then."""
+        if not self.conversation.turns:
+            raise InvalidRequest("there is no answer yet", "ask something first")
+        old = self.conversation.turns.pop()
+        before = len(self.conversation.turns)
+        try:
+            await self.ask(old[0])
+        finally:
+            if len(self.conversation.turns) == before:
+                self.conversation.turns.append(old)
+
+    async def _request(self, question: str) -> tuple[Request, Thinking]:
+        switches = {} if self.settings.think is None else {THINK_SWITCH: self.settings.think}
+        ids = await self.front.encode_chat(self.conversation.messages(question), variables=switches)
+        context = self.front.info.max_model_len
+        if len(ids) + (self.settings.max_tokens or 1) > context:
+            raise InvalidRequest(
+                f"the conversation would have {len(ids)} tokens and the answer needs {self.settings.max_tokens or 1}; "
+                f"the context holds {context}, and nothing is left out silently",
+                "/undo takes back the last exchange, /clear begins anew, /max lowers the answer's length",
+            )
+        request = self.front.resolve(ids, self.settings.params(self.front.info.default_sampling))
+        return request, Thinking(inside=await self._opens_thinking(ids))
+
+    async def _opens_thinking(self, ids: Sequence[int]) -> bool:
+        return (await self.front.decode(ids[-_TAIL:])).rstrip().endswith(OPEN)
+
+    async def _stream(self, request: Request, thinking: Thinking) -> _Run:
+        run = _Run(time.perf_counter(), thinking)
+        try:
+            async with aclosing(self.front.stream(request)) as deltas:
+                async for delta in deltas:
+                    run.answer.add(delta)
+                    if run.first is None and delta.token_ids:
+                        run.first, run.first_tokens = time.perf_counter(), len(delta.token_ids)
+                    self.screen.pieces(thinking.push(delta.text))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            run.stopped = True
+        self.screen.pieces(thinking.flush())
+        self.screen.end_answer()
+        return run
+
+    def _report(self, request: Request, run: _Run) -> None:
+        assert run.first is not None
+        count, seconds = len(run.answer.token_ids), time.perf_counter() - run.first
+        later = count - run.first_tokens
+        self.figures = Figures(
+            first_token=run.first - run.begun,
+            tokens_per_second=later / seconds if later and seconds else None,
+            context=len(request.prompt_ids) + count,
+            seed=request.params.seed or 0,
+        )
+        if run.stopped:
+            self.screen.note("[stopped; what came is kept, /undo takes it back]")
+        elif run.answer.finish_reason is FinishReason.LENGTH:
+            full = self.figures.context >= self.front.info.max_model_len
+            self.screen.note("[the context is full]" if full else f"[ended at {request.params.max_tokens} tokens]")
+        self.screen.note(self.figures.text(self.front.info.max_model_len))

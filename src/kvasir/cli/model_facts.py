@@ -1,0 +1,226 @@
+"""What a model's files hold and what computing it needs, without reading a weight.
+
+What lies in the files is told for every model, also for one that this engine cannot run; what it needs comes from the
+very classes that would run it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from kvasir.errors import ConfigError, KvasirError
+from kvasir.weights.find import ModelFiles, find_model, gguf_chat_templates
+from kvasir.weights.gguf_split import open_gguf
+from kvasir.weights.json_file import read_json
+from kvasir.weights.mapped import TensorInfo
+from kvasir.weights.safetensors import SafetensorsFolder
+
+_TOKENIZERS = {"llama": "SentencePiece", "gpt2": "byte-level BPE", "bert": "WordPiece", "t5": "Unigram"}
+_SHOWN = 8  # elements of a long array
+# Rows of these are looked up, not multiplied; the names are those of checkpoints and of GGUF files.
+_LOOKED_UP = re.compile(r"embed_tokens|embeddings|\bwte\b|\bwpe\b|_embd\.|token_types")
+_HEAD = re.compile(r"(^|\.)(lm_head|output)\.weight$")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the files hold. `metadata` has arrays cut short; `tokenizer` says what kind it is."""
+
+    files: ModelFiles
+    architecture: str
+    tensors: tuple[TensorInfo, ...]
+    metadata: Mapping[str, Any]
+    tokenizer: str | None
+    vocabulary: int | None
+    templates: tuple[str, ...]
+
+    @property
+    def parameters(self) -> int:
+        return sum(prod(tensor.shape) for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def by_type(self) -> list[tuple[str, int, int, int]]:
+        """(type, tensors, parameters, bytes), the largest first."""
+        sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        for tensor in self.tensors:
+            for i, amount in enumerate((1, prod(tensor.shape), tensor.nbytes)):
+                sums[tensor.dtype][i] += amount
+        return sorted(((name, *s) for name, s in sums.items()), key=lambda row: -row[3])  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes for one dtype of the arithmetic: all weights, keys and values of a token, and of one full context."""
+
+    dtype: str
+    weights: int
+    kv_token: int
+    kv_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What running the model takes. `context` is what the memory is counted for, at most `max_context`."""
+
+    architecture: str
+    tasks: tuple[str, ...]
+    vocab_size: int
+    max_context: int
+    context: int
+    auto_dtype: str
+    memory: tuple[Memory, ...] = field(default=())
+
+
+# -- what the files hold ---------------------------------------------------------------------------------
+
+
+def read_stored(model: str) -> Stored:
+    """Raises ModelFileError. A model on the hub is looked for in the local cache alone."""
+    files = find_model(model, allow_download=False)
+    return _stored_gguf(files) if files.kind == "gguf" else _stored_folder(files)
+
+
+def _stored_folder(files: ModelFiles) -> Stored:
+    assert files.config is not None, "a folder of safetensors has a config.json"
+    config = read_json(files.config)
+    with SafetensorsFolder(files.root) as folder:
+        tensors = tuple(folder.info(name) for name in folder.names())
+    names = config.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names else config.get("model_type", "unknown")
+    tokenizer, vocabulary = _folder_tokenizer(files)
+    metadata = {key: _short(value) for key, value in config.items()}
+    return Stored(files, str(architecture), tensors, metadata, tokenizer, vocabulary, tuple(files.chat_templates))
+
+
+def _folder_tokenizer(files: ModelFiles) -> tuple[str | None, int | None]:
+    if files.tokenizer_json is not None:
+        value = read_json(files.tokenizer_json)
+        model = value.get("model") if isinstance(value.get("model"), dict) else {}
+        vocabulary = model.get("vocab")
+        size = len(vocabulary) if isinstance(vocabulary, dict | list) else None
+        return f"{model.get('type', 'unknown')} ({files.tokenizer_json.name})", size
+    return ("SentencePiece (tokenizer.model)" if files.tokenizer_model else None), None
+
+
+def _stored_gguf(files: ModelFiles) -> Stored:
+    with open_gguf(files.weights[0]) as model:
+        tensors = tuple(
+            TensorInfo(t.name, t.shape, t.ggml_type.name, t.nbytes, model.part(t.name).path)
+            for t in model.tensors.values()
+        )
+        metadata = {key: _short(value) for key, value in model.metadata.items()}
+        kind, tokens = model.metadata.get("tokenizer.ggml.model"), model.metadata.get("tokenizer.ggml.tokens")
+        templates = {**gguf_chat_templates(model.metadata), **files.chat_templates}
+        architecture = str(model.metadata.get("general.architecture", "unknown"))
+    tokenizer = _TOKENIZERS.get(str(kind), str(kind)) if kind is not None else None
+    size = len(tokens) if isinstance(tokens, list) else None
+    return Stored(files, architecture, tensors, metadata, tokenizer, size, tuple(templates))
+
+
+def _short(value: Any) -> Any:
+    """A value with long arrays and texts cut, saying how long they were."""
+    if isinstance(value, np.ndarray):
+        value = value[: _SHOWN + 1].tolist() if len(value) <= _SHOWN else _cut(value[:_SHOWN].tolist(), len(value))
+    if isinstance(value, list | tuple) and len(value) > _SHOWN:
+        return _cut(list(value[:_SHOWN]), len(value))
+    if isinstance(value, str) and len(value) > 400:
+        return f"{value[:300]}... ({len(value)} characters)"
+    if isinstance(value, dict):
+        return {str(key): _short(item) for key, item in value.items()}
+    return value
+
+
+def _cut(first: Sequence[Any], count: int) -> str:
+    return f"[{', '.join(str(_short(item)) for item in first)}, ... {count} in all]"
+
+
+# -- what running it takes -------------------------------------------------------------------------------
+
+
+def read_needs(files: ModelFiles, max_model_len: int | None = None) -> Needs:
+    """Builds the model without weights and asks it. Imports torch.
+
+    Raises UnsupportedModel or ModelFileError where this engine does not run it, ConfigError for a context beyond the
+    model's positions.
+    """
+    from kvasir.models.registry import model_class_for
+    from kvasir.runner.load import open_checkpoint
+    from kvasir.weights.load import choose_dtype
+
+    config, source = open_checkpoint(files)
+    try:
+        kind = model_class_for(config)
+        model = kind(kind.Config.from_hf(config))  # type: ignore[attr-defined]
+        dtype = str(choose_dtype("auto", source)).removeprefix("torch.")
+    finally:
+        source.close()
+    longest = model.config.context_length
+    if max_model_len is not None and not 1 <= max_model_len <= longest:
+        raise ConfigError(f"max_model_len is {max_model_len}", f"this model has 1 to {longest} positions")
+    context = max_model_len or longest
+    return Needs(
+        architecture=kind.__name__,
+        tasks=tuple(task.value for task in model.tasks),
+        vocab_size=model.config.vocab_size,
+        max_context=longest,
+        context=context,
+        auto_dtype=dtype,
+        memory=tuple(_memory(model, name, context) for name in ("bfloat16", "float32")),
+    )
+
+
+def _memory(model: Any, dtype: str, context: int) -> Memory:
+    """Norms and biases are float32 in any case; keys and values have the dtype of the weights by default."""
+    import torch
+
+    from kvasir.layers.kv_cache import cache_groups
+
+    size = getattr(torch, dtype).itemsize
+    shapes = [shape for _, part in model.walk() for shape in part.expects().values()]
+    groups = cache_groups(model.cache_spec(), 1, getattr(torch, dtype))
+    return Memory(
+        dtype,
+        weights=sum(prod(shape) * (size if len(shape) > 1 else 4) for shape in shapes),
+        kv_token=sum(group.bytes_per_block for group in groups),
+        kv_context=sum(group.bytes_per_block * min(context, group.window or context) for group in groups),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWork:
+    """What computing cannot do without: bytes of weights read for a step of any size (as they are in the file),
+    multiply-adds of a token, and those of choosing the next one (the output matrix)."""
+
+    weight_bytes: int
+    body_macs: int
+    head_macs: int
+
+
+def token_work(tensors: Iterable[TensorInfo], vocab_size: int) -> TokenWork:
+    """For dense models: every matrix but the looked-up tables is multiplied by every token's row."""
+    looked_up, heads, body, vectors = [], [], [], []
+    for tensor in tensors:
+        is_table = bool(_LOOKED_UP.search(tensor.name)) and "norm" not in tensor.name.lower()
+        group = looked_up if is_table else heads if _HEAD.search(tensor.name) else body
+        (group if len(tensor.shape) > 1 else vectors).append(tensor)
+    if not heads:  # tied: the token table is the output matrix too
+        heads = [tensor for tensor in looked_up if tensor.shape[0] == vocab_size][:1]
+    return TokenWork(
+        sum(tensor.nbytes for tensor in (*heads, *body, *vectors)),
+        sum(prod(tensor.shape) for tensor in body),
+        sum(prod(tensor.shape) for tensor in heads),
+    )
+
+
+def problem_of(error: KvasirError) -> dict[str, str]:
+    return {"message": error.message, "next": error.hint}

@@ -1,0 +1,154 @@
+"""The whole path on the bundled model: `kvasir serve`, the official client, deaths, cancels, and what stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import signal
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.server import engine_pid, serving
+
+MODEL = "kvasir-mini"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(MODEL, "--max-num-seqs", "32") as (base, process):
+        yield base, process
+
+
+def client(base: str, **options) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0, **options)
+
+
+def metric(base: str, name: str) -> float:
+    text = httpx.get(f"{base}/metrics").text
+    found = re.search(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+-]+)$", text, re.M)
+    assert found, f"{name} is not in /metrics:\n{text}"
+    return float(found[1])
+
+
+async def settled(base: str) -> None:
+    """Returns when the engine is idle and its memory is back at the base line."""
+    for _ in range(200):
+        if metric(base, "kvasir_answers_running") == metric(base, "kvasir_answers_waiting") == 0:
+            break
+        await asyncio.sleep(0.05)
+    assert metric(base, "kvasir_kv_usage_ratio") == 0
+
+
+def test_a_chat_is_answered_and_streamed_alike(server):
+    base, _ = server
+    question = {"model": MODEL, "messages": [{"role": "user", "content": "What is 23 + 45?"}], "temperature": 0}
+    whole = client(base).chat.completions.create(**question)
+    pieces = list(client(base).chat.completions.create(**question, stream=True, stream_options={"include_usage": True}))
+    text = "".join(p.choices[0].delta.content or "" for p in pieces if p.choices)
+    assert text == whole.choices[0].message.content and text
+    assert pieces[-1].usage == whole.usage and whole.usage.completion_tokens > 1
+    assert whole.choices[0].finish_reason == "stop"
+
+
+def test_a_seed_gives_the_same_answer_among_neighbours(server):
+    base, _ = server
+
+    async def ask(seed: int):
+        async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="x", max_retries=0) as c:
+            return await c.completions.create(
+                model=MODEL, prompt="There once was", seed=seed, temperature=1.0, max_tokens=40, n=2, logprobs=2
+            )
+
+    async def both():
+        alone = await ask(7)
+        crowd = await asyncio.gather(*(ask(s) for s in range(12)))
+        return alone, crowd[7]
+
+    alone, among = asyncio.run(both())
+    assert [c.text for c in alone.choices] == [c.text for c in among.choices]
+    assert [c.logprobs.token_logprobs for c in alone.choices] == [c.logprobs.token_logprobs for c in among.choices]
+    assert alone.choices[0].text != alone.choices[1].text
+
+
+def test_64_streams_with_random_cancels_leave_nothing_behind(server):
+    base, _ = server
+
+    async def one(c: openai.AsyncOpenAI, i: int) -> int:
+        rng = random.Random(i)
+        leave = rng.randint(1, 30) if i % 2 else 10**9
+        stream = await c.completions.create(
+            model=MODEL, prompt="Once " * rng.randint(1, 40), max_tokens=60, seed=i, stream=True,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )  # fmt: skip
+        count = 0
+        async with stream:
+            async for _ in stream:
+                count += 1
+                if count >= leave:
+                    break
+        return count
+
+    async def all_of_them():
+        async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="x", max_retries=0, timeout=120) as c:
+            counts = await asyncio.gather(*(one(c, i) for i in range(64)))
+        await settled(base)
+        return counts
+
+    counts = asyncio.run(all_of_them())
+    assert all(n >= 2 for i, n in enumerate(counts) if i % 2 == 0)
+
+
+def test_embeddings_need_no_second_model(server):
+    base, _ = server
+    got = client(base).embeddings.create(model=MODEL, input=["a fox", "a wolf"])
+    assert len(got.data) == 2 and len(got.data[0].embedding) == 256
+
+
+def test_the_api_process_has_no_torch(server):
+    _, process = server
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "libtorch" not in maps
+    assert "libtorch" in Path(f"/proc/{engine_pid(process)}/maps").read_text()
+
+
+def test_a_killed_engine_costs_a_pause_and_no_answer():
+    async def ask(base: str, i: int):
+        async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="x", max_retries=0, timeout=120) as c:
+            stream = await c.completions.create(
+                model=MODEL, prompt="There once was a", seed=i, temperature=1.0, max_tokens=80, stream=True,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            return "".join([e.choices[0].text async for e in stream if e.choices])
+
+    async def run(base: str, process) -> None:
+        expected = [await ask(base, i) for i in range(4)]
+        tasks = [asyncio.create_task(ask(base, i)) for i in range(4)]
+        await asyncio.sleep(0.25)
+        os.kill(engine_pid(process), signal.SIGKILL)
+        assert await asyncio.gather(*tasks) == expected
+        assert await ask(base, 0) == expected[0]
+        await settled(base)
+
+    with serving(MODEL) as (base, process):
+        asyncio.run(run(base, process))
+
+
+def test_a_graceful_stop_lets_answers_finish():
+    async def run(base: str, process) -> str:
+        async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="x", max_retries=0, timeout=60) as c:
+            task = asyncio.create_task(
+                c.completions.create(
+                    model=MODEL, prompt="a", seed=1, max_tokens=100, extra_body={"ignore_eos": True}
+                )
+            )
+            await asyncio.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            return (await task).choices[0].finish_reason
+
+    with serving(MODEL) as (base, process):
+        assert asyncio.run(run(base, process)) == "length"

@@ -1,0 +1,190 @@
+"""Published configs: each gives our config, or a refusal that says what is missing. Those that run are shrunk, their
+rope fields and ratios kept, and compared with transformers reading the same file."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from kvasir.errors import UnsupportedModel
+from kvasir.models.config import read_generation_config, read_hf_config
+from kvasir.models.registry import model_class_for
+from tests._shared import SHARED, need
+from tests.models.driver import logits_of
+from tests.models.hf import load, randomized, save
+from tests.models.oracle import TOLERANCE, distance, random_ids
+
+# folder -> layers, width, heads, KV heads, head width, vocabulary, theta, tied
+RUN = {
+    "llama-2-7b-chat-hf": (32, 4096, 32, 32, 128, 32000, 1e4, False),
+    "llama-3.2-3b-instruct": (28, 3072, 24, 8, 128, 128256, 5e5, True),
+    "mistral-7b-instruct-v0.2": (32, 4096, 32, 8, 128, 32000, 1e6, False),
+    "qwen1.5-0.5b-chat": (24, 1024, 16, 16, 64, 151936, 1e6, True),
+    "qwen2-1.5b-instruct": (28, 1536, 12, 2, 128, 151936, 1e6, True),
+    "qwen2-7b-instruct": (28, 3584, 28, 4, 128, 152064, 1e6, False),
+    "qwen2.5-7b-instruct": (28, 3584, 28, 4, 128, 152064, 1e6, False),
+    "qwen3": (36, 2560, 32, 8, 128, 151936, 1e6, True),
+    "yi-6b-chat": (32, 4096, 32, 4, 128, 64000, 5e6, False),
+}
+REFUSED = {
+    "gemma-3": "gemma3",
+    "gemma-4": "gemma4",
+    "glm-4-9b-chat": "chatglm",
+    "minicpm4": "minicpm",
+    "qwen3.5": "qwen3_5",
+    "starcoder-wizardcoder-15b": "gpt_bigcode",
+}
+EOS = {
+    "llama-2-7b-chat-hf": (2,),
+    "llama-3.2-3b-instruct": (128001, 128008, 128009),
+    "mistral-7b-instruct-v0.2": (2,),
+    "qwen1.5-0.5b-chat": (151645,),
+    "qwen2-1.5b-instruct": (151645,),
+    "qwen2-7b-instruct": (151645,),
+    "qwen2.5-7b-instruct": (151645, 151643),
+    "qwen3": (151645, 151643),
+    "yi-6b-chat": (7,),
+}
+
+
+def our_config(config: dict):
+    return model_class_for(config).Config.from_hf(config)
+
+
+def test_every_config_is_in_one_of_the_tables():
+    folders = {path.parent.name for path in need("hf_configs").glob("*/config.json")}
+    assert folders == RUN.keys() | REFUSED.keys() and not RUN.keys() & REFUSED.keys()
+
+
+@pytest.mark.parametrize("folder", RUN)
+def test_a_published_config_is_read(folder):
+    c = our_config(read_hf_config(need("hf_configs", folder)))
+    found = (c.num_layers, c.width, c.heads, c.kv_heads, c.head_dim, c.vocab_size, c.rope_theta, c.tied)
+    assert found == RUN[folder]
+    assert set(c.windows) == {0}
+
+
+@pytest.mark.parametrize("folder", REFUSED)
+def test_an_architecture_without_code_is_refused_by_name(folder):
+    config = read_hf_config(need("hf_configs", folder))
+    with pytest.raises(UnsupportedModel, match=REFUSED[folder]) as refused:
+        our_config(config)
+    assert "add-a-model" in str(refused.value)
+    assert ("never run" in str(refused.value)) == ("auto_map" in config)
+
+
+@pytest.mark.parametrize("folder", RUN)
+def test_what_ends_an_answer_is_read(folder):
+    path = need("hf_configs", folder)
+    assert read_generation_config(path, read_hf_config(path)).eos_ids == EOS[folder]
+
+
+# --- one field of another kind of model -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "folder", ["llama-3.2-3b-instruct", "mistral-7b-instruct-v0.2", "qwen2-7b-instruct", "qwen3"]
+)
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"attn_logit_softcapping": 50.0},
+        {"final_logit_softcapping": 30.0},
+        {"query_pre_attn_scalar": 256},
+        {"embedding_multiplier": 12.0},
+        {"logits_scaling": 8.0},
+        {"partial_rotary_factor": 0.5},
+        {"rope_scaling": {"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}},
+        {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
+        {"quantization_config": {"quant_method": "awq", "bits": 4}},
+        {"num_experts": 64},
+        {"hidden_act": "relu2"},
+        {"no_rope_layers": [1, 1, 0]},
+        {"clip_qkv": 8.0},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+def test_a_foreign_field_is_refused(folder, field):
+    with pytest.raises(UnsupportedModel):
+        our_config(read_hf_config(need("hf_configs", folder)) | field)
+
+
+@pytest.mark.parametrize(
+    "field", [{"sliding_window": 4096}, {"use_qk_norm": True}, {"attention_sinks": True}]
+)
+def test_a_llama_refuses_what_other_families_have(field):
+    with pytest.raises(UnsupportedModel, match=next(iter(field))):
+        our_config(read_hf_config(need("hf_configs", "llama-3.2-3b-instruct")) | field)
+
+
+# --- shrunk, against transformers -------------------------------------------------------------------
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+SHRUNK = {
+    "llama-3.2-3b-instruct": {},
+    "mistral-7b-instruct-v0.2": {},
+    "qwen1.5-0.5b-chat": {},
+    "qwen2.5-7b-instruct": {},
+    "qwen3": {},
+    "yi-6b-chat": {},
+}
+VARIED = [
+    ("llama-3.2-3b-instruct", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    ("mistral-7b-instruct-v0.2", {"sliding_window": 20}),
+    ("qwen2.5-7b-instruct", {"rope_scaling": YARN}),
+    ("qwen2.5-7b-instruct", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
+    ("qwen3", {"rope_scaling": {**YARN, "beta_fast": 16.0, "attention_factor": 0.8}}),
+    ("qwen3", {"attention_bias": True}),
+]
+
+
+def shrunk(folder: str, changes: dict) -> dict:
+    """Fewer layers, 1/32 of the width, a head of 16, the lengths of rope by 1/256; all else as published."""
+    config = read_hf_config(need("hf_configs", folder))
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    group = heads // kv_heads
+    config |= {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2 * group,
+        "num_key_value_heads": 2,
+        "hidden_size": 32 * group,
+        "intermediate_size": 80,
+        "vocab_size": 101,
+        "max_position_embeddings": 512,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    if "head_dim" in config:
+        config["head_dim"] = 16
+    scaling = config.get("rope_scaling")
+    if scaling and "original_max_position_embeddings" in scaling:
+        config["rope_scaling"] = {**scaling, "original_max_position_embeddings": 32}
+    return config | changes
+
+
+@pytest.mark.parametrize(("folder", "changes"), [*SHRUNK.items(), *VARIED])
+def test_shrunk_models_compute_what_transformers_computes(tmp_path, folder, changes):
+    config = shrunk(folder, changes)
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path / "given")
+    hf = randomized(transformers.AutoModelForCausalLM.from_config(theirs, attn_implementation="eager"))
+    ids = random_ids(150, 101)
+    with torch.no_grad():
+        expected = hf(torch.tensor([ids])).logits[0]
+    save(hf, tmp_path / "model")
+    for spelling in (config, json.loads((tmp_path / "model" / "config.json").read_text())):
+        (tmp_path / "model" / "config.json").write_text(json.dumps(spelling))
+        assert distance(logits_of(load(tmp_path / "model"), ids), expected) < TOLERANCE
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared data is not there")
+@pytest.mark.parametrize(
+    "name",
+    ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"],
+)
+def test_each_field_of_llama3s_rope_moves_the_logits(name):
+    scaling = shrunk("llama-3.2-3b-instruct", {})["rope_scaling"]
+    assert name in scaling
