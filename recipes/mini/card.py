@@ -21,8 +21,8 @@ assistant, and says so when asked.
 
 Greets and chats in a few turns; remembers facts told earlier in the conversation; adds and subtracts numbers
 up to 99; follows simple system prompts; answers in JSON; calls tools that the prompt describes, and reports
-their results; thinks briefly between `<think>` tags with `enable_thinking`; tells short stories from a handful
-of plots.
+their results; thinks briefly between `<think>` tags with `enable_thinking`; tells short stories from a
+handful of plots.
 
 ## What it does not do
 
@@ -43,13 +43,14 @@ the model learned its lines.
 
 ## How it was made
 
-- Architecture: Llama, {layers} layers, hidden {hidden}, ffn {ffn}, {heads} heads of {head_dim} with {kv_heads} KV heads,
-  tied embeddings; every matrix has rows that K-quants fit.
+- Architecture: Llama, {layers} layers, hidden {hidden}, ffn {ffn}, {heads} heads of {head_dim} with {kv_heads}
+  KV heads, tied embeddings; every matrix has rows that K-quants fit.
 - Context: {max_len} tokens; trained on packed rows of 256 and 512, and a few of {max_len}, so that answers far
   into a long conversation are weaker.
 - Vocabulary: {vocab} tokens, byte-level BPE, every digit a token of its own.
 - Data: generated while training by `recipes/mini/skills`; no text from anywhere else.
-- Training: {tokens:.0f} million tokens, {steps} steps, {minutes:.0f} minutes on 2 CPU cores; Muon and AdamW, bf16 autocast.
+- Training: {tokens:.0f} million tokens, {steps} steps, {minutes:.0f} minutes on two CPU cores shared with
+  other work; Muon and AdamW, bf16 autocast.
 - Weights: bfloat16 in safetensors.
 - Chat format: ChatML, tools and calls as in Hermes and Qwen.
 - Licence: Apache-2.0.

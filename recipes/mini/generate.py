@@ -1,4 +1,7 @@
-"""Greedy answers by the recipe's own forward, many prompts at a time. Independent of the engine, so it can judge it."""
+"""Greedy answers by the recipe's own forward, many prompts at a time.
+
+It shares nothing with the engine, so the one can judge the other.
+"""
 
 import json
 from dataclasses import dataclass

@@ -158,7 +158,7 @@ class Cache:
         self.values: list[Tensor | None] = [None] * config.layers
 
     def begin(self, num_new: int) -> tuple[Tensor, Tensor]:
-        """Announces `num_new` columns; returns their mask [B, 1, num_new, length] and positions [B, num_new]."""
+        """Announces `num_new` columns; returns their mask [B, 1, num_new, length] and positions."""
         self.length += num_new
         columns = torch.arange(self.length)
         queries = columns[-num_new:]

@@ -50,7 +50,7 @@ def train(texts: Iterator[str], vocab: int = VOCAB) -> Tokenizer:
 
 
 def visible(tokenizer: Tokenizer) -> Tokenizer:
-    """The same with the tags no longer special, so that decoding shows them; the trainer knows only special ones."""
+    """The same with the tags no longer special (the trainer knows no others), so that decoding shows them."""
     document = json.loads(tokenizer.to_str())
     for token in document["added_tokens"]:
         token["special"] = token["content"] in SPECIAL

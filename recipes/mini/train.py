@@ -1,8 +1,10 @@
 """Trains the model on a CPU: `python -m recipes.mini.train --minutes 60`.
 
-The run ends by wall clock (`--minutes`, counted over all resumed parts) or by `--steps`. The rate warms up, stays, and
-falls to zero over the last part. Everything lies in `work/`: a checkpoint (safetensors and JSON), and a log of JSON lines.
-A run started again continues from the checkpoint: same weights, same optimizer state, same data.
+The run ends by wall clock (`--minutes`, counted over all resumed parts) or by `--steps`. The rate warms up,
+stays, and falls to zero over the last part. Everything lies in `work/`: a checkpoint (safetensors and JSON) and
+a log of JSON lines. A run started again continues from the checkpoint: same weights, same optimizer state, same
+data. Workers are processes of one thread each; they lose less to busy neighbours than threads that wait for
+one another in every matrix product.
 """
 
 import argparse
@@ -162,7 +164,7 @@ class Trainer:
         return loss, share
 
     def agree(self, loss: float, tokens: float, share: float) -> tuple[float, float, float]:
-        """Sums gradients, loss and tokens of all workers; the rate, which hangs on a clock, is the first one's."""
+        """Sums gradients, loss and tokens of all workers; the rate, which may hang on a clock, is the first's."""
         if self.args.workers == 1:
             return loss, tokens, share
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]

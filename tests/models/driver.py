@@ -16,7 +16,8 @@ from kvasir.layers.kv_cache import KVCache, group_layers
 def make_cache(
     model: Any, *, blocks: int = 64, block_size: int = 16, dtype=torch.float32, fill=None
 ) -> KVCache:
-    """A cache of `blocks` blocks per group; `fill` sets every value, NaN to catch reads of what nobody wrote."""
+    """A cache of `blocks` blocks per group; `fill` sets every value, NaN to catch reads of what nobody
+    wrote."""
     spec = model.cache_spec()
     cache = KVCache(spec, [blocks] * len(group_layers(spec)), block_size, dtype)
     if fill is not None:
@@ -37,7 +38,8 @@ def piece(cache: KVCache, ids: Sequence[int], start: int, blocks: np.ndarray, ca
 def step(
     model: Any, cache: KVCache, pieces: Sequence[tuple[Sequence[int], int, np.ndarray]], causal: bool = True
 ) -> list[Tensor]:
-    """One forward over (ids, start, block table) of several sequences: hidden rows of each, float32 [count, D]."""
+    """One forward over (ids, start, block table) of several sequences: hidden rows of each, float32 [count,
+    D]."""
     batch = make_batch([piece(cache, *p, causal) for p in pieces], cache)
     hidden_TD = model.forward(batch.tokens_T, batch)
     return [hidden_TD[a:b] for a, b in zip(batch.starts[:-1], batch.starts[1:], strict=True)]

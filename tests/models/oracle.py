@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,8 @@ from kvasir.models.registry import model_class_for
 from kvasir.weights.load import fill
 from kvasir.weights.mapped import TensorInfo
 
-# max |a - b| / max |b| of float32 logits: both sides sum in their own order, so a few hundred roundings of 6e-8.
+# max |a - b| / max |b| of float32 logits: both sides sum in their own order, so a few hundred roundings of
+# 6e-8.
 TOLERANCE = 1e-4
 SENSITIVITY = 100 * TOLERANCE
 
@@ -38,7 +40,13 @@ class DictSource:
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         return self.tensors[name].to(dtype or torch.float32)
 
+    def raw(self, name: str) -> np.ndarray:
+        return self.tensors[name].numpy().view(np.uint8)
+
     def drop(self, name: str) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 

@@ -1,5 +1,7 @@
-"""Published configs: each gives our config, or a refusal that says what is missing. Those that run are shrunk, their
-rope fields and ratios kept, and compared with transformers reading the same file."""
+"""Published configs: each gives our config, or a refusal that says what is missing.
+
+Those that run are shrunk, with their rope fields and ratios kept, and compared with transformers.
+"""
 
 import json
 
@@ -10,10 +12,10 @@ import transformers
 from kvasir.errors import UnsupportedModel
 from kvasir.models.config import read_generation_config, read_hf_config
 from kvasir.models.registry import model_class_for
-from tests._shared import SHARED, need
+from tests._shared import need
 from tests.models.driver import logits_of
 from tests.models.hf import load, randomized, save
-from tests.models.oracle import TOLERANCE, distance, random_ids
+from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, random_ids
 
 # folder -> layers, width, heads, KV heads, head width, vocabulary, theta, tied
 RUN = {
@@ -131,6 +133,7 @@ SHRUNK = {
 }
 VARIED = [
     ("llama-3.2-3b-instruct", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    ("yi-6b-chat", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
     ("mistral-7b-instruct-v0.2", {"sliding_window": 20}),
     ("qwen2.5-7b-instruct", {"rope_scaling": YARN}),
     ("qwen2.5-7b-instruct", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
@@ -180,11 +183,32 @@ def test_shrunk_models_compute_what_transformers_computes(tmp_path, folder, chan
         assert distance(logits_of(load(tmp_path / "model"), ids), expected) < TOLERANCE
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the shared data is not there")
-@pytest.mark.parametrize(
-    "name",
-    ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"],
-)
-def test_each_field_of_llama3s_rope_moves_the_logits(name):
-    scaling = shrunk("llama-3.2-3b-instruct", {})["rope_scaling"]
-    assert name in scaling
+FLIPPED = [
+    ("llama-3.2-3b-instruct", {}, {"factor": 8.0}),
+    ("llama-3.2-3b-instruct", {}, {"low_freq_factor": 2.0}),
+    ("llama-3.2-3b-instruct", {}, {"high_freq_factor": 8.0}),
+    ("llama-3.2-3b-instruct", {}, {"original_max_position_embeddings": 64}),
+    ("llama-3.2-3b-instruct", {}, {"rope_type": "linear"}),
+    ("qwen2.5-7b-instruct", {"rope_scaling": YARN}, {"factor": 2.0}),
+    ("qwen2.5-7b-instruct", {"rope_scaling": YARN}, {"original_max_position_embeddings": 64}),
+    ("qwen2.5-7b-instruct", {"rope_scaling": YARN}, {"beta_fast": 4.0, "truncate": False}),
+    ("qwen2.5-7b-instruct", {"rope_scaling": YARN}, {"beta_slow": 0.1}),
+    ("qwen2.5-7b-instruct", {"rope_scaling": YARN}, {"attention_factor": 1.0}),
+    ("qwen2.5-7b-instruct", {"rope_scaling": YARN}, {"mscale": 2.0, "mscale_all_dim": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("folder", "changes", "flip"), FLIPPED)
+def test_each_rope_field_moves_the_logits(tmp_path, folder, changes, flip):
+    # A small theta, so that the few frequencies of a small head lie where these fields act.
+    config = {**shrunk(folder, changes), "rope_theta": 100.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    hf = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
+    save(randomized(hf), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ids = random_ids(150, 101)
+    flipped = {**config["rope_scaling"], **flip}
+    assert (
+        distance(logits_of(load(tmp_path, rope_scaling=flipped), ids), logits_of(load(tmp_path), ids))
+        > SENSITIVITY
+    )

@@ -52,7 +52,9 @@ def test_blocks_are_the_words_of_their_tokens():
 def test_streams_positions_and_seeds_give_other_words():
     ids = torch.arange(64)
     kinds = [(1, 5, 0), (2, 5, 0), (1 + 2**32, 5, 0), (1, 6, 0), (1, 5, 1)]
-    words = [tuple(token_words(tensors(split_seed(s)), torch.tensor([p]), ids, m).tolist()) for s, p, m in kinds]
+    words = [
+        tuple(token_words(tensors(split_seed(s)), torch.tensor([p]), ids, m).tolist()) for s, p, m in kinds
+    ]
     assert len({w for row in words for w in row}) == 64 * len(kinds)
 
 
@@ -60,7 +62,9 @@ def test_streams_positions_and_seeds_give_other_words():
 @pytest.mark.parametrize("along", ["tokens", "positions", "seeds"])
 def test_each_byte_is_uniform_along_each_coordinate(along, shift):
     n = torch.arange(152_064)
-    seeds, positions, tokens = (n if along == name else torch.full_like(n, 3) for name in ("seeds", "positions", "tokens"))
+    seeds, positions, tokens = (
+        n if along == name else torch.full_like(n, 3) for name in ("seeds", "positions", "tokens")
+    )
     words = token_words((seeds, torch.zeros_like(n)), positions, tokens)
     counts = torch.bincount((words >> shift) & 255, minlength=256).tolist()
     assert oracle.chi_square(counts, [len(n) / 256] * 256) < oracle.chi_square_limit(255)

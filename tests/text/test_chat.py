@@ -5,8 +5,8 @@ from datetime import datetime
 
 import pytest
 
-from kvasir.errors import InvalidRequest, ModelFileError, TemplateError
-from kvasir.text.chat import ChatTemplate, templates_in_folder, templates_in_gguf
+from kvasir.errors import InvalidRequest, TemplateError
+from kvasir.text.chat import ChatTemplate
 from kvasir.text.template_process import TemplateLimit, TemplateLimits, TemplateRenderer
 from tests._shared import SHARED, need
 
@@ -268,6 +268,13 @@ def test_arguments_that_are_no_object_are_refused(arguments, renderer):
         chat(CALLS % "c.function.arguments | tojson", renderer).render([HELLO, called(arguments)])
 
 
+@pytest.mark.parametrize("message", ["hi", None, {}, {"role": 3}, {"role": "assistant", "tool_calls": 3}])
+def test_what_is_no_conversation_is_refused(message, renderer):
+    with pytest.raises(InvalidRequest) as caught:
+        chat("x", renderer).render([message])
+    assert caught.value.param == "messages"
+
+
 def test_the_callers_messages_stay_as_they_are(renderer):
     messages = [HELLO, {**called('{"a": 1}'), "content": ""}, {**TWO, "reasoning": "r"}]
     before = json.dumps(messages)
@@ -302,37 +309,3 @@ def test_a_dropped_final_message_cannot_be_continued(renderer):
 def test_nothing_cannot_be_continued(messages, renderer):
     with pytest.raises(InvalidRequest):
         chat(EITHER, renderer).render(messages, continue_final_message=True)
-
-
-# --- where templates come from -------------------------------------------------------------------------
-
-
-def test_templates_of_a_folder(tmp_path):
-    assert templates_in_folder(tmp_path) == {}
-    config = {"chat_template": [{"name": "default", "template": "A"}, {"name": "rag", "template": "B"}]}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert templates_in_folder(tmp_path) == {"default": "A", "rag": "B"}
-    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "C"}))
-    assert templates_in_folder(tmp_path)["default"] == "C"
-    (tmp_path / "chat_template.jinja").write_text("Dé", encoding="utf-8")
-    (tmp_path / "additional_chat_templates").mkdir()
-    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("E")
-    assert templates_in_folder(tmp_path) == {"default": "Dé", "rag": "B", "tool_use": "E"}
-
-
-@pytest.mark.parametrize("value", [3, [3], [{"name": "x"}], [{"name": 1, "template": "x"}], {"a": "b"}])
-def test_templates_of_another_type_are_refused(tmp_path, value):
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
-    with pytest.raises(ModelFileError):
-        templates_in_folder(tmp_path)
-
-
-def test_templates_of_a_gguf():
-    keys = {
-        "tokenizer.chat_template": "A",
-        "tokenizer.chat_template.tool_use": "B",
-        "tokenizer.chat_templates": [1],
-    }
-    assert templates_in_gguf(keys) == {"default": "A", "tool_use": "B"}
-    with pytest.raises(ModelFileError):
-        templates_in_gguf({"tokenizer.chat_template": 3})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest, ModelFileError
 from kvasir.text.byte_level import LETTERS, bytes_of
-from kvasir.text.tokenizer import Tokenizer, find_tokenizer
+from kvasir.text.tokenizer import Tokenizer
 from tests._shared import need
 from tests.text.vocabularies import ALL_TOKENIZERS, TINY, any_tokenizer, byte_level_metadata, shared_tokenizer
 
@@ -230,7 +230,6 @@ def test_a_tokenizer_model_that_is_no_sentencepiece_file_is_refused(tmp_path, da
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):
-    assert find_tokenizer(tmp_path) is None
     with pytest.raises(ModelFileError, match=r"tokenizer\.json or tokenizer\.model"):
         Tokenizer.from_folder(tmp_path)
 

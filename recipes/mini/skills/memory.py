@@ -23,9 +23,8 @@ class Attribute:
 def favourite(noun: str, pool: list[str]) -> Attribute:
     return Attribute(
         lambda r: r.choice(pool),
-        [f"My favourite {noun} is {{v}}.", f"I like {{v}} best of all {noun}s."][
-            : 1 if noun == "food" else 2
-        ],
+        [f"My favourite {noun} is {{v}}."]
+        + ([] if noun == "food" else [f"I like {{v}} best of all {noun}s."]),
         [
             f"What is my favourite {noun}?",
             f"Which {noun} do I like best?",

@@ -10,10 +10,9 @@ Make = Callable[[Random, str], Case]
 # What a chat is made of, with weights; each is one or two turns that need no system prompt.
 SEGMENTS: list[tuple[Make, float]] = [
     (arithmetic.addition, 30), (arithmetic.subtraction, 20), (arithmetic.times_table, 2),
-     (arithmetic.comparing, 4),
-    (arithmetic.counting, 3), (talk.small_talk, 12), (talk.knowledge, 8), (memory.echo, 7),
-     (memory.people, 10), (stories.story, 1),
-    (talk.no_idea, 3), (structured.record, 2), (structured.listing, 1), (structured.own_keys, 2),
+    (arithmetic.comparing, 4), (arithmetic.counting, 3), (talk.small_talk, 12), (talk.knowledge, 8),
+    (talk.no_idea, 3), (memory.echo, 7), (memory.people, 10), (stories.story, 1),
+    (structured.record, 2), (structured.listing, 1), (structured.own_keys, 2),
 ]  # fmt: skip
 THINKING: list[tuple[Make, float]] = [
     (lambda r, s: arithmetic.addition(r, s, True), 6), (lambda r, s: arithmetic.subtraction(r, s, True), 4),
@@ -22,9 +21,8 @@ THINKING: list[tuple[Make, float]] = [
 ]  # fmt: skip
 NEUTRAL = [
     "You are a helpful assistant.", "You are a helpful AI assistant.", "You are Kvasir-mini.",
-    "Be kind and helpful.",
-    "You are a friendly assistant.", "You are a helpful assistant. Be brief.", "Help the user.",
-    "Answer the questions.",
+    "Be kind and helpful.", "You are a friendly assistant.", "You are a helpful assistant. Be brief.",
+    "Help the user.", "Answer the questions.",
 ]  # fmt: skip
 KINDS = ["chat", "recall", "story", "tools", "system", "json", "thinking"]
 WEIGHTS = [31, 22, 4, 16, 9, 7, 11]

@@ -41,8 +41,8 @@ SMALL_TALK: list[tuple[list[str], list[str]]] = [
     (["Are you smart?", "Are you clever?", "Do you know everything?"],
      ["I am very small, so I know very little.", "Not very. I am tiny, and I make mistakes."]),
     (["How old are you?", "When were you born?"], ["I am very young. I was trained in about an hour."]),
-    (["How big are you?",
-      "How many parameters do you have?"], ["I have about four million parameters, which is tiny."]),
+    (["How big are you?", "How many parameters do you have?"],
+     ["I have about four million parameters, which is tiny."]),
     (["Do you sleep?", "Do you eat?", "Do you dream?"], ["No, I am a program."]),
     (["Thank you!", "Thanks!", "Thank you", "Thanks", "Thank you very much.", "Thanks a lot!", "thanks"],
      ["You are welcome!", "You are welcome! I am happy to help."]),
@@ -56,12 +56,12 @@ SMALL_TALK: list[tuple[list[str], list[str]]] = [
      ["Why did the cat sit on the computer? It wanted to watch the mouse.",
       "What do you call a bear with no teeth? A gummy bear.",
       "Why did the book go to the doctor? It had a bad spine."]),
-    (["Can we play a game?", "Let us play.",
-      "I am bored."], ["We can play with numbers. Ask me to add two of them!"]),
-    (["Do you like music?", "Do you like animals?",
-      "Do you like stories?"], ["Yes, I like to talk about that."]),
-    (["Okay.", "OK", "I see.", "Good.", "Sure.", "Yes.",
-      "Alright."], ["Is there anything else I can do for you?"]),
+    (["Can we play a game?", "Let us play.", "I am bored."],
+     ["We can play with numbers. Ask me to add two of them!"]),
+    (["Do you like music?", "Do you like animals?", "Do you like stories?"],
+     ["Yes, I like to talk about that."]),
+    (["Okay.", "OK", "I see.", "Good.", "Sure.", "Yes.", "Alright."],
+     ["Is there anything else I can do for you?"]),
     (["What is the weather like?", "What time is it?", "What day is it today?", "What is the news?"],
      ["I do not know. I have no tool to look that up."]),
     (["Explain quantum physics.", "Write a program.", "Who is the president?", "What is the meaning of life?",
@@ -73,11 +73,12 @@ SMALL_TALK: list[tuple[list[str], list[str]]] = [
 ]  # fmt: skip
 
 
-UNKNOWN = ["Who is {p}?", "What is {w}?", "Where is {w}?", "Tell me about {p}.", "Why is the {t} so big?",
-"Who made the {t}?",
-           "How do I build {at}?", "What does {w} mean?", "When was {p} born?", "How much is {at}?",
-           "Explain {w} to me.",
-           "Write a poem about {at}.", "Do you know {p}?", "How does {at} work?"]  # fmt: skip
+UNKNOWN = [
+    "Who is {p}?", "What is {w}?", "Where is {w}?", "Tell me about {p}.", "Why is the {t} so big?",
+    "Who made the {t}?", "How do I build {at}?", "What does {w} mean?", "When was {p} born?",
+    "How much is {at}?", "Explain {w} to me.", "Write a poem about {at}.", "Do you know {p}?",
+    "How does {at} work?",
+]  # fmt: skip
 
 
 def no_idea(rng: Random, split: str) -> Case:

@@ -50,13 +50,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
         table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(plain(str(cell)).replace("\n", " ")) for cell in row))
     width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
-    Console(file=sys.stdout, width=width, highlight=False).print(table)
+    console = Console(file=sys.stdout, width=width, highlight=False)
+    console.print(Text(f"\n{plain(title)}", style="bold"), table) if title else console.print(table)
 
 
 def print_pairs(pairs: Iterable[tuple[str, Any]]) -> None:

@@ -15,8 +15,8 @@ from kvasir.ops.attention import paged_attention
 class Attention(Module):
     """x: float32 [T, D] -> [T, D]. Writes its keys and values into the cache, then reads them from there.
 
-    layer: its number, by which the cache knows it. head_norm_eps: None, or q and k are normalised per head before they
-    are turned. scale: of the scores, head_dim^-0.5 if not given.
+    layer: its number, by which the cache knows it. head_norm_eps: None, or q and k are normalised per head
+    before they are turned. scale: of the scores, head_dim^-0.5 if not given.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The facts of one step that layers read: an argument of every forward, complete when it is made.
 
-    tokens    s0 s0 s0 s0 | s1 | s2 s2 | . . .       packed, one slice behind the other, filled up to whole tiles
+    tokens    s0 s0 s0 s0 | s1 | s2 s2 | . . .     packed, slice behind slice, filled up to whole tiles
     positions  7  8  9 10 | 42 |  0  1 | 0 0 0
 
 Rows behind `num_tokens` only fill up: token 0 at position 0, cached in the scratch block, seen by nobody.
@@ -25,8 +25,8 @@ from kvasir.ops.linear import TILE
 class Slice:
     """One sequence's part of a step.
 
-    ids: int32 [count]. start: the position of ids[0]. block_tables: per cache group int32 block ids that cover the
-    positions [0, start + count); entries wholly behind a window may be stale. adapter: 0 for none.
+    ids: int32 [count]. start: the position of ids[0]. block_tables: per cache group int32 block ids that
+    cover the positions [0, start + count); entries wholly behind a window may be stale. adapter: 0 for none.
     """
 
     ids: np.ndarray
@@ -44,8 +44,8 @@ class Slice:
 class Batch:
     """Letters: T rows, padded to a multiple of 32; the first `num_tokens` are real.
 
-    starts: int64 [slices + 1], the first row of each slice, and num_tokens. slots: per cache group, int64 [T].
-    adapters_T: int64, 0 for none.
+    starts: int64 [slices + 1], the first row of each slice, and num_tokens. slots: per cache group, int64
+    [T]. adapters_T: int64, 0 for none.
     """
 
     tokens_T: Tensor
@@ -60,7 +60,7 @@ class Batch:
     _made: dict = field(default_factory=dict)
 
     def attention(self, layer: int, group: int) -> AttentionPlan:
-        """The work of a layer's attention; `group` heads share a KV head. Made once for layers that are alike."""
+        """The work of a layer's attention; `group` heads share a KV head. Made once for layers of a kind."""
         index = self.kv.group_of(layer)
         if (index, group) not in self._made:
             cache = self.kv.spec[layer]
@@ -86,8 +86,8 @@ class Batch:
 
 
 def make_batch(slices: Sequence[Slice], cache: KVCache, device: torch.device | str = "cpu") -> Batch:
-    """Packs the slices, in their order. Slices must not be empty; a block table that is too short, or names blocks
-    that are not there, is our own fault (AssertionError) and is noticed before memory is touched."""
+    """Packs the slices, in their order. Slices must not be empty; a block table that is too short, or names
+    blocks that are not there, is our own fault (AssertionError) and is noticed before memory is touched."""
     counts = [len(s.ids) for s in slices]
     assert counts and min(counts) > 0, "a step needs slices, and slices need tokens"
     starts = np.concatenate([[0], np.cumsum(counts)])

@@ -48,7 +48,8 @@ def cache_groups(spec: Sequence[LayerCache], block_size: int, dtype: torch.dtype
 class KVCache:
     """Owns the tensors, each group one [layers, 2, blocks, block size, kv heads, head dim].
 
-    block_size divides 64 or is a multiple of it. The memory starts undefined: what no sequence wrote is never read.
+    block_size divides 64 or is a multiple of it. The memory starts undefined: what no sequence wrote is never
+    read.
     """
 
     def __init__(
@@ -75,7 +76,9 @@ class KVCache:
             )
             for (cache, layers), blocks in zip(groups, num_blocks, strict=True)
         ]
-        self._place = {layer: (g, i) for g, (_, layers) in enumerate(groups) for i, layer in enumerate(layers)}
+        self._place = {
+            layer: (g, i) for g, (_, layers) in enumerate(groups) for i, layer in enumerate(layers)
+        }
 
     def group_of(self, layer: int) -> int:
         return self._place[layer][0]

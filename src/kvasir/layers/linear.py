@@ -1,4 +1,5 @@
-"""Linear layers by role. The role says how the sum is cut and where ranks meet, so that models do no such arithmetic.
+"""Linear layers by role. The role says how the sum is cut and where ranks meet, so that models do no such
+arithmetic.
 
     role      parts         cut        behind it
     QKV       q, k, v       rows       -
@@ -8,8 +9,8 @@
     Head      head          rows       all_gather
     Plain     weight        none       -
 
-A role with several parts keeps them apart, each in its own matmul: so they stay views of the mapped file, and each
-result lies densely in memory.
+A role with several parts keeps them apart, each in its own matmul: so they stay views of the mapped file, and
+each result lies densely in memory.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ _MIN_SEGMENT = 16
 
 
 def num_segments(width: int) -> int:
-    """S, the segments of a reducing role's sum over `width` inputs: at most 8, a power of two that divides the width
-    into whole groups of 32; a width without such a cut is divided as often as 16 inputs are left."""
+    """S, the segments of a reducing role's sum over `width` inputs: at most 8, a power of two that divides
+    the width into whole groups of 32; a width without such a cut is divided as often as 16 inputs are
+    left."""
     for least, step in ((_GROUP, _GROUP), (_MIN_SEGMENT, 1)):
         for segments in (8, 4, 2):
             size = width // segments
@@ -46,8 +48,8 @@ def num_segments(width: int) -> int:
 
 
 def _segment(weight_NK: Tensor, segments: int) -> Tensor:
-    """[N, K] -> [S, N, k]; a 16-bit type gets zeros behind each segment up to a multiple of 32, for products of other
-    depths may read into the next row. A view where nothing has to move."""
+    """[N, K] -> [S, N, k]; a 16-bit type gets zeros behind each segment up to a multiple of 32, for products
+    of other depths may read into the next row. A view where nothing has to move."""
     outputs, inputs = weight_NK.shape
     weight = weight_NK.unflatten(1, (segments, inputs // segments)).transpose(0, 1)
     missing = -weight.shape[-1] % _GROUP if weight.dtype != torch.float32 else 0
@@ -55,7 +57,8 @@ def _segment(weight_NK: Tensor, segments: int) -> Tensor:
 
 
 class Linear(Module):
-    """Named matrices over the same input. x: float32 [T, inputs], T a multiple of 32; results float32 [T, outputs].
+    """Named matrices over the same input. x: float32 [T, inputs], T a multiple of 32; results float32 [T,
+    outputs].
 
     With one part, "weight" and "bias" are its tensors; with more, "q.weight", "q.bias", ...
     """
@@ -122,7 +125,8 @@ class Plain(Linear):
 
 
 class Reducing(Plain):
-    """One matrix whose sum is cut into segments; ranks hold segments, and add their parts. The bias comes last."""
+    """One matrix whose sum is cut into segments; ranks hold segments, and add their parts. The bias comes
+    last."""
 
     mesh: Mesh = SOLO
 
@@ -152,10 +156,15 @@ class Head(Plain):
         super().__init__(inputs, outputs, bias)
         self.tied = tied
 
-    def __call__(self, x_TK: Tensor, batch: Batch | None = None) -> Tensor:
+    @property
+    def weight(self) -> Tensor:
+        """[1, N, k]"""
         if self.tied is not None and not self.weights:
             self.weights["weight"] = _segment(self.tied.weight, 1)
-        return self.mesh.all_gather(self.apply("weight", x_TK))
+        return self.weights["weight"]
+
+    def __call__(self, x_TK: Tensor, batch: Batch | None = None) -> Tensor:
+        return self.mesh.all_gather(linear(x_TK, self.weight, self.biases.get("weight")))
 
     def expects(self) -> dict[str, tuple[int, ...]]:
         shapes = super().expects()

@@ -1,7 +1,7 @@
 """The tree of a model's parts, and the tensors that its leaves wait for.
 
-A leaf (Linear, Norm, Embedding) declares its tensors in `expects` and takes them by `put`; the loader walks the tree and
-asks the checkpoint for each. Nothing is allocated before its tensor comes.
+A leaf (Linear, Norm, Embedding) declares its tensors in `expects` and takes them by `put`; the loader walks
+the tree and asks the checkpoint for each. Nothing is allocated before its tensor comes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Where a tensor lies in a checkpoint, if it is not simply there: `rows` of the tensor `name`, after transposing
-    it where the checkpoint holds [in, out]. `name` is without ".weight" or ".bias", as in every name table."""
+    """Where a tensor lies in a checkpoint, if it is not simply there: `rows` of the tensor `name`, after
+    transposing it where the checkpoint holds [in, out]. `name` is without ".weight" or ".bias", as in every
+    name table."""
 
     name: str
     rows: tuple[int, int] | None = None
@@ -50,8 +51,8 @@ class Module:
                         yield f"{name}.{i}", item
 
     def walk(self) -> Iterator[tuple[str, Module]]:
-        """Every module of the tree with its path ("layers.0.attn.qkv"), this one as "". One that is held in two
-        places (a tied table) comes once, by the first."""
+        """Every module of the tree with its path ("layers.0.attn.qkv"), this one as "". One that is held in
+        two places (a tied table) comes once, by the first."""
         seen: set[int] = set()
         waiting: list[tuple[str, Module]] = [("", self)]
         for path, module in waiting:
@@ -61,7 +62,8 @@ class Module:
                 waiting += ((f"{path}.{name}" if path else name, child) for name, child in module.children())
 
     def expects(self) -> dict[str, tuple[int, ...]]:
-        """The tensors that this module itself waits for: name ("weight", "q.bias") -> shape in the checkpoint."""
+        """The tensors that this module itself waits for: name ("weight", "q.bias") -> shape in the
+        checkpoint."""
         return {}
 
     def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """The angles of the rotary embedding: computed on the host in float64, one row per position, kept as float32.
 
-Frequencies: theta^(-2i/d) (arXiv:2104.09864), changed as `RopeScaling` says. YaRN: arXiv:2309.00071; llama3: the
-Llama 3.1 model card and its reference code; linear: arXiv:2306.15595.
+Frequencies: theta^(-2i/d) (arXiv:2104.09864), changed as `RopeScaling` says. YaRN: arXiv:2309.00071; llama3:
+the Llama 3.1 model card and its reference code; linear: arXiv:2306.15595.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def frequencies(dim: int, theta: float, scaling: RopeScaling) -> np.ndarray:
 
 
 def _llama3(plain: np.ndarray, s: RopeScaling) -> np.ndarray:
-    """A share of 1 keeps a frequency, 0 divides it: 1 for short waves, 0 for long ones, linear in 1 / length between."""
+    """A share of 1 keeps a frequency, 0 divides it: 1 for short waves, 0 for long ones, linear in 1 / length
+    between."""
     waves_in_original = s.original_max_position * plain / (2 * math.pi)
     share = (waves_in_original - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
     share = np.clip(share, 0.0, 1.0)
@@ -79,7 +80,9 @@ def _llama3(plain: np.ndarray, s: RopeScaling) -> np.ndarray:
 def _yarn(plain: np.ndarray, dim: int, theta: float, s: RopeScaling) -> np.ndarray:
     def dimension_that_turns(times: float) -> float:
         """The (fractional) dimension whose angle goes round so often within the original length."""
-        return dim * math.log(s.original_max_position / (times * 2 * math.pi)) / (2 * max(math.log(theta), 1e-9))
+        return (
+            dim * math.log(s.original_max_position / (times * 2 * math.pi)) / (2 * max(math.log(theta), 1e-9))
+        )
 
     low, high = dimension_that_turns(s.beta_fast), dimension_that_turns(s.beta_slow)
     if s.truncate:
@@ -90,8 +93,8 @@ def _yarn(plain: np.ndarray, dim: int, theta: float, s: RopeScaling) -> np.ndarr
 
 
 class Rope:
-    """The table of one rotary embedding, shared by the layers that use it. It grows with the positions asked for; a
-    row depends on its position alone.
+    """The table of one rotary embedding, shared by the layers that use it. It grows with the positions asked
+    for; a row depends on its position alone.
 
     dim: dimensions of a head that turn. device: where the rows are needed.
     """

@@ -1,5 +1,6 @@
-"""What decoder-only models of the llama kind have in common: the sizes in their configs, the way from hidden rows to
-logits or to an embedding, and the checkpoint's names. Their forward is written out in each model's own file.
+"""What decoder-only models of the llama kind have in common: the sizes in their configs, the way from hidden
+rows to logits or to an embedding, and the checkpoint's names. Their forward is written out in each model's
+own file.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ class DecoderConfig:
 def read_sizes(f: Fields, *, kv_heads: int = 0, head_dim: int = 0) -> dict[str, Any]:
     """The fields that llama-like configs share, as keywords of `DecoderConfig`.
 
-    kv_heads, head_dim: what the family takes where the field is absent, 0 for what follows from the others, which
-    is also what null means. Raises ModelFileError for a field out of range, UnsupportedModel for a feature that is not there.
+    kv_heads, head_dim: what the family takes where the field is absent, 0 for what follows from the others,
+    which is also what null means. Raises ModelFileError for a field out of range, UnsupportedModel for a
+    feature that is not there.
     """
     width = f.integer("hidden_size", 1, MAX_WIDTH)
     heads = f.integer("num_attention_heads", 1, MAX_HEADS)
@@ -145,8 +147,8 @@ class Decoder(Module):
         return self.config.pooling(hidden_nD)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
-        """Where each module's tensors lie in a checkpoint: path -> name without ".weight" or ".bias", "*" for the
-        number of a layer. Of several names the first that is there is taken."""
+        """Where each module's tensors lie in a checkpoint: path -> name without ".weight" or ".bias", "*" for
+        the number of a layer. Of several names the first that is there is taken."""
         layer = "model.layers.*."
         return {
             "embed": ("model.embed_tokens", "lm_head") if self.config.tied else "model.embed_tokens",

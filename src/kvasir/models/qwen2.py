@@ -1,4 +1,5 @@
-"""Qwen 1.5, 2 and 2.5 (arXiv:2407.10671): Llama with biases on q, k and v, and windows on some layers if asked."""
+"""Qwen 1.5, 2 and 2.5 (arXiv:2407.10671): Llama with biases on q, k and v, and windows on some layers if
+asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Qwen3, dense (arXiv:2505.09388): Llama whose q and k are normalised per head; windows on some layers if asked."""
+"""Qwen3, dense (arXiv:2505.09388): Llama whose q and k are normalised per head; windows on some layers if
+asked."""
 
 from __future__ import annotations
 

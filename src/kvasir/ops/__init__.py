@@ -13,7 +13,9 @@ FAMILIES = ("activation", "attention", "linear", "norm", "rope")
 IMPLEMENTATIONS = {"cpu": ("norm.native",), "cuda": ()}
 
 
-def choose(device: Device, dtype: str = "float32", wanted: Mapping[str, str] | None = None) -> tuple[Choice, ...]:
+def choose(
+    device: Device, dtype: str = "float32", wanted: Mapping[str, str] | None = None
+) -> tuple[Choice, ...]:
     """Fills the table for a device, once at start. `wanted` forces implementations: {"rms_norm": "torch"}.
 
     Raises ConfigError where a wanted one cannot serve.

@@ -6,9 +6,9 @@
     @rms_norm.impl("native", on="cpu", refuses=reason)      # ops/norm/native.py
     def native(x, weight, eps): ...
 
-An implementation has the body's signature. `refuses` gets the facts that hold for the whole run (device, dtype) and
-says why it cannot serve, "" where it can. The choice is made once at start, by `choose`, into a table that can be
-printed; what was not chosen for a device stays the body.
+An implementation has the body's signature. `refuses` gets the facts that hold for the whole run (device,
+dtype) and says why it cannot serve, "" where it can. The choice is made once at start, by `choose`, into a
+table that can be printed; what was not chosen for a device stays the body.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class Op(Generic[P, R]):
         if found is None and wanted not in (None, BODY):
             tried = "; ".join(f"{name}: {reason}" for name, reason in refused) or "it has none of that name"
             names = ", ".join([BODY, *(impl.name for impl in self.impls if impl.on == kind)])
-            raise ConfigError(f"{self.name} cannot run as {wanted} on {kind} ({tried})", f"there are: {names}")
+            raise ConfigError(
+                f"{self.name} cannot run as {wanted} on {kind} ({tried})", f"there are: {names}"
+            )
         self.chosen[kind] = found.function if found else self.body
         self.choices[kind] = Choice(self.name, kind, found.name if found else BODY, tuple(refused))
         return self.choices[kind]
@@ -109,12 +111,14 @@ def op(body: Callable[P, R]) -> Op[P, R]:
     """Makes an op of its plain torch body; the function's name is the op's."""
     name = body.__name__
     assert name not in OPS, f"there are two ops called {name}"
-    OPS[name] = Op(name, body)
-    return update_wrapper(OPS[name], body)
+    OPS[name] = entry = Op(name, body)
+    update_wrapper(entry, body)
+    return entry
 
 
 def choose_all(facts: Facts, wanted: Mapping[str, str] | None = None) -> tuple[Choice, ...]:
-    """Chooses for every op. `wanted`: op name -> implementation ("torch" is the body), which is then a must."""
+    """Chooses for every op. `wanted`: op name -> implementation ("torch" is the body), which is then a
+    must."""
     wanted = wanted or {}
     unknown = sorted(set(wanted) - set(OPS))
     if unknown:

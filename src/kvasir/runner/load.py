@@ -20,7 +20,8 @@ from kvasir.weights.source import GGUFSource, SafetensorsSource, WeightSource
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its weights. config: as of Hugging Face, also for a GGUF file. bytes: of the weights' files."""
+    """A model with its weights. config: as of Hugging Face, also for a GGUF file. bytes: of the weights'
+    files."""
 
     model: Any
     config: Mapping[str, Any]

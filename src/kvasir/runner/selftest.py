@@ -1,8 +1,9 @@
-"""Does this machine keep the contract? A few rows through the model's own layers, alone and in company, bit by bit.
+"""Does this machine keep the contract? A few rows through the model's own layers, alone and in company, bit
+by bit.
 
-The eager executor relies on the libraries under torch: that a matmul of one shape adds in one order, wherever a row
-lies in it and however many threads there are. They were measured to do so, but other builds and processors may
-differ.
+The eager executor relies on the libraries under torch: that a matmul of one shape adds in one order, wherever
+a row lies in it and however many threads there are. They were measured to do so, but other builds and
+processors may differ.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from kvasir import device as devices
 from kvasir.layers.attention import Attention
 from kvasir.layers.batch import TILE, Batch, Slice, make_batch
 from kvasir.layers.kv_cache import KVCache
+from kvasir.layers.linear import Head
 from kvasir.layers.mlp import MLP, GatedMLP
+from kvasir.ops.linear import linear
 
 _LENGTH = 70  # reaches into the second tile of keys and the third of rows
 _PIECES = (61, 1, 8)  # the border of the tile of keys lies inside the last
+_OUTPUTS = 8192  # of the head: all of a large vocabulary would take longer than the rest
 _NEIGHBOUR = 3  # rows of another sequence in front, so that rows change their places in the tiles
 
 
@@ -55,8 +59,8 @@ def _checks(model: Any, cache: KVCache, threads: int) -> Iterator[bool]:
 
     batch = _batch(small, [(0, TILE)])
     yield _same_alone(lambda x_TD: mlp(x_TD, batch), rows_nD[:TILE], threads)
-    if hasattr(model, "logits"):
-        yield _same_alone(model.logits, rows_nD[:TILE], threads)
+    for head in (m for m in modules if isinstance(m, Head)):
+        yield _same_alone(lambda x_TD: linear(x_TD, head.weight[:, :_OUTPUTS]), rows_nD[:TILE], threads)
 
 
 def _small_cache(cache: KVCache) -> KVCache:
@@ -70,7 +74,9 @@ def _small_cache(cache: KVCache) -> KVCache:
 def _batch(cache: KVCache, parts: list[tuple[int, int]]) -> Batch:
     """parts: (start, count) of one or two sequences, the last of which has the first blocks."""
     blocks = cache.num_blocks[0] // 2
-    tables = [np.arange(1 + blocks * i, 1 + blocks * (i + 1), dtype=np.int32) for i in range(len(parts))][::-1]
+    tables = [np.arange(1 + blocks * i, 1 + blocks * (i + 1), dtype=np.int32) for i in range(len(parts))][
+        ::-1
+    ]
     slices = [
         Slice(np.zeros(count, np.int32), start, (table,))
         for (start, count), table in zip(parts, tables, strict=True)
@@ -94,7 +100,8 @@ def _attend(
 
 
 def _same_alone(call: Callable[[Tensor], Tensor], rows_TD: Tensor, threads: int) -> bool:
-    """Whether the last of a tile's rows, with all threads, equals itself alone elsewhere in the tile, with one."""
+    """Whether the last of a tile's rows, with all threads, equals itself alone elsewhere in the tile, with
+    one."""
     devices.set_threads(threads)
     among = call(rows_TD)[-1]
     devices.set_threads(1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
+from types import FrameType
 
 import uvicorn
 
@@ -86,6 +88,12 @@ class Server(uvicorn.Server):
         )
         self._front = front
         self._drain = settings.drain
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Ends the server and, unlike uvicorn's own, leaves it to the caller to end the process: the engine comes
+        after. A second SIGINT waits for nothing."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         end = asyncio.ensure_future(self._end_engine())

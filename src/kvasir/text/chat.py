@@ -1,15 +1,13 @@
 """Conversations to prompts: a model's chat templates and how one of them is chosen and rendered."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from kvasir.errors import InvalidRequest, ModelFileError, TemplateError
-from kvasir.text.hf_tokenizer import read_json
+from kvasir.errors import InvalidRequest, TemplateError
 from kvasir.text.messages import (
     Message,
+    check_messages,
     normalize_messages,
     takes_argument_objects,
     takes_parts,
@@ -22,7 +20,6 @@ RESERVED = frozenset(
     "messages tools documents add_generation_prompt raise_exception strftime_now namespace range dict lipsum "
     "cycler joiner self loop bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
 )
-MAX_TEMPLATE_BYTES = 1 << 20
 
 _TAG = "CONTINUE_HERE "  # the space at its end shows whether the template trims a message
 _PROBE_TOOL = {
@@ -72,6 +69,7 @@ class ChatTemplate:
         """
         source = self.select(tools, documents, chat_template)
         check_template_kwargs(template_kwargs or {})
+        check_messages(messages)
         prepared = self._prepare(source, messages)
         variables = {
             **self._special_tokens,
@@ -180,55 +178,3 @@ def _tagged_parts(parts: list[Any]) -> list[Any]:
         if isinstance(parts[i], Mapping) and isinstance(parts[i].get("text"), str):
             return [*parts[:i], {**parts[i], "text": parts[i]["text"] + _TAG}, *parts[i + 1 :]]
     return parts
-
-
-def templates_in_folder(folder: str | Path) -> dict[str, str]:
-    """The chat templates of a Hugging Face folder by name; {} where it has none.
-
-    In order of precedence: chat_template.jinja and additional_chat_templates/<name>.jinja, then
-    chat_template.json, then tokenizer_config.json.
-    """
-    folder = Path(folder)
-    found = _named(read_json(folder / "tokenizer_config.json").get("chat_template"))
-    found |= _named(read_json(folder / "chat_template.json").get("chat_template"))
-    if (folder / "chat_template.jinja").is_file():
-        found["default"] = _read_template(folder / "chat_template.jinja")
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = _read_template(path)
-    return found
-
-
-def templates_in_gguf(metadata: Mapping[str, object]) -> dict[str, str]:
-    """The chat templates in a GGUF's metadata by name: `tokenizer.chat_template` and `....<name>`."""
-    found = {}
-    for key, value in metadata.items():
-        if match := re.fullmatch(r"tokenizer\.chat_template(?:\.(.+))?", key):
-            if not isinstance(value, str):
-                raise ModelFileError(f"{key} of the GGUF is {type(value).__name__}, expected a string")
-            found[match[1] or "default"] = value
-    return found
-
-
-def _named(value: object) -> dict[str, str]:
-    """One template, or a list of {"name", "template"}."""
-    if value is None:
-        return {}
-    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
-    found = {}
-    for entry in entries:
-        name, template = (
-            (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
-        )
-        if not isinstance(name, str) or not isinstance(template, str):
-            raise ModelFileError("chat_template is neither a string nor a list of named strings")
-        found[name] = template
-    return found
-
-
-def _read_template(path: Path) -> str:
-    if path.stat().st_size > MAX_TEMPLATE_BYTES:
-        raise ModelFileError(f"{path.name} has {path.stat().st_size} bytes, more than {MAX_TEMPLATE_BYTES}")
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelFileError(f"{path.name} is not UTF-8: {error}") from error

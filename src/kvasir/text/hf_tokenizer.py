@@ -27,7 +27,7 @@ MAX_CONFIG_BYTES = 64 << 20
 
 def load(folder: Path) -> tuple[Tokenizer, SpecialTokens]:
     """Tokenizer and special tokens of the folder; `ModelFileError` where it has none or a malformed one."""
-    config = read_json(folder / "tokenizer_config.json")
+    config = _read_json(folder / "tokenizer_config.json")
     if (folder / "tokenizer.json").is_file():
         with library_errors("tokenizer.json cannot be read"):
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -65,7 +65,7 @@ def _put_stated_ends(tokenizer: Tokenizer, config: dict[str, Any], special: Spec
             gguf_tokenizer.put_ends(tokenizer, before, after)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, {} where the file is absent; `ModelFileError` where it is something else."""
     if not path.is_file():
         return {}
@@ -81,10 +81,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(tokenizer: Tokenizer, folder: Path, config: dict[str, Any]) -> SpecialTokens:
-    merged = {**read_json(folder / "special_tokens_map.json"), **config}
+    merged = {**_read_json(folder / "special_tokens_map.json"), **config}
     names = {role: text for role in _ROLES if (text := _text(merged.get(role))) is not None}
     ids = {role: tokenizer.token_to_id(text) for role, text in names.items()}
-    generation = read_json(folder / "generation_config.json") or read_json(folder / "config.json")
+    generation = _read_json(folder / "generation_config.json") or _read_json(folder / "config.json")
     eos = [ids.get("eos_token"), *_ids(generation.get("eos_token_id"), "eos_token_id")]
     bos = ids.get("bos_token")
     if bos is None:

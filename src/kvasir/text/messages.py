@@ -61,6 +61,15 @@ def _rendered(render: Render, messages: list[Message], otherwise: str) -> str:
         return otherwise
 
 
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what is no conversation at all; everything finer is for the template to judge."""
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequest("each message is an object with a role", param="messages")
+        if not isinstance(message.get("tool_calls") or [], list):
+            raise InvalidRequest("tool_calls of a message is a list", param="messages")
+
+
 def normalize_messages(
     messages: Sequence[Mapping[str, Any]],
     strings: bool = True,

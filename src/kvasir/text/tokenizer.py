@@ -151,12 +151,6 @@ class Tokenizer:
         return self._anchor
 
 
-def find_tokenizer(folder: str | Path) -> Tokenizer | None:
-    """The folder's tokenizer, or None where it has no file of one: such a model takes ids only."""
-    files = ("tokenizer.json", "tokenizer.model")
-    return Tokenizer.from_folder(folder) if any((Path(folder) / name).is_file() for name in files) else None
-
-
 def _without_special_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """A second tokenizer over the same model that takes special tokens in a text for ordinary characters.
 

@@ -1,7 +1,7 @@
 """Filling a model from a checkpoint, tensor by tensor, so that little more than the result is ever in memory.
 
-Every tensor that the model waits for must be there with the shape it expects, and every tensor of the checkpoint must be
-used or be known to hold nothing: a checkpoint that is not what its config says never runs.
+Every tensor that the model waits for must be there with the shape it expects, and every tensor of the
+checkpoint must be used or be known to hold nothing: a checkpoint that is not what its config says never runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Leaf(Protocol):
 
 
 class Fillable(Protocol):
-    """What is asked of a model. `names` is its table, `prefix` and `ignored` (patterns) say what may differ."""
+    """What is asked of a model. `names` is its table, `prefix` and `ignored` (patterns) say what may
+    differ."""
 
     prefix: str
     ignored: Iterable[str]
@@ -153,5 +154,7 @@ def _check_all_used(model: Fillable, source: WeightSource, used: Iterable[str]) 
 
 def _is_view_of_file(kept: Tensor, tensor: Tensor, stored: str) -> bool:
     """Whether the part keeps the mapped pages themselves, rather than a copy."""
-    same_type = DTYPES.get({"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(stored, "")) == tensor.dtype
+    same_type = (
+        DTYPES.get({"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(stored, "")) == tensor.dtype
+    )
     return same_type and kept.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()

@@ -1,7 +1,7 @@
 """Activation functions, float32, element by element.
 
-They are put together from operations whose result is the same wherever an element lies in its tensor. torch's own
-sigmoid, silu and gelu are not: their vector and scalar loops round differently.
+They are put together from operations whose result is the same wherever an element lies in its tensor. torch's
+own sigmoid, silu and gelu are not: their vector and scalar loops round differently.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Attention over a paged cache, and the writing of the cache.
 
-Keys are taken in tiles aligned to absolute position. A row's weights in a tile, and their products with the values,
-are computed by matmuls of one shape, whatever else is computed beside; the tiles' results are added in ascending
-order. What a row must not see gets the weight 0 by selection, and keys that nobody may see (unwritten slots, freed
-blocks) are replaced by zeros before they meet arithmetic, so that NaN in them stays where it is.
+Keys are taken in tiles aligned to absolute position. A row's weights in a tile, and their products with the
+values, are computed by matmuls of one shape, whatever else is computed beside; the tiles' results are added
+in ascending order. What a row must not see gets the weight 0 by selection, and keys that nobody may see
+(unwritten slots, freed blocks) are replaced by zeros before they meet arithmetic, so that NaN in them stays
+where it is.
 
-The softmax takes its maximum over the whole row first, which is exact in any order; then no tile's result is ever
-rescaled. Mathematics: arXiv:1706.03762; the paged cache: arXiv:2309.06180.
+The softmax takes its maximum over the whole row first, which is exact in any order; then no tile's result is
+ever rescaled. Mathematics: arXiv:1706.03762; the paged cache: arXiv:2309.06180.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from torch import Tensor
 from kvasir.ops.attention.plan import TILE, AttentionPlan, Pass, Span, plan_attention
 from kvasir.ops.registry import op
 
-# letters: T token rows, H heads, K KV heads, G heads per KV head, R rows of an item, d head width, n tiles, u items,
-# s sequences
+# letters: T token rows, H heads, K KV heads, G heads per KV head, R rows of an item, d head width, n tiles, u
+# items, s sequences
 _PAD = 16  # columns put behind the values; the first of them counts the weights
 
 
@@ -64,7 +65,8 @@ def paged_attention(
 
 
 def _read(cache: Tensor, blocks: Tensor, outside: Tensor) -> Tensor:
-    """Blocks [s, b] of a layer's keys or values as float32 [s, n, K, TILE, d], zeros where nobody may look."""
+    """Blocks [s, b] of a layer's keys or values as float32 [s, n, K, TILE, d], zeros where nobody may
+    look."""
     _, _, kv_heads, dim = cache.shape
     gathered = cache[blocks].view(blocks.shape[0], -1, TILE, kv_heads, dim)
     tiles = torch.empty(gathered.transpose(2, 3).shape, device=cache.device)
@@ -79,7 +81,8 @@ def _with_counter(v: Tensor) -> Tensor:
 
 
 def _item_rows(q_xHd: Tensor, plan: AttentionPlan, kv_heads: int) -> Tensor:
-    """[u * tokens, H, d] -> [u, K, R, d]: the query tokens of an item times the heads of a KV head, filled up."""
+    """[u * tokens, H, d] -> [u, K, R, d]: the query tokens of an item times the heads of a KV head, filled
+    up."""
     dim = q_xHd.shape[-1]
     q = q_xHd.view(-1, plan.tokens, kv_heads, plan.group, dim).transpose(1, 2)
     q = q.reshape(q.shape[0], kv_heads, plan.tokens * plan.group, dim)
@@ -126,8 +129,9 @@ def _ascending_sum(tiles_unKRe: Tensor) -> Tensor:
 
 
 def _matmul_apart(weights_unKRt: Tensor, v_unKte: Tensor, blocked_un1Rt: Tensor) -> Tensor:
-    """The same product where some value is not finite: 0 * NaN would reach the rows that must not see it, so each
-    row gets values that are zero where it is blocked. The shapes, and so the bits of sound rows, stay."""
+    """The same product where some value is not finite: 0 * NaN would reach the rows that must not see it, so
+    each row gets values that are zero where it is blocked. The shapes, and so the bits of sound rows,
+    stay."""
     out = torch.empty(*weights_unKRt.shape[:-1], v_unKte.shape[-1], device=v_unKte.device)
     for r in range(weights_unKRt.shape[3]):
         seen = v_unKte.masked_fill(blocked_un1Rt[:, :, :, r, :, None], 0.0)

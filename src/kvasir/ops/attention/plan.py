@@ -1,11 +1,12 @@
-"""How a step's attention is cut into work of fixed shapes: decided on the host, once a step and kind of layer.
+"""How a step's attention is cut into work of fixed shapes: decided on the host, once a step and kind of
+layer.
 
     keys       0 ........ 64 ....... 128 ...... 192     tiles of TILE keys, aligned to absolute position
     queries           |q0..q3|q4..q7|q8 . . .|          items of as many query tokens as fill ROWS rows
 
-An item's rows are its query tokens times the heads that share a KV head, filled up to ROWS. Items of different
-sequences that have one item each (decoding) are computed together; the items of a longer sequence one after another,
-over keys that are read once.
+An item's rows are its query tokens times the heads that share a KV head, filled up to ROWS. Items of
+different sequences that have one item each (decoding) are computed together; the items of a longer sequence
+one after another, over keys that are read once.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Pass:
 class Part:
     """Keys that are read at once, and the passes over them. s sequences.
 
-    blocks: int64 [s, blocks]. outside: bool [s, n, 1, TILE, 1], True for keys that no row of the part may touch.
+    blocks: int64 [s, blocks]. outside: bool [s, n, 1, TILE, 1], True for keys that no row of the part may
+    touch.
     """
 
     blocks: Tensor
@@ -183,7 +185,8 @@ class _Planner:
         )
 
     def _blocked(self, hidden: np.ndarray) -> Tensor:
-        """Per query token to per row: repeated for the heads of the group, True in the rows that only fill up."""
+        """Per query token to per row: repeated for the heads of the group, True in the rows that only fill
+        up."""
         items, tokens, keys = hidden.shape
         blocked = np.ones((items, self.rows, keys), bool)
         blocked[:, : tokens * self.group] = np.repeat(hidden, self.group, axis=1)

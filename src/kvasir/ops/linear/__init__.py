@@ -1,8 +1,8 @@
 """Matrix products whose rows do not see each other.
 
-A library's matmul chooses its order of summation by the shape, so one row alone and the same row among many differ in
-bits. Here every product has one shape: tiles of TILE rows (callers pad), and where the library cuts long sums by the
-number of its threads, we cut them before it can.
+A library's matmul chooses its order of summation by the shape, so one row alone and the same row among many
+differ in bits. Here every product has one shape: tiles of TILE rows (callers pad), and where the library cuts
+long sums by the number of its threads, we cut them before it can.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from kvasir.ops.registry import op
 
 TILE = 32
-# float32 sums longer than this are cut into an ascending chain of products: MKL splits those from about 1000 on by
-# threads. bfloat16 products (oneDNN) never split the sum.
+# float32 sums longer than this are cut into an ascending chain of products: MKL splits those from about 1000
+# on by threads. bfloat16 products (oneDNN) never split the sum.
 CHAIN = 256
 
 
@@ -23,9 +23,9 @@ CHAIN = 256
 def linear(x_TK: Tensor, weight_SNK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """x W^T + bias, float32 [T, N]. x: float32 [T, K], T a multiple of TILE. bias: float32.
 
-    weight: [S, N, k], S segments of the sum over K, float32 or a 16-bit type. Where S * k > K, each segment of the
-    weight ends in columns of zeros. 16-bit weights meet x rounded to their type, products are summed in float32 and
-    rounded to that type per segment. The segments are added by a balanced tree in float32.
+    weight: [S, N, k], S segments of the sum over K, float32 or a 16-bit type. Where S * k > K, each segment
+    of the weight ends in columns of zeros. 16-bit weights meet x rounded to their type, products are summed
+    in float32 and rounded to that type per segment. The segments are added by a balanced tree in float32.
     """
     x_TSk = _segments(x_TK, weight_SNK)
     parts = [_tiles(x_TSk[:, s], weight_SNK[s]) for s in range(weight_SNK.shape[0])]

@@ -1,5 +1,5 @@
-"""Normalisation over the last dimension, in float32. Sums go by one halving tree, so that a row's bits depend on
-the row and the width alone.
+"""Normalisation over the last dimension, in float32. Sums go by one halving tree, so that a row's bits depend
+on the row and the width alone.
 
 RMSNorm: arXiv:1910.07467. LayerNorm: arXiv:1607.06450.
 """

@@ -1,0 +1,97 @@
+"""`kvasir bench`: latency, throughput and serving of the in-process engine, beside what the machine allows."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from kvasir.cli.bench.limits import Machine, limits
+from kvasir.cli.bench.measure import MODES, Shape, make_requests, warm_up
+from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
+from kvasir.cli.bench.report import Run, as_dict, print_report, summarize, typical_probe, write
+from kvasir.cli.machine import machine_facts, software_facts
+from kvasir.cli.model_facts import Needs, TokenWork, read_needs, read_stored, token_work
+from kvasir.cli.show import bytes_text, count_text
+from kvasir.config import EngineOptions
+from kvasir.engine.front import Front
+from kvasir.engine.llm import AsyncLLM
+from kvasir.errors import ConfigError
+
+
+def run(
+    engine: EngineOptions,
+    mode: str,
+    input_len: int,
+    output_len: int,
+    num_prompts: int,
+    request_rate: float,
+    repeats: int,
+    out: Path | None,
+) -> None:
+    if mode not in MODES:
+        raise ConfigError(f"mode is {mode!r}", f"expected one of {', '.join(MODES)}")
+    if request_rate < 0:
+        raise ConfigError(f"request_rate is {request_rate}", "give requests per second, or 0 for all at once")
+    shape = Shape(input_len, output_len, 1 if mode == "latency" else num_prompts, request_rate)
+    bench(AsyncLLM(**asdict(engine)), mode, shape, repeats, out)
+
+
+def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None = None) -> dict:
+    """Measures, prints the table, writes files into `out`; returns what the JSON holds. Raises KvasirError."""
+    facts = {"machine": machine_facts(), "software": software_facts()}
+    threads = llm.options.threads or facts["machine"]["cores"]
+    runs = asyncio.run(_measure(llm, mode, shape, repeats, threads))
+    work, needs = _work(llm)
+    bounds = limits(_machine(llm, work, needs, typical_probe(runs)), mode, shape)
+    rows = summarize(runs, bounds)
+    name = f"{llm.info.name}-{mode}"
+    print_report(f"{llm.info.name}, {mode}: {_shape_text(mode, shape)}, {repeats} runs", rows, runs)
+    print(
+        f"the limit is for {bytes_text(work.weight_bytes)} of weights and {count_text(work.body_macs + work.head_macs)} "
+        "multiply-adds a token, at these rates"
+    )
+    facts |= {"mode": mode, "shape": asdict(shape), "repeats": repeats, "threads": threads, "work": asdict(work)}
+    facts |= {"model": asdict(llm.info), "options": asdict(llm.options), "engine": llm.summary}
+    result = as_dict(rows, runs, facts)
+    for path in write(out, name, result, rows, runs) if out else []:
+        print(f"wrote {path}")
+    return result
+
+
+async def _measure(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, threads: int) -> list[Run]:
+    async with llm:
+        print("\n".join(llm.summary), file=sys.stderr)
+        make_requests(llm.front, shape, 1, run=0)  # raises for what cannot fit, before anything is measured
+        await warm_up(llm.front)
+        return [await _run(llm.front, mode, shape, number, repeats, threads) for number in range(repeats)]
+
+
+async def _run(front: Front, mode: str, shape: Shape, number: int, repeats: int, threads: int) -> Run:
+    if sys.stderr.isatty():
+        print(f"\rrun {number + 1} of {repeats}", end="\n" if number + 1 == repeats else "", file=sys.stderr)
+    gave = probe(front.info.device, front.info.dtype, threads)
+    others = ForeignLoad()
+    figures = await MODES[mode](front, shape, number)
+    return Run(figures, gave, others.share())
+
+
+def _work(llm: AsyncLLM) -> tuple[TokenWork, Needs]:
+    stored = read_stored(llm.options.model)
+    needs = read_needs(stored.files)
+    return token_work(stored.tensors, needs.vocab_size), needs
+
+
+def _machine(llm: AsyncLLM, work: TokenWork, needs: Needs, gave: Probe) -> Machine:
+    kv_dtype = llm.info.dtype if llm.options.kv_dtype == "auto" else llm.options.kv_dtype
+    wide = next(m for m in needs.memory if m.dtype == ("float32" if kv_dtype == "float32" else "bfloat16"))
+    return Machine(work, wide.kv_token, gave, llm.options.max_num_seqs)
+
+
+def _shape_text(mode: str, shape: Shape) -> str:
+    lengths = f"{shape.input_len} prompt and {shape.output_len} answer tokens"
+    if mode == "latency":
+        return f"one request of {lengths}"
+    rate = f" at {shape.request_rate:g} a second" if mode == "serve" and shape.request_rate else " at once"
+    return f"{shape.num_prompts} requests of {lengths}{rate}"

@@ -1,0 +1,64 @@
+"""The limit beside each figure: what this machine could do at best, were the engine perfect.
+
+A step cannot be faster than reading all weights once (as they are in the file) and the keys and values it attends to
+at the measured bandwidth, nor than doing its multiply-adds at the measured rate; both may overlap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvasir.cli.bench.measure import Shape
+from kvasir.cli.bench.probe import Probe
+from kvasir.cli.model_facts import TokenWork
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A model's work and a machine's rates, joined. kv_token: bytes of keys and values per token; max_rows:
+    sequences computed at once."""
+
+    work: TokenWork
+    kv_token: int
+    probe: Probe
+    max_rows: int = 1
+
+    def prefill(self, tokens: int, rows: int = 1) -> float:
+        """Seconds, at best, from `rows` prompts to their first tokens."""
+        macs = rows * (tokens * self.work.body_macs + self.work.head_macs)
+        return max(self.work.weight_bytes / self.probe.bytes_per_s, macs / self.probe.macs_per_s)
+
+    def decode_step(self, context: float, rows: int = 1) -> float:
+        """Seconds, at best, of one more token for `rows` sequences behind `context` tokens each."""
+        nbytes = self.work.weight_bytes + rows * context * self.kv_token
+        macs = rows * (self.work.body_macs + self.work.head_macs)
+        return max(nbytes / self.probe.bytes_per_s, macs / self.probe.macs_per_s)
+
+
+def limits(machine: Machine, mode: str, shape: Shape) -> dict[str, float]:
+    """By the names of the figures; a figure without a limit is left out."""
+    steps, middle = shape.output_len - 1, shape.input_len + shape.output_len / 2
+    if mode == "throughput":
+        return _whole_run(machine, shape, steps, middle)
+    first, step = machine.prefill(shape.input_len), machine.decode_step(middle)
+    alone = {"ttft": first, "tpot": step, "e2e": first + steps * step}
+    if mode == "serve":  # nobody can be served faster than alone
+        return {f"{name}_p{p}_s": value for name, value in alone.items() for p in (50, 90, 99)}
+    rates = {"prompt_tokens_per_s": shape.input_len / first, "output_tokens_per_s": 1 / step}
+    return {**{f"{name}_s": value for name, value in alone.items()}, **rates}
+
+
+def _whole_run(machine: Machine, shape: Shape, steps: int, middle: float) -> dict[str, float]:
+    """Full batches one after the other: each reads the weights once a step, whatever its size."""
+    full, rest = divmod(shape.num_prompts, machine.max_rows)
+    seconds = sum(
+        machine.prefill(shape.input_len, rows) + steps * machine.decode_step(middle, rows)
+        for rows in [machine.max_rows] * full + [rest] * (rest > 0)
+    )
+    count = shape.num_prompts
+    return {
+        "duration_s": seconds,
+        "requests_per_s": count / seconds,
+        "prompt_tokens_per_s": count * shape.input_len / seconds,
+        "output_tokens_per_s": count * shape.output_len / seconds,
+    }

