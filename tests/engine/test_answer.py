@@ -1,4 +1,5 @@
-"""AnswerText against its definition: however tokens are cut into deltas, text, tokens and stops are the same."""
+"""AnswerText against its definition: however tokens are cut into deltas, text, tokens and stops are the
+same."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def run(ids: list[int], params: SamplingParams, cuts: list[int], reason=FinishRe
 
 
 def by_definition(ids: list[int], stops: tuple[str, ...]) -> tuple[str, int, str | None]:
-    """(text, number of tokens, stop string): the shortest run of tokens whose text has a stop string in it."""
+    """(text, number of tokens, stop string): the shortest run of tokens whose text has a stop string in
+    it."""
     for count in range(len(ids) + 1):
         data = b"".join(b"" if i in TOKENIZER.special_ids else TOKENIZER.token_bytes(i) for i in ids[:count])
         text = data.decode(errors="replace")

@@ -27,7 +27,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 2.0,
+    "beta_slow": 0.25,
+    "original_max_position_embeddings": 32,
+}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -49,7 +55,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 20,
         "max_window_layers": 1,
     },
-    "qwen2-yarn": {"model_type": "qwen2", "rope_scaling": YARN},
+    "qwen2-yarn": {"model_type": "qwen2", "rope_theta": 100.0, "rope_scaling": YARN},
     "qwen3": {"model_type": "qwen3", "head_dim": 32, "hidden_size": 48, "num_attention_heads": 6},
 }
 

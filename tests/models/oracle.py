@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from kvasir.models.registry import model_class_for
-from kvasir.weights.load import fill
+from kvasir.weights.load import _spellings, fill
 from kvasir.weights.mapped import TensorInfo
+from kvasir.weights.source import DummySource
 
 # max |a - b| / max |b| of float32 logits: both sides sum in their own order, so a few hundred roundings of
 # 6e-8.
@@ -79,3 +80,17 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 def random_ids(count: int, vocab: int, seed: int = 0) -> list[int]:
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def dummy(config: Mapping[str, Any], dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+    """Our model of a config with random weights, without transformers."""
+    kind = model_class_for(config)
+    model = kind(kind.Config.from_hf(config))
+    shapes = {}
+    for path, leaf in model.walk():
+        for name, shape in leaf.expects().items():
+            take, names = _spellings(model.names(), f"{path}.{name}")
+            assert take is None, "write the checkpoint's own shape for a tensor that is taken in part"
+            shapes[names[0]] = shape
+    fill(model, DummySource(shapes, seed), dtype)
+    return model

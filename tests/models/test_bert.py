@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.models.bert import BertConfig
@@ -16,6 +15,8 @@ from tests._shared import need
 from tests.models.driver import make_cache, step
 from tests.models.hf import load, randomized, save
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, random_ids
+
+transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
 
 SMALL = {
     "vocab_size": 97,
@@ -66,7 +67,7 @@ def test_the_folder_says_how_to_pool_and_how_long_a_text_may_be(minilm):
 
 
 @pytest.mark.parametrize("block_size", [16, 64])
-def test_alone_and_together_give_the_same_bits(minilm, cases, block_size):
+def test_alone_and_together_give_the_same_bits(exact_machine, minilm, cases, block_size):
     texts, _ = cases
     threads = torch.get_num_threads()
     try:
@@ -90,8 +91,8 @@ def test_the_gguf_file_lies_as_near_as_llama_cpp_finds_it(cases):
 # --- against transformers ---------------------------------------------------------------------------
 
 
-def oracle(cls=transformers.BertModel, **changes):
-    return randomized(cls(transformers.BertConfig(**{**SMALL, **changes})))
+def oracle(kind=transformers.BertModel, **changes):
+    return randomized(kind(transformers.BertConfig(**{**SMALL, **changes})))
 
 
 def expected(model, ids) -> torch.Tensor:

@@ -1,20 +1,23 @@
-"""GGUF models compute what the folders they were made from compute: llama.cpp's own files, then files of every
-architecture that gguf-py writes from random models of transformers."""
+"""GGUF models compute what the folders that they were made from compute.
+
+First llama.cpp's own files, then files of each architecture, written by gguf-py from random models.
+"""
 
 import json
 import math
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from tests._shared import need
 from tests.models.driver import greedy, logits_of
 from tests.models.hf import load, randomized, save
 from tests.models.oracle import TOLERANCE, distance, random_ids
+
+gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
+transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
 
 # --- llama.cpp's files ------------------------------------------------------------------------------
 
@@ -36,9 +39,132 @@ def test_the_same_weights_give_the_same_bits(name, folder):
     assert torch.equal(logits_of(found, ids), logits_of(expected, ids))
 
 
-# Least bits first; each bound is twice what was found, a wrong scale or order gives about 1.
-@pytest.mark.parametrize(("kind", "bound"), [("Q4_0", 0.3), ("Q8_0", 0.02), ("F16", 1e-5)])
-def test_quantized_weights_give_logits_nearby(kind, bound):
+# About twice what was found; a wrong scale or a wrong order of rows gives 1 and more.
+@pytest.mark.parametrize(("kind", "bound"), [("F16", 1e-6), ("Q8_0", 0.025), ("Q4_0", 0.4)])
+def test_rounded_weights_give_logits_nearby(kind, bound):
     found, expected = both(f"TinyStories-656K-{kind}", "TinyStories-656K")
     ids = random_ids(200, 2048)
     assert distance(logits_of(found, ids), logits_of(expected, ids)) < bound
+
+
+def test_greedy_tokens_are_those_of_transformers():
+    case = json.loads(need("models", "stories260K", "expected.json").read_text())["cases"][0]
+    model = load(need("models", "gguf", "stories260K-F32.gguf"))
+    expected = case["greedy_ids"]
+    assert greedy(model, case["prompt_ids"], len(expected)) == expected
+
+
+# --- files of every architecture --------------------------------------------------------------------
+
+DECODER = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+GPT2 = {"vocab_size": 101, "n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 256}
+MODELS = {
+    "llama": transformers.LlamaConfig(**DECODER),
+    "llama-3": transformers.LlamaConfig(**DECODER, rope_theta=100.0, rope_scaling=LLAMA3),
+    "llama-biased": transformers.LlamaConfig(
+        **DECODER, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    "mistral": transformers.MistralConfig(**DECODER, sliding_window=20, head_dim=32),
+    "qwen2": transformers.Qwen2Config(**DECODER, rope_scaling=YARN),
+    "qwen3": transformers.Qwen3Config(**DECODER, head_dim=32, tie_word_embeddings=True),
+    "gpt2": transformers.GPT2Config(**GPT2),
+}
+
+
+def to_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to the rows of a Llama's q and k."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def rope_factors(config, dim: int) -> np.ndarray:
+    """The divisors that llama.cpp's converter stores for Llama 3's scaling."""
+    s = config.rope_parameters
+    waves = 2 * math.pi * s["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+    share = s["original_max_position_embeddings"] / waves - s["low_freq_factor"]
+    share = np.clip(share / (s["high_freq_factor"] - s["low_freq_factor"]), 0.0, 1.0)
+    return (1 / ((1 - share) / s["factor"] + share)).astype(np.float32)
+
+
+def write_gguf(hf, path: Path) -> Path:
+    """The file as the converter writes it: its keys, gguf-py's names, and its changes to the tensors."""
+    c = hf.config
+    name = "llama" if c.model_type == "mistral" else c.model_type
+    arch = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
+            "gpt2": gguf.MODEL_ARCH.GPT2}[name]  # fmt: skip
+    names = gguf.get_tensor_name_map(arch, c.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, name)
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_head_count(c.num_attention_heads)
+    if name == "gpt2":
+        writer.add_feed_forward_length(c.n_inner)
+        writer.add_layer_norm_eps(c.layer_norm_epsilon)
+    else:
+        add_decoder_keys(writer, c)
+    for tensor_name, tensor in hf.state_dict().items():
+        if tensor_name == "lm_head.weight" and c.tie_word_embeddings:
+            continue
+        data = tensor.numpy()
+        if name == "llama" and "q_proj" in tensor_name:
+            data = to_pairs(data, c.num_attention_heads)
+        if name == "llama" and "k_proj" in tensor_name:
+            data = to_pairs(data, c.num_key_value_heads)
+        if name == "gpt2" and tensor_name.endswith(("attn.weight", "proj.weight", "fc.weight")):
+            data = data.T
+        writer.add_tensor(names.get_name(tensor_name, (".weight", ".bias")), np.ascontiguousarray(data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_decoder_keys(writer, c) -> None:
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    scaling = c.rope_parameters
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_rope_freq_base(scaling["rope_theta"])
+    if scaling["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+    if scaling["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", rope_factors(c, head_dim))
+    if c.model_type == "mistral":
+        writer.add_sliding_window(c.sliding_window)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_computes_what_its_folder_computes(tmp_path, name):
+    hf = randomized(transformers.AutoModelForCausalLM.from_config(MODELS[name]))
+    folder = load(save(hf, tmp_path / "folder"))
+    file = load(write_gguf(hf, tmp_path / "model.gguf"))
+    assert type(file) is type(folder)
+    ids = random_ids(200, 101)
+    found, expected = logits_of(file, ids), logits_of(folder, ids)
+    if name == "llama-3":  # its factors went through float32
+        assert distance(found, expected) < TOLERANCE
+    else:
+        assert torch.equal(found, expected)

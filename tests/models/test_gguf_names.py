@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import dataclass
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -18,6 +17,8 @@ from kvasir.models.rope import read_rope
 from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.source import DummySource, GGUFSource, SafetensorsSource
 from tests._shared import need
+
+gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
 
 ROWS, HIDDEN, CONTEXT = 48, 32, 64
 

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from kvasir.errors import ModelFileError, UnsupportedModel
@@ -16,6 +15,8 @@ from tests._shared import need
 from tests.models.driver import logits_of, make_cache, step, table
 from tests.models.hf import load, randomized, save
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, random_ids
+
+transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
 
 SMALL = {"vocab_size": 97, "n_positions": 96, "n_embd": 48, "n_inner": 80, "n_layer": 3, "n_head": 4}
 
@@ -147,7 +148,7 @@ def random_model(request):
     return model
 
 
-def test_whole_chunked_and_one_by_one_give_the_same_bits(random_model):
+def test_whole_chunked_and_one_by_one_give_the_same_bits(exact_machine, random_model):
     ids = random_ids(90, 97)
     at_once = logits_of(random_model, ids)
     for chunks in ((7, 32, 1), (64,), (1,) * 89):
@@ -155,7 +156,7 @@ def test_whole_chunked_and_one_by_one_give_the_same_bits(random_model):
     assert torch.equal(logits_of(random_model, ids, block_size=64, fill=float("nan")), at_once)
 
 
-def test_neighbours_change_no_bits(random_model):
+def test_neighbours_change_no_bits(exact_machine, random_model):
     texts = [random_ids(count, 97, seed=count) for count in (1, 40, 17, 64)]
     cache = make_cache(random_model, fill=float("nan"))
     pieces = [(ids, 0, np.arange(1 + 4 * i, 5 + 4 * i, dtype=np.int32)) for i, ids in enumerate(texts)]

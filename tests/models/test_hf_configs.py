@@ -7,7 +7,6 @@ import json
 
 import pytest
 import torch
-import transformers
 
 from kvasir.errors import UnsupportedModel
 from kvasir.models.config import read_generation_config, read_hf_config
@@ -16,6 +15,8 @@ from tests._shared import need
 from tests.models.driver import logits_of
 from tests.models.hf import load, randomized, save
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, random_ids
+
+transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
 
 # folder -> layers, width, heads, KV heads, head width, vocabulary, theta, tied
 RUN = {

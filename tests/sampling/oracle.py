@@ -1,4 +1,4 @@
-"""The sampler once more, slowly: Python loops, Python integers, libm, one row at a time. No code of the package."""
+"""The sampler once more, slowly: Python loops and integers, libm, one row at a time; no code of ours."""
 
 import math
 

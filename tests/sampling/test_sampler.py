@@ -91,19 +91,17 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize("vocab", [32_000, 50_257, 151_936])
+@pytest.mark.parametrize("vocab", [10_007, 151_936])
 def test_company_threads_chunks_and_strides_change_no_bit(vocab, monkeypatch):
-    rows = [
-        context(dataclasses.replace(s, seed=s.seed + i), range(40), 30, vocab=vocab)
-        for i, s in enumerate(REAL)
-    ]
+    specs = [dataclasses.replace(s, seed=s.seed + i) for i, s in enumerate(REAL)]
+    rows = [context(spec, range(40), 30, vocab=vocab) for spec in specs]
     x = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     before = x.clone()
     alone = [sample(x[i : i + 1].clone(), [row])[0] for i, row in enumerate(rows)]
     assert [r.error for r in alone] == [""] * len(rows)
     wider = torch.full((len(rows), vocab + 3), math.nan)
     wider[:, 1 : vocab + 1] = x
-    for chunk, threads, logits in [(4, 2, x), (1, 2, x), (64, 1, x), (3, 2, wider[:, 1 : vocab + 1])]:
+    for chunk, threads, logits in [(4, 2, x), (64, 1, wider[:, 1 : vocab + 1])]:
         monkeypatch.setattr(room, "CPU_ROWS", chunk)
         torch.set_num_threads(threads)
         assert sample(logits, rows) == alone
@@ -136,7 +134,7 @@ def test_narrow_filters_equal_greedy(row, seed, temperature):
 
 @given(LOGITS, st.integers(0, 2**64 - 1), st.sampled_from([0.3, 1.0, 100.0]))
 def test_wide_filters_change_nothing(row, seed, temperature):
-    """The noise belongs to the token: whether it is found by a list or by screening, the same one is drawn."""
+    """The noise belongs to the token: found by a list or by screening, the same one is drawn."""
     logits = torch.tensor([row], dtype=torch.float32)
     plain = SamplingSpec(temperature=temperature, seed=seed)
     wide = [

@@ -1,4 +1,5 @@
-"""Servers for tests: in process behind httpx, or on a socket in a thread. Each proves that nothing was left."""
+"""Servers for tests: in process behind httpx, or on a socket in a thread. Each proves that nothing was
+left."""
 
 from __future__ import annotations
 
@@ -80,8 +81,11 @@ def live(settings: ServeSettings | None = None, **runner) -> Iterator[Live]:
             server = Server(front, settings)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             found.append(Live(url, front, asyncio.get_running_loop(), server))
+            serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+            while not server.started:
+                await asyncio.sleep(0.01)
             ready.set()
-            await server.serve(sockets=[listener])
+            await serving
             await front.stop()
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))

@@ -50,8 +50,7 @@ def num_segments(width: int) -> int:
 def _segment(weight_NK: Tensor, segments: int) -> Tensor:
     """[N, K] -> [S, N, k]; a 16-bit type gets zeros behind each segment up to a multiple of 32, for products
     of other depths may read into the next row. A view where nothing has to move."""
-    outputs, inputs = weight_NK.shape
-    weight = weight_NK.unflatten(1, (segments, inputs // segments)).transpose(0, 1)
+    weight = weight_NK.unflatten(1, (segments, -1)).transpose(0, 1)
     missing = -weight.shape[-1] % _GROUP if weight.dtype != torch.float32 else 0
     return (F.pad(weight, (0, missing)) if missing else weight).contiguous()
 

@@ -9,6 +9,7 @@ processors may differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,8 @@ def _checks(model: Any, cache: KVCache, threads: int) -> Iterator[bool]:
 
     batch = _batch(small, [(0, TILE)])
     yield _same_alone(lambda x_TD: mlp(x_TD, batch), rows_nD[:TILE], threads)
-    for head in (m for m in modules if isinstance(m, Head)):
-        yield _same_alone(lambda x_TD: linear(x_TD, head.weight[:, :_OUTPUTS]), rows_nD[:TILE], threads)
+    weights = [m.weight[:, :_OUTPUTS] for m in modules if isinstance(m, Head)]
+    yield all(_same_alone(partial(linear, weight_SNK=w), rows_nD[:TILE], threads) for w in weights)
 
 
 def _small_cache(cache: KVCache) -> KVCache:

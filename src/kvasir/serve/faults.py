@@ -66,8 +66,7 @@ def _of_validation(error: RequestValidationError) -> Fault:
     wrong = max(error.errors(), key=lambda e: len(e["loc"]), default=None)
     if wrong is None:
         return Fault(400, "the body is malformed", "invalid_body")
-    path = [str(p) for p in wrong["loc"] if p not in ("body", "query", "path")]
-    param = ".".join(path) or None
+    param = ".".join(str(p) for p in wrong["loc"] if _is_field(p)) or None
     if wrong["type"] == "json_invalid":
         return Fault(400, f"the body is not valid JSON: {wrong['ctx']['error']}", "invalid_json")
     if wrong["type"] == "extra_forbidden":
@@ -75,6 +74,11 @@ def _of_validation(error: RequestValidationError) -> Fault:
     if wrong["type"] == "missing":
         return Fault(400, f"missing field: {param or 'the JSON body'}", "missing_field", param)
     return Fault(400, f"{param or 'the body'}: {wrong['msg']}", "invalid_value", param)
+
+
+def _is_field(part: str | int) -> bool:
+    """Whether a part of an error's place is a field or an index, and not where it was or which type was tried."""
+    return isinstance(part, int) or ("[" not in part and part not in ("body", "query", "path", "str"))
 
 
 def openai_error(fault: Fault) -> bytes:

@@ -11,6 +11,8 @@ from kvasir.serve.asgi import header, refuse
 from kvasir.serve.faults import Fault
 
 MAX_HEADERS = 128
+MAX_CONTAINERS = 200_000  # arrays and objects in a body
+MAX_STRINGS = 500_000
 _STRING = re.compile(rb'"[^"]*"')
 _TO_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -82,21 +84,23 @@ class BodyLimit:
         return bytes(body)
 
 
-def deeper_than(body: bytes, limit: int) -> bool:
-    """Whether JSON text nests deeper than `limit`; text with unbalanced brackets counts as such.
+def json_excess(body: bytes, max_depth: int) -> str | None:
+    """What is too much in a JSON text, or None: how deep it nests, how many arrays, objects and strings it has.
 
-    Strings are taken out, all other text but brackets too; then each round removes the innermost level. All
-    of it runs at the speed of C over the body, at most `limit` times.
+    Escapes and then strings are taken out, then all but brackets; each round removes the innermost level. All of
+    it runs at the speed of C, and the rounds over no more than a few hundred thousand brackets.
     """
-    if body.count(b"[") + body.count(b"{") <= limit:
-        return False
-    bare = _STRING.sub(b"", body.replace(rb"\\", b"").replace(rb"\"", b""))
-    brackets = bare.translate(None, _NO_BRACKETS).translate(_TO_SQUARE)
-    for _ in range(limit):
-        if not brackets:
-            return False
+    if body.count(b"[") + body.count(b"{") <= max_depth:
+        return None
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    if plain.count(b'"') > 2 * MAX_STRINGS:
+        return f"more than {MAX_STRINGS} strings"
+    brackets = _STRING.sub(b"", plain).translate(None, _NO_BRACKETS).translate(_TO_SQUARE)
+    if len(brackets) > 2 * MAX_CONTAINERS:
+        return f"more than {MAX_CONTAINERS} arrays and objects"
+    for _ in range(max_depth):
         brackets = brackets.replace(b"[]", b"")
-    return bool(brackets)
+    return f"nested deeper than {max_depth}, or unbalanced brackets" if brackets else None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

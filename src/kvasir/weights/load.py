@@ -103,17 +103,20 @@ def _wanted(model: Fillable, source: WeightSource) -> Iterator[_Wanted]:
     table = model.names()
     for path, leaf in model.walk():
         for name, shape in leaf.expects().items():
-            full, _, kind = f"{path}.{name}".rpartition(".")
-            layer = re.search(r"\.(\d+)\.", full)
-            pattern = re.sub(r"\.\d+\.", ".*.", full)
-            assert pattern in table, f"{type(model).__name__}.names() has no {pattern}"
-            entry = table[pattern]
-            take = None if isinstance(entry, str | tuple) else entry
-            bases = (take.name,) if take else (entry,) if isinstance(entry, str) else entry
-            asked = [f"{base}.{kind}".replace("*", layer[1] if layer else "*") for base in bases]
+            take, asked = _spellings(table, f"{path}.{name}")
             found = _find(asked, stored, model.prefix)
             _check_shape(found, tuple(source.info(found).shape), shape, take)
             yield _Wanted(leaf, name, shape, found, take)
+
+
+def _spellings(table: Mapping[str, Any], path: str) -> tuple[Any, list[str]]:
+    """The table's entry for "layers.3.attn.out.weight": what to take, None for a whole tensor, and its names."""
+    module, _, kind = path.rpartition(".")
+    layer = re.search(r"\.(\d+)\.", module)
+    entry = table[re.sub(r"\.\d+\.", ".*.", module)]
+    take = None if isinstance(entry, str | tuple) else entry
+    names = (take.name,) if take else (entry,) if isinstance(entry, str) else entry
+    return take, [f"{name}.{kind}".replace("*", layer[1] if layer else "*") for name in names]
 
 
 def _find(asked: list[str], stored: set[str], prefix: str) -> str:

@@ -132,19 +132,23 @@ class Job:
 
     def response(self, answers: list[list[Answer]]) -> dict[str, Any]:
         response = head_object(self.serving, "text_completion", self.id, self.created)
-        response["choices"] = [self._choice(i, a) for i, per_prompt in enumerate(answers) for a in per_prompt]
+        response["choices"] = [
+            self._choice(i, answer, per_prompt[0].prompt_logprobs)
+            for i, per_prompt in enumerate(answers)
+            for answer in per_prompt
+        ]
         usages = [self._usage(a.usage) for per_prompt in answers for a in per_prompt]
         response["usage"] = usage_object(usages, self.prompt_tokens)
         return response
 
-    def _choice(self, i: int, answer: Answer) -> dict[str, Any]:
+    def _choice(self, i: int, answer: Answer, scores: tuple[TokenInfo, ...] | None) -> dict[str, Any]:
+        """`scores` are the prompt's, which come with its first answer and belong to all of them."""
         core = self.prompts[i]
         check_finish(answer.finish_reason, answer.error, self.id)
-        choice = self._text(i, answer, with_prompt=bool(self.wire.echo), scores=answer.prompt_logprobs)
+        choice = self._text(i, answer, with_prompt=bool(self.wire.echo), scores=scores)
         choice |= self._ending(core, answer)
         if self.wire.prompt_logprobs is not None:
-            scores = answer.prompt_logprobs or ()
-            choice["prompt_logprobs"] = prompt_logprobs(_cut(scores, self.wire.prompt_logprobs))
+            choice["prompt_logprobs"] = prompt_logprobs(_cut(scores or (), self.wire.prompt_logprobs))
         if self.wire.return_token_ids:
             choice |= {"token_ids": self._shown(answer.token_ids), "prompt_token_ids": core.prompt_ids}
         return choice

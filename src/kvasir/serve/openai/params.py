@@ -30,8 +30,6 @@ def to_params(wire: Sampling, info: ModelInfo, **given: Any) -> SamplingParams:
         fields["stop_token_ids"] = tuple(wire.stop_token_ids)
     if wire.logit_bias:
         fields["logit_bias"] = _bias(wire.logit_bias)
-    if fields.get("min_tokens", 0) > (given.get("max_tokens") or 2**31):
-        raise InvalidRequest("min_tokens is larger than max_tokens", param="min_tokens")
     return SamplingParams(**(fields | given))
 
 

@@ -1,0 +1,194 @@
+"""`kvasir doctor`: the machine, the installation, the kernels in force, a real start of the engine, and what is wrong."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvasir.cli.machine import machine_facts, software_facts, versions
+from kvasir.cli.show import bytes_text, plain, print_json, print_pairs, print_table
+from kvasir.config import GIB, EngineOptions, quiet_torch_pool, runtime_dir
+from kvasir.errors import ConfigError, KvasirError
+from kvasir.types import Request, SamplingParams
+
+MODEL = "kvasir-mini"
+NEEDED = """
+    torch numpy safetensors tokenizers huggingface_hub jinja2 llguidance msgspec typer rich fastapi uvicorn pydantic
+    pyzmq prometheus-client psutil
+    """.split()
+# Extra -> the distribution that shows whether it is installed, and what is missing without it.
+EXTRAS = {
+    "chat": ("prompt_toolkit", "line editing and history in kvasir chat"),
+    "bench": ("matplotlib", "plots of kvasir bench"),
+    "convert": ("sentencepiece", "repositories with only a tokenizer.model"),
+    "demo": ("openai", "make demo"),
+    "otel": ("opentelemetry-sdk", "traces"),
+    "fleet": ("ray", "several machines"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """fatal: the engine cannot be used; else it works, but not as well as it could."""
+
+    message: str
+    next: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The engine with the bundled model in one dtype: what it decided, or why it did not start."""
+
+    dtype: str
+    grade: str = ""
+    executor: str = ""
+    device: str = ""
+    summary: tuple[str, ...] = ()
+    error: str = ""
+
+
+def run(json: bool) -> None:
+    facts, problems = examine()
+    if json:
+        print_json({**facts, "problems": [asdict(problem) for problem in problems]})
+    else:
+        show(facts, problems)
+    sys.exit(any(problem.fatal for problem in problems))
+
+
+def examine() -> tuple[dict[str, Any], list[Problem]]:
+    """All that is known, and what is wrong with it. Raises nothing that a part of the examination raises."""
+    quiet_torch_pool()
+    broken = _broken_installation()
+    if broken:
+        return {"software": {**software_facts(), **versions(NEEDED)}}, [broken]
+    starts = [start(dtype) for dtype in ("auto", "float32")]
+    facts = {
+        "machine": machine_facts(),
+        "software": {**software_facts(), **versions(NEEDED)},
+        "native": native_facts(),
+        "ops": op_table(),
+        "starts": [asdict(each) for each in starts],
+        "extras": {extra: versions((name,))[name] for extra, (name, _) in EXTRAS.items()},
+    }
+    return facts, [*_problems(facts, starts)]
+
+
+def _broken_installation() -> Problem | None:
+    missing = [name for name, version in versions(NEEDED).items() if version is None]
+    if missing:
+        hint = "install Kvasir with its dependencies: pip install kvasir-llm"
+        return Problem(f"not installed: {', '.join(missing)}", hint, fatal=True)
+    try:
+        import torch  # noqa: F401
+    except Exception as error:  # a damaged library fails in many ways
+        return Problem(f"torch cannot be imported: {error}", "reinstall torch", fatal=True)
+    return None
+
+
+def native_facts() -> dict[str, Any]:
+    from kvasir.ops import native
+
+    if not native.available():
+        return {"available": False, "reason": native.reason(), "isa": None, "features": []}
+    return {"available": True, "reason": "", "isa": native.isa(), "features": list(native.cpu_features())}
+
+
+def op_table() -> list[dict[str, Any]]:
+    """Which implementation each op runs as, once an engine has started in this process, and why not another."""
+    from kvasir import ops
+
+    return [
+        {"op": c.op, "device": c.device, "chosen": c.chosen, "refused": dict(c.refused)} for c in ops.table()
+    ]
+
+
+def start(dtype: str) -> Start:
+    """Starts the engine on the bundled model, self-test included, and lets it answer."""
+    from kvasir.engine.build import build_core
+
+    try:
+        core, summary = build_core(EngineOptions(MODEL, dtype=dtype, max_num_seqs=2, max_model_len=128))
+        core.add(Request("doctor", (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, seed=0)))
+        deltas = [delta for _ in range(8) if core.has_work() for delta in core.step()]
+    except Exception as error:  # whatever it is, the doctor goes on and tells it
+        return Start(dtype, error=str(error) if isinstance(error, KvasirError) else f"{type(error).__name__}: {error}")
+    failed = next((delta.error for delta in deltas if delta.error), "")
+    done = sum(len(delta.token_ids) for delta in deltas) == 4
+    error = failed or ("" if done else "the engine answered with too few tokens")
+    return Start(core.info.dtype, core.info.grade, core.info.executor, core.info.device, tuple(summary), error)
+
+
+def _problems(facts: dict[str, Any], starts: list[Start]) -> Iterator[Problem]:
+    for each in starts:
+        if each.error:
+            hint = "run `kvasir run kvasir-mini hello` to see it; if the files are damaged, reinstall Kvasir"
+            yield Problem(f"the engine does not run in {each.dtype}: {each.error}", hint, fatal=True)
+        elif each.grade != "exact":
+            yield Problem(
+                f"the self-test says {each.grade!r} in {each.dtype}: answers may depend on what runs beside them",
+                "try another build of torch, or another --dtype",
+            )
+    if not facts["native"]["available"]:
+        yield Problem(facts["native"]["reason"], "install a C++ compiler and install Kvasir again")
+    machine = facts["machine"]
+    if platform.machine() in ("x86_64", "AMD64") and "avx2" not in machine["features"]:
+        yield Problem("this processor has no AVX2: computing will be slow", "choose a small model")
+    if machine["memory_available_bytes"] < GIB:
+        yield Problem(
+            f"only {bytes_text(machine['memory_available_bytes'])} of memory are free",
+            "end other programs, raise the container's limit, or choose a small model",
+        )
+    try:
+        runtime_dir()
+    except (ConfigError, OSError) as error:
+        hint = getattr(error, "hint", "") or "set XDG_RUNTIME_DIR to a folder of your own"
+        yield Problem(f"kvasir serve has no place for its socket: {error}", hint, fatal=True)
+
+
+def show(facts: dict[str, Any], problems: list[Problem]) -> None:
+    software = facts["software"]
+    if "machine" in facts:
+        _show_machine(facts)
+    print_table(("package", "version"), ((k, v or "MISSING") for k, v in software.items()), "Software")
+    if "ops" in facts:
+        print_table(
+            ("op", "device", "runs as", "why not another"),
+            (
+                (o["op"], o["device"], o["chosen"], "; ".join(f"{n}: {why}" for n, why in o["refused"].items()))
+                for o in facts["ops"]
+            ),
+            "Kernels",
+        )
+        print_table(
+            ("extra", "for", "installed"),
+            ((f"[{extra}]", EXTRAS[extra][1], version or "no") for extra, version in facts["extras"].items()),
+            "Extras",
+        )
+    print("\nno problems found" if not problems else f"\n{len(problems)} problems")
+    for problem in problems:
+        print(f"  {'ERROR' if problem.fatal else 'note'}: {plain(problem.message)}\n    try: {plain(problem.next)}")
+
+
+def _show_machine(facts: dict[str, Any]) -> None:
+    machine, native = facts["machine"], facts["native"]
+    gpu = machine["gpu"]
+    pairs = [
+        ("processor", f"{machine['cpu']}, {machine['cores']} of {machine['logical_cpus']} for this process"),
+        ("features", " ".join(machine["features"]) or "none that matter"),
+        (
+            "memory",
+            f"{bytes_text(machine['memory_available_bytes'])} free of {bytes_text(machine['memory_bytes'])}",
+        ),
+        ("GPU", f"{gpu['name']}, {bytes_text(gpu['memory_bytes'])}" if gpu else "none that torch sees"),
+        ("system", machine["system"]),
+        ("native", f"kernels for {native['isa']}" if native["available"] else f"no: {native['reason']}"),
+    ]
+    for each in facts["starts"]:
+        told = f"{each['executor']} executor on {each['device']}, grade {each['grade']}"
+        pairs.append((f"{each['dtype']}", each["error"] or told))
+    print_pairs(pairs)

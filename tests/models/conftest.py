@@ -1,0 +1,31 @@
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tests share the machine; those about threads set their own."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def transformers():
+    """The oracle. It is slow to import, so only where it is asked for."""
+    return pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
+
+
+@pytest.fixture(scope="session")
+def exact_machine():
+    """Skips where the libraries under torch do not keep the contract at all (the engine then says "close")."""
+    from tests.models.families import config_of
+    from tests.models.oracle import dummy
+
+    from kvasir.runner.selftest import run
+    from tests.models.driver import make_cache
+
+    model = dummy(config_of("llama"))
+    if run(model, make_cache(model)) != "exact":
+        pytest.skip("this machine's matrix library is not exact: the engine grades itself close here")

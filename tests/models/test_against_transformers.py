@@ -1,0 +1,95 @@
+"""The llama family against transformers: equal logits, and every field of a config makes a difference to them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.driver import logits_of
+from tests.models.families import FAMILIES, LLAMA3, YARN, config_of
+from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, ours, random_ids, randomized
+
+LENGTH = 100  # beyond every window and original rope length in `families`
+
+
+def oracle(transformers: Any, name: str) -> Any:
+    config = config_of(name)
+    kind = config.pop("model_type")
+    config = transformers.AutoConfig.for_model(kind, **config)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return randomized(model)
+
+
+@torch.no_grad()
+def reference_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    return model(torch.tensor([ids])).logits[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_agree(transformers, name):
+    model, ids = oracle(transformers, name), random_ids(LENGTH, 96)
+    expected = reference_logits(model, ids)
+    assert 1 < expected.abs().max() < 100, "the weights' scale hides errors"
+    logits = logits_of(ours(model.config.to_dict(), model.state_dict()), ids)
+    assert distance(logits, expected) < TOLERANCE
+
+
+def scaled(scaling: dict[str, Any], theta: float, **changes: Any) -> list[dict[str, Any]]:
+    """The rope settings with one change each."""
+    whole = {**scaling, "rope_theta": theta}
+    return [{"rope_parameters": {**whole, key: value}} for key, value in changes.items()]
+
+
+# Each entry changes the config that our model reads, and nothing else: the logits must notice.
+CHANGES: dict[str, list[dict[str, Any]]] = {
+    "llama": [
+        {"rms_norm_eps": 1e-1},
+        {"hidden_act": "gelu"},
+        {"hidden_act": "relu"},
+        {"tie_word_embeddings": True},
+        {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    ],
+    "llama-3": [
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        *scaled(LLAMA3, 500.0, factor=4.0, low_freq_factor=0.5, high_freq_factor=2.0),
+        *scaled(LLAMA3, 500.0, original_max_position_embeddings=64, rope_theta=600.0),
+    ],
+    "mistral": [{"sliding_window": None}, {"sliding_window": 25}],
+    "qwen2-windows": [
+        {"layer_types": ["full_attention"] * 3},
+        {"sliding_window": 21},
+        {"layer_types": ["sliding_attention"] * 3},
+    ],
+    "qwen2-yarn": [
+        *scaled(YARN, 100.0, factor=8.0, original_max_position_embeddings=128, attention_factor=1.0),
+        *scaled(YARN, 100.0, beta_fast=4.0, beta_slow=0.5, truncate=False),
+    ],
+    "qwen3": [{"rms_norm_eps": 1e-1}],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [pytest.param(n, c, id=f"{n}-{i}") for n, changes in CHANGES.items() for i, c in enumerate(changes)],
+)
+def test_every_field_moves_the_logits(transformers, name, change):
+    model, ids = oracle(transformers, name), random_ids(LENGTH, 96)
+    config, state = model.config.to_dict(), model.state_dict()
+    logits = logits_of(ours(config, state), ids)
+    assert distance(logits_of(ours(config | change, state), ids), logits) > SENSITIVITY
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_weight_moves_the_logits(transformers):
+    model, ids = oracle(transformers, "llama-biased-tied"), random_ids(LENGTH, 96)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    del state["lm_head.weight"]
+    logits = logits_of(ours(model.config.to_dict(), state), ids)
+    for name, tensor in state.items():
+        changed = state | {name: tensor * 1.5}
+        moved = distance(logits_of(ours(model.config.to_dict(), changed), ids), logits)
+        assert moved > SENSITIVITY, name

@@ -1,0 +1,148 @@
+"""The same bits, always: however a sequence is cut into steps, whatever runs beside it, wherever its blocks lie.
+
+Caches start full of NaN, and blocks that a window has left behind are given back and filled with NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvasir.layers.batch import Slice, make_batch
+from tests.models.driver import logits_of, make_cache
+from tests.models.families import config_of
+from tests.models.oracle import dummy, random_ids
+
+NAMES = ("llama-biased-tied", "llama-3", "mistral", "qwen2-windows", "qwen3")
+LENGTH = 150
+pytestmark = pytest.mark.usefixtures("exact_machine")
+
+MODELS: dict = {}
+
+
+def model_of(name: str, dtype: torch.dtype):
+    if (name, dtype) not in MODELS:
+        model = dummy(config_of(name), dtype)
+        ids = random_ids(LENGTH, 96)
+        MODELS[name, dtype] = model, ids, logits_of(model, ids, dtype=dtype, fill=torch.nan)
+    return MODELS[name, dtype]
+
+
+both = pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=("float32", "bfloat16"))
+
+
+@both
+@pytest.mark.parametrize("name", NAMES)
+def test_in_chunks_as_at_once(name, dtype):
+    model, ids, logits = model_of(name, dtype)
+    assert torch.isfinite(logits).all()
+    for chunks in ([1] * LENGTH, [63, 1, 1], [100], [7] * 30):
+        assert torch.equal(logits_of(model, ids, chunks=chunks, dtype=dtype, fill=torch.nan), logits)
+
+
+@both
+@pytest.mark.parametrize("name", NAMES)
+def test_in_blocks_of_any_size(name, dtype):
+    model, ids, logits = model_of(name, dtype)
+    for size in (8, 32, 64, 128):
+        found = logits_of(model, ids, chunks=[90, 1], block_size=size, dtype=dtype, fill=torch.nan)
+        assert torch.equal(found, logits)
+
+
+@both
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("threads", (2, 3, 4))
+def test_with_any_number_of_threads(name, dtype, threads):
+    model, ids, logits = model_of(name, dtype)
+    torch.set_num_threads(threads)
+    assert torch.equal(logits_of(model, ids, chunks=[40, 1], dtype=dtype, fill=torch.nan), logits)
+
+
+@dataclass
+class Running:
+    """A sequence under way. tables: per cache group, with entries that the window has left pointing anywhere."""
+
+    ids: list[int]
+    tables: list[np.ndarray]
+    done: int = 0
+    rows: list[torch.Tensor] = field(default_factory=list)
+
+
+@torch.inference_mode()
+def run_together(model, sequences: list[list[int]], counts: list[int], dtype: torch.dtype, seed: int) -> list:
+    """All sequences through one cache of scattered blocks, steps of `counts` tokens in turn; their logits."""
+    block_size = 16
+    need = [-(-len(ids) // block_size) for ids in sequences]
+    cache = make_cache(model, blocks=sum(need) + 1, block_size=block_size, dtype=dtype, fill=torch.nan)
+    random = np.random.default_rng(seed)
+    shuffled = [random.permutation(np.arange(1, sum(need) + 1, dtype=np.int32)) for _ in cache.groups]
+    ends = np.cumsum(need)[:-1]
+    parts = list(zip(*[np.split(blocks, ends) for blocks in shuffled], strict=True))
+    running = [Running(ids, list(tables)) for ids, tables in zip(sequences, parts, strict=True)]
+    turn = 0
+    while any(s.done < len(s.ids) for s in running):
+        chosen, slices = [], []
+        for s in running:
+            count = min(counts[turn % len(counts)], len(s.ids) - s.done)
+            turn += 1
+            if count:
+                chosen.append(s)
+                ids = np.array(s.ids[s.done : s.done + count], np.int32)
+                slices.append(Slice(ids, s.done, tuple(s.tables)))
+                s.done += count
+        if not slices:
+            continue
+        order = random.permutation(len(slices))
+        batch = make_batch([slices[i] for i in order], cache)
+        hidden = model.forward(batch.tokens_T, batch)
+        for i, a, b in zip(order, batch.starts[:-1], batch.starts[1:], strict=True):
+            chosen[i].rows.append(hidden[a:b])
+        give_back(cache, chosen)
+    return [model.logits(torch.cat(s.rows)) for s in running]
+
+
+def give_back(cache, running: list[Running]) -> None:
+    """Blocks wholly behind the window of the next token are freed: NaN in them, and a stale id in the table."""
+    for g, group in enumerate(cache.groups):
+        if group.window:
+            for s in running:
+                behind = max(0, s.done - group.window + 1) // cache.block_size
+                cache.tensors[g][:, :, s.tables[g][:behind]] = torch.nan
+                s.tables[g] = s.tables[g].copy()
+                s.tables[g][:behind] = 0
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    counts=st.lists(st.sampled_from([0, 1, 1, 2, 5, 17, 40, 64]), min_size=3, max_size=7).filter(any),
+    seed=st.integers(0, 1000),
+)
+@both
+@pytest.mark.parametrize("name", NAMES)
+def test_in_company_as_alone(name, dtype, counts, seed):
+    model, ids, logits = model_of(name, dtype)
+    lengths = [LENGTH, 1 + seed % 70, 90, 3]
+    sequences = [ids[:length] for length in lengths]
+    found = run_together(model, sequences, counts, dtype, seed)
+    for length, rows in zip(lengths, found, strict=True):
+        assert torch.equal(rows, logits[:length])
+
+
+@both
+def test_what_is_not_a_number_stays_with_its_sequence(dtype):
+    """A token whose embedding is NaN spoils the rows behind it in its own sequence, and nothing else."""
+    model = dummy(config_of("mistral"), dtype)
+    model.embed.weight = model.embed.weight.clone()
+    bad, ids = 95, [i % 95 for i in random_ids(80, 96)]
+    logits = logits_of(model, ids, dtype=dtype)
+    model.embed.weight[bad] = torch.nan
+    sick = [*ids[:40], bad, *ids[41:]]
+    healthy, spoiled = run_together(model, [ids, sick], [33, 80, 5], dtype, 0)
+    assert torch.equal(healthy, logits)
+    assert torch.equal(spoiled[:40], logits[:40])
+    assert spoiled[40:64].isnan().all()

@@ -1,0 +1,163 @@
+"""Embeddings, models, tokens, and what the server tells about itself."""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+
+import pytest
+
+from kvasir.serve.settings import ServeSettings
+from kvasir.types import Task
+from tests.serve.running import client
+
+
+async def embed(http, **fields):
+    return await http.post("/v1/embeddings", json=fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "sums"),
+    [("ab", [195.0]), (["ab", "c"], [195.0, 99.0]), ([97, 98], [195.0]), ([[97, 98], [99]], [195.0, 99.0])],
+)
+async def test_embeddings_of_every_kind_of_input(http, given, sums):
+    answer = (await embed(http, input=given)).json()
+    assert [e["embedding"][0] for e in answer["data"]] == sums  # the fake sums the ids
+    assert [e["index"] for e in answer["data"]] == list(range(len(sums)))
+    assert answer["object"] == "list" and answer["model"] == "fake"
+    tokens = sum(e["embedding"][1] for e in answer["data"])
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+async def test_embeddings_in_base64_are_little_endian_float32(http):
+    data = (await embed(http, input="ab", encoding_format="base64")).json()["data"][0]["embedding"]
+    assert struct.unpack("<2f", base64.b64decode(data)) == (195.0, 2.0)
+
+
+async def test_many_inputs_keep_their_order(http):
+    answer = (await embed(http, input=[[i] for i in range(2, 202)])).json()
+    assert [e["embedding"][0] for e in answer["data"]] == list(map(float, range(2, 202)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [300]}, "input"),
+        ({"input": "x" * 600}, "input"),
+        ({"input": "x", "dimensions": 5}, "dimensions"),
+        ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({}, "input"),
+    ],
+)
+async def test_embeddings_refused_by_name(http, fields, param):
+    response = await embed(http, **fields)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+async def test_tasks_that_a_model_cannot_do():
+    async with client(tasks=(Task.GENERATE,)) as http:
+        assert (await embed(http, input="x")).json()["error"]["param"] == "model"
+    async with client(tasks=(Task.EMBED,)) as http:
+        response = await http.post("/v1/completions", json={"prompt": "x"})
+        assert response.status_code == 400 and "does not generate" in response.json()["error"]["message"]
+
+
+async def test_an_input_that_fails_is_an_error(http):
+    response = await embed(http, input=["a", "\x01"])
+    assert response.status_code == 500 and "Secret" not in response.text
+
+
+async def test_models_by_all_their_names():
+    async with client(ServeSettings(model_names=("org/one", "two"))) as http:
+        data = (await http.get("/v1/models")).json()
+        assert data["object"] == "list" and [m["id"] for m in data["data"]] == ["org/one", "two"]
+        one = (await http.get("/v1/models/org/one")).json()
+        assert one["object"] == "model" and one["max_model_len"] == 512 and one["root"] == "org/one"
+        assert (await http.get("/v1/models/fake")).status_code == 404
+        for route, fields in (
+            ("completions", {"prompt": "x"}),
+            ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            ("embeddings", {"input": "x"}),
+        ):
+            response = await http.post(f"/v1/{route}", json={"model": "fake", **fields})
+            error = response.json()["error"]
+            assert (response.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+            assert (await http.post(f"/v1/{route}", json={"model": "two", **fields})).json()[
+                "model"
+            ] == "org/one"
+
+
+async def test_texts_and_conversations_to_tokens_and_back(http):
+    tokens = (await http.post("/tokenize", json={"prompt": "né", "return_token_strs": True})).json()
+    assert tokens == {
+        "count": 3,
+        "max_model_len": 512,
+        "tokens": [110, 0xC3, 0xA9],
+        "token_strs": ["n", "\ufffd", "\ufffd"],
+    }
+    chat = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"shout": "!"}}
+    tokens = (await http.post("/tokenize", json=chat)).json()["tokens"]
+    text = (await http.post("/detokenize", json={"tokens": tokens})).json()
+    assert text == {"prompt": "user: hi\n!assistant: "}
+    assert (await http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+    for bad in ({}, {"prompt": "x", "messages": chat["messages"]}, {"prompt": 5}):
+        assert (await http.post("/tokenize", json=bad)).json()["error"]["param"] == "prompt"
+    assert (await http.post("/detokenize", json={"tokens": [999]})).json()["error"]["param"] == "tokens"
+
+
+async def test_health_follows_the_engine(http):
+    assert (await http.get("/health")).json() == {"status": "ok"}
+
+
+async def test_health_of_a_dead_engine():
+    async with client() as http:
+        alive, http.front.engine.alive = http.front.engine.alive, lambda timeout: _false()
+        assert (await http.get("/health")).status_code == 503
+        http.front.engine.alive = alive
+
+
+async def _false() -> bool:
+    return False
+
+
+async def test_the_server_introduces_itself(http):
+    assert (await http.get("/version")).json().keys() == {"version"}
+    assert (await http.get("/")).json()["models"] == ["fake"]
+    schema = (await http.get("/openapi.json")).json()
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/embeddings"} <= set(schema["paths"])
+    assert "422" not in str(schema["paths"])
+
+
+async def test_metrics_count_what_happened(http):
+    await http.post("/v1/completions", json={"prompt": "abcd", "max_tokens": 5, "n": 2})
+    await http.post(
+        "/v1/completions", json={"prompt": "abcd", "max_tokens": 50, "stop": "c", "temperature": 0}
+    )
+    await http.post("/v1/completions", json={"prompt": 5})
+    await http.get("/nowhere/special")
+    text = (await http.get("/metrics")).text
+
+    def value(name: str) -> float:
+        found = re.search(rf"^kvasir_{re.escape(name)} (\S+)$", text, re.M)
+        assert found, f"{name} is not in\n{text}"
+        return float(found[1])
+
+    model = 'model_name="fake"'
+    assert value('http_requests_total{code="200",method="POST",route="/v1/completions"}') == 2
+    assert value('http_requests_total{code="400",method="POST",route="/v1/completions"}') == 1
+    assert value('http_requests_total{code="404",method="GET",route="other"}') == 1
+    assert value(f'answers_total{{finish_reason="length",{model}}}') == 2
+    assert value(f'answers_total{{finish_reason="stop",{model}}}') == 1
+    assert value(f"prompt_tokens_total{{{model}}}") == 8
+    assert value(f"generated_tokens_total{{{model}}}") == 13
+    assert value(f"time_to_first_token_seconds_count{{{model}}}") == 3
+    assert value(f"time_per_output_token_seconds_count{{{model}}}") == 10
+    assert value(f'request_seconds_bucket{{le="+Inf",{model}}}') == 2
+    assert value(f"request_prompt_tokens_sum{{{model}}}") == 8
+    assert value(f"kv_usage_ratio{{{model}}}") == 0
+    assert value(f"engine_steps_total{{{model}}}") > 5
+    for name in ("answers_running", "answers_waiting", "requests_open", "preemptions_total", "kv_blocks"):
+        value(f"{name}{{{model}}}")

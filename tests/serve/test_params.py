@@ -1,0 +1,157 @@
+"""Every sampling field once: it reaches the engine as it was asked, or is refused by its name."""
+
+from __future__ import annotations
+
+import typing
+
+import openai.types.chat.completion_create_params as chat_params
+import openai.types.completion_create_params as completion_params
+import openai.types.embedding_create_params as embedding_params
+import pytest
+
+from kvasir.serve.openai.params import to_params
+from kvasir.serve.openai.wire import ChatRequest, CompletionRequest, EmbeddingRequest
+from kvasir.types import ModelInfo, SamplingParams, Task
+from tests.serve.running import client
+
+INFO = ModelInfo("m", "a", (Task.GENERATE,), 260, 512)
+
+
+def params(**fields) -> SamplingParams:
+    return to_params(CompletionRequest(prompt="x", **fields), INFO)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("n", 3, 3),
+        ("temperature", 0, 0.0),
+        ("temperature", 1.5, 1.5),
+        ("top_p", 0.5, 0.5),
+        ("top_k", 7, 7),
+        ("top_k", -1, -1),
+        ("min_p", 0.1, 0.1),
+        ("presence_penalty", -1.5, -1.5),
+        ("frequency_penalty", 1, 1.0),
+        ("repetition_penalty", 1.2, 1.2),
+        ("logit_bias", {"5": -100, "7": 2.5}, {5: -100.0, 7: 2.5}),
+        ("seed", -5, -5),
+        ("seed", 2**63, 2**63),
+        ("stop", "a", ("a",)),
+        ("stop", ["a", "b"], ("a", "b")),
+        ("stop_token_ids", [1, 2], (1, 2)),
+        ("min_tokens", 3, 3),
+        ("ignore_eos", True, True),
+        ("skip_special_tokens", False, False),
+        ("include_stop_str_in_output", True, True),
+        ("prompt_logprobs", 2, 2),
+    ],
+)
+def test_a_field_arrives(name, value, expected):
+    assert getattr(params(**{name: value}), name) == expected
+    assert params(**{name: None}) == params()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 0),
+        ("n", 129),
+        ("n", "2"),
+        ("n", 1.0),
+        ("n", True),
+        ("temperature", -0.1),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"260": 1}),
+        ("logit_bias", [1]),
+        ("seed", 2**64),
+        ("seed", 0.5),
+        ("stop", [""]),
+        ("stop", ["x"] * 65),
+        ("stop", 5),
+        ("stop", ["x", 5]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [260]),
+        ("stop_token_ids", ["a"]),
+        ("min_tokens", -1),
+        ("min_tokens", 6),
+        ("ignore_eos", "yes"),
+        ("skip_special_tokens", 1),
+        ("prompt_logprobs", -1),
+        ("logprobs", 129),
+        ("return_token_ids", "yes"),
+        ("priority", 2**40),
+        ("cache_salt", ""),
+        ("cache_salt", "x" * 257),
+        ("add_special_tokens", "no"),
+        ("echo", 1),
+        ("stream", "yes"),
+        ("stream_options", {"other": True}),
+        ("user", 5),
+        ("max_tokens", 2**40),
+    ],
+)
+async def test_a_field_out_of_its_range_is_refused_by_its_name(http, name, value):
+    fields = {"prompt": "x", "max_tokens": 5, "stream": False, name: value}
+    response = await http.post("/v1/completions", json=fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"].split(".")[0] == name
+
+
+def test_a_models_recommendations_are_defaults_and_no_more():
+    info = ModelInfo(
+        "m", "a", (Task.GENERATE,), 260, 512, default_sampling={"temperature": 0.6, "top_k": 20, "odd": 1}
+    )
+    got = to_params(CompletionRequest(prompt="x", top_k=5), info)
+    assert (got.temperature, got.top_k, got.top_p) == (0.6, 5, 1.0)
+
+
+async def test_priority_salt_and_tenant_reach_the_core():
+    async with client() as http:
+        seen = []
+        submit = http.front.engine.submit
+
+        def spy(request):
+            seen.append(request)
+            return submit(request)
+
+        http.front.engine.submit = spy
+        fields = {"prompt": "x", "max_tokens": 1, "priority": -3, "cache_salt": "s"}
+        await http.post("/v1/completions", json=fields)
+        assert (seen[0].priority, seen[0].cache_salt, seen[0].params.max_tokens) == (-3, "s", 1)
+
+
+def fields_of(*kinds: type) -> set[str]:
+    return {name for kind in kinds for name in typing.get_type_hints(kind)}
+
+
+@pytest.mark.parametrize(
+    ("wire", "kinds"),
+    [
+        (
+            ChatRequest,
+            (chat_params.CompletionCreateParamsNonStreaming, chat_params.CompletionCreateParamsStreaming),
+        ),
+        (
+            CompletionRequest,
+            (
+                completion_params.CompletionCreateParamsNonStreaming,
+                completion_params.CompletionCreateParamsStreaming,
+            ),
+        ),
+        (EmbeddingRequest, (embedding_params.EmbeddingCreateParams,)),
+    ],
+)
+def test_every_field_of_the_public_specification_has_a_decision(wire, kinds):
+    assert fields_of(*kinds) - set(wire.model_fields) == set()
