@@ -2,8 +2,8 @@
 
     python benchmarks/shapes.py qwen3-0.6b /tmp/qwen3-0.6b
 
-Weights are bfloat16, normal with deviation 1 / sqrt(row length), from a seed. There is no tokenizer: `kvasir bench`
-sends token ids. The sizes are those of the published models.
+Weights are bfloat16, normal with deviation 1 / sqrt(row length), from a seed. There is no tokenizer:
+`kvasir bench` sends token ids. The sizes are those of the published models.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-_COMMON = {"hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
+_COMMON = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _COMMON
     | {

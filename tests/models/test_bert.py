@@ -136,8 +136,9 @@ def test_every_token_sees_those_behind_it(tmp_path):
     assert distance(hidden_of(model, [changed])[0][:1], hidden_of(model, [ids])[0][:1]) > SENSITIVITY
 
 
-def test_a_checkpoint_with_heads_and_prefix_loads_without_them(tmp_path):
-    hf = oracle(transformers.BertForMaskedLM)
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForPreTraining"])
+def test_a_checkpoint_with_heads_and_prefix_loads_without_them(tmp_path, kind):
+    hf = oracle(getattr(transformers, kind))
     model = load(save(hf, tmp_path))
     ids = random_ids(40, 97)
     assert distance(hidden_of(model, [ids])[0], expected(hf.bert, ids)) < TOLERANCE
@@ -160,6 +161,13 @@ def test_a_checkpoint_with_heads_and_prefix_loads_without_them(tmp_path):
 def test_configs_that_cannot_be_are_refused(fields, error):
     with pytest.raises(error):
         BertConfig.from_hf({"model_type": "bert", **SMALL, **fields})
+
+
+def test_fields_of_absent_heads_are_ignored():
+    """As in bert-base-chinese and what was trained from it."""
+    pooler = {"pooler_fc_size": 768, "pooler_num_attention_heads": 12, "pooler_type": "first_token_transform"}
+    found = BertConfig.from_hf({**SMALL, **pooler, "directionality": "bidi"})
+    assert found == BertConfig.from_hf(SMALL)
 
 
 def test_a_text_may_be_as_long_as_both_bounds_allow():

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
 from kvasir.models.config import Fields, read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import FAMILIES, HFView, halves_from_pairs, hf_name
@@ -332,6 +335,29 @@ def test_a_file_without_architecture_or_embedding_is_bad():
 def test_a_token_id_that_cannot_be_is_refused(token):
     with pytest.raises(ModelFileError, match="eos_token_id"):
         read("llama", tokenizer={"eos_token_id": token})
+
+
+NUMBERS = st.integers(-1, 2**40) | st.floats() | st.booleans() | st.text(max_size=4)
+ARRAYS = arrays(st.sampled_from([np.int32, np.float32, np.bool_]), st.integers(0, 5))
+KEYS = [
+    *metadata("llama"),
+    "llama.rope.scaling.type",
+    "llama.rope.scaling.factor",
+    "llama.attention.head_count_kv",
+]
+
+
+@settings(deadline=None, max_examples=4000)
+@given(st.dictionaries(st.sampled_from(KEYS[1:]), NUMBERS | ARRAYS), st.none() | ARRAYS)
+def test_any_metadata_gives_a_config_or_our_error(values, factors):
+    tensors = {"token_embd.weight": np.zeros((ROWS, HIDDEN), np.float32)}
+    if factors is not None:
+        tensors["rope_freqs.weight"] = factors
+    try:
+        config = hf_config_from_gguf({**metadata("llama"), **values}, Tensors(tensors))
+        model_class_for(config).Config.from_hf(config)
+    except KvasirError as error:
+        assert len(str(error)) < 500
 
 
 def test_a_config_is_plain_json():

@@ -1,4 +1,4 @@
-"""`kvasir doctor`: the machine, the installation, the kernels in force, a real start of the engine, and what is wrong."""
+"""`kvasir doctor`: the machine, the installation, a real start of the engine, its kernels, and what is wrong."""
 
 from __future__ import annotations
 
@@ -113,14 +113,17 @@ def start(dtype: str) -> Start:
 
     try:
         core, summary = build_core(EngineOptions(MODEL, dtype=dtype, max_num_seqs=2, max_model_len=128))
-        core.add(Request("doctor", (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, seed=0)))
+        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, seed=0)
+        core.add(Request("doctor", (1, 2, 3), params))
         deltas = [delta for _ in range(8) if core.has_work() for delta in core.step()]
     except Exception as error:  # whatever it is, the doctor goes on and tells it
-        return Start(dtype, error=str(error) if isinstance(error, KvasirError) else f"{type(error).__name__}: {error}")
+        kind = "" if isinstance(error, KvasirError) else f"{type(error).__name__}: "
+        return Start(dtype, error=f"{kind}{error}")
     failed = next((delta.error for delta in deltas if delta.error), "")
     done = sum(len(delta.token_ids) for delta in deltas) == 4
     error = failed or ("" if done else "the engine answered with too few tokens")
-    return Start(core.info.dtype, core.info.grade, core.info.executor, core.info.device, tuple(summary), error)
+    info = core.info
+    return Start(info.dtype, info.grade, info.executor, info.device, tuple(summary), error)
 
 
 def _problems(facts: dict[str, Any], starts: list[Start]) -> Iterator[Problem]:
@@ -158,10 +161,7 @@ def show(facts: dict[str, Any], problems: list[Problem]) -> None:
     if "ops" in facts:
         print_table(
             ("op", "device", "runs as", "why not another"),
-            (
-                (o["op"], o["device"], o["chosen"], "; ".join(f"{n}: {why}" for n, why in o["refused"].items()))
-                for o in facts["ops"]
-            ),
+            ((o["op"], o["device"], o["chosen"], _reasons(o["refused"])) for o in facts["ops"]),
             "Kernels",
         )
         print_table(
@@ -171,7 +171,12 @@ def show(facts: dict[str, Any], problems: list[Problem]) -> None:
         )
     print("\nno problems found" if not problems else f"\n{len(problems)} problems")
     for problem in problems:
-        print(f"  {'ERROR' if problem.fatal else 'note'}: {plain(problem.message)}\n    try: {plain(problem.next)}")
+        print(f"  {'ERROR' if problem.fatal else 'note'}: {plain(problem.message)}")
+        print(f"    try: {plain(problem.next)}")
+
+
+def _reasons(refused: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in refused.items())
 
 
 def _show_machine(facts: dict[str, Any]) -> None:

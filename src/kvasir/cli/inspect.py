@@ -69,7 +69,8 @@ def as_dict(
         }
     if tensors:
         value["tensors"] = [
-            {"name": t.name, "type": t.dtype, "shape": list(t.shape), "bytes": t.nbytes} for t in stored.tensors
+            {"name": t.name, "type": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
+            for t in stored.tensors
         ]
     return value
 
@@ -114,11 +115,13 @@ def _summary(
     model: str, stored: Stored, needs: Needs | None, problem: dict[str, str] | None
 ) -> list[tuple[str, Any]]:
     files = stored.files
-    parts = f" in {len(files.weights)} files" if len(files.weights) > 1 else ""
-    size = sum(path.stat().st_size for path in files.weights)
+    container = "GGUF" if files.kind == "gguf" else "safetensors"
+    size = bytes_text(sum(path.stat().st_size for path in files.weights))
+    first, *more = files.weights
+    parts = f"{container} in {len(more) + 1} files" if more else container
     lines: list[tuple[str, Any]] = [
         ("model", model),
-        ("files", f"{files.weights[0]}, {'GGUF' if files.kind == 'gguf' else 'safetensors'}{parts}, {bytes_text(size)}"),
+        ("files", f"{first}, {parts}, {size}"),
         ("architecture", stored.architecture + (f", runs as {needs.architecture}" if needs else "")),
         ("parameters", count_text(stored.parameters)),
     ]
@@ -128,9 +131,9 @@ def _summary(
             ("context", f"{needs.max_context} tokens"),
             ("vocabulary", needs.vocab_size),
         ]
-    vocabulary = f", {stored.vocabulary} entries" if stored.vocabulary else ""
+    entries = f", {stored.vocabulary} entries" if stored.vocabulary else ""
     lines += [
-        ("tokenizer", f"{stored.tokenizer}{vocabulary}" if stored.tokenizer else "none: prompts are token ids"),
+        ("tokenizer", f"{stored.tokenizer}{entries}" if stored.tokenizer else "none: prompts are token ids"),
         ("chat template", ", ".join(stored.templates) or "none"),
     ]
     if problem:

@@ -59,8 +59,8 @@ def commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(("git", "-C", str(root), *arguments), capture_output=True, text=True, timeout=5, check=True)
-    return done.stdout.strip()
+    command = ("git", "-C", str(root), *arguments)
+    return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
 
 
 def _version(name: str) -> str | None:

@@ -1,14 +1,14 @@
 """What a model's files hold and what computing it needs, without reading a weight.
 
-What lies in the files is told for every model, also for one that this engine cannot run; what it needs comes from the
-very classes that would run it.
+What lies in the files is told for every model, also for one that this engine cannot run; what it needs comes
+from the very classes that would run it.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -84,9 +84,9 @@ class Needs:
 # -- what the files hold ---------------------------------------------------------------------------------
 
 
-def read_stored(model: str) -> Stored:
+def read_stored(model: str, revision: str | None = None) -> Stored:
     """Raises ModelFileError. A model on the hub is looked for in the local cache alone."""
-    files = find_model(model, allow_download=False)
+    files = find_model(model, revision, allow_download=False)
     return _stored_gguf(files) if files.kind == "gguf" else _stored_folder(files)
 
 
@@ -99,13 +99,16 @@ def _stored_folder(files: ModelFiles) -> Stored:
     architecture = names[0] if isinstance(names, list) and names else config.get("model_type", "unknown")
     tokenizer, vocabulary = _folder_tokenizer(files)
     metadata = {key: _short(value) for key, value in config.items()}
-    return Stored(files, str(architecture), tensors, metadata, tokenizer, vocabulary, tuple(files.chat_templates))
+    return Stored(
+        files, str(architecture), tensors, metadata, tokenizer, vocabulary, tuple(files.chat_templates)
+    )
 
 
 def _folder_tokenizer(files: ModelFiles) -> tuple[str | None, int | None]:
     if files.tokenizer_json is not None:
         value = read_json(files.tokenizer_json)
-        model = value.get("model") if isinstance(value.get("model"), dict) else {}
+        model = value.get("model")
+        model = model if isinstance(model, dict) else {}
         vocabulary = model.get("vocab")
         size = len(vocabulary) if isinstance(vocabulary, dict | list) else None
         return f"{model.get('type', 'unknown')} ({files.tokenizer_json.name})", size
@@ -129,19 +132,16 @@ def _stored_gguf(files: ModelFiles) -> Stored:
 
 def _short(value: Any) -> Any:
     """A value with long arrays and texts cut, saying how long they were."""
-    if isinstance(value, np.ndarray):
-        value = value[: _SHOWN + 1].tolist() if len(value) <= _SHOWN else _cut(value[:_SHOWN].tolist(), len(value))
-    if isinstance(value, list | tuple) and len(value) > _SHOWN:
-        return _cut(list(value[:_SHOWN]), len(value))
+    if isinstance(value, list | tuple | np.ndarray):
+        first = [_short(item) for item in list(value[:_SHOWN])]
+        return first if len(value) <= _SHOWN else f"[{', '.join(map(str, first))}, ... {len(value)} in all]"
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, str) and len(value) > 400:
         return f"{value[:300]}... ({len(value)} characters)"
     if isinstance(value, dict):
         return {str(key): _short(item) for key, item in value.items()}
     return value
-
-
-def _cut(first: Sequence[Any], count: int) -> str:
-    return f"[{', '.join(str(_short(item)) for item in first)}, ... {count} in all]"
 
 
 # -- what running it takes -------------------------------------------------------------------------------

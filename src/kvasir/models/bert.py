@@ -56,7 +56,9 @@ class BertConfig:
         f.expect("position_embedding_type", "absolute")
         f.expect("is_decoder", False)
         f.expect("add_cross_attention", False)
-        f.get("tie_word_embeddings")  # of a head that we do not have
+        for name in config:
+            if name == "tie_word_embeddings" or name.startswith("pooler_"):
+                f.get(name)  # of heads that we do not have
         found = cls(
             vocab_size=f.integer("vocab_size", 1, MAX_VOCAB, 30522),
             width=width,

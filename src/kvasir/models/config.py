@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from reprlib import Repr
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
@@ -37,6 +38,7 @@ MAX_POSITIONS = 1 << 26
 MAX_EOS_IDS = 64
 
 _REQUIRED: Any = object()
+_REPR = Repr()
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -152,7 +154,8 @@ def _has_meaning(name: str) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    """For messages; never works through a long value."""
+    text = _REPR.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -56,8 +56,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         same = value.size and bool((value == value.flat[0]).all())
         return _plain(value.flat[0].item()) if same else value.tolist()
-    if isinstance(value, float) and float(np.float32(value)) == value:
-        return float(str(np.float32(value)))
+    if isinstance(value, float):
+        with np.errstate(over="ignore"):
+            single = np.float32(value)
+        return float(str(single)) if float(single) == value else value
     return value
 
 

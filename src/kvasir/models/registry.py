@@ -15,7 +15,7 @@ from kvasir.errors import ModelFileError, UnsupportedModel
 
 # model_type -> module of this package, its class, and the `architectures` that the class computes.
 MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "bert": ("bert", "Bert", ("BertModel", "BertForMaskedLM")),
+    "bert": ("bert", "Bert", ("BertModel", "BertForMaskedLM", "BertForPreTraining")),
     "gpt2": ("gpt2", "GPT2", ("GPT2LMHeadModel",)),
     "llama": ("llama", "Llama", ("LlamaForCausalLM",)),
     "mistral": ("mistral", "Mistral", ("MistralForCausalLM",)),

@@ -77,7 +77,8 @@ def _of_validation(error: RequestValidationError) -> Fault:
 
 
 def _is_field(part: str | int) -> bool:
-    """Whether a part of an error's place is a field or an index, and not where it was or which type was tried."""
+    """Whether a part of an error's place is a field or an index, and not where it was or which type was
+    tried."""
     return isinstance(part, int) or ("[" not in part and part not in ("body", "query", "path", "str"))
 
 

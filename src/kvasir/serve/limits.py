@@ -77,18 +77,16 @@ class BodyLimit:
                         break
         except TimeoutError:
             return Fault(408, f"the body did not arrive within {self.max_seconds:g} seconds", "timeout")
-        if deeper_than(bytes(body), self.max_depth):
-            return Fault(
-                400, f"JSON nested deeper than {self.max_depth}, or unbalanced brackets", "invalid_json"
-            )
-        return bytes(body)
+        excess = json_excess(bytes(body), self.max_depth)
+        return Fault(400, f"the JSON body: {excess}", "invalid_json") if excess else bytes(body)
 
 
 def json_excess(body: bytes, max_depth: int) -> str | None:
-    """What is too much in a JSON text, or None: how deep it nests, how many arrays, objects and strings it has.
+    """What is too much in a JSON text, or None: how deep it nests, how many arrays, objects and strings it
+    has.
 
-    Escapes and then strings are taken out, then all but brackets; each round removes the innermost level. All of
-    it runs at the speed of C, and the rounds over no more than a few hundred thousand brackets.
+    Escapes and then strings are taken out, then all but brackets; each round removes the innermost level.
+    All of it runs at the speed of C, and the rounds over no more than a few hundred thousand brackets.
     """
     if body.count(b"[") + body.count(b"{") <= max_depth:
         return None

@@ -90,8 +90,8 @@ class Server(uvicorn.Server):
         self._drain = settings.drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Ends the server and, unlike uvicorn's own, leaves it to the caller to end the process: the engine comes
-        after. A second SIGINT waits for nothing."""
+        """Ends the server and, unlike uvicorn's own, leaves it to the caller to end the process: the engine
+        comes after. A second SIGINT waits for nothing."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 

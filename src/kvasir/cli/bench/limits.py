@@ -1,7 +1,7 @@
 """The limit beside each figure: what this machine could do at best, were the engine perfect.
 
-A step cannot be faster than reading all weights once (as they are in the file) and the keys and values it attends to
-at the measured bandwidth, nor than doing its multiply-adds at the measured rate; both may overlap.
+A step cannot be faster than reading all weights once (as they are in the file) and the keys and values it
+attends to at the measured bandwidth, nor than doing its multiply-adds at the measured rate; both may overlap.
 """
 
 from __future__ import annotations

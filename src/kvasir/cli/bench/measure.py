@@ -1,7 +1,7 @@
 """What is measured: one run of a mode is a dict of figures, by names that carry their unit.
 
-Requests are random token ids answered greedily to their full length, so a run needs no tokenizer and does the same work
-each time. Times are taken where ids come back, without HTTP.
+Requests are random token ids answered greedily to their full length, so a run needs no tokenizer and does the
+same work each time. Times are taken where ids come back, without HTTP.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ async def warm_up(front: Front) -> None:
 async def latency(front: Front, shape: Shape, run: int) -> Figures:
     """One request alone."""
     timing = await time_request(front, make_requests(front, shape, 1, run)[0])
-    figures = {"ttft_s": timing.ttft, "e2e_s": timing.e2e, "prompt_tokens_per_s": shape.input_len / timing.ttft}
+    figures = {"ttft_s": timing.ttft, "e2e_s": timing.e2e}
+    figures["prompt_tokens_per_s"] = shape.input_len / timing.ttft
     if timing.tpot:
         figures |= {"tpot_s": timing.tpot, "output_tokens_per_s": 1 / timing.tpot}
     return figures
@@ -109,16 +110,22 @@ async def throughput(front: Front, shape: Shape, run: int) -> Figures:
 async def serve(front: Front, shape: Shape, run: int) -> Figures:
     """Poisson arrivals. A request's time counts from when it was due, so that a late start is not hidden."""
     requests = make_requests(front, shape, shape.num_prompts, run)
-    random = np.random.default_rng((SEED, run, 1))
-    gaps = random.exponential(1 / shape.request_rate, len(requests)) if shape.request_rate else np.zeros(len(requests))
     begun = time.perf_counter()
-    due = (begun + np.cumsum(gaps)).tolist()
+    due = (begun + arrivals(shape, run)).tolist()
     timings = await _all([_at(front, request, when) for request, when in zip(requests, due, strict=True)])
     figures = _rates(shape, time.perf_counter() - begun)
     for name in ("ttft", "tpot", "e2e"):
         values = [value for timing in timings if (value := getattr(timing, name)) is not None]
         figures |= percentiles(name, values) if values else {}
     return figures
+
+
+def arrivals(shape: Shape, run: int) -> np.ndarray:
+    """When each request is due, in seconds from the start."""
+    if not shape.request_rate:
+        return np.zeros(shape.num_prompts)
+    random = np.random.default_rng((SEED, run, 1))
+    return np.cumsum(random.exponential(1 / shape.request_rate, shape.num_prompts))
 
 
 async def _at(front: Front, request: Request, when: float) -> Timing:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 BANDWIDTH_METHOD = (
-    "read: CPU: numpy's dot of float32 slices of 8 MiB with themselves over 256 MiB, one Python thread per computing "
-    "thread, best of 5 passes; GPU: torch's sum of 1 GiB of float32, best of 5"
+    "reads: CPU: numpy's dot of float32 slices of 8 MiB with themselves over 256 MiB, one Python thread per "
+    "computing thread, best of 5 passes; GPU: torch's sum of 1 GiB of float32, best of 5"
 )
-ARITHMETIC_METHOD = "torch's product of two square matrices (CPU 1024, GPU 8192) in the model's dtype, best of 5"
+ARITHMETIC_METHOD = "torch's product of square matrices (CPU 1024, GPU 8192) in the model's dtype, best of 5"
 _PASSES = 5
 _SLICE = 2 << 20  # float32 values
 _SLICES = 32
@@ -28,7 +28,8 @@ class Probe:
 
 def probe(device: str, dtype: str, threads: int) -> Probe:
     """device: "cpu" or "cuda". Takes a fraction of a second; nothing else should run."""
-    return Probe(_bandwidth_gpu() if device == "cuda" else _bandwidth_cpu(threads), _arithmetic(device, dtype, threads))
+    bandwidth = _bandwidth_gpu() if device == "cuda" else _bandwidth_cpu(threads)
+    return Probe(bandwidth, _arithmetic(device, dtype, threads))
 
 
 def _bandwidth_cpu(threads: int) -> float:
@@ -91,7 +92,3 @@ class ForeignLoad:
         """0 for a quiet machine, 1 where others had all of it."""
         total, busy, own = (now - then for now, then in zip(self._now(), self._begun, strict=True))
         return min(1.0, max(0.0, (busy - own) / total)) if total > 0 else 0.0
-
-
-def as_dict(value: Probe) -> dict[str, float]:
-    return asdict(value)

@@ -72,7 +72,7 @@ def print_report(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> None:
     )
     probe, foreign = typical_probe(runs), [run.foreign_cpu for run in runs]
     print(
-        f"\nread bandwidth {probe.bytes_per_s / 1e9:.1f} GB/s, {probe.macs_per_s * 2 / 1e9:.0f} GFLOP/s (medians); "
+        f"\nreads {probe.bytes_per_s / 1e9:.1f} GB/s, computes {probe.macs_per_s * 2 / 1e9:.0f} GFLOP/s (medians); "
         f"others used {min(foreign):.0%} to {max(foreign):.0%} of the processors during the runs"
     )
 
@@ -88,14 +88,16 @@ def as_dict(rows: Sequence[Row], runs: Sequence[Run], facts: Mapping[str, Any]) 
     }
 
 
-def write(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Row], runs: Sequence[Run]) -> list[Path]:
+def write(
+    out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Row], runs: Sequence[Run]
+) -> list[Path]:
     """The JSON, and the plot where matplotlib is there. Raises ConfigError where nothing can be written."""
     stem = re.sub(r"[^\w.-]+", "-", Path(name).name) + time.strftime("-%Y%m%d-%H%M%S")
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{stem}.json").write_text(json_text(dict(result)) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}", "name another folder with --out") from error
+        raise ConfigError(f"{out} cannot be written: {error.strerror}", "give another folder") from error
     written = [out / f"{stem}.json"]
     try:
         plot(out / f"{stem}.png", name, rows, runs)
@@ -106,7 +108,10 @@ def write(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Row], 
 
 
 def plot(path: Path, title: str, rows: Sequence[Row], runs: Sequence[Run]) -> None:
-    """One small panel per figure: each run a dot, the median a line, the limit a dashed one. Raises ImportError."""
+    """One small panel per figure: each run a dot, the median a line, the limit a dashed one.
+
+    Raises ImportError.
+    """
     from matplotlib.figure import Figure
 
     columns = min(4, len(rows))

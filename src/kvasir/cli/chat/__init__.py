@@ -19,7 +19,11 @@ from kvasir.types import Task
 
 
 def run(
-    engine: EngineOptions, system: str | None, temperature: float | None, max_tokens: int | None, seed: int | None
+    engine: EngineOptions,
+    system: str | None,
+    temperature: float | None,
+    max_tokens: int | None,
+    seed: int | None,
 ) -> None:
     settings = Settings(temperature, max_tokens, seed)
     settings.params({})  # raises for a value out of range, before anything is loaded
@@ -29,8 +33,8 @@ def run(
 def talk(llm: AsyncLLM, conversation: Conversation, settings: Settings) -> None:
     """Loads the model and talks until the input ends. Raises KvasirError where the model cannot chat.
 
-    Input is read between runs of the event loop, so that Ctrl-C means one thing at a time: while an answer comes
-    it cancels that answer (asyncio.Runner turns it into a cancellation), and at the prompt it drops the line.
+    Input is read between runs of the event loop, so that Ctrl-C means one thing at a time: while an answer
+    comes it cancels that answer (asyncio.Runner turns it into a cancellation), at the prompt it drops the line.
     """
     _check_can_chat(llm)
     screen = Screen()
@@ -38,7 +42,7 @@ def talk(llm: AsyncLLM, conversation: Conversation, settings: Settings) -> None:
         try:
             runner.run(llm.start())
             if Task.GENERATE not in llm.info.tasks:
-                raise UnsupportedModel(f"{llm.info.name} makes embeddings, not text", "chat with another model")
+                raise UnsupportedModel(f"{llm.info.name} makes embeddings, not text", "take another model")
             if sys.stdin.isatty():
                 screen.note("\n".join([*llm.summary, "/help lists the commands, Ctrl-D leaves"]))
             _loop(runner, Session(llm.front, screen, conversation, settings))

@@ -26,7 +26,7 @@ async def obey(session: Session, line: str) -> None:
     """Carries out a line that begins with a slash. Raises KvasirError, and EOFError to leave."""
     word, _, argument = line.strip().partition(" ")
     if word not in COMMANDS:
-        raise InvalidRequest(f"there is no command {word}", "/help lists them; // sends a line that begins with /")
+        raise InvalidRequest(f"there is no command {word}", "/help lists them; // begins a text with a slash")
     await COMMANDS[word].run(session, argument.strip())
 
 
@@ -108,8 +108,9 @@ async def _stats(session: Session, argument: str) -> None:
     note(f"model    {info.name}: {info.architecture}, {info.dtype} on {info.device}, {info.grade}")
     note(f"chat     {len(session.conversation.turns)} exchanges")
     note(f"last     {session.figures.text(info.max_model_len) if session.figures else 'no answer yet'}")
-    note(f"engine   {engine.prompt_tokens} prompt and {engine.generated_tokens} answer tokens in {engine.steps} steps")
-    note(f"KV       {engine.blocks_used} of {engine.blocks_total} blocks of {engine.block_size} tokens in use")
+    tokens = f"{engine.prompt_tokens} prompt and {engine.generated_tokens} answer tokens"
+    note(f"engine   {tokens} in {engine.steps} steps")
+    note(f"KV       {engine.blocks_used} of {engine.blocks_total} blocks of {engine.block_size} in use")
 
 
 def _set(session: Session, name: str, argument: str, kind: type[int] | type[float]) -> None:

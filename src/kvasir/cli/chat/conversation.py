@@ -38,7 +38,8 @@ class Conversation:
         try:
             path.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
-            raise ConversationError(f"{path} cannot be written: {error.strerror}", "name another file") from error
+            problem = f"{path} cannot be written: {error.strerror}"
+            raise ConversationError(problem, "name another file") from error
 
 
 def read(path: Path) -> Conversation:
@@ -61,7 +62,7 @@ def _from_messages(messages: list[dict[str, str]], path: Path) -> Conversation:
     said = messages[has_system:]
     expected = ["user", "assistant"] * (len(said) // 2)
     if [message["role"] for message in said] != expected:
-        raise ConversationError(f"in {path} users and assistants do not take turns", "a chat goes on after an answer")
+        raise ConversationError(f"in {path} user and assistant do not take turns", "name another file")
     texts = [message["content"] for message in said]
     return Conversation(
         messages[0]["content"] if has_system else None, list(zip(texts[::2], texts[1::2], strict=True))

@@ -65,7 +65,8 @@ class Screen:
         print(flush=True)
 
     def note(self, text: str) -> None:
-        print(f"{_DIM}{plain(text)}{_NORMAL}" if self._dim_notes else plain(text), file=sys.stderr, flush=True)
+        text = plain(text)
+        print(f"{_DIM}{text}{_NORMAL}" if self._dim_notes else text, file=sys.stderr, flush=True)
 
     def error(self, error: Exception) -> None:
         message, hint = getattr(error, "message", str(error)), getattr(error, "hint", "")

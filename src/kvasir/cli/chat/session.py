@@ -107,12 +107,12 @@ class Session:
     async def _request(self, question: str) -> tuple[Request, Thinking]:
         switches = {} if self.settings.think is None else {THINK_SWITCH: self.settings.think}
         ids = await self.front.encode_chat(self.conversation.messages(question), variables=switches)
-        context = self.front.info.max_model_len
-        if len(ids) + (self.settings.max_tokens or 1) > context:
+        context, answer = self.front.info.max_model_len, self.settings.max_tokens or 1
+        if len(ids) + answer > context:
             raise InvalidRequest(
-                f"the conversation would have {len(ids)} tokens and the answer needs {self.settings.max_tokens or 1}; "
-                f"the context holds {context}, and nothing is left out silently",
-                "/undo takes back the last exchange, /clear begins anew, /max lowers the answer's length",
+                f"the context holds {context} tokens; the conversation would have {len(ids)}, and {answer} are "
+                "kept for the answer; nothing is left out silently",
+                "/undo takes back the last exchange, /clear begins anew, /max shortens the answer",
             )
         request = self.front.resolve(ids, self.settings.params(self.front.info.default_sampling))
         return request, Thinking(inside=await self._opens_thinking(ids))
@@ -152,5 +152,6 @@ class Session:
             self.screen.note("[stopped; what came is kept, /undo takes it back]")
         elif run.answer.finish_reason is FinishReason.LENGTH:
             full = self.figures.context >= self.front.info.max_model_len
-            self.screen.note("[the context is full]" if full else f"[ended at {request.params.max_tokens} tokens]")
+            cut = f"[cut at {request.params.max_tokens} tokens]"
+            self.screen.note("[the context is full]" if full else cut)
         self.screen.note(self.figures.text(self.front.info.max_model_len))
