@@ -80,10 +80,11 @@ def test_alone_and_together_give_the_same_bits(exact_machine, minilm, cases, blo
         assert torch.equal(alone, rows) and torch.equal(minilm.pool(alone), minilm.pool(rows))
 
 
-def test_the_gguf_file_lies_as_near_as_llama_cpp_finds_it(cases):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_the_gguf_file_lies_as_near_as_llama_cpp_finds_it(cases, dtype):
     texts, embeddings = cases
-    model = load(need("models", "gguf", "all-MiniLM-L6-v2-Q4_K_M.gguf"))
-    found = np.stack([model.pool(rows).numpy() for rows in hidden_of(model, texts)])
+    model = load(need("models", "gguf", "all-MiniLM-L6-v2-Q4_K_M.gguf"), dtype)
+    found = np.stack([model.pool(rows).numpy() for rows in hidden_of(model, texts, dtype=dtype)])
     cosines = (found * embeddings).sum(1) / np.linalg.norm(embeddings, axis=1)
     assert cosines.min() > 0.98
 

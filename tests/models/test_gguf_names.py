@@ -347,7 +347,7 @@ KEYS = [
 ]
 
 
-@settings(deadline=None, max_examples=4000)
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS[1:]), NUMBERS | ARRAYS), st.none() | ARRAYS)
 def test_any_metadata_gives_a_config_or_our_error(values, factors):
     tensors = {"token_embd.weight": np.zeros((ROWS, HIDDEN), np.float32)}

@@ -51,7 +51,7 @@ def serve(
     allowed_host: Annotated[list[str] | None, typer.Option(help="Further Host names to answer to.")] = None,
     allowed_origin: Annotated[list[str] | None, typer.Option(help="Web origins that may call.")] = None,
     drain: Annotated[float, typer.Option(help="Seconds that running answers get at a graceful stop.")] = 30.0,
-    seed: Annotated[int | None, typer.Option(help="Seed for requests that bring none (default: drawn).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every request that brings none (default: drawn).")] = None,
 ) -> None:
     """Serve a model over the OpenAI protocol.
 

@@ -1,4 +1,4 @@
-"""`kvasir doctor`: the machine, the installation, a real start of the engine, its kernels, and what is wrong."""
+"""`kvasir doctor`: the machine, the installation, a real start of the engine, and what is wrong."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kvasir.types import Request, SamplingParams
 
 MODEL = "kvasir-mini"
 NEEDED = """
-    torch numpy safetensors tokenizers huggingface_hub jinja2 llguidance msgspec typer rich fastapi uvicorn pydantic
-    pyzmq prometheus-client psutil
+    torch numpy safetensors tokenizers huggingface_hub jinja2 llguidance msgspec typer rich fastapi uvicorn
+    pydantic pyzmq prometheus-client psutil
     """.split()
 # Extra -> the distribution that shows whether it is installed, and what is missing without it.
 EXTRAS = {
@@ -99,7 +99,7 @@ def native_facts() -> dict[str, Any]:
 
 
 def op_table() -> list[dict[str, Any]]:
-    """Which implementation each op runs as, once an engine has started in this process, and why not another."""
+    """Which implementation each op runs as after an engine's start in this process, and why not another."""
     from kvasir import ops
 
     return [
@@ -133,7 +133,7 @@ def _problems(facts: dict[str, Any], starts: list[Start]) -> Iterator[Problem]:
             yield Problem(f"the engine does not run in {each.dtype}: {each.error}", hint, fatal=True)
         elif each.grade != "exact":
             yield Problem(
-                f"the self-test says {each.grade!r} in {each.dtype}: answers may depend on what runs beside them",
+                f"the self-test says {each.grade!r} in {each.dtype}: answers may depend on their neighbours",
                 "try another build of torch, or another --dtype",
             )
     if not facts["native"]["available"]:

@@ -1,4 +1,4 @@
-"""What this machine and this installation are, as plain values: for the doctor and beside every measurement."""
+"""What this machine and this installation are, as plain values: for the doctor and beside measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def machine_facts() -> dict[str, Any]:
-    """The processor, its cores and memory (within the control group's limits), the system, the GPU or None."""
+    """The processor, cores and memory (within the control group's limits), the system, the GPU or None."""
     from kvasir.device import detect
 
     cpu, best = detect("cpu"), detect("auto")
@@ -47,7 +47,7 @@ def software_facts() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package runs from, "+changes" where files differ; None elsewhere."""
+    """The commit of the checkout that the package runs from, "+changes" where files differ; else None."""
     root = PACKAGE.parents[1]
     if not (root / ".git").exists() or PACKAGE.parent.name != "src":
         return None

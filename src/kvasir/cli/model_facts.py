@@ -60,7 +60,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes for one dtype of the arithmetic: all weights, keys and values of a token, and of one full context."""
+    """Bytes for one dtype of the arithmetic: weights, keys and values of a token, and of a full context."""
 
     dtype: str
     weights: int
@@ -150,8 +150,8 @@ def _short(value: Any) -> Any:
 def read_needs(files: ModelFiles, max_model_len: int | None = None) -> Needs:
     """Builds the model without weights and asks it. Imports torch.
 
-    Raises UnsupportedModel or ModelFileError where this engine does not run it, ConfigError for a context beyond the
-    model's positions.
+    Raises UnsupportedModel or ModelFileError where this engine does not run it, ConfigError for a context
+    beyond the model's positions.
     """
     from kvasir.models.registry import model_class_for
     from kvasir.runner.load import open_checkpoint
@@ -198,8 +198,8 @@ def _memory(model: Any, dtype: str, context: int) -> Memory:
 
 @dataclass(frozen=True, slots=True)
 class TokenWork:
-    """What computing cannot do without: bytes of weights read for a step of any size (as they are in the file),
-    multiply-adds of a token, and those of choosing the next one (the output matrix)."""
+    """What computing cannot do without: bytes of weights read for a step of any size (as they are in the
+    file), multiply-adds of a token, and those of choosing the next one (the output matrix)."""
 
     weight_bytes: int
     body_macs: int

@@ -26,6 +26,7 @@ def run(
     settings = ServeSettings(
         host=host,
         port=port,
+        model_names=(engine.served_model_name,) if engine.served_model_name else (),
         api_keys=tuple(api_keys),
         allowed_hosts=tuple(allowed_hosts),
         allowed_origins=tuple(allowed_origins),
@@ -33,7 +34,7 @@ def run(
     )
     tokenizer, template = load_text(engine)
     process = ProcessEngine(engine, progress=_show_progress if sys.stderr.isatty() else None)
-    run_server(Front(process, tokenizer, template), settings)
+    run_server(Front(process, tokenizer, template, default_seed=seed), settings)
 
 
 def _show_progress(done: int, total: int) -> None:

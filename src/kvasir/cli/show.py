@@ -14,7 +14,10 @@ _CONTROLS = {i: _VISIBLE for i in (*range(32), *range(127, 160)) if chr(i) not i
 
 
 def plain(text: str) -> str:
-    """The text without control characters: a model or a file must not drive the terminal. Newlines and tabs stay."""
+    """The text without control characters, since no model and no file may drive the terminal.
+
+    Newlines and tabs stay.
+    """
     return text.translate(_CONTROLS)
 
 

@@ -34,9 +34,15 @@ class Front:
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer | None = None, template: ChatTemplate | None = None
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | None = None,
+        template: ChatTemplate | None = None,
+        default_seed: int | None = None,
     ):
+        """default_seed: for requests that bring none; None draws a fresh one for each."""
         self.engine = engine
+        self._default_seed = default_seed
         self.tokenizer = tokenizer
         self.template = template
         self.meter = Meter()
@@ -151,11 +157,12 @@ class Front:
             if (getattr(params, name) or 0) > self.info.vocab_size:
                 raise InvalidRequest(f"{name} is larger than the vocabulary", param=name)
         # A drawn seed is told to the client, and JSON's numbers carry 53 bits everywhere.
-        seed = draw_seed() >> 10 if params.seed is None else params.seed
+        seed = self._default_seed if params.seed is None else params.seed
+        seed = draw_seed() >> 10 if seed is None else seed
         params = replace(
             params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens
         )
-        return Request(id or _new_id(), tuple(prompt_ids), params, **fields)
+        return Request(id or _new_id(), tuple(prompt_ids), params, eos_ids=self._eos_ids(), **fields)
 
     def resolve_embedding(self, ids: Sequence[int], *, id: str | None = None, **fields: Any) -> Request:
         """A complete Request for the embedding of a text. Raises InvalidRequest."""
@@ -168,6 +175,11 @@ class Front:
             )  # fmt: skip
         params = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
         return Request(id or _new_id(), tuple(ids), params, Task.EMBED, **fields)
+
+    def _eos_ids(self) -> tuple[int, ...] | None:
+        """The ids that end an answer: those of the model's configuration and those of its tokenizer."""
+        own = self.tokenizer.eos_ids if self.tokenizer is not None else ()
+        return tuple(dict.fromkeys((*self.info.eos_ids, *own))) or None
 
     def _need_task(self, task: Task) -> None:
         if task not in self.info.tasks:

@@ -105,6 +105,8 @@ class KeyGuard:
         self.share_cache = settings.share_cache
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # there is no such route, and none may come in beside the check
+            return await send({"type": "websocket.close", "code": 1008})
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         tenant = None

@@ -34,7 +34,7 @@ def talk(llm: AsyncLLM, conversation: Conversation, settings: Settings) -> None:
     """Loads the model and talks until the input ends. Raises KvasirError where the model cannot chat.
 
     Input is read between runs of the event loop, so that Ctrl-C means one thing at a time: while an answer
-    comes it cancels that answer (asyncio.Runner turns it into a cancellation), at the prompt it drops the line.
+    comes it ends that answer (asyncio.Runner turns it into a cancellation), at the prompt it drops the line.
     """
     _check_can_chat(llm)
     screen = Screen()

@@ -14,7 +14,7 @@ _DIM, _NORMAL = "\x1b[2m", "\x1b[0m"
 class Thinking:
     """Splits an answer into thinking and the rest, piece by piece; a tag may be cut anywhere.
 
-    Thinking is what stands first, between <think> and </think>, tags included. `inside`: the prompt opened it.
+    Thinking is what stands first, between <think> and </think>, with them. `inside`: the prompt opened it.
     """
 
     def __init__(self, inside: bool = False):
