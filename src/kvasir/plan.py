@@ -80,7 +80,8 @@ class Work:
     """Compute tokens [start, start + count) of the sequence in row `row`.
 
     blocks: per cache group the block ids added to the row's table since the last plan, as (first index, ids).
-    appended: ids that become known with this plan without being sampled (forced or drafted), packed.
+    appended: ids that become known with this plan without being sampled, packed; the last `drafted` of them are
+    proposals: the rows before and at each of them are sampled too, and those from the first difference on are dropped.
     sample: the last computed row's logits are sampled. Else the step only fills the cache.
     want_prompt_logprobs, want_hidden: rows whose log-probabilities or last hidden states come back.
     indivisible: the tokens attend to each other in both directions and must be computed in one step.
@@ -93,6 +94,7 @@ class Work:
     count: int
     blocks: tuple[tuple[int, tuple[int, ...]], ...] = ()
     appended: bytes = b""
+    drafted: int = 0
     sample: bool = False
     want_prompt_logprobs: bool = False
     want_pooled: bool = False
@@ -126,7 +128,8 @@ class RowResult:
 
     logprobs: one entry per sampled token: (token, logprob, rank, ((id, logprob), ...)).
     prompt_logprobs: for work that wanted them, one entry per computed token whose successor is a known prompt token.
-    pooled: float32 bytes of the pooled hidden state. error: the row failed alone, the others are sound.
+    pooled: float32 bytes of the pooled hidden state. hidden: float32 bytes per wanted output's name. accepted: how many
+    drafted ids were what the target itself sampled; `tokens` then holds them and one more. error: the row failed alone, the others are sound.
     """
 
     row: int
@@ -135,6 +138,7 @@ class RowResult:
     prompt_logprobs: tuple[tuple[int, float, int, tuple[tuple[int, float], ...]], ...] = ()
     carry: bytes = b""
     pooled: bytes = b""
+    hidden: tuple[tuple[str, bytes], ...] = ()
     accepted: int = 0
     error: str = ""
 

@@ -62,15 +62,20 @@ class FakeRunner:
         self.rows: dict[int, Join] = {}
         self.tokens: dict[int, list[int]] = {}
         self.tables: dict[int, list[int]] = {}
+        self.carries: dict[int, bytes] = {}
+        self.arrived: set[int] = set()  # transfers of a connector that are done
 
     def execute(self, plan: StepPlan) -> StepPlan:
         for row in plan.left:
-            del self.rows[row], self.tokens[row], self.tables[row]
+            del self.rows[row], self.tokens[row], self.tables[row], self.carries[row]
         for join in plan.joined:
             assert join.row not in self.rows, f"row {join.row} is taken"
             self.rows[join.row] = join
-            self.tokens[join.row] = unpack_ids(join.ids)
+            self.tokens[join.row] = _with_spans(join)
             self.tables[join.row] = []
+            self.carries[join.row] = join.carry
+            if sampled := self.tokens[join.row][join.prompt_len :]:
+                assert join.carry in (b"", fake_carry(b"", sampled)), "the carry is not that of the sampled tokens"
         if self.fault:
             self.fault(plan)
         if plan.copies:
@@ -82,6 +87,9 @@ class FakeRunner:
 
     def _write(self, work: Work) -> None:
         table, ids = self.tables[work.row], self.tokens[work.row]
+        assert set(work.pending) <= self.arrived, "the step reads blocks that have not arrived"
+        ids += unpack_ids(work.appended)
+        assert not work.indivisible or (work.start == 0 and work.count == len(ids)), "an indivisible prompt was cut"
         for first, new in work.blocks:
             assert first <= len(table), "a gap in the block table"
             table[first:] = new
@@ -102,22 +110,38 @@ class FakeRunner:
     def _result(self, work: Work) -> RowResult:
         end = work.start + work.count
         seen = self._read(work.row, end)
-        spec = self.rows[work.row].spec
-        prompt = tuple(_logprob(t) for t in self.tokens[work.row][work.start + 1 : min(end + 1, self._prompt(work.row))])
+        known = self.tokens[work.row]
+        prompt = tuple(_logprob(t) for t in known[work.start + 1 : min(end + 1, self.rows[work.row].prompt_len)])
         prompt = prompt if work.want_prompt_logprobs else ()
+        hidden = tuple((name, np.array(seen[work.start :], np.float32).tobytes()) for name in work.want_hidden)
         if work.want_pooled:
-            return RowResult(work.row, pooled=np.array([sum(seen), len(seen)], np.float32).tobytes())
+            return RowResult(work.row, pooled=np.array([sum(seen), len(seen)], np.float32).tobytes(), hidden=hidden)
         if not work.sample:
-            return RowResult(work.row, prompt_logprobs=prompt)
-        token = fake_next(seen, end, spec.seed if spec.temperature else 0, self.capacity.vocab_size)
-        if token in spec.stop_ids and end - self._prompt(work.row) < spec.min_tokens:
-            token = (token + 1) % self.capacity.vocab_size
-        self.tokens[work.row].append(token)
-        entry = (_logprob(token, spec.logprobs),) if spec.logprobs >= 0 else ()
-        return RowResult(work.row, (token,), entry, prompt)
+            return RowResult(work.row, prompt_logprobs=prompt, hidden=hidden)
+        tokens = self._draw(work, seen)
+        spec = self.rows[work.row].spec
+        del known[end - work.drafted :]
+        known += tokens
+        self.carries[work.row] = fake_carry(self.carries[work.row], tokens)
+        entries = tuple(_logprob(t, spec.logprobs) for t in tokens) if spec.logprobs >= 0 else ()
+        return RowResult(
+            work.row, tuple(tokens), entries, prompt, self.carries[work.row], hidden=hidden, accepted=len(tokens) - 1
+        )
 
-    def _prompt(self, row: int) -> int:
-        return self.rows[row].prompt_len
+    def _draw(self, work: Work, seen: list[int]) -> list[int]:
+        """The next token, and behind each drafted one that equals it the one after."""
+        join, end, vocab = self.rows[work.row], work.start + work.count, self.capacity.vocab_size
+        positions = unpack_ids(work.positions)
+        tokens: list[int] = []
+        for at in range(end - work.drafted, end + 1):
+            position = positions[at - end - 1] + 1 if positions else at
+            token = fake_next(seen[:at], position, join.spec.seed if join.spec.temperature else 0, vocab)
+            if token in join.spec.stop_ids and at - join.prompt_len < join.spec.min_tokens:
+                token = (token + 1) % vocab
+            tokens.append(token)
+            if at < end and seen[at] != token:
+                break
+        return tokens
 
     def _read(self, row: int, end: int) -> list[int]:
         """All ids of the sequence, those within the window from the cache."""
@@ -126,6 +150,22 @@ class FakeRunner:
         seen = [int(self.cache[table[p // size], p % size]) for p in range(low, end)]
         assert seen == self.tokens[row][low:end], f"row {row} reads what it never wrote"
         return self.tokens[row][:low] + seen
+
+
+def fake_carry(before: bytes, tokens: list[int]) -> bytes:
+    """A carry as mirostat's would be: a function of the one before and of the tokens since."""
+    value = int.from_bytes(before, "little")
+    for token in tokens:
+        value = (value * 33 + token + 1) % 2**64
+    return value.to_bytes(8, "little")
+
+
+def _with_spans(join: Join) -> list[int]:
+    """The ids; where embeddings take their place, numbers made of the embeddings' hash."""
+    ids = unpack_ids(join.ids)
+    for span in join.spans:
+        ids[span.start : span.start + span.length] = [span.hash[i % len(span.hash)] for i in range(span.length)]
+    return ids
 
 
 def _logprob(token: int, top: int = 0) -> tuple[int, float, int, tuple[tuple[int, float], ...]]:

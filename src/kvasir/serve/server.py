@@ -74,7 +74,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(front, settings),
-                http=bounded_protocol(settings.max_headers, settings.head_time),
+                http=bounded_protocol(settings.max_headers, settings.head_time, settings.write_time),
                 ws="none",
                 lifespan="off",
                 log_level="warning",

@@ -63,14 +63,8 @@ class Serving:
         to_response: Callable[[Fault], Response],
         to_event: Callable[[Fault], bytes],
     ) -> EventStream:
-        settings = self.settings
-        return EventStream(
-            events,
-            to_response=to_response,
-            to_event=to_event,
-            ping=settings.ping,
-            write_time=settings.write_time,
-        )
+        ping = self.settings.ping
+        return EventStream(events, to_response=to_response, to_event=to_event, ping=ping)
 
 
 def serving_of(request: HTTPRequest) -> Serving:

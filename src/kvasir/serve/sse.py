@@ -46,7 +46,6 @@ class EventStream(Response):
         to_response: Callable[[Fault], Response],
         to_event: Callable[[Fault], bytes],
         ping: float = 15.0,
-        write_time: float = 60.0,
     ):
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
@@ -54,10 +53,9 @@ class EventStream(Response):
         self._to_response = to_response
         self._to_event = to_event
         self._ping = ping
-        self._write_time = write_time
         self._lock = asyncio.Lock()
         self._started = False
-        self._last = 0.0  # when something was last sent, or was begun to be
+        self._last = 0.0  # when something was last sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.ensure_future(self._pump(scope, receive, send))
@@ -94,7 +92,6 @@ class EventStream(Response):
 
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
         async with self._lock:
-            self._last = time.monotonic()
             if not self._started:
                 self._started = True
                 await send(self._head())
@@ -105,18 +102,10 @@ class EventStream(Response):
         return {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
 
     async def _keep_alive(self, send: Send) -> None:
-        """Sends comments into a silence. Returns, which ends the stream, when the client takes nothing any
-        more."""
+        """Sends comments into a silence."""
         self._last = time.monotonic()
         while True:
             due = self._last + self._ping - time.monotonic()
             await asyncio.sleep(max(due, self._ping / 4))
-            silent = time.monotonic() - self._last
-            if self._lock.locked():
-                if silent >= self._write_time:
-                    return
-            elif silent >= self._ping:
-                try:
-                    await asyncio.wait_for(self._write(send, PING), self._write_time)
-                except TimeoutError:
-                    return
+            if not self._lock.locked() and time.monotonic() - self._last >= self._ping:
+                await self._write(send, PING)

@@ -67,7 +67,7 @@ class _Run:
 
 
 class Session:
-    """Owns the conversation. Coroutines run one at a time; cancelled while it answers, one keeps what came."""
+    """Owns the conversation. One coroutine runs at a time; cancelled while it answers, it keeps what came."""
 
     def __init__(self, front: Front, screen: Screen, conversation: Conversation, settings: Settings):
         self.front = front
@@ -110,8 +110,8 @@ class Session:
         context, answer = self.front.info.max_model_len, self.settings.max_tokens or 1
         if len(ids) + answer > context:
             raise InvalidRequest(
-                f"the context holds {context} tokens; the conversation would have {len(ids)}, with {answer} kept "
-                "for the answer; nothing is left out silently",
+                f"the context holds {context} tokens; the conversation would have {len(ids)}, and the answer "
+                f"needs {answer}; nothing is left out silently",
                 "/undo takes back the last exchange, /clear begins anew, /max shortens the answer",
             )
         request = self.front.resolve(ids, self.settings.params(self.front.info.default_sampling))

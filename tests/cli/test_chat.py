@@ -1,0 +1,383 @@
+"""Chat: what is shown, kept, taken back and saved; and a real terminal with Ctrl-C and Ctrl-D."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvasir.cli.chat.commands import COMMANDS, obey
+from kvasir.cli.chat.conversation import Conversation, ConversationError, read
+from kvasir.cli.chat.screen import CLOSE, OPEN, Thinking
+from kvasir.cli.chat.session import Session, Settings
+from kvasir.config import EngineOptions
+from kvasir.engine.fake import FakeEngine
+from kvasir.engine.front import Front
+from kvasir.engine.load_text import load_text
+from kvasir.errors import InvalidRequest, KvasirError
+from kvasir.runner.fake import fake_next
+from tests.cli.running import VOCABULARY, Terminal, run
+
+FAKE = "tests.cli.fake_chat"
+
+
+class Recorder:
+    """A screen that remembers."""
+
+    def __init__(self):
+        self.shown: list[tuple[str, bool]] = []
+        self.notes: list[str] = []
+
+    def pieces(self, pieces):
+        self.shown += pieces
+
+    def end_answer(self):
+        pass
+
+    def note(self, text):
+        self.notes.append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.shown)
+
+
+@cache
+def text_half():
+    """The tokenizer and template of the bundled model, with one template process for all tests."""
+    return load_text(EngineOptions("kvasir-mini"))
+
+
+def chat(max_tokens: int | None = 8, context: int = 256, **fake) -> Session:
+    front = Front(FakeEngine(vocab_size=VOCABULARY, max_model_len=context, **fake), *text_half())
+    settings = Settings(temperature=0.0, max_tokens=max_tokens)
+    return Session(front, Recorder(), Conversation(), settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def session():
+    session = chat()
+    await session.front.start()
+    yield session
+    await session.front.stop()
+
+
+async def by_hand(session: Session, question: str, count: int) -> str:
+    ids = list(await session.front.encode_chat(session.conversation.messages(question)))
+    begun = len(ids)
+    for _ in range(count):
+        ids.append(fake_next(ids, len(ids), 0, VOCABULARY))
+    return await session.front.decode(ids[begun:], skip_special_tokens=True)
+
+
+# -- thinking ----------------------------------------------------------------------------------------------
+
+
+def split(text: str, inside: bool, cuts: list[int]) -> list[tuple[str, bool]]:
+    """What Thinking says of each character, whatever the pieces."""
+    thinking, pieces = Thinking(inside), []
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    for start, end in zip(places, places[1:], strict=False):
+        pieces += thinking.push(text[start:end])
+    pieces += thinking.flush()
+    return [(character, thought) for piece, thought in pieces for character in piece]
+
+
+pieces_of_answers = st.lists(st.sampled_from([OPEN, CLOSE, "<", "</th", "think>", " ", "\n", "words"]), max_size=8)
+
+
+@given(pieces_of_answers.map("".join), st.booleans(), st.lists(st.integers(0, 60), max_size=12))
+def test_thinking_does_not_depend_on_the_pieces_and_loses_nothing(text, inside, cuts):
+    whole = split(text, inside, [])
+    assert split(text, inside, cuts) == whole
+    assert "".join(character for character, _ in whole) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "thought"),
+    [
+        ("plain", False, ""),
+        ("<think>a</think>b", False, "<think>a</think>"),
+        ("\n <think>a</think>b</think>", False, "\n <think>a</think>"),
+        ("a</think>b", True, "a</think>"),
+        ("never closed", True, "never closed"),
+        ("so <think>a</think>", False, ""),
+        ("<thin", False, ""),
+    ],
+)
+def test_what_counts_as_thinking(text, inside, thought):
+    assert "".join(character for character, is_thought in split(text, inside, []) if is_thought) == thought
+
+
+# -- conversations -----------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+
+
+@given(system=st.none() | texts, turns=st.lists(st.tuples(texts, texts), max_size=3))
+def test_a_saved_conversation_comes_back(tmp_path_factory, system, turns):
+    path = tmp_path_factory.mktemp("chat") / "chat.json"
+    Conversation(system, turns).save(path, "m")
+    assert read(path) == Conversation(system, turns)
+
+
+def test_saving_never_replaces_another_file(tmp_path):
+    path = tmp_path / "precious"
+    path.write_text('{"a": 1}')
+    with pytest.raises(ConversationError, match="no list of messages"):
+        Conversation().save(path, "m")
+    assert path.read_text() == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "no json",
+        "[]",
+        '{"messages": 3}',
+        '{"messages": [{"role": "user", "content": 1}]}',
+        '{"messages": [{"role": "user", "content": "without an answer"}]}',
+        '{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]}',
+        "[" * 100_000,
+        b"\xff\xfe".decode("latin-1"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path, content):
+    path = tmp_path / "chat.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(ConversationError):
+        read(path)
+
+
+# -- asking ------------------------------------------------------------------------------------------------
+
+
+async def test_answers_are_shown_and_kept_with_what_was_said_before(session):
+    first = await by_hand(session, "Hello", 8)
+    await session.ask("Hello")
+    assert session.screen.text == first
+    second = await by_hand(session, "Again", 8)
+    await session.ask("Again")
+    assert session.conversation.turns == [("Hello", first), ("Again", second)]
+    assert session.screen.text == first + second
+    assert "cut at 8 tokens" in session.screen.notes[0]
+    assert "tokens/s" in session.screen.notes[1] and "of 256 tokens of context" in session.screen.notes[1]
+
+
+async def test_the_system_prompt_counts(session):
+    await obey(session, "/system Speak like a fox.")
+    answer = await by_hand(session, "Hello", 8)
+    await session.ask("Hello")
+    assert session.conversation.turns == [("Hello", answer)]
+    await obey(session, "/system default")
+    await obey(session, "/undo")
+    assert answer != await by_hand(session, "Hello", 8)
+    assert session.conversation == Conversation()
+
+
+async def test_a_full_context_is_told_and_nothing_is_cut(session):
+    question = "word " * 20
+    with pytest.raises(InvalidRequest, match="context holds 256") as caught:
+        for _ in range(50):
+            await session.ask(question)
+    assert "/undo" in caught.value.hint
+    turns = list(session.conversation.turns)
+    assert turns and all(asked == question for asked, _ in turns)
+    await obey(session, "/undo")
+    await session.ask("short")
+    assert session.conversation.turns[:-1] == turns[:-1]
+
+
+async def test_an_answer_that_fills_the_context_says_so():
+    session = chat(max_tokens=None, context=64)
+    await session.front.start()
+    await session.ask("Hello")
+    assert "[the context is full]" in session.screen.notes
+    assert session.figures is not None and session.figures.context == 64
+    await session.front.stop()
+
+
+async def test_stopping_keeps_what_came():
+    session = chat(max_tokens=200, step_seconds=0.01)
+    await session.front.start()
+    task = asyncio.create_task(session.ask("Hello"))
+    while not session.screen.text:
+        await asyncio.sleep(0.005)
+    task.cancel()
+    await task
+    [(question, answer)] = session.conversation.turns
+    assert question == "Hello" and answer == session.screen.text
+    assert (await by_hand(chat_like(session), "Hello", 200)).startswith(answer.rstrip("\ufffd"))
+    while (stats := await session.front.stats()).running:
+        await asyncio.sleep(0.01)
+    assert stats.blocks_used == 0 and stats.aborted == 1
+    await session.front.stop()
+
+
+def chat_like(session: Session) -> Session:
+    return Session(session.front, session.screen, Conversation(), session.settings)
+
+
+async def test_a_failed_answer_is_an_error_and_not_kept():
+    def fault(plan):
+        raise RuntimeError("a broken kernel")
+
+    session = chat(fault=fault)
+    await session.front.start()
+    with pytest.raises(KvasirError, match="a broken kernel"):
+        await session.ask("Hello")
+    assert session.conversation.turns == []
+    await session.front.stop()
+
+
+async def test_retry_gives_another_answer_and_keeps_the_old_one_where_it_cannot(session):
+    session.settings.temperature = 1.0
+    session.settings.seed = 1
+    await session.ask("Hello")
+    [old] = session.conversation.turns
+    await obey(session, "/seed 2")
+    await obey(session, "/retry")
+    [new] = session.conversation.turns
+    assert new[0] == old[0] and new[1] != old[1]
+    await obey(session, "/max 250")
+    with pytest.raises(InvalidRequest, match="context"):
+        await obey(session, "/retry")
+    assert session.conversation.turns == [new]
+
+
+# -- commands ----------------------------------------------------------------------------------------------
+
+
+async def test_help_names_every_command(session):
+    await obey(session, "/help")
+    told = "\n".join(session.screen.notes)
+    assert all(name in told for name in COMMANDS)
+    assert "backslash" in told and "Ctrl-C" in told
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("/temperature 0.5", "temperature", 0.5),
+        ("/temperature default", "temperature", None),
+        ("/max 3", "max_tokens", 3),
+        ("/seed 7", "seed", 7),
+        ("/think on", "think", True),
+        ("/think off", "think", False),
+    ],
+)
+async def test_settings_are_set(session, line, field, value):
+    await obey(session, line)
+    assert getattr(session.settings, field) == value
+
+
+@pytest.mark.parametrize(
+    "line", ["/temperature warm", "/temperature -1", "/max 0", "/max 1.5", "/seed", "/think maybe", "/nothing", "/save"]
+)
+async def test_what_cannot_be_is_refused_and_changes_nothing(session, line):
+    before = Settings(**vars(session.settings))
+    if line == "/seed":
+        await obey(session, line)  # only shows it
+    else:
+        with pytest.raises(InvalidRequest):
+            await obey(session, line)
+    assert session.settings == before
+
+
+async def test_thinking_is_switched_in_the_template(session):
+    session.settings.think = True
+    on, _ = await session._request("Hello")
+    session.settings.think = False
+    off, _ = await session._request("Hello")
+    assert on.prompt_ids != off.prompt_ids
+
+
+async def test_save_clear_load(session, tmp_path):
+    await session.ask("Hello")
+    kept = list(session.conversation.turns)
+    await obey(session, f"/save {tmp_path}/a chat.json")
+    await obey(session, "/clear")
+    assert session.conversation.turns == []
+    await obey(session, f"/load {tmp_path}/a chat.json")
+    assert session.conversation.turns == kept
+    await obey(session, "/stats")
+    assert any("blocks" in note for note in session.screen.notes)
+    with pytest.raises(EOFError):
+        await obey(session, "/exit")
+
+
+# -- as a process ------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_of_questions_and_commands(tmp_path):
+    lines = ["Hello", "/nothing", "two \\", "lines", f"/save {tmp_path}/c.json"]
+    done = run(FAKE, "0", "256", "6", stdin="\n".join(lines) + "\n")
+    assert done.returncode == 0, done.stderr
+    saved = json.loads((tmp_path / "c.json").read_text())["messages"]
+    assert [m["content"] for m in saved if m["role"] == "user"] == ["Hello", "two \nlines"]
+    answers = [m["content"] for m in saved if m["role"] == "assistant"]
+    assert done.stdout == "".join(answer + "\n" for answer in answers)
+    assert "there is no command /nothing" in done.stderr and "try: /help" in done.stderr
+    assert "tokens/s" in done.stderr
+
+
+@pytest.mark.parametrize("reader", ["rich", "plain"])
+def test_a_terminal_with_ctrl_c_and_ctrl_d(tmp_path, reader):
+    if reader == "rich":
+        pytest.importorskip("prompt_toolkit")
+    with Terminal(FAKE, "0.02", "400", "300", reader, XDG_STATE_HOME=str(tmp_path)) as terminal:
+        terminal.wait_for("/help lists the commands")
+        terminal.wait_for(">")
+        terminal.type("Hello\r")
+        terminal.wait_for("Hello")
+        terminal.wait_for("\n")
+        terminal.wait_for(" ")  # of the answer
+        terminal.type("\x03")
+        terminal.wait_for("[stopped; what came is kept")
+        terminal.wait_for(">")
+        terminal.type("/undo\r")
+        terminal.wait_for("taken back: Hello")
+        terminal.wait_for(">")
+        terminal.type("half a line")
+        terminal.wait_for("half a line")
+        terminal.type("\x03")
+        terminal.wait_for("[Ctrl-D leaves]")
+        terminal.wait_for(">")
+        terminal.type("\x04")
+        assert terminal.end() == 0
+    history = tmp_path / "kvasir" / "chat_history"
+    assert history.exists() == (reader == "rich")
+    if reader == "rich":
+        assert "+Hello" in history.read_text()
+        assert history.stat().st_mode & 0o077 == 0
+
+
+def test_several_lines_at_the_prompt(tmp_path):
+    pytest.importorskip("prompt_toolkit")
+    with Terminal(FAKE, "0", "400", "4", XDG_STATE_HOME=str(tmp_path)) as terminal:
+        terminal.wait_for(">")
+        terminal.type("one\x1b\rtwo\\\rthree\r")
+        terminal.wait_for("tokens of context")
+        terminal.wait_for(">")
+        terminal.type(f"/save {tmp_path}/c.json\r")
+        terminal.wait_for("exchanges are in")
+        terminal.wait_for(">")
+        terminal.type("\x04")
+        assert terminal.end() == 0
+    messages = json.loads((tmp_path / "c.json").read_text())["messages"]
+    assert messages[0]["content"] == "one\ntwo\nthree"
+
+
+def test_a_model_that_cannot_chat_is_refused_with_a_next_step():
+    done = run("kvasir.cli", "chat", "kvasir-mini", "--temperature", "-1")
+    assert done.returncode == 2 and "temperature" in done.stderr
+
+
+def test_the_real_model_chats():
+    done = run("kvasir.cli", "chat", "kvasir-mini", "--temperature", "0", "--max-tokens", "12", stdin="Hello!\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() and "tokens/s" in done.stderr

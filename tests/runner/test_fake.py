@@ -1,0 +1,78 @@
+"""Plans written by hand: the seats that the scheduler does not use yet, on the runner whose tokens one can compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvasir.plan import Join, SamplingSpec, Span, StepPlan, Work, pack_ids, unpack_ids
+from kvasir.runner.fake import FakeRunner, fake_carry, fake_next
+
+
+def run(runner: FakeRunner, **plan):
+    return runner.sample(runner.execute(StepPlan(0, **plan))).rows
+
+
+def join(ids, row=0, **more) -> Join:
+    return Join(row, pack_ids(ids), len(ids), SamplingSpec(), **more)
+
+
+def test_ids_travel_packed():
+    assert unpack_ids(pack_ids([0, 1, 2**31 - 1, -1])) == [0, 1, 2**31 - 1, -1]
+
+
+def test_forced_ids_are_known_without_being_sampled():
+    runner = FakeRunner()
+    work = Work(0, 0, 4, blocks=((0, (1,)),), appended=pack_ids([8, 9]), sample=True)
+    (row,) = run(runner, joined=(join([1, 2]),), work=(work,))
+    assert row.tokens == (fake_next([1, 2, 8, 9], 4, 0, 256),)
+
+
+def test_drafts_are_verified_by_what_the_target_samples():
+    right = fake_next([1, 2], 2, 0, 256)
+    second = fake_next([1, 2, right], 3, 0, 256)
+    for draft, accepted in (([right, second], 2), ([right, second + 1], 1), ([right + 1, second], 0)):
+        runner = FakeRunner()
+        work = Work(0, 0, 4, blocks=((0, (1,)),), appended=pack_ids(draft), drafted=2, sample=True)
+        (row,) = run(runner, joined=(join([1, 2]),), work=(work,))
+        assert row.accepted == accepted
+        third = fake_next([1, 2, right, second], 4, 0, 256)
+        assert list(row.tokens) == [right, second, third][: accepted + 1]
+        assert runner.tokens[0] == [1, 2, *row.tokens], "rejected drafts are rolled back"
+
+
+def test_the_carry_is_kept_and_sent_on_joining():
+    runner = FakeRunner()
+    work = Work(0, 0, 2, blocks=((0, (1,)),), sample=True)
+    (row,) = run(runner, joined=(join([1, 2], carry=b"\x05"),), work=(work,))
+    assert row.carry == fake_carry(b"\x05", list(row.tokens))
+
+
+def test_spans_positions_and_named_outputs():
+    runner = FakeRunner()
+    span = Span(1, 2, b"\x07\x09", "image-1")
+    work = Work(
+        0, 0, 4, blocks=((0, (1,)),), sample=True, want_hidden=("layer.3",), positions=pack_ids([0, 5, 5, 6])
+    )
+    (row,) = run(runner, joined=(join([1, 0, 0, 2], spans=(span,)),), work=(work,))
+    assert row.tokens == (fake_next([1, 7, 9, 2], 7, 0, 256),)
+    (name, data), = row.hidden
+    assert name == "layer.3" and np.frombuffer(data, np.float32).tolist() == [1, 7, 9, 2]
+
+
+def test_pending_transfers_and_indivisible_prompts_are_guarded():
+    runner = FakeRunner()
+    with pytest.raises(AssertionError, match="arrived"):
+        run(runner, joined=(join([1, 2]),), work=(Work(0, 0, 2, blocks=((0, (1,)),), pending=(9,)),))
+    runner = FakeRunner()
+    with pytest.raises(AssertionError, match="cut"):
+        run(runner, joined=(join([1, 2, 3]),), work=(Work(0, 0, 2, blocks=((0, (1,)),), indivisible=True),))
+
+
+def test_wrong_blocks_are_noticed():
+    runner = FakeRunner()
+    run(runner, joined=(join([1, 2]),), work=(Work(0, 0, 2, blocks=((0, (1,)),), sample=True),))
+    other = Work(1, 0, 3, blocks=((0, (1,)),))
+    run(runner, joined=(join([7, 8, 9], row=1),), work=(other,))
+    with pytest.raises(AssertionError, match="never wrote"):
+        run(runner, work=(Work(0, 2, 1, sample=True),))
