@@ -9,7 +9,15 @@ if TYPE_CHECKING:
     from kvasir.types import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "EmbeddingOutput", "EngineOptions", "KvasirError", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "EmbeddingOutput",
+    "EngineOptions",
+    "KvasirError",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 _HOMES = {
     "LLM": "kvasir.engine.llm",

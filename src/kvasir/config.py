@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvasir.errors import ConfigError
 
@@ -16,7 +17,7 @@ GIB = 1 << 30
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def option(default: object, help: str, *flags: str):
+def option(default: Any, help: str, *flags: str) -> Any:
     """A field of an option group: command-line flags are made from its help (`flags` where the name is not enough)."""
     return field(default=default, metadata={"help": help, "flags": flags})
 
@@ -27,19 +28,31 @@ class EngineOptions:
 
     model: str
     served_model_name: str | None = option(None, "Name of the model in the API (default: as given).")
-    tokenizer: str | None = option(None, "Folder or GGUF file to take the tokenizer from (default: the model's).")
+    tokenizer: str | None = option(
+        None, "Folder or GGUF file to take the tokenizer from (default: the model's)."
+    )
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     dtype: str = option("auto", "Arithmetic of the weights: auto, float32, bfloat16 or float16.")
-    kv_dtype: str = option("auto", "Keys and values in the cache: auto (as dtype), float32, bfloat16 or float16.")
+    kv_dtype: str = option(
+        "auto", "Keys and values in the cache: auto (as dtype), float32, bfloat16 or float16."
+    )
     device: str = option("auto", "Where to compute: auto, cpu or cuda.")
-    max_model_len: int | None = option(None, "Longest context in tokens (default: what model and memory hold).")
+    max_model_len: int | None = option(
+        None, "Longest context in tokens (default: what model and memory hold)."
+    )
     max_num_seqs: int = option(64, "Sequences computed at once.")
-    max_num_batched_tokens: int | None = option(None, "Tokens computed in one step (default: 512, CUDA 2048).")
-    max_chunk: int | None = option(None, "Most prompt tokens of one sequence in a step (default: no limit of its own).")
+    max_num_batched_tokens: int | None = option(
+        None, "Tokens computed in one step (default: 512, CUDA 2048)."
+    )
+    max_chunk: int | None = option(
+        None, "Most prompt tokens of one sequence in a step (default: no limit of its own)."
+    )
     block_size: int = option(64, "Tokens in a block of the KV cache: 8, 16, 32, 64 or 128.")
     kv_memory: int | None = option(None, "Bytes for keys and values (default: a share of what is free).")
     num_blocks: int | None = option(None, "The same in blocks; for experiments.")
-    memory_fraction: float | None = option(None, "Share of the free memory for the KV cache (CPU 0.5, CUDA 0.9).")
+    memory_fraction: float | None = option(
+        None, "Share of the free memory for the KV cache (CPU 0.5, CUDA 0.9)."
+    )
     threads: int | None = option(None, "Computing threads (default: the physical cores).")
     max_waiting: int = option(1024, "Answers that may wait before new requests get 429.")
     chat_template: str | None = option(None, "File with a chat template to use instead of the model's.")
@@ -96,12 +109,21 @@ def check(options: EngineOptions) -> None:
         if value is not None and value < low:
             raise ConfigError(f"{name} is {value}", f"expected at least {low}")
 
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_chunk", "threads", "max_waiting"):
+    for name in (
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_chunk",
+        "threads",
+        "max_waiting",
+    ):
         at_least(name, 1)
     at_least("num_blocks", 2)
     at_least("kv_memory", 1)
     if options.dtype not in DTYPES or options.kv_dtype not in DTYPES:
-        raise ConfigError(f"dtype {options.dtype!r}, kv dtype {options.kv_dtype!r}", f"expected one of {DTYPES}")
+        raise ConfigError(
+            f"dtype {options.dtype!r}, kv dtype {options.kv_dtype!r}", f"expected one of {DTYPES}"
+        )
     if options.block_size not in (8, 16, 32, 64, 128):
         raise ConfigError(f"block_size is {options.block_size}", "expected 8, 16, 32, 64 or 128")
     if options.executor not in ("auto", "eager"):
@@ -150,7 +172,12 @@ def _kv_dtype(wish: str, dtype: str) -> str:
 
 
 def _size_pools(
-    options: EngineOptions, model: ModelFacts, device: DeviceFacts, length: int, batched: int, notes: list[str]
+    options: EngineOptions,
+    model: ModelFacts,
+    device: DeviceFacts,
+    length: int,
+    batched: int,
+    notes: list[str],
 ) -> tuple[tuple[int, ...], int, int]:
     """Blocks per cache group (scratch included), the context that fits, and the bytes of both.
 
@@ -170,7 +197,10 @@ def _size_pools(
         if share < 1:
             notes.append(f"KV memory holds {share:.1%} of {options.max_num_seqs} full contexts")
     fits = min(
-        (length if live[i] < length and (n - 1) * size >= live[i] else (n - 1) * size for i, n in enumerate(blocks)),
+        (
+            length if live[i] < length and (n - 1) * size >= live[i] else (n - 1) * size
+            for i, n in enumerate(blocks)
+        ),
         default=length,
     )
     if fits < length:

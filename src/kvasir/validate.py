@@ -22,7 +22,9 @@ def _number(p: SamplingParams, name: str, low: float, high: float, *, open_low: 
     ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or value > high or value < low or (open_low and value == low):
         bracket = "(" if open_low else "["
-        raise InvalidRequest(f"{name} is {value!r}", f"expected a number in {bracket}{low}, {high}]", param=name)
+        raise InvalidRequest(
+            f"{name} is {value!r}", f"expected a number in {bracket}{low}, {high}]", param=name
+        )
 
 
 def _integer(p: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
@@ -67,7 +69,9 @@ def check_sampling(p: SamplingParams) -> None:
         )
     for token, bias in p.logit_bias.items():
         if not isinstance(token, int) or not 0 <= token < 2**31:
-            raise InvalidRequest(f"logit_bias names token {token!r}", "expected token ids", param="logit_bias")
+            raise InvalidRequest(
+                f"logit_bias names token {token!r}", "expected token ids", param="logit_bias"
+            )
         if not isinstance(bias, int | float) or not -100 <= bias <= 100:
             raise InvalidRequest(
                 f"logit_bias of token {token} is {bias!r}", "expected [-100, 100]", param="logit_bias"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvasir.cli.chat import run as run_chat
 from kvasir.cli.chat.commands import COMMANDS, obey
 from kvasir.cli.chat.conversation import Conversation, ConversationError, read
 from kvasir.cli.chat.screen import CLOSE, OPEN, Thinking
@@ -20,6 +22,7 @@ from kvasir.engine.front import Front
 from kvasir.engine.load_text import load_text
 from kvasir.errors import InvalidRequest, KvasirError
 from kvasir.runner.fake import fake_next
+from tests._shared import need
 from tests.cli.running import VOCABULARY, Terminal, run
 
 FAKE = "tests.cli.fake_chat"
@@ -81,13 +84,15 @@ def split(text: str, inside: bool, cuts: list[int]) -> list[tuple[str, bool]]:
     """What Thinking says of each character, whatever the pieces."""
     thinking, pieces = Thinking(inside), []
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         pieces += thinking.push(text[start:end])
     pieces += thinking.flush()
     return [(character, thought) for piece, thought in pieces for character in piece]
 
 
-pieces_of_answers = st.lists(st.sampled_from([OPEN, CLOSE, "<", "</th", "think>", " ", "\n", "words"]), max_size=8)
+pieces_of_answers = st.lists(
+    st.sampled_from([OPEN, CLOSE, "<", "</th", "think>", " ", "\n", "words"]), max_size=8
+)
 
 
 @given(pieces_of_answers.map("".join), st.booleans(), st.lists(st.integers(0, 60), max_size=12))
@@ -276,7 +281,17 @@ async def test_settings_are_set(session, line, field, value):
 
 
 @pytest.mark.parametrize(
-    "line", ["/temperature warm", "/temperature -1", "/max 0", "/max 1.5", "/seed", "/think maybe", "/nothing", "/save"]
+    "line",
+    [
+        "/temperature warm",
+        "/temperature -1",
+        "/max 0",
+        "/max 1.5",
+        "/seed",
+        "/think maybe",
+        "/nothing",
+        "/save",
+    ],
 )
 async def test_what_cannot_be_is_refused_and_changes_nothing(session, line):
     before = Settings(**vars(session.settings))
@@ -372,12 +387,22 @@ def test_several_lines_at_the_prompt(tmp_path):
     assert messages[0]["content"] == "one\ntwo\nthree"
 
 
-def test_a_model_that_cannot_chat_is_refused_with_a_next_step():
-    done = run("kvasir.cli", "chat", "kvasir-mini", "--temperature", "-1")
-    assert done.returncode == 2 and "temperature" in done.stderr
+@pytest.mark.parametrize(
+    ("name", "problem"), [("stories260K", "chat template"), ("gpt-nano-sort", "tokenizer")]
+)
+def test_a_model_that_cannot_chat_is_refused_with_a_next_step(name, problem):
+    with pytest.raises(KvasirError, match=f"has no {problem}") as caught:
+        run_chat(EngineOptions(str(need("models", name))), None, None, None, None)
+    assert caught.value.hint
+
+
+def test_a_wrong_option_is_refused_before_anything_is_loaded():
+    with pytest.raises(InvalidRequest, match="temperature"):
+        run_chat(EngineOptions("no such model"), None, -1.0, None, None)
 
 
 def test_the_real_model_chats():
-    done = run("kvasir.cli", "chat", "kvasir-mini", "--temperature", "0", "--max-tokens", "12", stdin="Hello!\n")
+    options = ["--temperature", "0", "--max-tokens", "4", "--threads", "1"]
+    done = run("kvasir.cli", "chat", "kvasir-mini", *options, stdin="Hello!\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() and "tokens/s" in done.stderr

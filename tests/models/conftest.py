@@ -20,11 +20,10 @@ def transformers():
 @pytest.fixture(scope="session")
 def exact_machine():
     """Skips where the libraries under torch do not keep the contract at all (the engine then says "close")."""
-    from tests.models.families import config_of
-    from tests.models.oracle import dummy
-
     from kvasir.runner.selftest import run
     from tests.models.driver import make_cache
+    from tests.models.families import config_of
+    from tests.models.oracle import dummy
 
     model = dummy(config_of("llama"))
     if run(model, make_cache(model)) != "exact":

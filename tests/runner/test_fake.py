@@ -56,7 +56,7 @@ def test_spans_positions_and_named_outputs():
     )
     (row,) = run(runner, joined=(join([1, 0, 0, 2], spans=(span,)),), work=(work,))
     assert row.tokens == (fake_next([1, 7, 9, 2], 7, 0, 256),)
-    (name, data), = row.hidden
+    ((name, data),) = row.hidden
     assert name == "layer.3" and np.frombuffer(data, np.float32).tolist() == [1, 7, 9, 2]
 
 

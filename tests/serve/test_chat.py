@@ -79,6 +79,9 @@ async def test_a_stream_is_the_whole_answer_in_pieces(http, fields):
     chunks = events(response.text)
     assert {c["object"] for c in chunks} == {"chat.completion.chunk"} and len({c["id"] for c in chunks}) == 1
     assert not any("usage" in c for c in chunks)
+    if fields.get("return_token_ids"):
+        told = [c["prompt_token_ids"] for c in chunks if "prompt_token_ids" in c]
+        assert told == [whole["prompt_token_ids"]]
     for choice in whole["choices"]:
         own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == choice["index"]]
         assert own[0]["delta"] == {"role": "assistant", "content": ""}
@@ -91,7 +94,7 @@ async def test_a_stream_is_the_whole_answer_in_pieces(http, fields):
             assert pieces == choice["logprobs"]["content"]
         if fields.get("return_token_ids"):
             assert [t for c in own for t in c.get("token_ids", ())] == choice["token_ids"]
-            assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"] == list(PROMPT.encode())
+            assert whole["prompt_token_ids"] == list(PROMPT.encode())
 
 
 async def test_a_stream_tells_the_usage_when_asked(http):
@@ -191,6 +194,7 @@ async def test_the_template_can_be_steered_but_not_overridden(http):
         ({"verbosity": "low"}, "verbosity"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "include_obfuscation"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvasir.serve.openai.shapes import usage_object
 from kvasir.serve.settings import ServeSettings
+from kvasir.types import Usage
 from tests.serve.fakes import EOS
 from tests.serve.running import client, events
 
@@ -73,6 +75,16 @@ async def test_several_prompts_with_several_answers_keep_their_numbers(http):
         own = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == choice["index"]]
         assert "".join(c["text"] for c in own) == choice["text"]
         assert [c["finish_reason"] for c in own] == [None] * (len(own) - 1) + ["length"]
+
+
+def test_the_cache_is_counted_once_for_a_prompt():
+    answers = [[Usage(10, 3, 8), Usage(10, 4, 8)], [Usage(5, 1, 0)]]
+    assert usage_object(answers, 15) == {
+        "prompt_tokens": 15,
+        "completion_tokens": 8,
+        "total_tokens": 23,
+        "prompt_tokens_details": {"cached_tokens": 8},
+    }
 
 
 async def test_a_prompts_answer_does_not_depend_on_its_neighbours(http):

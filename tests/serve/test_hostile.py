@@ -55,7 +55,7 @@ MESSAGES = st.lists(
     max_size=3,
 )
 SMALL = {"max_tokens": 3}
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def bodies(wire: type) -> st.SearchStrategy[dict]:
@@ -125,7 +125,7 @@ def test_the_published_schema_is_kept(server):
     assert len(operations) >= 10
     for operation in operations:
 
-        @settings(FEW, max_examples=12)
+        @settings(FEW, max_examples=5)
         @given(operation.as_strategy())
         def check(case: schemathesis.Case) -> None:
             case.call_and_validate(checks=CHECKS)

@@ -36,10 +36,14 @@ def wait_until(condition, seconds: float = 5.0) -> None:
         time.sleep(0.01)
 
 
-def post(server: Live, path: str, body: bytes) -> socket.socket:
-    """An open connection with a request sent."""
+def post(server: Live, path: str, body: bytes, buffer: int | None = None) -> socket.socket:
+    """An open connection with a request sent; `buffer`: bytes that it takes unread."""
     host, port = server.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection = socket.socket()
+    connection.settimeout(10)
+    if buffer:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.connect((host, int(port)))
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return connection
@@ -80,8 +84,7 @@ def test_a_client_that_does_not_read_is_let_go():
     settings = ServeSettings(port=0, write_time=0.5)
     with live(settings, max_model_len=8192, num_blocks=5000) as server:
         body = b'{"prompt": "ab", "n": 8, "max_tokens": 8000, "stream": true, "logprobs": 20}'
-        connection = post(server, "/v1/completions", body)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection = post(server, "/v1/completions", body, buffer=4096)
         wait_until(lambda: server.front.meter.finished["abort"], 15)
         server.ask(assert_idle(server.front))
         connection.close()
@@ -129,7 +132,7 @@ def test_a_full_queue_says_when_to_come_back():
             assert response.json()["error"]["type"] == "rate_limit_error"
 
 
-# -- the official client -----------------------------------------------------------------------------------------
+# -- the official client -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +161,7 @@ def test_the_client_chats(sdk):
         chunks = list(stream)
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "user: hi"
     assert chunks[-1].usage == whole.usage
-    with sdk.chat.completions.stream(**fields, stop="\n") as stream:
+    with sdk.chat.completions.stream(**fields | {"max_completion_tokens": 20}, stop="\n") as stream:
         assert stream.get_final_completion().choices[0].message.content == "user: hi"
 
 
@@ -198,13 +201,15 @@ def test_the_client_sees_an_error_in_mid_stream():
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as sdk,
     ):
         text = ""
-        with pytest.raises(openai.APIError, match="engine failed"):  # noqa: PT012
-            with sdk.completions.create(
+        with (
+            pytest.raises(openai.APIError, match="engine failed"),
+            sdk.completions.create(
                 model="fake", prompt="ab", temperature=0, max_tokens=50, stream=True
-            ) as stream:
-                for chunk in stream:
-                    text += chunk.choices[0].text
-                    assert chunk.choices[0].finish_reason is None
+            ) as stream,
+        ):
+            for chunk in stream:
+                text += chunk.choices[0].text
+                assert chunk.choices[0].finish_reason is None
         assert text.startswith("ab")
 
 
@@ -213,6 +218,6 @@ def test_the_client_brings_its_key():
     with live(settings) as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="a-good-key", max_retries=0) as sdk:
             assert len(list(sdk.models.list())) == 1
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="a-bad-key1", max_retries=0) as sdk:
-            with pytest.raises(openai.AuthenticationError):
-                sdk.models.list()
+        bad = openai.OpenAI(base_url=f"{server.url}/v1", api_key="a-bad-key1", max_retries=0)
+        with bad, pytest.raises(openai.AuthenticationError):
+            bad.models.list()

@@ -183,11 +183,11 @@ def ask(rng: Random, name: str, told: Facts) -> list[dict]:
     return [user(rng.choice(a.ask)), bot(answer)]
 
 
-def questions(rng: Random, told: Facts, num: int) -> list[list[dict]]:
-    """Questions about told facts, with some about facts never told."""
-    missing = [n for n in ATTRIBUTES if n not in told]
-    names = [rng.choice(missing) if rng.random() < 0.2 else rng.choice(sorted(told)) for _ in range(num)]
-    return [ask(rng, n, told) for n in dict.fromkeys(names)]
+def questions(rng: Random, told: Facts) -> list[list[dict]]:
+    """Questions about every fact told, and a few about facts never told."""
+    missing = rng.sample([n for n in ATTRIBUTES if n not in told], len(told))
+    names = [*told, *(n for n in missing if rng.random() < 0.2)]
+    return [ask(rng, n, told) for n in rng.sample(names, len(names))]
 
 
 def recall(rng: Random, split: str, between: list[dict] | None = None) -> Case:

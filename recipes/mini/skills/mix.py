@@ -85,11 +85,10 @@ def recall_chat(rng: Random, split: str, size: int) -> Case:
         return (memory.unknown if rng.random() < 0.3 else memory.recall)(rng, split)
     told = memory.facts(rng, split, rng.randint(1, 6 if size > 150 else 3))
     messages = memory.tell(rng, told)
-    asked = memory.questions(rng, told, 8)
-    while asked and (words_in(messages) < size - 40 or len(asked) == 8):
-        if rng.random() < 0.3:
+    for asked in memory.questions(rng, told):
+        if rng.random() < 0.3 and words_in(messages) < size - 60:
             messages += segment(rng, split)
-        messages += asked.pop()
+        messages += asked
     return Case("recall chat", messages)
 
 

@@ -93,7 +93,7 @@ def own_keys(rng: Random, split: str) -> Case:
 
 
 def json_answer(rng: Random, split: str) -> Case:
-    kinds = [record, record, listing, sum_as_json, fact_as_json, own_keys]
+    kinds = [record, record, listing, listing, sum_as_json, fact_as_json, own_keys]
     return rng.choice(kinds)(rng, split)
 
 

@@ -17,5 +17,3 @@ def main() -> None:
         if error.hint:
             print(f"  try: {error.hint}", file=sys.stderr)
         sys.exit(2)
-
-

@@ -185,7 +185,6 @@ class Answer:
     """A whole answer, or what there is of it so far."""
 
     index: int = 0
-    text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
     prompt_logprobs: tuple[TokenInfo, ...] | None = None
@@ -193,9 +192,17 @@ class Answer:
     stop_reason: str | int | None = None
     usage: Usage = field(default_factory=Usage)
     error: str | None = None
+    _pieces: list[str] = field(default_factory=list, compare=False)
+
+    @property
+    def text(self) -> str:
+        if len(self._pieces) != 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
 
     def add(self, delta: TextDelta) -> None:
-        self.text += delta.text
+        if delta.text:
+            self._pieces.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs

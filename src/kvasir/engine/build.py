@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, quiet_torch_pool, resolve
 from kvasir.config import DeviceFacts as Facts
+from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, quiet_torch_pool, resolve
 from kvasir.engine.core import EngineCore
 from kvasir.plan import Capacity
 from kvasir.sched.scheduler import Scheduler

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from kvasir.plan import Capacity, StepPlan, StepResult
 from kvasir.sched.scheduler import Scheduler
@@ -19,9 +20,9 @@ class Runner(Protocol):
     capacity: Capacity
     info: ModelInfo
 
-    def execute(self, plan: StepPlan) -> object: ...
+    def execute(self, plan: StepPlan) -> Any: ...
 
-    def sample(self, pending: object, masks: object = None) -> StepResult: ...
+    def sample(self, pending: Any, masks: Any = None) -> StepResult: ...
 
 
 class EngineCore:
@@ -33,7 +34,7 @@ class EngineCore:
         self.info = runner.info
         self.steps = 0
         self.step_seconds = 0.0
-        self.plan_listener = None  # called with each plan before it runs
+        self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
 
     def add(self, request: Request) -> None:
         """Takes a request. Raises InvalidRequest or QueueFull; nothing is kept then."""

@@ -233,7 +233,10 @@ class Front:
                     answer = answers[delta.index]
                     if answer.done:
                         continue
-                    text = answer.push(delta)
+                    if delta.prompt_logprobs is None:
+                        text = answer.push(delta)
+                    else:  # as many tokens to spell as the prompt has, and their candidates
+                        text = await asyncio.to_thread(answer.push, delta)
                     watch.saw(text)
                     if answer.done:
                         open_answers -= 1

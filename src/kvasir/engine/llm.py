@@ -1,8 +1,8 @@
 """LLM and AsyncLLM: the engine as a Python object, in the names users know from vLLM.
 
-    llm = LLM("kvasir-mini")
-    for output in llm.generate(["Hello"], SamplingParams(temperature=0, max_tokens=20)):
-        print(output.outputs[0].text)
+llm = LLM("kvasir-mini")
+for output in llm.generate(["Hello"], SamplingParams(temperature=0, max_tokens=20)):
+    print(output.outputs[0].text)
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class AsyncLLM:
     async def __aexit__(self, *exc: object) -> None:
         await self.stop()
 
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncIterator[RequestOutput]:
         """Streams the request's output as it grows; the last one is `finished`. Raises KvasirError."""
         text, ids = await self._ids(prompt)
         request = self.front.resolve(ids, params or SamplingParams())
@@ -115,7 +117,9 @@ class AsyncLLM:
         text, ids = await self._ids(prompt)
         return await self._complete(text, ids, params)
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template: Any):
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template: Any
+    ):
         """The answer to a conversation; `template`: tools, add_generation_prompt, variables ... of `encode_chat`."""
         ids = await self.front.encode_chat(messages, **template)
         return await self._complete(None, ids, params)
@@ -125,7 +129,9 @@ class AsyncLLM:
         request = self.front.resolve_embedding(ids)
         return EmbeddingOutput(request.id, text, list(ids), list(await self.front.embed(request)))
 
-    async def _complete(self, text: str | None, ids: Sequence[int], params: SamplingParams | None) -> RequestOutput:
+    async def _complete(
+        self, text: str | None, ids: Sequence[int], params: SamplingParams | None
+    ) -> RequestOutput:
         request = self.front.resolve(ids, params or SamplingParams())
         answers = await self.front.complete(request)
         for answer in answers:
@@ -180,13 +186,17 @@ class LLM:
         return self._llm.front.tokenizer
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """The outputs of all prompts, in their order. One SamplingParams for all, or one each. Raises KvasirError."""
         many = _prompt_list(prompts)
         each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
-            raise InvalidRequest(f"{len(many)} prompts and {len(each)} sampling parameters", "give one for all or each")
+            raise InvalidRequest(
+                f"{len(many)} prompts and {len(each)} sampling parameters", "give one for all or each"
+            )
         return self._all([self._llm.complete(p, s) for p, s in zip(many, each, strict=True)])
 
     def chat(
@@ -263,8 +273,8 @@ class LLM:
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    prompts = list(prompts)
-    return [prompts] if prompts and isinstance(prompts[0], int) else prompts  # type: ignore[list-item]
+    several: list[Any] = list(prompts)
+    return [several] if several and isinstance(several[0], int) else several
 
 
 def _raise_fault(answer: Answer) -> None:

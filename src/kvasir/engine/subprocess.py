@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import logging
 import os
-import pathlib
 import secrets
 import subprocess
 import sys
@@ -210,7 +209,8 @@ class ProcessEngine:
 
     async def _launch(self) -> None:
         """Starts a process and waits until it is ready. Raises KvasirError when it cannot."""
-        address = f"ipc://{runtime_dir() / f'engine-{secrets.token_hex(8)}.sock'}"
+        self._address = runtime_dir() / f"engine-{secrets.token_hex(8)}.sock"
+        address = f"ipc://{self._address}"
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.linger = 0
         self._socket.set_hwm(0)
@@ -329,7 +329,6 @@ class ProcessEngine:
         if getattr(self, "_receiver", None):
             self._receiver.cancel()
         if self._socket is not None:
-            address = self._socket.last_endpoint.decode().removeprefix("ipc://")
             self._socket.close(0)
             self._socket = None
-            pathlib.Path(address).unlink(missing_ok=True)
+            self._address.unlink(missing_ok=True)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from kvasir.config import EngineOptions
-from kvasir.errors import ConfigError, EngineDead, InvalidRequest, KvasirError, ModelFileError, QueueFull, UnsupportedModel
+from kvasir.errors import (
+    ConfigError,
+    EngineDead,
+    InvalidRequest,
+    KvasirError,
+    ModelFileError,
+    QueueFull,
+    UnsupportedModel,
+)
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
 
@@ -82,7 +90,15 @@ decode_event = msgspec.msgpack.Decoder(Event).decode
 
 _KINDS = {
     c.__name__: c
-    for c in (KvasirError, InvalidRequest, QueueFull, ModelFileError, UnsupportedModel, ConfigError, EngineDead)
+    for c in (
+        KvasirError,
+        InvalidRequest,
+        QueueFull,
+        ModelFileError,
+        UnsupportedModel,
+        ConfigError,
+        EngineDead,
+    )
 }
 
 

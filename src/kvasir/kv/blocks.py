@@ -1,8 +1,8 @@
 """The block tables of one sequence, one per cache group, and the pools behind them.
 
-    position   0      16     32     48     64
-    table      [ b3 ][ b9 ][ b4 ][ b7 ]           block_size 16
-               |<- behind the window: returned, entry 0
+position   0      16     32     48     64
+table      [ b3 ][ b9 ][ b4 ][ b7 ]           block_size 16
+           |<- behind the window: returned, entry 0
 """
 
 from __future__ import annotations

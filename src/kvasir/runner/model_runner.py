@@ -91,7 +91,9 @@ class ModelRunner:
                 samplers.append(i)
                 last.append(end - 1)
             if work.want_prompt_logprobs:
-                partial[i] = RowResult(work.row, prompt_logprobs=self._prompt_logprobs(work, hidden_TD[begin:end]))
+                partial[i] = RowResult(
+                    work.row, prompt_logprobs=self._prompt_logprobs(work, hidden_TD[begin:end])
+                )
             if work.want_pooled:
                 pooled_D = self.model.pool(hidden_TD[begin:end])
                 partial[i] = RowResult(work.row, pooled=pooled_D.float().cpu().numpy().tobytes())
@@ -120,7 +122,9 @@ class ModelRunner:
         contexts = [_context(self.rows[work[i].row]) for i in forward.samplers]
         sampled: list[Sampled] = sample(forward.logits_SV, contexts) if forward.logits_SV is not None else []
         by_work = dict(zip(forward.samplers, sampled, strict=True))
-        results = tuple(self._result(i, w, by_work.get(i), forward.partial.get(i)) for i, w in enumerate(work))
+        results = tuple(
+            self._result(i, w, by_work.get(i), forward.partial.get(i)) for i, w in enumerate(work)
+        )
         return StepResult(forward.plan.step, results)
 
     def _result(self, i: int, work: Work, sampled: Sampled | None, partial: RowResult | None) -> RowResult:
@@ -142,5 +146,3 @@ class ModelRunner:
 
 def _context(row: Row) -> RowContext:
     return RowContext(row.spec, row.ids[: row.known], row.prompt_len, row.known, None, row.carry)
-
-

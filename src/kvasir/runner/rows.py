@@ -61,7 +61,14 @@ class Rows:
         ids[: len(known)] = known
         tables = [np.zeros(self._max_blocks, np.int32) for _ in range(self._num_groups)]
         return Row(
-            join.spec, join.prompt_len, ids, len(known), tables, join.adapter, join.carry, [0] * self._num_groups
+            join.spec,
+            join.prompt_len,
+            ids,
+            len(known),
+            tables,
+            join.adapter,
+            join.carry,
+            [0] * self._num_groups,
         )
 
     def _extend(self, row: Row, work: Work) -> None:

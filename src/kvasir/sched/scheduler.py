@@ -17,11 +17,11 @@ from collections.abc import Iterable
 
 from kvasir.errors import InvalidRequest, QueueFull
 from kvasir.kv.blocks import KVManager
-from kvasir.plan import Capacity, Join, RowResult, SamplingSpec, StepPlan, StepResult, Work, pack_ids
+from kvasir.plan import Capacity, Join, RowResult, StepPlan, StepResult, Work, pack_ids
 from kvasir.sched import policy
+from kvasir.sched.admission import make_sequence, refuse_impossible
 from kvasir.sched.sequence import Sequence, Status
-from kvasir.seeds import answer_seed
-from kvasir.types import Delta, FinishReason, Request, Task, TokenLogprob
+from kvasir.types import Delta, FinishReason, Request, TokenLogprob
 
 
 class Scheduler:
@@ -49,7 +49,9 @@ class Scheduler:
         self._requests: dict[str, list[Sequence]] = {}
         self._free_rows = list(range(capacity.max_rows - 1, -1, -1))
         self._left: list[int] = []
-        self._under_way: dict[int, tuple[tuple[Sequence, int], ...]] = {}  # with the count of preemptions then
+        self._under_way: dict[
+            int, tuple[tuple[Sequence, int], ...]
+        ] = {}  # with the count of preemptions then
         self._step = 0
         self._order = 0
         self.preemptions = self.finished = self.aborted = 0
@@ -59,7 +61,9 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Takes a request. Raises InvalidRequest when it can never fit, QueueFull at the queue's bound."""
-        self._refuse_impossible(request)
+        if request.id in self._requests:
+            raise InvalidRequest(f"request id {request.id!r} is in use", param="request_id")
+        refuse_impossible(request, self.capacity, self.kv, self.max_chunk, self.bidirectional)
         if len(self.waiting) + request.params.n > self.max_waiting:
             raise QueueFull(f"{len(self.waiting)} answers are waiting already", "try again later")
         sequences = [self._sequence(request, i) for i in range(request.params.n) if i not in request.done]
@@ -69,54 +73,10 @@ class Scheduler:
         self._requests[request.id] = sequences
         self.waiting += sequences
 
-    def _refuse_impossible(self, request: Request) -> None:
-        length, cap = len(request.prompt_ids), self.capacity
-        full = request.params.max_tokens or cap.max_model_len
-        if any(len(r) >= full for i, r in enumerate(request.resume_ids) if i not in request.done):
-            raise InvalidRequest("a resumed answer has its full length already", param="resume_ids")
-        if request.id in self._requests:
-            raise InvalidRequest(f"request id {request.id!r} is in use", param="request_id")
-        if not length:
-            raise InvalidRequest("the prompt is empty", "give at least one token", param="prompt")
-        bad = next((t for t in request.prompt_ids if not 0 <= t < cap.vocab_size), None)
-        if bad is not None:
-            raise InvalidRequest(f"token id {bad} in the prompt", f"expected [0, {cap.vocab_size})", param="prompt")
-        generates = request.task is Task.GENERATE
-        if length + generates > cap.max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {length} tokens; the context holds {cap.max_model_len}", "shorten it", param="prompt"
-            )
-        if self.bidirectional and length > cap.max_tokens_per_step:
-            raise InvalidRequest(
-                f"the prompt has {length} tokens; a step holds {cap.max_tokens_per_step}", "shorten it", param="prompt"
-            )
-        most = min(length + (request.params.max_tokens or 1) * generates, cap.max_model_len)
-        if not self.kv.can_ever_hold(most, self.max_chunk):
-            raise InvalidRequest(
-                f"{most} tokens never fit the KV memory of {self.kv.total} blocks of {cap.block_size}",
-                "lower max_tokens, or give the engine more memory", param="max_tokens",
-            )  # fmt: skip
-
     def _sequence(self, request: Request, index: int) -> Sequence:
-        params = request.params
-        eos_ids = self.eos_ids if request.eos_ids is None else frozenset(request.eos_ids)
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
-        resumed = request.resume_ids[index] if index < len(request.resume_ids) else ()
-        tokens = [*request.prompt_ids, *resumed]
         self._order += 1
-        limit = len(request.prompt_ids) + (params.max_tokens or self.capacity.max_model_len)
-        wants_prompt = params.prompt_logprobs is not None and index == 0 and not resumed
-        return Sequence(
-            request=request,
-            index=index,
-            spec=_spec(request, index, stop_ids),
-            order=self._order,
-            tokens=tokens,
-            known=len(tokens),
-            stop_ids=stop_ids,
-            max_known=min(limit, self.capacity.max_model_len),
-            blocks=self.kv.new(),
-            prompt_logprobs=[None] * len(request.prompt_ids) if wants_prompt else None,
+        return make_sequence(
+            request, index, self._order, self.capacity.max_model_len, self.eos_ids, self.kv.new()
         )
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -152,7 +112,9 @@ class Scheduler:
             self._plan_waiting(step)
         if not (step.work or self._left):
             return None
-        plan = StepPlan(self._step, tuple(step.joined), tuple(step.work), tuple(self._left), tuple(step.copies))
+        plan = StepPlan(
+            self._step, tuple(step.joined), tuple(step.work), tuple(self._left), tuple(step.copies)
+        )
         self._left = []
         self._under_way[self._step] = tuple((s, s.preemptions) for s in step.sequences)
         self._step += 1
@@ -208,7 +170,9 @@ class Scheduler:
             budget=step.budget,
             first_chunk=chunk if chunk or not self.bidirectional else seq.pending,
             indivisible=self.bidirectional,
-            blocks_fit=self.kv.fits(seq.blocks, min(seq.known + 1, seq.max_known), self.max_chunk, seq.computed > 0),
+            blocks_fit=self.kv.fits(
+                seq.blocks, min(seq.known + 1, seq.max_known), self.max_chunk, seq.computed > 0
+            ),
             values_known=seq.in_flight == 0,
             prompt_ready=seq.leader is None,
         )
@@ -299,7 +263,9 @@ class Scheduler:
             seq.suspect = 0
         if seq.prompt_logprobs is not None and row.prompt_logprobs:
             first = work.start + 1
-            seq.prompt_logprobs[first : first + len(row.prompt_logprobs)] = [_entry(e) for e in row.prompt_logprobs]
+            seq.prompt_logprobs[first : first + len(row.prompt_logprobs)] = [
+                _entry(e) for e in row.prompt_logprobs
+            ]
         if current:
             if end >= seq.prompt_len - 1:
                 self._share_prompt(seq)
@@ -418,7 +384,9 @@ class Scheduler:
         self.kv.check(s.blocks for s in living)
         rows = [s.row for s in self.running] + self._free_rows
         assert sorted(rows) == list(range(self.capacity.max_rows)), "rows are lost or held twice"
-        assert sorted(map(id, living)) == sorted(id(s) for r in self._requests.values() for s in r), "a lost sequence"
+        assert sorted(map(id, living)) == sorted(id(s) for r in self._requests.values() for s in r), (
+            "a lost sequence"
+        )
         if not living:
             assert self.kv.used == 0, f"{self.kv.used} blocks are held by nobody"
 
@@ -438,25 +406,6 @@ class _Step:
 
 def _key(seq: Sequence) -> tuple[int, int]:
     return seq.key
-
-
-def _spec(request: Request, index: int, stop_ids: frozenset[int]) -> SamplingSpec:
-    p = request.params
-    return SamplingSpec(
-        temperature=p.temperature,
-        top_p=p.top_p,
-        top_k=max(p.top_k, 0),
-        min_p=p.min_p,
-        presence_penalty=p.presence_penalty,
-        frequency_penalty=p.frequency_penalty,
-        repetition_penalty=p.repetition_penalty,
-        logit_bias=tuple(sorted(p.logit_bias.items())),
-        seed=answer_seed(p.seed or 0, index),
-        min_tokens=p.min_tokens,
-        stop_ids=tuple(sorted(stop_ids)),
-        logprobs=-1 if p.logprobs is None else p.logprobs,
-        prompt_logprobs=-1 if p.prompt_logprobs is None or index else p.prompt_logprobs,
-    )
 
 
 def _entry(raw: tuple) -> TokenLogprob:

@@ -6,7 +6,7 @@ import asyncio
 
 from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from kvasir import __version__
 from kvasir.errors import EngineDead
@@ -25,7 +25,7 @@ async def health(request: HTTPRequest) -> Response:
     return json_response({"status": "ok" if alive else "engine does not answer"}, 200 if alive else 503)
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: HTTPRequest) -> Response:
     """Prometheus text. Without an answer from the engine, what this process knows."""
     serving = serving_of(request)

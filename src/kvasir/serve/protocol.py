@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol with the bounds it lacks: on what comes before a body, and on clients that do not read."""
+"""uvicorn's HTTP protocol with the bounds it lacks: on what comes before a body, and on clients that do not
+read."""
 
 from __future__ import annotations
 

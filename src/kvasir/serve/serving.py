@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
 
 import msgspec
 from starlette.requests import Request as HTTPRequest
@@ -12,6 +14,7 @@ from starlette.responses import Response
 
 from kvasir import __version__
 from kvasir.engine.front import Front
+from kvasir.errors import InvalidRequest
 from kvasir.serve.faults import AnswerFailed, Fault, ModelNotFound, log
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.sse import EventStream
@@ -56,6 +59,22 @@ class Serving:
         """The namespace of the prefix cache: the key's own, divided further by the request's salt."""
         parts = [p for p in (request.scope["state"].get("tenant"), salt) if p]
         return "/".join(parts) or None
+
+    def check_logprobs(self, **asked: int | None) -> None:
+        """Raises InvalidRequest for more candidates per token than an answer may carry."""
+        for name, count in asked.items():
+            if count is not None and count > self.settings.max_logprobs:
+                raise InvalidRequest(
+                    f"{name} is {count}", f"at most {self.settings.max_logprobs}", param=name
+                )
+
+    async def write(self, heavy: bool, function: Callable[..., object], *arguments: Any) -> Response:
+        """The JSON of what a function makes; in a thread when there is much of it."""
+
+        def response() -> Response:
+            return json_response(function(*arguments))
+
+        return await asyncio.to_thread(response) if heavy else response()
 
     def stream(
         self,

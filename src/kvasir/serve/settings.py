@@ -18,6 +18,7 @@ class ServeSettings:
     model_names: what clients may call the model; the first is the one answers carry. Empty: the engine's
     own name.
     allowed_hosts / allowed_origins: beside loopback names and the bound address; "*" allows all.
+    max_logprobs: candidates per token that may be asked for.
     share_cache: keys share one prefix cache instead of having one each.
     ping: pause after which a silent stream sends a comment, so that nobody on the way takes it for dead.
     head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept
@@ -37,6 +38,7 @@ class ServeSettings:
     max_prompts: int = 256
     max_answers: int = 1024
     max_embeddings: int = 2048
+    max_logprobs: int = 20
     max_connections: int = 4096
     head_time: float = 15.0
     body_time: float = 60.0

@@ -63,7 +63,7 @@ class EventStream(Response):
         try:
             await asyncio.wait({pump, *others}, return_when=asyncio.FIRST_COMPLETED)
             if pump.done():
-                pump.result()
+                pump.result()  # raises what went wrong
         finally:
             await settle(pump, *others)
             await self._events.aclose()
@@ -83,10 +83,10 @@ class EventStream(Response):
 
     async def _fail(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._lock:
-            begun, self._started = self._started, True
-        if not begun:
-            await self._to_response(fault)(scope, receive, send)
-            return
+            if not self._started:
+                self._started = True
+                await self._to_response(fault)(scope, receive, send)
+                return
         await self._write(send, self._to_event(fault))
         await self._write(send, b"", more=False)
 

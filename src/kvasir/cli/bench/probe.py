@@ -10,10 +10,10 @@ from typing import Any
 
 BANDWIDTH_METHOD = (
     "reads: CPU: numpy's dot of float32 slices of 8 MiB with themselves over 256 MiB, one Python thread per "
-    "computing thread, best of 5 passes; GPU: torch's sum of 1 GiB of float32, best of 5"
+    "computing thread, best of 3 passes; GPU: torch's sum of 1 GiB of float32, best of 3"
 )
-ARITHMETIC_METHOD = "torch's product of square matrices (CPU 1024, GPU 8192) in the model's dtype, best of 5"
-_PASSES = 5
+ARITHMETIC_METHOD = "torch's product of square matrices (CPU 1024, GPU 8192) in the model's dtype, best of 3"
+_PASSES = 3
 _SLICE = 2 << 20  # float32 values
 _SLICES = 32
 

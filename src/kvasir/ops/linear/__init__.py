@@ -43,11 +43,14 @@ def _segments(x_TK: Tensor, weight_SNK: Tensor) -> Tensor:
 
 
 def _tiles(x_Tk: Tensor, weight_Nk: Tensor) -> Tensor:
-    assert x_Tk.shape[0] % TILE == 0, f"{x_Tk.shape[0]} rows are no multiple of {TILE}"
-    out = torch.empty(x_Tk.shape[0], weight_Nk.shape[0], device=x_Tk.device)
-    for t in range(0, x_Tk.shape[0], TILE):
-        out[t : t + TILE] = _product(x_Tk[t : t + TILE], weight_Nk)
-    return out
+    rows = x_Tk.shape[0]
+    assert rows % TILE == 0, f"{rows} rows are no multiple of {TILE}"
+    if rows == TILE:
+        return _product(x_Tk, weight_Nk).float()
+    out_TN = torch.empty(rows, weight_Nk.shape[0], device=x_Tk.device)
+    for t in range(0, rows, TILE):
+        out_TN[t : t + TILE] = _product(x_Tk[t : t + TILE], weight_Nk)
+    return out_TN
 
 
 def _product(x_tk: Tensor, weight_Nk: Tensor) -> Tensor:

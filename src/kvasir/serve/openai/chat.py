@@ -18,6 +18,7 @@ from kvasir.serve.asgi import while_connected
 from kvasir.serve.body import JsonRoute
 from kvasir.serve.openai.params import check_stream_options, to_params
 from kvasir.serve.openai.shapes import (
+    STREAMED,
     Chunks,
     chat_logprobs,
     error_event,
@@ -27,7 +28,7 @@ from kvasir.serve.openai.shapes import (
     usage_object,
 )
 from kvasir.serve.openai.wire import CHAT_REFUSED, ChatRequest, Message, Part
-from kvasir.serve.serving import Serving, check_finish, json_response, serving_of
+from kvasir.serve.serving import Serving, check_finish, serving_of
 from kvasir.serve.sse import DONE
 from kvasir.serve.wire import refuse_fields
 from kvasir.types import Request, Usage
@@ -35,7 +36,7 @@ from kvasir.types import Request, Usage
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions", tags=["openai"])
+@router.post("/v1/chat/completions", tags=["openai"], responses=STREAMED)
 async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
     serving = serving_of(request)
     core = await to_request(wire, serving, request)
@@ -44,7 +45,8 @@ async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
         events = chat_events(wire, core, serving, created)
         return serving.stream(events, error_response, error_event)
     answers = await while_connected(request.receive, serving.front.complete(core))
-    return json_response(to_response(wire, core, answers, serving, created))
+    heavy = bool(wire.logprobs) or wire.prompt_logprobs is not None
+    return await serving.write(heavy, to_response, wire, core, answers, serving, created)
 
 
 # -- to_request --------------------------------------------------------------------------------------------
@@ -53,6 +55,7 @@ async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
 async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) -> Request:
     """The core's request. Raises InvalidRequest for what cannot be honoured, TemplateError."""
     serving.check_model(wire.model)
+    serving.check_logprobs(top_logprobs=wire.top_logprobs, prompt_logprobs=wire.prompt_logprobs)
     _refuse(wire)
     prompt_ids = await chat_ids(wire, serving)
     max_tokens = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
@@ -158,7 +161,7 @@ def to_response(
 ) -> dict[str, Any]:
     response = head_object(serving, "chat.completion", core.id, created)
     response["choices"] = [_choice(wire, core, answer) for answer in answers]
-    response["usage"] = usage_object([a.usage for a in answers], len(core.prompt_ids))
+    response["usage"] = usage_object([[a.usage for a in answers]], len(core.prompt_ids))
     if answers[0].prompt_logprobs is not None:
         response["prompt_logprobs"] = prompt_logprobs(answers[0].prompt_logprobs)
     if wire.return_token_ids:
@@ -201,19 +204,17 @@ async def chat_events(
     async with aclosing(serving.front.stream(core)) as deltas:
         async for delta in deltas:
             check_finish(delta.finish_reason, delta.error, core.id)
-            more: dict[str, Any] = {}
-            if not usages and wire.return_token_ids:
-                more["prompt_token_ids"] = core.prompt_ids
-            is_first = delta.index not in usages
+            first_of_all, first = not usages, delta.index not in usages
             usages[delta.index] = delta.usage
-            usage = usage_object(usages.values(), len(core.prompt_ids)) if always_usage else None
-            data = b"".join(
-                chunks.event([choice], usage, **more) for choice in _deltas(wire, core, delta, is_first)
-            )
-            if data:
-                yield data
+            usage = usage_object([usages.values()], len(core.prompt_ids)) if always_usage else None
+            choices = _deltas(wire, core, delta, first)
+            if first_of_all and wire.return_token_ids:
+                role = [choices.pop(0)]
+                yield chunks.event(role, usage, prompt_token_ids=core.prompt_ids)
+            if choices:
+                yield b"".join([chunks.event([choice], usage) for choice in choices])
     if final_usage:
-        yield chunks.event([], usage_object(usages.values(), len(core.prompt_ids)))
+        yield chunks.event([], usage_object([usages.values()], len(core.prompt_ids)))
     yield DONE
 
 

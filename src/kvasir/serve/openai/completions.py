@@ -20,6 +20,7 @@ from kvasir.serve.body import JsonRoute
 from kvasir.serve.concurrent import all_of, merge
 from kvasir.serve.openai.params import check_stream_options, to_params
 from kvasir.serve.openai.shapes import (
+    STREAMED,
     Chunks,
     completion_logprobs,
     error_event,
@@ -29,7 +30,7 @@ from kvasir.serve.openai.shapes import (
     usage_object,
 )
 from kvasir.serve.openai.wire import COMPLETION_REFUSED, CompletionRequest
-from kvasir.serve.serving import Serving, check_finish, json_response, serving_of
+from kvasir.serve.serving import Serving, check_finish, serving_of
 from kvasir.serve.sse import DONE
 from kvasir.serve.wire import prompt_list, refuse_fields
 from kvasir.types import FinishReason, Request, SamplingParams, Usage
@@ -39,15 +40,16 @@ router = APIRouter(route_class=JsonRoute)
 DEFAULT_MAX_TOKENS = 16
 
 
-@router.post("/v1/completions", tags=["openai"])
+@router.post("/v1/completions", tags=["openai"], responses=STREAMED)
 async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response:
     serving = serving_of(request)
     prompts = await to_requests(wire, serving, request)
     job = Job(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
     if wire.stream:
         return serving.stream(job.events(), error_response, error_event)
-    work = all_of(serving.front.complete, prompts)
-    return json_response(job.response(await while_connected(request.receive, work)))
+    answers = await while_connected(request.receive, all_of(serving.front.complete, prompts))
+    heavy = wire.logprobs is not None or wire.prompt_logprobs is not None
+    return await serving.write(heavy, job.response, answers)
 
 
 # -- to_requests -------------------------------------------------------------------------------------------
@@ -57,6 +59,7 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
     """One request of the core per prompt. Raises InvalidRequest for what cannot be honoured."""
     front, settings = serving.front, serving.settings
     serving.check_model(wire.model)
+    serving.check_logprobs(logprobs=wire.logprobs, prompt_logprobs=wire.prompt_logprobs)
     _refuse(wire)
     given = prompt_list(wire.prompt)
     if len(given) > settings.max_prompts or len(given) * (wire.n or 1) > settings.max_answers:
@@ -137,7 +140,7 @@ class Job:
             for i, per_prompt in enumerate(answers)
             for answer in per_prompt
         ]
-        usages = [self._usage(a.usage) for per_prompt in answers for a in per_prompt]
+        usages = [[self._usage(answer.usage) for answer in per_prompt] for per_prompt in answers]
         response["usage"] = usage_object(usages, self.prompt_tokens)
         return response
 
@@ -196,20 +199,22 @@ class Job:
         final_usage = bool(options and options.include_usage)
         always_usage = bool(options and options.continuous_usage_stats)
         chunks = Chunks(self.serving, "text_completion", self.id, self.created, with_usage=final_usage)
-        usages: dict[tuple[int, int], Usage] = {}
+        usages: list[dict[int, Usage]] = [{} for _ in self.prompts]
         streams = [self.serving.front.stream(core) for core in self.prompts]
         async with aclosing(merge(streams)) as deltas:
             async for i, delta in deltas:
                 check_finish(delta.finish_reason, delta.error, self.id)
-                is_first = (i, delta.index) not in usages
-                usages[i, delta.index] = self._usage(delta.usage)
+                is_first = delta.index not in usages[i]
+                usages[i][delta.index] = self._usage(delta.usage)
                 choice = self._chunk(i, delta, is_first)
                 if choice is not None:
-                    usage = usage_object(usages.values(), self.prompt_tokens) if always_usage else None
-                    yield chunks.event([choice], usage)
+                    yield chunks.event([choice], self._total(usages) if always_usage else None)
         if final_usage:
-            yield chunks.event([], usage_object(usages.values(), self.prompt_tokens))
+            yield chunks.event([], self._total(usages))
         yield DONE
+
+    def _total(self, usages: list[dict[int, Usage]]) -> dict[str, Any]:
+        return usage_object([per_prompt.values() for per_prompt in usages], self.prompt_tokens)
 
     def _chunk(self, i: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
         """The choice that a delta becomes, or None where there is nothing to tell."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,19 +14,23 @@ from kvasir.serve.serving import Serving
 from kvasir.serve.sse import event
 from kvasir.types import Usage
 
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer.", "content": {"application/json": {}, "text/event-stream": {}}}
+}
 LOWEST = -9999.0  # JSON has no infinity
 
 
-def usage_object(usages: Iterable[Usage], prompt_tokens: int) -> dict[str, Any]:
-    """`usages` of all answers, each counted with its own prompt; `prompt_tokens` of every prompt once."""
-    usages = list(usages)
-    completion = sum(u.completion_tokens for u in usages)
-    cached = sum(u.cached_tokens for u in usages)
+def usage_object(prompts: Iterable[Collection[Usage]], prompt_tokens: int) -> dict[str, Any]:
+    """`prompts`: for each prompt the usage of its answers, which share what the cache had of it."""
+    completion = cached = 0
+    for answers in prompts:
+        completion += sum(usage.completion_tokens for usage in answers)
+        cached += max((usage.cached_tokens for usage in answers), default=0)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": prompt_tokens + completion,
-        "prompt_tokens_details": {"cached_tokens": min(cached, prompt_tokens)},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 

@@ -1,0 +1,95 @@
+"""What happens to a request when it arrives: refused at once if it can never run, else one sequence per answer."""
+
+from __future__ import annotations
+
+from kvasir.errors import InvalidRequest
+from kvasir.kv.blocks import KVManager, SequenceBlocks
+from kvasir.plan import Capacity, SamplingSpec
+from kvasir.sched.sequence import Sequence
+from kvasir.seeds import answer_seed
+from kvasir.types import Request, Task
+
+
+def refuse_impossible(
+    request: Request, capacity: Capacity, kv: KVManager, max_chunk: int, bidirectional: bool
+) -> None:
+    """Raises InvalidRequest for what could never be computed, however long it waited."""
+    length = len(request.prompt_ids)
+    full = request.params.max_tokens or capacity.max_model_len
+    if any(len(r) >= full for i, r in enumerate(request.resume_ids) if i not in request.done):
+        raise InvalidRequest("a resumed answer has its full length already", param="resume_ids")
+    if not length:
+        raise InvalidRequest("the prompt is empty", "give at least one token", param="prompt")
+    bad = next((t for t in request.prompt_ids if not 0 <= t < capacity.vocab_size), None)
+    if bad is not None:
+        raise InvalidRequest(
+            f"token id {bad} in the prompt", f"expected [0, {capacity.vocab_size})", param="prompt"
+        )
+    generates = request.task is Task.GENERATE
+    if length + generates > capacity.max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {length} tokens; the context holds {capacity.max_model_len}",
+            "shorten it",
+            param="prompt",
+        )
+    if bidirectional and length > capacity.max_tokens_per_step:
+        raise InvalidRequest(
+            f"the prompt has {length} tokens; a step holds {capacity.max_tokens_per_step}",
+            "shorten it",
+            param="prompt",
+        )
+    most = min(length + (request.params.max_tokens or 1) * generates, capacity.max_model_len)
+    if not kv.can_ever_hold(most, max_chunk):
+        raise InvalidRequest(
+            f"{most} tokens never fit the KV memory of {kv.total} blocks of {capacity.block_size}",
+            "lower max_tokens, or give the engine more memory",
+            param="max_tokens",
+        )
+
+
+def make_sequence(
+    request: Request,
+    index: int,
+    order: int,
+    max_model_len: int,
+    eos_ids: frozenset[int],
+    blocks: SequenceBlocks,
+) -> Sequence:
+    """Answer `index` of a request, with what an earlier engine had streamed of it as known tokens."""
+    params = request.params
+    ends = eos_ids if request.eos_ids is None else frozenset(request.eos_ids)
+    stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)
+    resumed = request.resume_ids[index] if index < len(request.resume_ids) else ()
+    tokens = [*request.prompt_ids, *resumed]
+    wants_prompt = params.prompt_logprobs is not None and index == 0 and not resumed
+    return Sequence(
+        request=request,
+        index=index,
+        spec=sampling_spec(request, index, stop_ids),
+        order=order,
+        tokens=tokens,
+        known=len(tokens),
+        stop_ids=stop_ids,
+        max_known=min(len(request.prompt_ids) + (params.max_tokens or max_model_len), max_model_len),
+        blocks=blocks,
+        prompt_logprobs=[None for _ in request.prompt_ids] if wants_prompt else None,
+    )
+
+
+def sampling_spec(request: Request, index: int, stop_ids: frozenset[int]) -> SamplingSpec:
+    p = request.params
+    return SamplingSpec(
+        temperature=p.temperature,
+        top_p=p.top_p,
+        top_k=max(p.top_k, 0),
+        min_p=p.min_p,
+        presence_penalty=p.presence_penalty,
+        frequency_penalty=p.frequency_penalty,
+        repetition_penalty=p.repetition_penalty,
+        logit_bias=tuple(sorted(p.logit_bias.items())),
+        seed=answer_seed(p.seed or 0, index),
+        min_tokens=p.min_tokens,
+        stop_ids=tuple(sorted(stop_ids)),
+        logprobs=-1 if p.logprobs is None else p.logprobs,
+        prompt_logprobs=-1 if p.prompt_logprobs is None or index else p.prompt_logprobs,
+    )

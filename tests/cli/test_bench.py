@@ -1,0 +1,234 @@
+"""Bench: figures that add up, limits that are limits, files that others can read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from benchmarks.shapes import SHAPES, tensor_shapes, write
+from kvasir.cli.app import app
+from kvasir.cli.bench import bench
+from kvasir.cli.bench.limits import Machine, limits
+from kvasir.cli.bench.measure import MODES, Shape, Timing, arrivals, make_requests, percentiles, throughput
+from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
+from kvasir.cli.bench.report import Row, Run, summarize
+from kvasir.cli.model_facts import TokenWork
+from kvasir.cli.show import json_text
+from kvasir.engine.fake import FakeEngine
+from kvasir.engine.front import Front
+from kvasir.engine.llm import AsyncLLM
+from kvasir.errors import ConfigError, InvalidRequest, KvasirError
+from kvasir.runner.load import load_model
+from kvasir.weights.find import find_model
+from tests.cli.running import VOCABULARY, run
+
+STEP = 0.002  # seconds that a step of the fake engine takes
+FAKE = {"vocab_size": VOCABULARY, "step_seconds": STEP, "num_blocks": 200}
+
+
+def fake_llm(**more) -> AsyncLLM:
+    return AsyncLLM("kvasir-mini", engine=FakeEngine(**{**FAKE, **more}), threads=1)
+
+
+# -- whole runs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_of_each_mode(mode, capsys):
+    shape = Shape(input_len=20, output_len=5, num_prompts=1 if mode == "latency" else 4, request_rate=200.0)
+    told = bench(fake_llm(), mode, shape, repeats=2)
+    shown = capsys.readouterr().out
+    for name, row in told["figures"].items():
+        values = [r["figures"][name] for r in told["runs"]]
+        assert len(values) == 2 and name in shown
+        assert 0 < row["min"] == min(values) <= row["median"] <= max(values) == row["max"]
+    for r in told["runs"]:
+        assert 0 <= r["foreign_cpu"] <= 1 and r["probe"]["bytes_per_s"] > 1e8
+    figures = told["runs"][0]["figures"]
+    if mode == "latency":
+        assert figures["tpot_s"] >= STEP
+        assert figures["e2e_s"] == pytest.approx(figures["ttft_s"] + 4 * figures["tpot_s"])
+        assert told["figures"]["tpot_s"]["limit"] > 0
+    else:
+        assert figures["output_tokens_per_s"] * figures["duration_s"] == pytest.approx(20)
+        assert figures["prompt_tokens_per_s"] * figures["duration_s"] == pytest.approx(80)
+
+
+def test_the_files_hold_all_that_is_needed_to_judge_the_figures(tmp_path, capsys):
+    result = bench(fake_llm(), "latency", Shape(input_len=20, output_len=5), repeats=1, out=tmp_path)
+    [file] = tmp_path.glob("*.json")
+    told = json.loads(file.read_text())
+    assert told == json.loads(json_text(result))
+    assert told["mode"] == "latency" and told["shape"]["input_len"] == 20 and len(told["runs"]) == 1
+    assert told["machine"]["cores"] and told["machine"]["cpu"] and told["software"]["torch"]
+    assert told["methods"]["bandwidth"] and told["work"]["weight_bytes"] > 0
+    assert told["options"]["threads"] == 1 and told["model"]["architecture"] == "fake"
+    assert [p.suffix for p in tmp_path.glob("*.png")] == [".png"]
+    assert str(file) in capsys.readouterr().out
+
+
+def test_without_matplotlib_there_is_a_message_and_the_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    bench(fake_llm(), "latency", Shape(4, 1), repeats=1, out=tmp_path)
+    assert "pip install" in capsys.readouterr().err
+    assert [p.suffix for p in tmp_path.iterdir()] == [".json"]
+    [file] = tmp_path.iterdir()
+    assert "tpot_s" not in json.loads(file.read_text())["figures"], "one token has no time per later token"
+
+
+def test_what_does_not_fit_is_refused_before_measuring():
+    with pytest.raises(InvalidRequest, match="context"):
+        bench(fake_llm(), "throughput", Shape(1000, 5, 4), repeats=1)
+
+
+def test_a_failed_request_is_no_measurement():
+    def fault(plan):
+        if any(work.count > 10 for work in plan.work):
+            raise RuntimeError("a broken kernel")
+
+    with pytest.raises(KvasirError, match="broken kernel"):
+        bench(fake_llm(fault=fault), "throughput", Shape(20, 5, 3), repeats=1)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        bench(fake_llm(), "latency", Shape(4, 2), repeats=1, out=tmp_path / "file" / "inside")
+
+
+def test_the_command_on_the_real_model(tmp_path):
+    options = "--mode throughput --num-prompts 2 --input-len 16 --output-len 3 --repeats 1 --threads 1"
+    done = run("kvasir.cli", "bench", "kvasir-mini", *options.split(), "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert told["model"]["name"] == "kvasir-mini" and told["options"]["threads"] == 1 == told["threads"]
+    assert told["figures"]["output_tokens_per_s"]["median"] > 0
+    assert "of limit" in done.stdout and "multiply-adds" in done.stdout
+
+
+@pytest.mark.parametrize("options", [["--mode", "speed"], ["--mode", "serve", "--request-rate", "-1"]])
+def test_wrong_options_are_refused(options):
+    error = CliRunner().invoke(app, ["bench", "kvasir-mini", *options]).exception
+    assert isinstance(error, ConfigError) and error.hint
+
+
+# -- requests and times ------------------------------------------------------------------------------------
+
+
+async def test_requests_are_the_same_each_time_and_never_shared_between_runs():
+    front = Front(FakeEngine(**FAKE))
+    await front.start()
+    shape = Shape(8, 4, 3)
+    first, again, other = (make_requests(front, shape, 3, run) for run in (0, 0, 1))
+    assert [r.prompt_ids for r in first] == [r.prompt_ids for r in again]
+    assert not {r.prompt_ids for r in first} & {r.prompt_ids for r in other}
+    assert all(len(r.prompt_ids) == 8 and r.params.max_tokens == 4 and r.params.ignore_eos for r in first)
+    await front.stop()
+
+
+async def test_sharing_steps_shows_in_the_throughput():
+    """Eight rows at once take the steps of one."""
+    front = Front(FakeEngine(**{**FAKE, "step_seconds": 0.01}))
+    await front.start()
+    one = await throughput(front, Shape(4, 10, 1), 0)
+    eight = await throughput(front, Shape(4, 10, 8), 1)
+    assert eight["output_tokens_per_s"] > 3 * one["output_tokens_per_s"]
+    await front.stop()
+
+
+def test_arrivals_are_poisson():
+    shape = Shape(1, 1, num_prompts=4000, request_rate=50.0)
+    gaps = np.diff(arrivals(shape, 0))
+    assert (gaps > 0).all()
+    assert gaps.mean() == pytest.approx(1 / 50, rel=0.1)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.1)  # as an exponential distribution has it
+    assert (arrivals(shape, 0) == arrivals(shape, 0)).all() and (
+        arrivals(shape, 0) != arrivals(shape, 1)
+    ).any()
+    assert not arrivals(Shape(1, 1, 5), 0).any()
+
+
+def test_times_of_a_request():
+    timing = Timing(begun=1.0, first=1.5, last=3.5, first_tokens=2, tokens=6)
+    assert (timing.ttft, timing.tpot, timing.e2e) == (0.5, 0.5, 2.5)
+    assert Timing(begun=0.0, first=1.0, last=1.0, first_tokens=1, tokens=1).tpot is None
+
+
+def test_percentiles_by_hand():
+    assert percentiles("x", list(range(101))) == {"x_p50_s": 50.0, "x_p90_s": 90.0, "x_p99_s": 99.0}
+
+
+# -- limits ------------------------------------------------------------------------------------------------
+
+
+def machine(weights=1000, kv=2, body=100, head=10, bandwidth=1e3, macs=1e3, rows=4) -> Machine:
+    return Machine(TokenWork(weights, body, head), kv, Probe(bandwidth, macs), rows)
+
+
+def test_limits_by_hand():
+    told = limits(machine(macs=1e9), "latency", Shape(10, 11))
+    assert told["ttft_s"] == 1.0  # 1000 bytes at 1000 bytes a second
+    assert told["tpot_s"] == pytest.approx((1000 + 15.5 * 2) / 1000)
+    assert told["e2e_s"] == pytest.approx(told["ttft_s"] + 10 * told["tpot_s"])
+    bound = limits(machine(bandwidth=1e9), "latency", Shape(10, 11))
+    assert bound["ttft_s"] == pytest.approx((10 * 100 + 10) / 1000)
+    assert bound["output_tokens_per_s"] == pytest.approx(1000 / 110)
+
+
+@given(
+    count=st.integers(1, 40),
+    rows=st.integers(1, 16),
+    input_len=st.integers(1, 500),
+    output_len=st.integers(1, 500),
+)
+def test_a_batch_is_at_best_as_fast_as_its_rows_and_at_worst_as_they_alone(
+    count, rows, input_len, output_len
+):
+    shape = Shape(input_len, output_len, count)
+    many = limits(machine(rows=rows), "throughput", shape)["duration_s"]
+    alone = limits(machine(), "latency", shape)["e2e_s"]
+    waves = -(-count // rows)
+    assert waves * alone * 0.999 <= many <= count * alone * 1.001
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("qwen3-0.6b", 596.0e6), ("llama-1b", 1235.8e6)])
+def test_the_shapes_are_those_of_the_published_models(name, parameters, tmp_path):
+    shapes = dict(tensor_shapes(SHAPES[name]))
+    assert sum(map(prod, shapes.values())) == pytest.approx(parameters, rel=1e-3)
+    small = {
+        **SHAPES[name],
+        "num_hidden_layers": 1,
+        "vocab_size": 32,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+    }
+    write({**small, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}, tmp_path)
+    loaded = load_model(find_model(tmp_path))  # refuses what is missing, of another shape, or left over
+    assert loaded.architecture.lower() == SHAPES[name]["model_type"]
+
+
+def test_shares_of_the_limit():
+    probed = Probe(1.0, 1.0)
+    runs = [Run({"a_s": a, "b_per_s": 1 / a}, probed, 0.0) for a in (4.0, 2.0, 8.0)]
+    time, rate = summarize(runs, {"a_s": 1.0, "b_per_s": 1.0})
+    assert (time.median, time.min, time.max, time.of_limit) == (4.0, 2.0, 8.0, 0.25)
+    assert rate.of_limit == 0.25
+    assert Row("c", 1.0, 1.0, 1.0, None).of_limit is None
+
+
+def test_the_probe_measures_something_of_this_world():
+    gave = probe("cpu", "float32", 1)
+    assert 1e8 < gave.bytes_per_s < 1e13 and 1e7 < gave.macs_per_s < 1e15
+
+
+def test_our_own_work_is_not_foreign():
+    load = ForeignLoad()
+    sum(i * i for i in range(2_000_000))
+    assert 0.0 <= load.share() <= 1.0

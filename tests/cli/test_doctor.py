@@ -1,0 +1,90 @@
+"""Doctor: a real examination of this machine, and what it says where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from kvasir.cli import doctor
+from kvasir.ops import native
+from kvasir.weights import find
+from tests.cli.running import run
+
+
+def test_a_real_examination():
+    done = run("kvasir.cli", "doctor", "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == int(any(p["fatal"] for p in told["problems"])), done.stderr
+    assert told["machine"]["cores"] >= 1 and told["machine"]["memory_bytes"] > 0
+    assert told["software"]["torch"] and told["software"]["kvasir"]
+    assert {o["op"] for o in told["ops"]} >= {"rms_norm", "linear", "paged_attention"}
+    assert [s["dtype"] for s in told["starts"]][1] == "float32"
+    for start in told["starts"]:
+        assert not start["error"] and start["grade"] in ("exact", "close") and start["executor"]
+    assert set(told["extras"]) == set(doctor.EXTRAS)
+    assert told["native"]["available"] or told["native"]["reason"]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The engine's starts, which take the time, are left out."""
+    good = doctor.Start("bfloat16", "exact", "eager", "cpu", ("fine",))
+    monkeypatch.setattr(doctor, "start", lambda dtype: good)
+
+
+def messages() -> dict[str, doctor.Problem]:
+    return {problem.message: problem for problem in doctor.examine()[1]}
+
+
+def find_problem(text: str) -> doctor.Problem:
+    found = [problem for message, problem in messages().items() if text in message]
+    assert len(found) == 1, messages()
+    assert found[0].next
+    return found[0]
+
+
+def test_missing_kernels_are_a_note(quick, monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "_PATH", tmp_path / "absent.so")
+    native._outcome.cache_clear()
+    try:
+        assert not find_problem("native CPU kernels").fatal
+    finally:
+        native._outcome.cache_clear()
+
+
+def test_a_missing_package_is_fatal(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "NEEDED", [*doctor.NEEDED, "no-such-package-at-all"])
+    assert find_problem("no-such-package-at-all").fatal
+    with pytest.raises(SystemExit) as ended:
+        doctor.run(json=False)
+    shown = capsys.readouterr().out
+    assert ended.value.code == 1 and "MISSING" in shown and "try: " in shown
+
+
+def test_an_engine_that_does_not_start_is_fatal(monkeypatch, tmp_path):
+    monkeypatch.setattr(find, "ASSETS", tmp_path)
+    problems = messages()
+    assert sum("the engine does not run" in message and p.fatal for message, p in problems.items()) == 2
+
+
+def test_a_socket_folder_open_to_others_is_fatal(quick, monkeypatch, tmp_path):
+    (tmp_path / f"kvasir-{os.getuid()}").mkdir()
+    (tmp_path / f"kvasir-{os.getuid()}").chmod(0o777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert find_problem("socket").fatal
+
+
+def test_a_grade_that_is_not_exact_is_told(monkeypatch):
+    close = doctor.Start("float32", "close", "eager", "cuda")
+    monkeypatch.setattr(doctor, "start", lambda dtype: close)
+    found = [p for p in doctor.examine()[1] if "self-test" in p.message]
+    assert found and not found[0].fatal
+
+
+def test_the_report_for_people(quick, capsys):
+    doctor.show(*doctor.examine())
+    shown = capsys.readouterr().out
+    for text in ("processor", "memory", "rms_norm", "[chat]", "eager executor on cpu, grade exact"):
+        assert text in shown

@@ -1,0 +1,136 @@
+"""Inspect: what the real files hold, without reading a weight; unknown and hostile files as well."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from kvasir.cli.app import app
+from kvasir.cli.model_facts import read_needs, read_stored, token_work
+from kvasir.errors import ConfigError, ModelFileError
+from tests._shared import need
+from tests.weights._files import STRING, entry, gguf_bytes, hf_folder, pair
+
+
+def inspect(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["inspect", *map(str, arguments)])
+    if result.exception:
+        raise result.exception
+    return result.output
+
+
+def inspect_json(*arguments: object) -> dict:
+    return json.loads(inspect(*arguments, "--json"))
+
+
+def test_the_bundled_model():
+    told = inspect_json("kvasir-mini", "--tensors")
+    assert told["supported"] and told["problem"] is None
+    assert told["architecture"] == "LlamaForCausalLM" and told["class"] == "Llama"
+    assert told["parameters"] == sum(t["parameters"] for t in told["types"]) > 1e6
+    assert sum(t["share"] for t in told["types"]) == pytest.approx(1)
+    assert len(told["tensors"]) == sum(t["tensors"] for t in told["types"])
+    config = told["metadata"]
+    kv = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    memory = told["memory"]["by_dtype"]
+    assert memory["bfloat16"]["kv_per_token"] == 2 * kv and memory["float32"]["kv_per_token"] == 4 * kv
+    assert memory["float32"]["weights"] == 4 * told["parameters"]
+    assert memory["float32"]["kv_of_one_context"] == 4 * kv * told["max_context"]
+    assert told["tokenizer"].startswith("BPE") and told["chat_templates"] == ["default"]
+
+
+# Parameters and context as in the models' own README and config.
+REAL = {
+    ("stories260K",): (260_032, 512, "Llama"),
+    ("TinyStories-656K",): (656_000, 512, "Llama"),
+    ("gpt-nano-sort",): (85_728, 11, "GPT2"),
+    ("gguf", "TinyStories-656K-Q4_0.gguf"): (656_000, 512, "Llama"),
+    ("gguf", "stories260K-F32.gguf"): (260_032, 512, "Llama"),
+}
+
+
+@pytest.mark.parametrize("parts", REAL, ids=lambda parts: parts[-1])
+def test_real_models(parts):
+    parameters, context, kind = REAL[parts]
+    told = inspect_json(need("models", *parts))
+    assert (told["parameters"], told["max_context"], told["class"]) == (parameters, context, kind)
+    assert sum(t["bytes"] for t in told["types"]) == told["weight_bytes"] <= told["files"][0]["bytes"]
+
+
+def test_a_quantized_file_names_its_types_and_its_long_arrays_are_cut():
+    told = inspect_json(need("models", "gguf", "TinyStories-656K-Q4_0.gguf"))
+    assert {t["type"] for t in told["types"]} == {"Q4_0", "Q8_0", "F32"}
+    assert told["metadata"]["tokenizer.ggml.tokens"].endswith("2048 in all]")
+    assert told["tokenizer"] == "SentencePiece" and told["tokenizer_vocabulary"] == 2048
+
+
+def test_an_embedding_model_says_what_it_does():
+    told = inspect_json(need("models", "gguf", "all-MiniLM-L6-v2-Q4_K_M.gguf"))
+    assert told["tasks"] == ["embed"] and told["tokenizer"] == "WordPiece"
+
+
+def test_the_table_for_people():
+    shown = inspect("kvasir-mini", "--tensors")
+    for text in (
+        "parameters     3.67 M",
+        "bfloat16 (auto)",
+        "chat template  default",
+        "embed_tokens",
+        "share",
+    ):
+        assert text in shown, shown
+
+
+def test_an_unknown_architecture_is_told_and_what_it_holds_too(tmp_path):
+    pairs = [pair("general.architecture", STRING, "mamba9"), pair("general.name", STRING, "\x1b[31mred")]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes(pairs, [entry("a", [32], 2, 0)], bytes(18)))
+    told = inspect_json(path)
+    assert not told["supported"] and "mamba9" in told["problem"]["message"] and told["problem"]["next"]
+    assert told["types"] == [{"type": "Q4_0", "tensors": 1, "parameters": 32, "bytes": 18, "share": 1.0}]
+    assert "memory" not in told
+    shown = inspect(path)
+    assert "NOT SUPPORTED" in shown and "\x1b" not in shown and "red" in shown
+
+
+def test_a_folder_whose_config_is_not_of_its_weights(tmp_path):
+    told = inspect_json(hf_folder(tmp_path / "model"))
+    assert not told["supported"] and told["parameters"] == 2
+
+
+def test_files_that_are_no_models_are_refused(tmp_path):
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(20))
+    with pytest.raises(ModelFileError):
+        inspect(tmp_path / "bad.gguf")
+    with pytest.raises(ModelFileError, match="no such file"):
+        inspect(tmp_path / "absent.gguf")
+
+
+def test_the_context_of_the_estimate():
+    told = inspect_json("kvasir-mini", "--max-model-len", "100")
+    memory = told["memory"]["by_dtype"]["bfloat16"]
+    assert memory["kv_of_one_context"] == 100 * memory["kv_per_token"]
+    with pytest.raises(ConfigError, match="max_model_len"):
+        inspect("kvasir-mini", "--max-model-len", "1000000")
+
+
+def test_the_work_of_a_token():
+    """Tied: the token table is read as the output matrix. Untied: it is only looked up."""
+    stored = read_stored("kvasir-mini")
+    vocab_size = read_needs(stored.files).vocab_size
+    work = token_work(stored.tensors, vocab_size)
+    assert work.weight_bytes == stored.nbytes
+    assert work.head_macs == vocab_size * stored.metadata["hidden_size"]
+    vectors = sum(t.shape[0] for t in stored.tensors if len(t.shape) == 1)
+    assert work.body_macs + work.head_macs + vectors == stored.parameters
+
+
+def test_the_work_of_a_token_of_an_untied_model():
+    stored = read_stored(str(need("models", "gpt-nano-sort")))
+    assert any(t.name == "lm_head.weight" for t in stored.tensors)
+    work = token_work(stored.tensors, 3)
+    tables = sum(t.nbytes for t in stored.tensors if ".wte." in f".{t.name}" or ".wpe." in f".{t.name}")
+    assert tables and work.weight_bytes == stored.nbytes - tables
+    assert work.head_macs == 3 * 48

@@ -1,0 +1,71 @@
+"""The command line itself: help with examples, a fast start, errors for people."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from kvasir import __version__
+from kvasir.cli.app import app
+from tests.cli.running import environment, run
+
+COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example_that_parses(name):
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    found = re.search(r"Example: kvasir (.*)", result.output)
+    assert found and found[1].split()[0] == name
+    assert len(result.output.splitlines()) > 5
+
+
+def test_help_names_every_command():
+    result = CliRunner().invoke(app, ["--help"])
+    assert {"serve", "run", "chat", "bench", "inspect", "doctor"} <= set(COMMANDS)
+    assert all(f"  {name} " in result.output for name in COMMANDS)
+
+
+def cpu_seconds(*arguments: str) -> float:
+    """Processor time of a Python process, which the machine's other work changes little."""
+    process = subprocess.Popen([sys.executable, *arguments], env=environment(), stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return used.ru_utime + used.ru_stime
+
+
+def test_help_takes_less_than_three_tenths_of_a_second():
+    bare = min(cpu_seconds("-c", "pass") for _ in range(5))
+    helped = min(cpu_seconds("-m", "kvasir.cli", "--help") for _ in range(5))
+    slow_machine = max(1.0, bare / 0.03)  # Python alone takes 0.01 to 0.03 s
+    assert helped < 0.3 * slow_machine, f"{helped:.3f} s; Python alone {bare:.3f} s"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["bench", "--help"]])
+def test_no_heavy_library_is_imported_for_it(arguments):
+    command = [sys.executable, "-X", "importtime", "-m", "kvasir.cli", *arguments]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "kvasir.cli.app" in imported
+    heavy = {"torch", "numpy", "rich", "tokenizers", "msgspec", "fastapi", "zmq", "jinja2", "asyncio"}
+    assert not heavy & imported
+
+
+def test_the_version_is_told():
+    assert CliRunner().invoke(app, ["--version"]).output == f"kvasir {__version__}\n"
+
+
+def test_an_error_has_a_next_step_and_no_trace():
+    done = run("kvasir.cli", "inspect", "no/such/file.gguf")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: no/such/file.gguf") and "\n  try: " in done.stderr
+    assert "Traceback" not in done.stderr

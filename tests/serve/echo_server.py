@@ -1,0 +1,12 @@
+"""A server of its own: python -m tests.serve.echo_server '{"drain": 1.0}' '{"step_seconds": 0.01}'"""
+
+import json
+import sys
+
+from kvasir.serve.server import run
+from kvasir.serve.settings import ServeSettings
+from tests.serve.running import make_front
+
+if __name__ == "__main__":
+    settings, runner = (json.loads(argument) for argument in sys.argv[1:])
+    run(make_front(**runner), ServeSettings(port=0, **settings))

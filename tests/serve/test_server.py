@@ -1,0 +1,135 @@
+"""A server in a process of its own: how it starts, how it ends, and what it never loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvasir.serve.server import bind, summary
+from kvasir.serve.settings import ServeSettings
+from tests.serve.running import make_front
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def process(settings: dict, runner: dict) -> Iterator[tuple[subprocess.Popen, str]]:
+    """The process and its address."""
+    command = [sys.executable, "-m", "tests.serve.echo_server", json.dumps(settings), json.dumps(runner)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **pipes) as server:
+        try:
+            said = ""
+            while "/v1" not in said:
+                line = server.stdout.readline()
+                assert line, server.stderr.read()
+                said += line
+            found = re.search(r"http://[^/]+", said)
+            assert found and "fake" in said and "no key needed" in said
+            url = found[0]
+            for _ in range(200):
+                try:
+                    httpx.get(f"{url}/health")
+                    break
+                except httpx.ConnectError:
+                    time.sleep(0.02)
+            yield server, url
+        finally:
+            server.kill()
+
+
+class Reader(threading.Thread):
+    """Reads a stream in the background."""
+
+    def __init__(self, url: str, max_tokens: int):
+        super().__init__()
+        self.url, self.max_tokens, self.text = url, max_tokens, ""
+        self.begun = threading.Event()
+        self.start()
+        assert self.begun.wait(20)
+
+    def run(self) -> None:
+        body = {"prompt": "ab", "max_tokens": self.max_tokens, "temperature": 0, "stream": True}
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60) as response:
+            for line in response.iter_lines():
+                self.text += line + "\n"
+                self.begun.set()
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_running_answers_are_finished_before_the_end(end):
+    with process({"drain": 30}, {"step_seconds": 0.01}) as (server, url):
+        reader = Reader(url, 60)
+        server.send_signal(end)
+        time.sleep(0.2)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+        reader.join(30)
+        assert "[DONE]" in reader.text and '"length"' in reader.text
+        assert server.wait(20) == 0
+
+
+def test_answers_that_take_too_long_get_an_honest_error():
+    with process({"drain": 0.5}, {"step_seconds": 0.05}) as (server, url):
+        reader = Reader(url, 500)
+        server.send_signal(signal.SIGTERM)
+        reader.join(30)
+        last = reader.text.strip().split("\n\n")[-1].removeprefix("data: ")
+        assert json.loads(last)["error"]["code"] == "engine_unavailable"
+        assert "[DONE]" not in reader.text and '"finish_reason":"' not in reader.text
+        assert server.wait(20) == 0
+
+
+def test_the_api_process_never_loads_torch():
+    code = (
+        "import sys; from tests.serve.running import make_front; from kvasir.serve.app import create_app\n"
+        "from kvasir.serve.server import run; from kvasir.serve.settings import ServeSettings\n"
+        "create_app(make_front(), ServeSettings()).openapi()\n"
+        "heavy = sorted({'torch', 'transformers', 'ray', 'triton'} & set(sys.modules)); print('heavy', heavy)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "heavy []", done.stderr
+
+
+def test_a_taken_address_is_known_before_anything_is_loaded():
+    with bind(ServeSettings(port=0)) as first:
+        first.listen()
+        with pytest.raises(OSError, match="in use"):
+            bind(ServeSettings(port=first.getsockname()[1]))
+
+
+def test_names_and_ipv6_can_be_bound():
+    with bind(ServeSettings(host="localhost", port=0)) as listener:
+        assert listener.getsockname()[1] > 0
+    if socket.has_ipv6:
+        try:
+            with bind(ServeSettings(host="::1", port=0)) as listener:
+                assert listener.family == socket.AF_INET6
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+
+
+async def test_the_summary_tells_what_runs_where():
+    front = make_front(info={"num_parameters": 1_234_567_890, "executor": "program"})
+    await front.start()
+    text = summary(front, ServeSettings(api_keys=("first-key", "second-key"), host="::"), 8000)
+    assert "1235M parameters" in text and "http://[::]:8000/v1" in text and "2 API keys" in text
+    assert "program executor; tokens are exact" in text
+    assert "first-key" not in text
+    await front.stop()
