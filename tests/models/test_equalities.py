@@ -75,7 +75,7 @@ class Running:
 
 @torch.inference_mode()
 def run_together(model, sequences: list[list[int]], counts: list[int], dtype: torch.dtype, seed: int) -> list:
-    """All sequences through one cache of scattered blocks, steps of `counts` tokens in turn; their logits."""
+    """All sequences through one cache of scattered blocks, steps of as many tokens as drawn from `counts`."""
     block_size = 16
     need = [-(-len(ids) // block_size) for ids in sequences]
     cache = make_cache(model, blocks=sum(need) + 1, block_size=block_size, dtype=dtype, fill=torch.nan)
@@ -84,12 +84,10 @@ def run_together(model, sequences: list[list[int]], counts: list[int], dtype: to
     ends = np.cumsum(need)[:-1]
     parts = list(zip(*[np.split(blocks, ends) for blocks in shuffled], strict=True))
     running = [Running(ids, list(tables)) for ids, tables in zip(sequences, parts, strict=True)]
-    turn = 0
     while any(s.done < len(s.ids) for s in running):
         chosen, slices = [], []
         for s in running:
-            count = min(counts[turn % len(counts)], len(s.ids) - s.done)
-            turn += 1
+            count = min(int(random.choice(counts)), len(s.ids) - s.done)
             if count:
                 chosen.append(s)
                 ids = np.array(s.ids[s.done : s.done + count], np.int32)

@@ -54,6 +54,20 @@ def test_screening_changes_nothing(scale, vocab):
     assert torch.equal(draw(z, z.argmax(-1), noise), draw_listed(everything, z, noise))
 
 
+def test_a_rare_word_wins_from_far_below():
+    """Found by search: this seed gives token 5 at position 100 the word 20, e of 4.8e-9."""
+    seed, position, token = 111005114, 100, 5
+    assert oracle.word(seed, position, token) == 20
+    noise = Noise.of([seed], [position], CPU)
+    bar = log_exponential(noise.of_tokens(torch.tensor([0]), torch.tensor([0])))
+    reach = log_exponential(torch.tensor([20])) - bar  # the z with which token 5 ties with token 0
+    assert reach < -18
+    for margin, winner in [(1e-6, token), (-1e-6, 0)]:
+        z = torch.full((1, 64), -math.inf, dtype=torch.float64)
+        z[0, 0], z[0, token] = 0.0, reach + margin
+        assert draw(z, torch.tensor([0]), noise).item() == winner
+
+
 def test_draw_equals_the_oracle():
     z = logits(4, 300, 2.0)
     chosen = draw(z, z.argmax(-1), Noise.of([5, -1, 2**64 - 2, 7], [0, 10, 20, 30], CPU))

@@ -76,6 +76,27 @@ def test_permuting_rows_permutes_results_and_company_changes_nothing(cases, rand
     assert sample(*batch([cases[i] for i in order])) == [alone[i] for i in order]
 
 
+FILTERS = [
+    {},
+    {"top_k": 3},
+    {"top_k": 20},
+    {"top_p": 0.05},
+    {"top_p": 0.7},
+    {"min_p": 0.99},
+    {"top_k": 9, "min_p": 0.98},
+]
+
+
+def test_filters_of_one_row_do_not_reach_another():
+    """Flat rows, where each filter leaves other tokens than none: any pair in one call, in both orders."""
+    x = torch.linspace(0, 3, VOCAB).repeat(2, 1)
+    specs = [SamplingSpec(temperature=100.0, seed=s, **f) for s, f in enumerate(FILTERS)] + [SamplingSpec()]
+    alone = [sample(x[:1], [context(spec)])[0] for spec in specs]
+    for i, first in enumerate(specs):
+        for j, second in enumerate(specs):
+            assert sample(x, [context(first), context(second)]) == [alone[i], alone[j]]
+
+
 REAL = [
     SamplingSpec(),
     SamplingSpec(logprobs=4),

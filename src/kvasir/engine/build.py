@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from kvasir.config import DeviceFacts as Facts
-from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, quiet_torch_pool, resolve
+from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, env, quiet_torch_pool, resolve
 from kvasir.engine.core import EngineCore
 from kvasir.plan import Capacity
 from kvasir.sched.scheduler import Scheduler
@@ -21,8 +21,10 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> tupl
     quiet_torch_pool()
     begun = time.perf_counter()
     from kvasir import device as devices
+    from kvasir import ops
     from kvasir.layers.kv_cache import KVCache, cache_groups
     from kvasir.models.config import read_generation_config
+    from kvasir.ops import native
     from kvasir.runner.load import load_model
     from kvasir.runner.model_runner import ModelRunner
     from kvasir.runner.selftest import run as self_test
@@ -33,9 +35,12 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> tupl
     device = devices.detect(options.device)
     threads = _power_of_two(options.threads or device.threads)
     devices.set_threads(threads)
+    if native.available() and (isa := env("KVASIR_ISA")):
+        native.force_isa(isa)
     files = find_model(options.model, options.revision)
     loaded = load_model(files, options.dtype, device.torch, progress)
     model, dtype = loaded.model, _name(DTYPES, loaded.dtype)
+    kernels = ops.choose(device, dtype)
     kv_dtype = DTYPES[dtype if options.kv_dtype == "auto" else options.kv_dtype]
     groups = cache_groups(model.cache_spec(), options.block_size, kv_dtype)
     facts = ModelFacts(
@@ -76,7 +81,10 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> tupl
         max_waiting=config.max_waiting,
     )
     seconds = (imported - begun, time.perf_counter() - imported)
-    return EngineCore(runner, scheduler), summarize(config, info, seconds)
+    chosen = [f"{c.op} {c.chosen}" for c in kernels if c.chosen != ops.BODY]
+    if any(c.chosen == "native" for c in kernels):
+        chosen.append(native.isa())
+    return EngineCore(runner, scheduler), summarize(config, info, chosen, seconds)
 
 
 def _power_of_two(threads: int) -> int:
@@ -88,12 +96,16 @@ def _name(dtypes: dict, dtype: object) -> str:
     return next(name for name, d in dtypes.items() if d == dtype)
 
 
-def summarize(config: EngineConfig, info: ModelInfo, seconds: tuple[float, float]) -> list[str]:
+def summarize(
+    config: EngineConfig, info: ModelInfo, kernels: list[str], seconds: tuple[float, float]
+) -> list[str]:
+    """What was decided, for people. `kernels`: those that are not plain torch."""
     tokens = " + ".join(str((n - 1) * config.block_size) for n in config.num_blocks)
     kind = "embeddings" if Task.EMBED in info.tasks and Task.GENERATE not in info.tasks else "text"
     return [
         f"model     {info.name}: {info.architecture}, {info.num_parameters / 1e6:.1f} M parameters, {kind}",
         f"computes  {info.dtype} on {info.device}, {config.executor} executor, {config.threads} threads, {info.grade}",
+        f"kernels   {', '.join(kernels) or 'none of our own'}; all else plain torch",
         f"context   {config.max_model_len} tokens, {config.max_num_seqs} sequences at once, "
         f"{config.max_num_batched_tokens} tokens a step",
         f"KV memory {tokens} tokens in blocks of {config.block_size}, {config.kv_dtype}, {config.kv_bytes / 2**20:.0f} MiB",

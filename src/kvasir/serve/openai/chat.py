@@ -1,4 +1,8 @@
-"""POST /v1/chat/completions"""
+"""POST /v1/chat/completions
+
+Tools with tool_choice "auto" or "none" are rendered into the prompt and what the model says comes back as
+text; choices that would have to be enforced are refused, and so is every response format but text.
+"""
 
 from __future__ import annotations
 
