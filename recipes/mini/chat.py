@@ -30,9 +30,7 @@ def render(messages: list[dict], tools: list | None = None, *, generate: bool = 
            source: str | None = None) -> str:  # fmt: skip
     """Messages to the text the model sees, ready for an answer if `generate`."""
     template = compiled(source or TEMPLATE.read_text())
-    return template.render(
-        messages=messages, tools=tools, add_generation_prompt=generate, enable_thinking=thinking
-    )
+    return template.render(messages=messages, tools=tools, add_generation_prompt=generate, enable_thinking=thinking)
 
 
 def render_case(case: Case) -> str:

@@ -43,9 +43,7 @@ class Encoder:
     def answers(self, ids: list[int]) -> list[tuple[int, int]]:
         """[first, last] of each answer's ids, the end mark included."""
         head = [self.start, *self.assistant]
-        starts = [
-            i + len(head) for i, t in enumerate(ids) if t == self.start and ids[i : i + len(head)] == head
-        ]
+        starts = [i + len(head) for i, t in enumerate(ids) if t == self.start and ids[i : i + len(head)] == head]
         return [(i, ids.index(self.end, i)) for i in starts]
 
     def __call__(self, case: Case, rng: Random) -> tuple[list[int], list[bool]]:

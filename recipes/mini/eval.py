@@ -160,16 +160,12 @@ def table(scores: list[Score]) -> Table:
     out = Table("skill", "cases", "right", "bar", "met")
     for s in scores:
         bar = "" if s.bar is None else f">= {s.bar:.0%}"
-        out.add_row(
-            s.skill, str(s.cases), f"{s.share:.1%}", bar, "" if s.bar is None else "yes" if s.met else "NO"
-        )
+        out.add_row(s.skill, str(s.cases), f"{s.share:.1%}", bar, "" if s.bar is None else "yes" if s.met else "NO")
     return out
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=FOLDER, help="an exported folder")
     parser.add_argument("--cases", type=int, default=200, help="cases per skill")
     parser.add_argument("--seed", type=int, default=7)

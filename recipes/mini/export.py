@@ -81,9 +81,7 @@ def swap(new: Path, to: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the checkpoint and the tokenizer")
     parser.add_argument("--to", type=Path, default=FOLDER)
     parser.add_argument("--scores", type=Path, help="scores written by `eval --out`, for the card")

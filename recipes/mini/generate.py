@@ -33,9 +33,7 @@ class Model:
         for at in range(0, len(order), batch):
             some = order[at : at + batch]
             new = self._batch([ids[i] for i in some], max_new)
-            out |= {
-                i: self.tokenizer.decode(t, skip_special_tokens=True) for i, t in zip(some, new, strict=True)
-            }
+            out |= {i: self.tokenizer.decode(t, skip_special_tokens=True) for i, t in zip(some, new, strict=True)}
         return [out[i] for i in range(len(prompts))]
 
     def _batch(self, prompts: list[list[int]], max_new: int) -> list[list[int]]:

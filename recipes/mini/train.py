@@ -80,9 +80,7 @@ class Optimizers:
                 if name.startswith(f"optimizer.{i}."):
                     _, _, p, key = name.split(".")
                     state.setdefault(int(p), {})[key] = value
-            optimizer.load_state_dict(
-                {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-            )
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], Progress]:
@@ -129,9 +127,7 @@ class Trainer:
         load_model(self.model, tensors)
         self.optimizers.load(tensors)
         if self.rank == 0:
-            print(
-                f"resumes at step {self.progress.step}, {self.progress.seconds / 60:.1f} minutes", flush=True
-            )
+            print(f"resumes at step {self.progress.step}, {self.progress.seconds / 60:.1f} minutes", flush=True)
 
     def save(self) -> None:
         """Writes the checkpoint beside the old one, then swaps, so that a kill leaves a whole one."""

@@ -78,9 +78,7 @@ in my bag|under the chair|on the desk|in the cupboard|next to the lamp|in the bl
 )
 MONTHS = "January February March April May June July August September October November December".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-LANGUAGES = (
-    "English French German Spanish Italian Dutch Swedish Polish Greek Turkish Arabic Hindi Japanese".split()
-)
+LANGUAGES = "English French German Spanish Italian Dutch Swedish Polish Greek Turkish Arabic Hindi Japanese".split()
 CAPITALS = {
     "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid", "Portugal": "Lisbon",
     "England": "London", "Ireland": "Dublin", "Norway": "Oslo", "Sweden": "Stockholm", "Finland": "Helsinki",

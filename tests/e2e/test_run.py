@@ -52,7 +52,7 @@ def test_quantized_files_stay_within_their_types_tolerance(kind):
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
         with LLM(str(need("models", *file)), dtype="float32", progress=False, threads=1) as llm:
             outputs = llm.generate([{"prompt_token_ids": i} for i in ids], params)
-        return [t.logprob for o in outputs for t in o.prompt_logprobs[1:]]
+        return [next(iter(t.values())).logprob for o in outputs for t in o.prompt_logprobs[1:]]
 
     plain = scores(("TinyStories-656K",))
     quantized = scores(("gguf", f"TinyStories-656K-{kind}.gguf"))

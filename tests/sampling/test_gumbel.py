@@ -71,9 +71,7 @@ def test_a_rare_word_wins_from_far_below():
 def test_draw_equals_the_oracle():
     z = logits(4, 300, 2.0)
     chosen = draw(z, z.argmax(-1), Noise.of([5, -1, 2**64 - 2, 7], [0, 10, 20, 30], CPU))
-    for row, seed, position, ours in zip(
-        z.tolist(), [5, -1, 2**64 - 2, 7], [0, 10, 20, 30], chosen, strict=True
-    ):
+    for row, seed, position, ours in zip(z.tolist(), [5, -1, 2**64 - 2, 7], [0, 10, 20, 30], chosen, strict=True):
         scores = [oracle.log_exponential(oracle.word(seed, position, t)) - v for t, v in enumerate(row)]
         assert scores.index(min(scores)) == ours
 

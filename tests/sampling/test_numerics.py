@@ -5,16 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.sampling import numerics
 from kvasir.sampling.numerics import best_ids, centred, first_at, log, log_weight, total_weight, weights
 from tests.sampling import oracle
 
-ROW = st.lists(
-    st.sampled_from([-math.inf, -3.0, -0.0, 0.0, 1.0, 1.5, 2.0, math.inf]), min_size=1, max_size=300
-)
+ROW = st.lists(st.sampled_from([-math.inf, -3.0, -0.0, 0.0, 1.0, 1.5, 2.0, math.inf]), min_size=1, max_size=300)
 
 
 def test_weights_are_rounded_exponentials():
@@ -27,9 +25,7 @@ def test_weights_are_rounded_exponentials():
 
 def test_log_is_right_over_its_range_and_near_one():
     rng = np.random.default_rng(1)
-    x = np.concatenate(
-        [np.exp(rng.uniform(-700, 700, 20_000)), 1 + rng.uniform(-1e-6, 1e-6, 1000), [1.0, 2.0**-33]]
-    )
+    x = np.concatenate([np.exp(rng.uniform(-700, 700, 20_000)), 1 + rng.uniform(-1e-6, 1e-6, 1000), [1.0, 2.0**-33]])
     x = np.concatenate([x, 1.0 - np.array([2.0**-33, 2.0**-32, 0.25, 0.5])])
     exact = np.log(x)
     error = np.abs(log(torch.from_numpy(x)).numpy() - exact)
@@ -60,6 +56,7 @@ def test_sums_do_not_depend_on_pieces_or_rows(monkeypatch):
     assert torch.allclose(log_weight(alone), expected, rtol=0, atol=1e-9)
 
 
+@settings(deadline=None)
 @given(ROW)
 def test_orders_are_those_of_python(values):
     x = torch.tensor([values, values[::-1]], dtype=torch.float32)

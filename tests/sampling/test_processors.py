@@ -35,7 +35,7 @@ def processed(row, spec, ids=(), prompt_len=0, mask=None):
     return x
 
 
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 @given(LOGITS, SPECS, st.lists(TOKENS, max_size=12), st.integers(0, 12), st.none() | st.sets(TOKENS))
 def test_all_of_them_equal_the_oracle(row, spec, ids, prompt_len, allowed):
     prompt_len = min(prompt_len, len(ids))
@@ -65,9 +65,7 @@ def test_each_alone_by_hand():
 
 
 def test_order_bias_before_penalty_and_nothing_raises_the_forbidden():
-    spec = SamplingSpec(
-        logit_bias=((0, 3.0), (1, 100.0)), repetition_penalty=2.0, min_tokens=9, stop_ids=(1,)
-    )
+    spec = SamplingSpec(logit_bias=((0, 3.0), (1, 100.0)), repetition_penalty=2.0, min_tokens=9, stop_ids=(1,))
     assert processed([-1.0, 5.0, 5.0], spec, [0]).tolist() == [1.0, -INF, 5.0]
     assert processed([-1.0, 5.0, 5.0], spec, [0], mask=np.array([0b101], np.int32)).tolist() == [
         1.0,
@@ -78,15 +76,10 @@ def test_order_bias_before_penalty_and_nothing_raises_the_forbidden():
 
 def test_masks_of_other_lengths():
     row = [0.0] * 70
-    assert (
-        processed(row, SamplingSpec(), mask=np.array([-1], np.int32)).isinf().tolist()
-        == [False] * 32 + [True] * 38
-    )
+    assert processed(row, SamplingSpec(), mask=np.array([-1], np.int32)).isinf().tolist() == [False] * 32 + [True] * 38
     assert processed(row, SamplingSpec(), mask=np.array([-1] * 9, np.int32)).tolist() == row
     words = np.arange(8, dtype=np.int32)[::2]
-    assert torch.equal(
-        processed(row, SamplingSpec(), mask=words), processed(row, SamplingSpec(), mask=words.copy())
-    )
+    assert torch.equal(processed(row, SamplingSpec(), mask=words), processed(row, SamplingSpec(), mask=words.copy()))
 
 
 def test_ids_without_a_logit_do_not_count_but_a_bias_for_one_is_refused():

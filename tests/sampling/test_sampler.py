@@ -34,9 +34,7 @@ SPECS = st.builds(
     stop_ids=st.sampled_from([(), (1, 2)]),
     logprobs=st.sampled_from([-1, 0, 3]),
 )
-ROWS = st.tuples(
-    LOGITS, SPECS, st.lists(TOKENS, min_size=1, max_size=9), st.none() | st.sets(TOKENS, min_size=9)
-)
+ROWS = st.tuples(LOGITS, SPECS, st.lists(TOKENS, min_size=1, max_size=9), st.none() | st.sets(TOKENS, min_size=9))
 
 
 def context(spec, ids=(1, 2, 3), prompt_len=1, allowed=None, vocab=VOCAB, carry=b""):
@@ -50,7 +48,7 @@ def batch(cases):
     return logits, [context(spec, ids, 1, allowed) for _, spec, ids, allowed in cases]
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.data_too_large])
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.data_too_large])
 @given(ROWS)
 def test_the_token_is_the_oracle_s(case):
     row, spec, ids, allowed = case
@@ -66,7 +64,7 @@ def test_the_token_is_the_oracle_s(case):
         assert result.logprob == logprobs(torch.tensor([row]), [result.token], [spec.logprobs])[0]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 @given(st.lists(ROWS, min_size=2, max_size=7), st.randoms(use_true_random=False))
 def test_permuting_rows_permutes_results_and_company_changes_nothing(cases, random):
     alone = [sample(*batch([case]))[0] for case in cases]
@@ -141,18 +139,17 @@ def test_logprobs_of_the_fast_path_have_the_bits_of_the_slow_one():
     assert sample(x, [context(SamplingSpec(logprobs=5), allowed=set(range(50_257)), vocab=50_257)])[0] == fast
 
 
+@settings(deadline=None)
 @given(LOGITS, st.integers(0, 2**64 - 1), st.sampled_from([0.01, 1.0, 100.0]))
 def test_narrow_filters_equal_greedy(row, seed, temperature):
     logits = torch.tensor([row], dtype=torch.float32)
     greedy = sample(logits, [context(SamplingSpec())])[0].token
     assert greedy == oracle.order(row)[0]
     for narrow in ({"top_k": 1}, {"top_p": 1e-12}, {"top_k": 40, "top_p": 1e-12}):
-        assert (
-            sample(logits, [context(SamplingSpec(temperature=temperature, seed=seed, **narrow))])[0].token
-            == greedy
-        )
+        assert sample(logits, [context(SamplingSpec(temperature=temperature, seed=seed, **narrow))])[0].token == greedy
 
 
+@settings(deadline=None)
 @given(LOGITS, st.integers(0, 2**64 - 1), st.sampled_from([0.3, 1.0, 100.0]))
 def test_wide_filters_change_nothing(row, seed, temperature):
     """The noise belongs to the token: found by a list or by screening, the same one is drawn."""
@@ -192,10 +189,7 @@ def test_temperature_limits():
     x = torch.tensor([[0.0, 1.0, 1.0 + 2.0**-20, -50.0]]).expand(64, -1)
 
     def tokens(temperature):
-        return {
-            r.token
-            for r in sample(x, [context(SamplingSpec(temperature=temperature, seed=i)) for i in range(64)])
-        }
+        return {r.token for r in sample(x, [context(SamplingSpec(temperature=temperature, seed=i)) for i in range(64)])}
 
     assert tokens(1e-9) == tokens(5e-324) == {2}
     assert tokens(1e-5) <= {1, 2}
@@ -220,9 +214,7 @@ def test_infinities(temperature, filters):
 
 def test_a_bad_row_fails_alone():
     x = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(6))
-    specs = [
-        SamplingSpec(temperature=t, logprobs=1, seed=8, top_p=p) for t, p in [(0, 1), (1, 1), (1, 0.8)] * 2
-    ]
+    specs = [SamplingSpec(temperature=t, logprobs=1, seed=8, top_p=p) for t, p in [(0, 1), (1, 1), (1, 0.8)] * 2]
     rows = [context(spec, carry=bytes([i])) for i, spec in enumerate(specs)]
     sound = sample(x, rows)
     x[1, 7], x[4] = math.nan, -math.inf

@@ -41,9 +41,7 @@ SUBTRACT_STORY = [
 def addends(rng: Random, split: str) -> tuple[int, int]:
     """Two numbers up to 99; the unordered pair belongs to the split."""
     top = 9 if rng.random() < 0.1 else 99
-    return draw(
-        rng, split, lambda r: (r.randint(0, top), r.randint(0, 99)), lambda p: ("add", min(p), max(p))
-    )
+    return draw(rng, split, lambda r: (r.randint(0, top), r.randint(0, 99)), lambda p: ("add", min(p), max(p)))
 
 
 def minuends(rng: Random, split: str) -> tuple[int, int]:
@@ -78,9 +76,7 @@ def subtraction(rng: Random, split: str, thinking: bool = False) -> Case:
     return _solved("subtraction", rng, SUBTRACT, SUBTRACT_STORY, a, b, "-", a - b, thought)
 
 
-def _solved(
-    skill: str, rng: Random, ask: list, tale: list, a: int, b: int, sign: str, c: int, thought: str
-) -> Case:
+def _solved(skill: str, rng: Random, ask: list, tale: list, a: int, b: int, sign: str, c: int, thought: str) -> Case:
     story = rng.random() < 0.15
     x = rng.choice(COUNTED)
     question = rng.choice(tale if story else ask).format(a=a, b=b, x=x, p=person(rng))
@@ -90,9 +86,7 @@ def _solved(
 
 def times_table(rng: Random, split: str) -> Case:
     a, b = rng.randint(0, 10), rng.randint(0, 10)
-    return Case(
-        "times", [user(rng.choice(TIMES).format(a=a, b=b)), bot(f"{a} * {b} = {a * b}.")], want=str(a * b)
-    )
+    return Case("times", [user(rng.choice(TIMES).format(a=a, b=b)), bot(f"{a} * {b} = {a * b}.")], want=str(a * b))
 
 
 def comparing(rng: Random, split: str, thinking: bool = False) -> Case:
@@ -103,17 +97,20 @@ def comparing(rng: Random, split: str, thinking: bool = False) -> Case:
     question = rng.choice([f"Which is {word}, {a} or {b}?", f"Which number is {word}: {a} or {b}?"])
     order = "more" if a > b else "less"
     thought = f"{a} is {order} than {b}. They want the {word} one." if thinking else ""
-    return Case(
-        "comparing", [user(question), bot(f"{c} is {word}.", thought)], want=str(c), thinking=thinking
-    )
+    return Case("comparing", [user(question), bot(f"{c} is {word}.", thought)], want=str(c), thinking=thinking)
 
 
 def counting(rng: Random, split: str) -> Case:
-    a = rng.randint(0, 90)
+    a = rng.randint(0, 90) if rng.random() < 0.6 else rng.randint(0, 3)
     kind = rng.randrange(3)
     if kind == 0:
         b = a + rng.randint(2, 9)
-        question = rng.choice([f"Count from {a} to {b}.", f"Please count from {a} to {b}."])
+        asks = [
+            f"Count from {a} to {b}.",
+            f"Please count from {a} to {b}.",
+            f"Can you count from {a} to {b}?",
+        ]
+        question = f"Count to {b}." if a == 1 and rng.random() < 0.5 else rng.choice(asks)
         answer = ", ".join(map(str, range(a, b + 1))) + "."
     elif kind == 1:
         question, answer = f"What number comes after {a}?", f"{a + 1} comes after {a}."

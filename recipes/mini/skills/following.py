@@ -25,12 +25,8 @@ GOODS = words.THINGS + words.FOODS
 
 def persona(rng: Random, split: str) -> Case:
     name, role = draw(rng, split, lambda r: (words.person(r), r.choice(PERSONAS)), lambda v: ("persona", *v))
-    text = rng.choice(
-        [f"You are {name}, {role}.", f"Your name is {name}. You are {role}.", f"Play {name}, {role}."]
-    )
-    return Case(
-        "system prompt", [system(text), user(rng.choice(WHO)), bot(f"I am {name}, {role}.")], want=name
-    )
+    text = rng.choice([f"You are {name}, {role}.", f"Your name is {name}. You are {role}.", f"Play {name}, {role}."])
+    return Case("system prompt", [system(text), user(rng.choice(WHO)), bot(f"I am {name}, {role}.")], want=name)
 
 
 def affix(rng: Random, split: str) -> Case:
@@ -39,11 +35,7 @@ def affix(rng: Random, split: str) -> Case:
     begin = rng.random() < 0.5
 
     def make(r: Random) -> str:
-        return (
-            r.choice(PREFIXES if begin else SUFFIXES)
-            if r.random() < 0.4
-            else words.made_up(r).capitalize() + "!"
-        )
+        return r.choice(PREFIXES if begin else SUFFIXES) if r.random() < 0.4 else words.made_up(r).capitalize() + "!"
 
     word = draw(rng, split, make, lambda w: ("affix", w))
     asks = ["Start every answer with {}", "Begin each answer with {}", "Always say {} first."]
@@ -82,9 +74,7 @@ def shop(rng: Random, split: str) -> Case:
 
     prices = draw(rng, split, make, lambda p: ("shop", *p.items()))
     listing = ", ".join(f"{g} {p}" for g, p in prices.items())
-    rule = rng.choice(
-        ["You work in a shop. Prices: {}.", "You sell things. The prices are: {}.", "Price list: {}."]
-    )
+    rule = rng.choice(["You work in a shop. Prices: {}.", "You sell things. The prices are: {}.", "Price list: {}."])
     good = rng.choice(sorted(prices)) if rng.random() < 0.8 else rng.choice(GOODS)
     ask = rng.choice([f"What is the price of {good}?", f"How much for {good}?", f"Price of {good}?"])
     known = good in prices
@@ -96,9 +86,7 @@ def shop(rng: Random, split: str) -> Case:
 def about_user(rng: Random, split: str) -> Case:
     """The system prompt knows the user's name."""
     name = draw(rng, split, words.person, lambda n: ("value", n))
-    text = rng.choice(
-        [f"The user is called {name}.", f"You are talking to {name}.", f"The user's name is {name}."]
-    )
+    text = rng.choice([f"The user is called {name}.", f"You are talking to {name}.", f"The user's name is {name}."])
     if rng.random() < 0.5:
         turns = [
             user(rng.choice(["What is my name?", "Do you know my name?", "Who am I?"])),

@@ -23,8 +23,7 @@ class Attribute:
 def favourite(noun: str, pool: list[str]) -> Attribute:
     return Attribute(
         lambda r: r.choice(pool),
-        [f"My favourite {noun} is {{v}}."]
-        + ([] if noun == "food" else [f"I like {{v}} best of all {noun}s."]),
+        [f"My favourite {noun} is {{v}}."] + ([] if noun == "food" else [f"I like {{v}} best of all {noun}s."]),
         [
             f"What is my favourite {noun}?",
             f"Which {noun} do I like best?",
@@ -177,9 +176,7 @@ def tell(rng: Random, told: Facts) -> list[dict]:
 
 def ask(rng: Random, name: str, told: Facts) -> list[dict]:
     a = ATTRIBUTES[name]
-    answer = (
-        a.answer.format(v=told[name]) if name in told else f"I do not know {a.noun}. You have not told me."
-    )
+    answer = a.answer.format(v=told[name]) if name in told else f"I do not know {a.noun}. You have not told me."
     return [user(rng.choice(a.ask)), bot(answer)]
 
 
@@ -237,18 +234,20 @@ def people(rng: Random, split: str) -> Case:
     return Case("people", [user(f"{text} {question}"), bot(answer)], want=want)
 
 
+ECHO = [
+    "Repeat after me: {t}", "Say: {t}", "Please repeat: {t}", "Copy this: {t}", 'Say "{t}".', "Say {t}.", "Repeat: {t}",
+    "Please say {t}.", "Repeat {t}.", "Write {t}.",
+]  # fmt: skip
+SAYINGS = "hello goodbye yes no please thanks welcome peace".split()
+
+
 def echo(rng: Random, split: str) -> Case:
     """Words to be repeated as they are."""
-    pools = [words.THINGS, words.ANIMALS, words.FOODS, words.COLOURS]
+    pools = [words.THINGS, words.ANIMALS, words.FOODS, words.COLOURS, SAYINGS]
 
     def make(r: Random) -> str:
         count = r.randint(1, 5)
-        return " ".join(
-            words.made_up(r) if r.random() < 0.4 else r.choice(r.choice(pools)) for _ in range(count)
-        )
+        return " ".join(words.made_up(r) if r.random() < 0.4 else r.choice(r.choice(pools)) for _ in range(count))
 
     text = draw(rng, split, make, lambda t: ("echo", t)) if rng.random() < 0.8 else words.code(rng)
-    question = rng.choice(
-        ["Repeat after me: {t}", "Say: {t}", "Please repeat: {t}", "Copy this: {t}", 'Say "{t}".']
-    )
-    return Case("echo", [user(question.format(t=text)), bot(text)], want=text)
+    return Case("echo", [user(rng.choice(ECHO).format(t=text)), bot(text)], want=text)

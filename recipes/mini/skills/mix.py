@@ -10,9 +10,9 @@ Make = Callable[[Random, str], Case]
 # What a chat is made of, with weights; each is one or two turns that need no system prompt.
 SEGMENTS: list[tuple[Make, float]] = [
     (arithmetic.addition, 30), (arithmetic.subtraction, 20), (arithmetic.times_table, 2),
-    (arithmetic.comparing, 4), (arithmetic.counting, 3), (talk.small_talk, 12), (talk.knowledge, 8),
+    (arithmetic.comparing, 4), (arithmetic.counting, 5), (talk.small_talk, 12), (talk.knowledge, 8),
     (talk.no_idea, 3), (memory.echo, 7), (memory.people, 10), (stories.story, 1),
-    (structured.record, 2), (structured.listing, 1), (structured.own_keys, 2),
+    (structured.record, 2), (structured.listing, 1), (structured.own_keys, 3),
 ]  # fmt: skip
 THINKING: list[tuple[Make, float]] = [
     (lambda r, s: arithmetic.addition(r, s, True), 6), (lambda r, s: arithmetic.subtraction(r, s, True), 4),

@@ -8,9 +8,7 @@ from .case import Case, bot, user
 # Few names, and different ones for hero and friend, so that even the likeliest words make two persons.
 HEROES = "Anna Ben Coco Daisy Emma Felix Lily Luna Max Mia Oscar Pip Rosa Sam Teddy Toby".split()
 FRIENDS = "Bruno Clover Dot Ella Finn Hazel Ida Leo Nora Otto Ruby Zoe".split()
-ADJECTIVES = (
-    "little small big old young brave shy kind clever funny happy lonely curious gentle quiet".split()
-)
+ADJECTIVES = "little small big old young brave shy kind clever funny happy lonely curious gentle quiet".split()
 PLACES = (
     """
 a green forest|a small town|a quiet village|a house by the sea|an old farm|a big garden|a castle on a hill
@@ -39,9 +37,7 @@ ASK_ANY = [
 
 
 def story(rng: Random, split: str) -> Case:
-    hero = (
-        rng.choice(ANIMALS) if rng.random() < 0.75 else rng.choice(["boy", "girl", "robot", "dragon", "king"])
-    )
+    hero = rng.choice(ANIMALS) if rng.random() < 0.75 else rng.choice(["boy", "girl", "robot", "dragon", "king"])
     wants_thing = rng.random() < 0.25
     thing = rng.choice(THINGS)
     ask = rng.choice(ASK if rng.random() < 0.85 or wants_thing else ASK_ANY)

@@ -79,6 +79,8 @@ def own_keys(rng: Random, split: str) -> Case:
     """Keys and values that have to be copied, whatever they are."""
 
     def make(r: Random) -> dict:
+        if r.random() < 0.4:
+            return {k: FIELDS[k][0](r) for k in r.sample(sorted(FIELDS), r.randint(1, 3))}
         keys = dict.fromkeys(
             words.made_up(r) if r.random() < 0.5 else r.choice(words.THINGS) for _ in range(r.randint(1, 3))
         )
@@ -86,9 +88,11 @@ def own_keys(rng: Random, split: str) -> Case:
 
     value = draw(rng, split, make, lambda v: ("own", json.dumps(v)))
     pairs = " and ".join(f"{k} is {v}" for k, v in value.items())
-    ask = rng.choice(
-        [f"{pairs}. {rng.choice(FORCE)}", f"Write as JSON: {pairs}", f"Make a JSON object where {pairs}."]
-    )
+    bare = " and ".join(f"{k} {v}" for k, v in value.items())
+    ask = rng.choice([
+        f"{pairs}. {rng.choice(FORCE)}", f"Write as JSON: {pairs}", f"Make a JSON object where {pairs}.",
+        f"Give me a JSON object with {bare}.", f"Make JSON with {bare}.", f"Write JSON: {bare}",
+    ])  # fmt: skip
     return _case([user(ask)], value)
 
 

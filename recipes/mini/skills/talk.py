@@ -93,9 +93,7 @@ def small_talk(rng: Random, split: str, thinking: bool = False) -> Case:
     asks, answers = rng.choice(SMALL_TALK)
     question = rng.choice(asks)
     thought = f'The user says "{question}" I answer in a friendly way.' if thinking else ""
-    return Case(
-        "small talk", [user(question), bot(rng.choice(answers), thought)], want=answers, thinking=thinking
-    )
+    return Case("small talk", [user(question), bot(rng.choice(answers), thought)], want=answers, thinking=thinking)
 
 
 def knowledge(rng: Random, split: str) -> Case:

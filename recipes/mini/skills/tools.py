@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -16,21 +16,31 @@ from .talk import knowledge, small_talk
 class Tool:
     """A function, requests that call for it, and what is said about its result."""
 
-    name: str
+    kind: str  # its name, unless `name` gives another
     about: str
     params: dict[str, str]  # name to JSON type
     asks: list[str]
     args: Callable[[Random], dict[str, Any]]
     result: Callable[[Random], Any]
     report: str
+    name: str = ""
+    shown: dict[str, str] = field(default_factory=dict)  # parameters that go by another name in the schema
+    extra: dict[str, dict] = field(default_factory=dict)  # properties beyond those required
+    described: bool = False
 
     def schema(self) -> dict:
-        props = {k: {"type": t} for k, t in self.params.items()}
-        parameters = {"type": "object", "properties": props, "required": list(self.params)}
-        return {
-            "type": "function",
-            "function": {"name": self.name, "description": self.about, "parameters": parameters},
-        }
+        props = {self.shown.get(k, k): self._property(k, t) for k, t in self.params.items()}
+        parameters = {"type": "object", "properties": props | self.extra, "required": list(props)}
+        function = {"name": self.name or self.kind, "description": self.about, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    def _property(self, param: str, kind: str) -> dict:
+        return {"type": kind} | ({"description": f"The {param}"} if self.described else {})
+
+    def call(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Name and arguments of a call, as the schema has them."""
+        arguments = {self.shown.get(k, k): v for k, v in args.items()}
+        return {"name": self.name or self.kind, "arguments": arguments}
 
 
 def _number(rng: Random) -> int:
@@ -119,21 +129,52 @@ def invented(rng: Random) -> Tool:
     return Tool(f"{verb}_{noun}", about, params, asks, args, lambda r: {"status": "ok"}, "Done.")
 
 
+OTHER_NAMES = {
+    "city": "location place town", "a": "x first left", "b": "y second right", "to": "recipient person contact",
+    "text": "message body content", "song": "title track", "query": "q keywords topic", "product": "item article",
+    "count": "quantity amount number", "device": "target machine", "name": "person who", "day": "date when",
+    "language": "lang target_language", "people": "guests seats", "hour": "h", "minute": "min",
+    "get_weather": "weather get_current_weather fetch_weather", "get_time": "time current_time", "add": "sum plus",
+    "multiply": "times product", "send_message": "message send write_to", "set_alarm": "alarm wake_up",
+    "play_music": "play play_song", "search": "web_search search_web look_up", "get_price": "price fetch_price",
+    "order": "buy order_item", "turn_on": "switch_on", "get_age": "age age_of", "translate": "translate_text",
+    "book_table": "book reserve_table",
+}  # fmt: skip
+EXTRAS = {
+    "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+    "limit": {"type": "integer"},
+    "verbose": {"type": "boolean"},
+}
+
+
+def variant(rng: Random, tool: Tool) -> Tool:
+    """The same tool as another author would have declared it."""
+
+    def other(name: str) -> str:
+        return rng.choice(OTHER_NAMES[name].split()) if rng.random() < 0.4 else name
+
+    extra = {k: EXTRAS[k] for k in rng.sample(sorted(EXTRAS), 1) if rng.random() < 0.15}
+    shown = {k: other(k) for k in tool.params}
+    return replace(tool, name=other(tool.kind), shown=shown, extra=extra, described=rng.random() < 0.25)
+
+
 def offer(rng: Random, num: int) -> list[Tool]:
     """Different tools, some of them invented."""
-    tools = rng.sample(TOOLS, num)
-    tools = [invented(rng) if rng.random() < 0.3 else t for t in tools]
-    return list({t.name: t for t in tools}.values())
+    tools = [invented(rng) if rng.random() < 0.3 else variant(rng, t) for t in rng.sample(TOOLS, num)]
+    return list({t.name or t.kind: t for t in tools}.values())
 
 
-def call(name: str, args: dict, thought: str = "") -> dict:
-    function = {"name": name, "arguments": json.dumps(args, ensure_ascii=False)}
+def calling(tool: Tool, args: dict, thought: str = "") -> dict:
+    """The message that calls a tool."""
+    made = tool.call(args)
+    function = made | {"arguments": json.dumps(made["arguments"], ensure_ascii=False)}
     return bot("", thought) | {"tool_calls": [{"type": "function", "function": function}]}
 
 
 def request(rng: Random, split: str, tool: Tool) -> tuple[str, dict]:
     """What a user says to get the tool called, and the arguments of that call."""
-    args = draw(rng, split, tool.args, lambda a: ("tool", tool.name if tool in TOOLS else "", *a.values()))
+    known = tool.kind in OTHER_NAMES
+    args = draw(rng, split, tool.args, lambda a: ("tool", tool.kind if known else "", *a.values()))
     return rng.choice(tool.asks).format(**args), args
 
 
@@ -141,7 +182,7 @@ def report(rng: Random, tool: Tool, args: dict) -> list[dict]:
     """The result of a call, and the sentence about it."""
     result = tool.result(rng)
     if result is None:
-        result = {"result": args["a"] + args["b"] if tool.name == "add" else args["a"] * args["b"]}
+        result = {"result": args["a"] + args["b"] if tool.kind == "add" else args["a"] * args["b"]}
     return [{"role": "tool", "content": json.dumps(result)}, bot(tool.report.format(**args, **result))]
 
 
@@ -149,9 +190,9 @@ def tool_call(rng: Random, split: str, thinking: bool = False) -> Case:
     offered = offer(rng, rng.choice([1, 1, 2, 2, 3]))
     chosen = rng.choice(offered)
     question, args = request(rng, split, chosen)
-    thought = f"I need the tool {chosen.name}." if thinking else ""
-    messages = [user(question), call(chosen.name, args, thought)]
-    want = {"name": chosen.name, "arguments": args}
+    thought = f"I need the tool {chosen.name or chosen.kind}." if thinking else ""
+    messages = [user(question), calling(chosen, args, thought)]
+    want = chosen.call(args)
     return Case("tool call", messages, want=want, tools=schemas(offered), thinking=thinking)
 
 
@@ -162,7 +203,7 @@ def tool_result(rng: Random, split: str, turns: int = 1) -> Case:
     for _ in range(turns):
         chosen = rng.choice(offered)
         question, args = request(rng, split, chosen)
-        messages += [user(question), call(chosen.name, args), *report(rng, chosen, args)]
+        messages += [user(question), calling(chosen, args), *report(rng, chosen, args)]
         if turns > 1 and rng.random() < 0.3:
             messages += small_talk(rng, split).messages
     return Case("tool result", messages, want=messages[-1]["content"], tools=schemas(offered))
@@ -174,7 +215,7 @@ def schemas(tools: list[Tool]) -> list[dict]:
 
 def no_tool(rng: Random, split: str) -> Case:
     """Tools are there, but the message needs none of them."""
-    offered = [t for t in offer(rng, rng.randint(1, 3)) if t.name != "add"]
+    offered = [t for t in offer(rng, rng.randint(1, 3)) if t.kind != "add"]
     make = rng.choice([small_talk, small_talk, knowledge, addition]) if offered else small_talk
     case = make(rng, split)
     case.tools = schemas(offered) or None

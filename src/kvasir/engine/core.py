@@ -32,6 +32,7 @@ class EngineCore:
         self.runner = runner
         self.scheduler = scheduler
         self.info = runner.info
+        self._dirty = False  # something ran since the last check
         self.steps = 0
         self.step_seconds = 0.0
         self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
@@ -51,6 +52,7 @@ class EngineCore:
         plan = self.scheduler.plan()
         if plan is None:
             return []
+        self._dirty = True
         if self.plan_listener:
             self.plan_listener(plan)
         begun = time.perf_counter()
@@ -68,6 +70,12 @@ class EngineCore:
     def check(self) -> None:
         """Proves that rows and blocks add up. Raises AssertionError."""
         self.scheduler.check()
+
+    def rest(self) -> None:
+        """Called whenever there is nothing to compute: checks once after each busy time. Raises AssertionError."""
+        if self._dirty:
+            self.check()
+            self._dirty = False
 
     def stats(self) -> EngineStats:
         s = self.scheduler

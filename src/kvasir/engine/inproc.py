@@ -131,7 +131,7 @@ class InProcessEngine:
         while True:
             idle = not core.has_work()
             if idle:
-                core.check()
+                core.rest()
             try:
                 command = self._commands.get(block=idle)
             except queue.Empty:

@@ -27,20 +27,34 @@ from kvasir.types import FinishReason, ModelInfo, Request, SamplingParams
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's natural log-probability of the raw logits; rank 1 is the most probable."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+Logprobs = list[dict[int, Logprob]]
+
+
 @dataclass
 class CompletionOutput:
-    """One answer. `logprobs`: one entry per token where they were asked for; `cumulative_logprob` is their sum."""
+    """One answer. `logprobs`: where asked for, one dict per token, the chosen token's entry first, then the best."""
 
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[TokenInfo] | None
+    logprobs: Logprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
 
     @property
     def cumulative_logprob(self) -> float | None:
-        return None if self.logprobs is None else sum(t.logprob or 0.0 for t in self.logprobs)
+        if self.logprobs is None:
+            return None
+        return sum(entry[token].logprob for entry, token in zip(self.logprobs, self.token_ids, strict=True))
 
 
 @dataclass
@@ -52,7 +66,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     seed: int
-    prompt_logprobs: list[TokenInfo] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     finished: bool = True
 
 
@@ -282,11 +296,18 @@ def _raise_fault(answer: Answer) -> None:
         raise KvasirError(f"the engine failed on this request: {answer.error}")
 
 
+def _entry(token: TokenInfo) -> dict[int, Logprob]:
+    assert token.logprob is not None
+    own = {token.token: Logprob(token.logprob, token.rank, token.text)}
+    best = {c.token: Logprob(c.logprob, i, c.text) for i, c in enumerate(token.top, 1)}
+    return own | {t: entry for t, entry in best.items() if t not in own}
+
+
 def _output(request: Request, text: str | None, answers: list[Answer]) -> RequestOutput:
     wants = request.params.logprobs is not None
     outputs = [
         CompletionOutput(
-            a.index, a.text, list(a.token_ids), list(a.logprobs) if wants else None,
+            a.index, a.text, list(a.token_ids), [_entry(t) for t in a.logprobs] if wants else None,
             a.finish_reason.value if a.finish_reason else None, a.stop_reason,
         )
         for a in answers
@@ -298,6 +319,6 @@ def _output(request: Request, text: str | None, answers: list[Answer]) -> Reques
         list(request.prompt_ids),
         outputs,
         request.params.seed or 0,
-        list(prompt_logprobs) if prompt_logprobs is not None else None,
+        [None if t.logprob is None else _entry(t) for t in prompt_logprobs] if prompt_logprobs else None,
         all(a.finish_reason for a in answers),
     )

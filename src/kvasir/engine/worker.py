@@ -57,6 +57,8 @@ class Worker:
         """All waiting commands; waits for one when there is nothing to compute. False when told to stop."""
         while True:
             idle = not self.core.has_work()
+            if idle:
+                self.core.rest()  # a leak ends this process; the next one begins clean
             if not self.socket.poll(None if idle else 0):
                 return True
             command = wire.decode_command(self.socket.recv())
