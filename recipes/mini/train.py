@@ -234,7 +234,7 @@ def arguments() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     add = parser.add_argument
-    add("--minutes", type=float, default=75.0, help="wall clock of the whole run, resumed parts included")
+    add("--minutes", type=float, default=90.0, help="wall clock of the whole run, resumed parts included")
     add("--steps", type=int, default=0, help="end after this many steps; 0: by the clock alone")
     add("--rate", type=float, default=3e-3, help="full learning rate")
     add("--fall", type=float, default=0.3, help="share of the run in which the rate falls to zero")

@@ -8,8 +8,8 @@ _MASK = (1 << 64) - 1
 
 
 def draw_seed() -> int:
-    """A fresh 63-bit seed from the operating system."""
-    return secrets.randbits(63)
+    """A fresh seed from the operating system: 53 bits, which survive a client that reads JSON numbers as doubles."""
+    return secrets.randbits(53)
 
 
 def answer_seed(seed: int, index: int) -> int:

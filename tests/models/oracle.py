@@ -86,11 +86,16 @@ def dummy(config: Mapping[str, Any], dtype: torch.dtype = torch.float32, seed: i
     """Our model of a config with random weights, without transformers."""
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
+    fill(model, dummy_source(model, seed), dtype)
+    return model
+
+
+def dummy_source(model: Any, seed: int = 0) -> DummySource:
+    """Random tensors under the checkpoint's names for a model that is not filled yet."""
     shapes = {}
     for path, leaf in model.walk():
         for name, shape in leaf.expects().items():
             take, names = _spellings(model.names(), f"{path}.{name}")
             assert take is None, "write the checkpoint's own shape for a tensor that is taken in part"
             shapes[names[0]] = shape
-    fill(model, DummySource(shapes, seed), dtype)
-    return model
+    return DummySource(shapes, seed)

@@ -1,4 +1,4 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.sampling.accept import accept
@@ -15,7 +15,6 @@ def test_accept():
     assert accept([-1, 6], [-1, 6]) == 0
 
 
-@settings(deadline=None)
 @given(IDS, IDS)
 def test_the_accepted_head_is_the_longest_common_one(sampled, draft):
     n = accept(sampled, draft)

@@ -44,14 +44,13 @@ def on_an_edge(row, spec):
     return near_p or any(0 < abs(math.exp(v) - spec.min_p) < 1e-9 for v in z)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(LOGITS, SPECS)
 def test_what_is_kept_equals_the_oracle(row, spec):
     assume(max(row) > -math.inf and not on_an_edge(row, spec))
     assert sorted(survivors(row, spec)) == sorted(oracle.kept(row, spec)[0])
 
 
-@settings(deadline=None)
 @given(LOGITS, SPECS)
 def test_the_best_token_always_stays_and_the_kept_are_a_head_of_the_order(row, spec):
     assume(max(row) > -math.inf)
@@ -60,7 +59,6 @@ def test_the_best_token_always_stays_and_the_kept_are_a_head_of_the_order(row, s
     assert len(kept) >= 1
 
 
-@settings(deadline=None)
 @given(LOGITS, SPECS)
 def test_neutral_values_filter_nothing(row, spec):
     assume(max(row) > -math.inf)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.sampling import numerics
@@ -56,7 +56,6 @@ def test_sums_do_not_depend_on_pieces_or_rows(monkeypatch):
     assert torch.allclose(log_weight(alone), expected, rtol=0, atol=1e-9)
 
 
-@settings(deadline=None)
 @given(ROW)
 def test_orders_are_those_of_python(values):
     x = torch.tensor([values, values[::-1]], dtype=torch.float32)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.sampling.philox import block_words, philox4x32, split_seed, token_words
@@ -31,13 +31,11 @@ def test_known_answers(counter, key, answer):
     assert oracle.philox(parse[0], parse[1]) == parse[2]
 
 
-@settings(deadline=None)
 @given(st.tuples(WORDS, WORDS, WORDS, WORDS), st.tuples(WORDS, WORDS))
 def test_equals_python_integers(counter, key):
     assert [w.item() for w in philox4x32(tensors(counter), tensors(key))] == oracle.philox(counter, key)
 
 
-@settings(deadline=None)
 @given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**31), st.lists(st.integers(0, 2**22), min_size=1))
 def test_token_words_in_any_company(seed, position, tokens):
     key = tensors(split_seed(seed))

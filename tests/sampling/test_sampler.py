@@ -48,7 +48,7 @@ def batch(cases):
     return logits, [context(spec, ids, 1, allowed) for _, spec, ids, allowed in cases]
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.data_too_large])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.data_too_large])
 @given(ROWS)
 def test_the_token_is_the_oracle_s(case):
     row, spec, ids, allowed = case
@@ -64,7 +64,7 @@ def test_the_token_is_the_oracle_s(case):
         assert result.logprob == logprobs(torch.tensor([row]), [result.token], [spec.logprobs])[0]
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 @given(st.lists(ROWS, min_size=2, max_size=7), st.randoms(use_true_random=False))
 def test_permuting_rows_permutes_results_and_company_changes_nothing(cases, random):
     alone = [sample(*batch([case]))[0] for case in cases]
@@ -139,7 +139,6 @@ def test_logprobs_of_the_fast_path_have_the_bits_of_the_slow_one():
     assert sample(x, [context(SamplingSpec(logprobs=5), allowed=set(range(50_257)), vocab=50_257)])[0] == fast
 
 
-@settings(deadline=None)
 @given(LOGITS, st.integers(0, 2**64 - 1), st.sampled_from([0.01, 1.0, 100.0]))
 def test_narrow_filters_equal_greedy(row, seed, temperature):
     logits = torch.tensor([row], dtype=torch.float32)
@@ -149,7 +148,6 @@ def test_narrow_filters_equal_greedy(row, seed, temperature):
         assert sample(logits, [context(SamplingSpec(temperature=temperature, seed=seed, **narrow))])[0].token == greedy
 
 
-@settings(deadline=None)
 @given(LOGITS, st.integers(0, 2**64 - 1), st.sampled_from([0.3, 1.0, 100.0]))
 def test_wide_filters_change_nothing(row, seed, temperature):
     """The noise belongs to the token: found by a list or by screening, the same one is drawn."""

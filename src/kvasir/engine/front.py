@@ -158,7 +158,7 @@ class Front:
                 raise InvalidRequest(f"{name} is larger than the vocabulary", param=name)
         # A drawn seed is told to the client, and JSON's numbers carry 53 bits everywhere.
         seed = self._default_seed if params.seed is None else params.seed
-        seed = draw_seed() >> 10 if seed is None else seed
+        seed = draw_seed() if seed is None else seed
         params = replace(
             params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens
         )

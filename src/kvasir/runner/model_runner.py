@@ -15,7 +15,7 @@ from kvasir.layers.batch import Batch, Slice, make_batch
 from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
 from kvasir.runner.rows import Row, Rows
-from kvasir.sampling.logprobs import prompt_logprobs
+from kvasir.sampling.logprobs import BadLogits, prompt_logprobs
 from kvasir.sampling.sampler import RowContext, Sampled, sample
 from kvasir.types import ModelInfo
 
@@ -91,9 +91,7 @@ class ModelRunner:
                 samplers.append(i)
                 last.append(end - 1)
             if work.want_prompt_logprobs:
-                partial[i] = RowResult(
-                    work.row, prompt_logprobs=self._prompt_logprobs(work, hidden_TD[begin:end])
-                )
+                partial[i] = self._prompt_logprobs(work, hidden_TD[begin:end])
             if work.want_pooled:
                 pooled_D = self.model.pool(hidden_TD[begin:end])
                 partial[i] = RowResult(work.row, pooled=pooled_D.float().cpu().numpy().tobytes())
@@ -101,7 +99,7 @@ class ModelRunner:
         logits_SV = self.model.logits(hidden_TD[torch.tensor(last, device=self.device)]) if last else None
         return Forward(plan, tuple(samplers), logits_SV, partial)
 
-    def _prompt_logprobs(self, work: Work, hidden_nD: torch.Tensor) -> tuple:
+    def _prompt_logprobs(self, work: Work, hidden_nD: torch.Tensor) -> RowResult:
         """Log-probabilities of the prompt tokens behind each computed one, a tile of rows at a time."""
         row = self.rows[work.row]
         count = min(work.start + work.count, row.prompt_len - 1) - work.start
@@ -110,8 +108,11 @@ class ModelRunner:
             n = min(32, count - t)
             next_ids = row.ids[work.start + t + 1 : work.start + t + 1 + n]
             logits_nV = self.model.logits(hidden_nD[t : t + n])[:n]
-            entries += prompt_logprobs(logits_nV, next_ids.tolist(), max(row.spec.prompt_logprobs, 0))
-        return tuple(entries)
+            try:
+                entries += prompt_logprobs(logits_nV, next_ids.tolist(), max(row.spec.prompt_logprobs, 0))
+            except BadLogits as error:
+                return RowResult(work.row, error=str(error))
+        return RowResult(work.row, prompt_logprobs=tuple(entries))
 
     # -- sampling ----------------------------------------------------------------------------------------------
 
@@ -130,8 +131,8 @@ class ModelRunner:
     def _result(self, i: int, work: Work, sampled: Sampled | None, partial: RowResult | None) -> RowResult:
         if sampled is None:
             return partial or RowResult(work.row)
-        if sampled.error:
-            return RowResult(work.row, error=sampled.error)
+        if error := sampled.error or (partial.error if partial else ""):
+            return RowResult(work.row, error=error)
         row = self.rows[work.row]
         row.append(sampled.token)
         row.carry = sampled.carry

@@ -82,9 +82,7 @@ def _listed(
     open_ = [i for i, ended in enumerate(ended_R1[:, 0].tolist()) if not ended]
     if open_:
         some = [specs[i] for i in open_]
-        longer = _listed(
-            x_RV[open_], peak_R1[open_], some, limit_R1[open_], total_R1[open_], size * LIST_GROWTH
-        )
+        longer = _listed(x_RV[open_], peak_R1[open_], some, limit_R1[open_], total_R1[open_], size * LIST_GROWTH)
         more = longer[0].shape[1] - size
         ids_RK, z_RK = pad(ids_RK, (0, more)), pad(z_RK, (0, more), value=-math.inf)
         ids_RK[open_], z_RK[open_] = longer

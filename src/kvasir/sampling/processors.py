@@ -38,9 +38,7 @@ def changes_logits(spec: SamplingSpec, num_sampled: int, mask: np.ndarray | None
     )
 
 
-def process_(
-    x_V: Tensor, spec: SamplingSpec, ids: np.ndarray, prompt_len: int, mask: np.ndarray | None
-) -> None:
+def process_(x_V: Tensor, spec: SamplingSpec, ids: np.ndarray, prompt_len: int, mask: np.ndarray | None) -> None:
     """Applies all processors in place to one float32 row. ids: int32, all known ids, the prompt first.
 
     mask: see `mask_`. Raises ValueError where the bias names an id outside the vocabulary.
@@ -77,9 +75,7 @@ def bias_(x_V: Tensor, bias: tuple[tuple[int, float], ...]) -> None:
     outside = [token for token in totals if not 0 <= token < x_V.shape[0]]
     if outside:
         raise ValueError(f"logit_bias names token {outside[0]}, the vocabulary has {x_V.shape[0]}")
-    x_V[_index(list(totals), x_V)] += torch.tensor(
-        list(totals.values()), dtype=torch.float32, device=x_V.device
-    )
+    x_V[_index(list(totals), x_V)] += torch.tensor(list(totals.values()), dtype=torch.float32, device=x_V.device)
 
 
 def repetition_(x_V: Tensor, ids: np.ndarray, penalty: float) -> None:

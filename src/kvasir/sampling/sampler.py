@@ -84,9 +84,7 @@ def _sample(logits_RV: Tensor, rows: Sequence[RowContext]) -> list[Sampled]:
     peak_R1 = x_RV.amax(-1, keepdim=True)
     for i, peak in enumerate(peak_R1[:, 0].tolist()):
         if peak == -math.inf:
-            errors[i] = (
-                errors[i] or "no token is allowed: grammar, min_tokens and logit_bias forbid all of them"
-            )
+            errors[i] = errors[i] or "no token is allowed: grammar, min_tokens and logit_bias forbid all of them"
     tokens = _choose(x_RV, peak_R1, rows, [i for i, error in enumerate(errors) if not error])
     entries = _logprobs(logits_RV, rows, tokens)
     return [Sampled(tokens.get(i, -1), entries.get(i), row.carry, errors[i]) for i, row in enumerate(rows)]
@@ -94,9 +92,7 @@ def _sample(logits_RV: Tensor, rows: Sequence[RowContext]) -> list[Sampled]:
 
 def _processed(logits_RV: Tensor, rows: Sequence[RowContext], errors: list[str]) -> Tensor:
     """Logits to choose from: a copy if a row changes them. Writes what is wrong with a row to `errors`."""
-    changed = [
-        i for i, r in enumerate(rows) if not errors[i] and changes_logits(r.spec, r.num_sampled, r.mask)
-    ]
+    changed = [i for i, r in enumerate(rows) if not errors[i] and changes_logits(r.spec, r.num_sampled, r.mask)]
     if not changed:
         return logits_RV
     x_RV = logits_RV.clone()

@@ -1,0 +1,88 @@
+import pytest
+import torch
+
+from kvasir.device import Device, allocated, detect, set_threads, synchronize
+from kvasir.device.memory import host_memory
+from kvasir.errors import ConfigError
+
+MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    600 kB\nHugePages_Total:       0\n"
+
+
+@pytest.fixture
+def meminfo(tmp_path):
+    path = tmp_path / "meminfo"
+    path.write_text(MEMINFO)
+    return path
+
+
+def group(root, **files) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (root / name.replace("memory_", "memory.")).write_text(f"{text}\n")
+
+
+def test_without_a_control_group_the_machine_counts(tmp_path, meminfo):
+    assert host_memory(meminfo, tmp_path / "none") == (1000 << 10, 600 << 10)
+
+
+def test_a_limit_of_version_2(tmp_path, meminfo):
+    root = tmp_path / "cgroup"
+    group(root, memory_max=400 << 10, memory_current=300 << 10, memory_stat=f"anon 1\ninactive_file {50 << 10}")
+    assert host_memory(meminfo, root) == (400 << 10, 150 << 10)
+
+
+def test_a_limit_of_version_1(tmp_path, meminfo):
+    root = tmp_path / "cgroup"
+    group(root / "memory", memory_limit_in_bytes=500 << 10, memory_usage_in_bytes=450 << 10)
+    assert host_memory(meminfo, root) == (500 << 10, 50 << 10)
+
+
+@pytest.mark.parametrize("text", ("max", str(2**63 - 4096), "nonsense", ""))
+def test_no_limit(tmp_path, meminfo, text):
+    root = tmp_path / "cgroup"
+    group(root, memory_max=text, memory_current=999 << 10)
+    assert host_memory(meminfo, root) == (1000 << 10, 600 << 10)
+
+
+def test_a_group_that_is_over_its_limit_has_nothing_left(tmp_path, meminfo):
+    root = tmp_path / "cgroup"
+    group(root, memory_max=100 << 10, memory_current=300 << 10)
+    assert host_memory(meminfo, root) == (100 << 10, 0)
+
+
+def test_the_cpu_of_this_machine():
+    device = detect("cpu")
+    assert device.kind == "cpu" and device.torch == torch.device("cpu")
+    assert device.name and device.threads >= 1
+    assert 0 < device.memory_available <= device.memory_total
+    assert "GiB" in str(device)
+    synchronize(device)
+    assert allocated(device) == 0
+
+
+def test_auto_is_something_that_is_there():
+    assert detect().kind == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_what_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="'tpu' is not known"):
+        detect("tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="sees no GPU"):
+            detect("cuda")
+
+
+def test_threads():
+    before = torch.get_num_threads()
+    try:
+        set_threads(3)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    for count in (0, -1, 1 << 20):
+        with pytest.raises(ConfigError, match="threads is"):
+            set_threads(count)
+
+
+def test_a_record_is_a_value():
+    assert Device("cpu", "a", 2, 1, 1) == Device("cpu", "a", 2, 1, 1)

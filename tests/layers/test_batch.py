@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+import torch
+
+from kvasir.layers.batch import TILE, Slice, make_batch
+from kvasir.layers.kv_cache import KVCache, LayerCache
+
+SPEC = (LayerCache("full", 2, 8), LayerCache("window", 2, 8, 20))
+
+
+@pytest.fixture
+def cache() -> KVCache:
+    return KVCache(SPEC, [10, 10], 16, torch.float32)
+
+
+def part(ids, start, *blocks, **options) -> Slice:
+    tables = tuple(np.array(b, np.int32) for b in blocks)
+    return Slice(np.array(ids, np.int32), start, tables, **options)
+
+
+def test_slices_are_packed_and_filled_up(cache):
+    batch = make_batch(
+        [part([7, 8, 9], 15, [3, 4], [5, 6]), part([1], 0, [2], [9], adapter=4)],
+        cache,
+    )
+    assert batch.num_tokens == 4
+    assert batch.starts.tolist() == [0, 3, 4]
+    fill = [0] * (TILE - 4)
+    assert batch.tokens_T.tolist() == [7, 8, 9, 1, *fill]
+    assert batch.positions_T.tolist() == [15, 16, 17, 0, *fill]
+    assert batch.adapters_T.tolist() == [0, 0, 0, 4, *fill]
+    assert batch.slots[0].tolist() == [3 * 16 + 15, 4 * 16, 4 * 16 + 1, 2 * 16, *fill]
+    assert batch.slots[1].tolist() == [5 * 16 + 15, 6 * 16, 6 * 16 + 1, 9 * 16, *fill]
+
+
+def test_a_full_tile_needs_no_filling(cache):
+    assert len(make_batch([part(range(TILE), 0, [1, 2], [1, 2])], cache).tokens_T) == TILE
+
+
+def test_work_is_planned_once_for_layers_of_a_kind(cache):
+    batch = make_batch([part([7], 15, [3], [5])], cache)
+    assert batch.attention(0, 2) is batch.attention(0, 2)
+    assert batch.attention(0, 2) is not batch.attention(1, 2)
+
+
+def test_blocks_behind_a_window_may_be_stale(cache):
+    """Position 40 sees 21 ..: block 0 of the window's table says nothing any more, of the full one's it does."""
+    make_batch([part([7], 40, [1, 2, 3], [-1, 2, 3])], cache)
+    make_batch([part([7], 40, [1, 2, 3], [99, 2, 3])], cache)
+    with pytest.raises(AssertionError, match="out of range"):
+        make_batch([part([7], 40, [99, 2, 3], [1, 2, 3])], cache)
+    with pytest.raises(AssertionError, match="out of range"):
+        make_batch([part([7], 40, [1, 2, 3], [1, 0, 3])], cache)
+
+
+def test_what_only_we_could_break_is_noticed(cache):
+    with pytest.raises(AssertionError, match="1 blocks of 16 for 17 tokens"):
+        make_batch([part([7, 8], 15, [3], [5])], cache)
+    with pytest.raises(AssertionError, match="need tokens"):
+        make_batch([part([], 15, [3], [5])], cache)
+    with pytest.raises(AssertionError, match="needs slices"):
+        make_batch([], cache)

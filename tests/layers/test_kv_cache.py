@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from kvasir.layers.kv_cache import KVCache, LayerCache, cache_groups
+
+FULL, WINDOW, WIDE = LayerCache("full", 2, 8), LayerCache("window", 2, 8, 32), LayerCache("full", 4, 8)
+SPEC = (FULL, WINDOW, FULL, WIDE, WINDOW)
+
+
+def test_layers_that_remember_alike_share_a_table():
+    groups = cache_groups(SPEC, 16, torch.bfloat16)
+    assert [(g.kind, g.layers, g.window) for g in groups] == [
+        ("full", (0, 2), 0),
+        ("window", (1, 4), 32),
+        ("full", (3,), 0),
+    ]
+    assert [g.bytes_per_block for g in groups] == [
+        2 * layers * 16 * heads * 8 * 2 for layers, heads in ((2, 2), (2, 2), (1, 4))
+    ]
+
+
+def test_bytes_per_block_is_what_the_tensors_take():
+    cache = KVCache(SPEC, [5, 7, 3], 16, torch.float32)
+    for group, (tensor, blocks) in enumerate(zip(cache.tensors, (5, 7, 3), strict=True)):
+        assert tensor.nbytes == blocks * cache.bytes_per_block(group)
+    assert cache.k(4).shape == (7, 16, 2, 8)
+    assert cache.v(3).shape == (3, 16, 4, 8)
+
+
+def test_every_layer_has_its_own_place():
+    cache = KVCache(SPEC, [3, 3, 3], 16, torch.float32)
+    cache.fill_(0.0)
+    for layer, spec in enumerate(SPEC):
+        rows = torch.full((1, spec.kv_heads, 8), layer + 1.0)
+        cache.store(layer, torch.tensor([2 * 16 + 5]), rows, -rows)
+    for layer in range(len(SPEC)):
+        for tensor, sign in ((cache.k(layer), 1), (cache.v(layer), -1)):
+            assert (tensor[2, 5] == sign * (layer + 1)).all()
+            assert tensor.count_nonzero() == tensor[2, 5].numel()
+
+
+def test_copies_read_all_before_they_write_any():
+    cache = KVCache((FULL, FULL), [4], 16, torch.float32)
+    for block in range(4):
+        cache.tensors[0][:, :, block] = float(block)
+    cache.copy(0, [(1, 2), (2, 1), (2, 3)])
+    cache.copy(0, [])
+    assert cache.tensors[0][:, :, :, 0, 0, 0].tolist() == [[[0.0, 2.0, 1.0, 2.0]] * 2] * 2
+
+
+def test_a_size_for_every_group():
+    with pytest.raises(ValueError, match="1 sizes for 3 groups"):
+        KVCache(SPEC, [4], 16, torch.float32)

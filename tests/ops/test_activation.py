@@ -1,0 +1,36 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kvasir.ops.activation import ACTIVATIONS
+
+REFERENCES = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+X = torch.randn(4099, generator=torch.Generator().manual_seed(0)) * 4
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_against_torch(name):
+    torch.testing.assert_close(ACTIVATIONS[name](X), REFERENCES[name](X), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_element_does_not_care_where_it_lies(name):
+    act = ACTIVATIONS[name]
+    whole = act(X)
+    for start, count in ((0, 1), (1, 3), (5, 17), (17, 31), (33, 64), (100, 1000)):
+        assert torch.equal(act(X[start : start + count].clone()), whole[start : start + count])
+    square = X[:4096].view(64, 64)
+    assert torch.equal(act(square.T).T, whole[:4096].view(64, 64))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_far_out(name):
+    far = ACTIVATIONS[name](torch.tensor([-1e4, -100.0, 0.0, 100.0, 1e4, torch.nan]))
+    assert torch.equal(far[2:5], torch.tensor([0.0, 100.0, 1e4]))
+    assert far[:2].abs().max() < 1e-30
+    assert far[5].isnan()

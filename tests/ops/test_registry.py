@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from kvasir import ops
+from kvasir.device import Device
+from kvasir.errors import ConfigError
+from kvasir.ops.registry import OPS, Facts, Op
+
+CPU = Device("cpu", "a processor", 1, 1, 1)
+
+
+def double(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+    return x * factor
+
+
+def make() -> Op:
+    op = Op("double", double)
+    op.impl("picky", on="cpu", refuses=lambda f: "" if f.dtype == "bfloat16" else f"not for {f.dtype}")(
+        lambda x, factor=2.0: x * factor + 100
+    )
+    op.impl("plain", on="cpu")(lambda x, factor=2.0: x * factor + 200)
+    op.impl("elsewhere", on="cuda")(lambda x, factor=2.0: x * factor + 300)
+    return op
+
+
+def test_before_a_choice_the_body_runs():
+    assert float(make()(torch.tensor(3.0))) == 6
+
+
+def test_the_first_that_fits_is_chosen_and_the_table_says_why_not_the_others():
+    op = make()
+    choice = op.choose(Facts(CPU, "float32"))
+    assert (choice.chosen, choice.refused) == ("plain", (("picky", "not for float32"),))
+    assert "not picky: not for float32" in str(choice)
+    assert float(op(torch.tensor(3.0), factor=1.0)) == 203
+    assert op.choose(Facts(CPU, "bfloat16")).chosen == "picky"
+    assert float(op(torch.tensor(3.0))) == 106
+
+
+def test_an_explicit_choice_is_a_must():
+    op = make()
+    assert op.choose(Facts(CPU), "torch").chosen == "torch"
+    assert float(op(torch.tensor(3.0))) == 6
+    with pytest.raises(ConfigError, match=r"picky: not for float32.*there are: torch, picky, plain"):
+        op.choose(Facts(CPU), "picky")
+    with pytest.raises(ConfigError, match="none of that name"):
+        op.choose(Facts(CPU), "elsewhere")
+
+
+def test_choosing_for_one_device_leaves_the_others():
+    op = make()
+    op.choose(Facts(Device("cuda", "a GPU", 1, 1, 1)))
+    assert float(op(torch.tensor(3.0))) == 6
+
+
+@pytest.fixture
+def real_table():
+    before = {name: (dict(op.chosen), dict(op.choices)) for name, op in OPS.items()}
+    yield
+    for name, op in OPS.items():
+        op.chosen, op.choices = before.get(name, ({}, {}))
+
+
+def test_the_table_names_every_op(real_table):
+    names = {choice.op for choice in ops.table()}
+    assert {"rms_norm", "layer_norm", "linear", "paged_attention", "store_kv", "rope", "silu"} <= names
+    chosen = {choice.op: choice.chosen for choice in ops.choose(CPU, wanted={"rms_norm": "torch"})}
+    assert chosen["rms_norm"] == "torch"
+    assert {choice.op: choice.chosen for choice in ops.table()} == chosen
+    with pytest.raises(ConfigError, match="there is no op 'rms'"):
+        ops.choose(CPU, wanted={"rms": "torch"})
