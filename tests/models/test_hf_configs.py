@@ -86,9 +86,7 @@ def test_what_ends_an_answer_is_read(folder):
 # --- one field of another kind of model -------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "folder", ["llama-3.2-3b-instruct", "mistral-7b-instruct-v0.2", "qwen2-7b-instruct", "qwen3"]
-)
+@pytest.mark.parametrize("folder", ["llama-3.2-3b-instruct", "mistral-7b-instruct-v0.2", "qwen2-7b-instruct", "qwen3"])
 @pytest.mark.parametrize(
     "field",
     [
@@ -113,9 +111,7 @@ def test_a_foreign_field_is_refused(folder, field):
         our_config(read_hf_config(need("hf_configs", folder)) | field)
 
 
-@pytest.mark.parametrize(
-    "field", [{"sliding_window": 4096}, {"use_qk_norm": True}, {"attention_sinks": True}]
-)
+@pytest.mark.parametrize("field", [{"sliding_window": 4096}, {"use_qk_norm": True}, {"attention_sinks": True}])
 def test_a_llama_refuses_what_other_families_have(field):
     with pytest.raises(UnsupportedModel, match=next(iter(field))):
         our_config(read_hf_config(need("hf_configs", "llama-3.2-3b-instruct")) | field)
@@ -209,7 +205,4 @@ def test_each_rope_field_moves_the_logits(tmp_path, folder, changes, flip):
     (tmp_path / "config.json").write_text(json.dumps(config))
     ids = random_ids(150, 101)
     flipped = {**config["rope_scaling"], **flip}
-    assert (
-        distance(logits_of(load(tmp_path, rope_scaling=flipped), ids), logits_of(load(tmp_path), ids))
-        > SENSITIVITY
-    )
+    assert distance(logits_of(load(tmp_path, rope_scaling=flipped), ids), logits_of(load(tmp_path), ids)) > SENSITIVITY

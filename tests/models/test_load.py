@@ -40,14 +40,13 @@ def test_a_tensor_too_many(state):
 
 
 def test_a_layer_too_many(state):
-    with pytest.raises(ModelFileError, match="no use for: .* and 4 more"):
+    with pytest.raises(ModelFileError, match=r"no use for: .* and 4 more"):
         ours(CONFIG | {"num_hidden_layers": 2}, state)
 
 
 def test_another_shape(state):
-    state["model.norm.weight"] = torch.zeros(63)
     with pytest.raises(ModelFileError, match=r"model\.norm\.weight has shape \[63\], expected \[64\]"):
-        ours(CONFIG, state)
+        ours(CONFIG, state | {"model.norm.weight": torch.zeros(63)})
     with pytest.raises(ModelFileError, match=r"expected \[112, 64\]"):
         ours(CONFIG, {n: t.T if "up_proj" in n else t for n, t in state.items()})
 
@@ -81,12 +80,13 @@ def test_a_folder_is_loaded_without_copies(state, tmp_path):
     assert loaded.architecture == "Llama" and loaded.dtype == torch.float32
     assert loaded.num_parameters == sum(tensor.numel() for tensor in state.values())
     assert steps[-1] == (sum(t.nbytes for t in state.values()),) * 2
-    assert all(a <= b for (a, _), (b, _) in zip(steps, steps[1:], strict=False))
+    assert sorted(steps) == steps
     ids = random_ids(20, 96)
     assert torch.equal(logits_of(loaded.model, ids), logits_of(ours(CONFIG, state), ids))
     qkv = loaded.model.layers[0].attn.qkv.weights
-    mapped = {tensor.untyped_storage().data_ptr() for tensor in (*qkv.values(), loaded.model.embed.weight)}
-    assert len(mapped) == 1, "all are views of one mapped file"
+    places = [tensor.data_ptr() for tensor in (*qkv.values(), loaded.model.embed.weight)]
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert max(places) - min(places) < size, "all are views of one mapped file"
 
 
 @pytest.mark.parametrize(

@@ -100,9 +100,7 @@ def attend(
 
 
 @pytest.mark.parametrize("n", (1, 5, 64, 65, 150))
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"), [(4, 4, 8), (6, 3, 16), (14, 2, 64), (20, 1, 24), (40, 2, 16)]
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 8), (6, 3, 16), (14, 2, 64), (20, 1, 24), (40, 2, 16)])
 def test_against_float64(n, heads, kv_heads, dim):
     case = make(n, heads, kv_heads, dim)
     torch.testing.assert_close(attend([case], [[n]])[0], case.expected(), **CLOSE)

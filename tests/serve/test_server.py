@@ -126,10 +126,11 @@ def test_names_and_ipv6_can_be_bound():
 
 
 async def test_the_summary_tells_what_runs_where():
-    front = make_front(info={"num_parameters": 1_234_567_890, "executor": "program"})
+    front = make_front()
     await front.start()
+    front.engine.summary = ("computes  bfloat16 on cpu", "KV memory 4096 tokens")
     text = summary(front, ServeSettings(api_keys=("first-key", "second-key"), host="::"), 8000)
-    assert "1235M parameters" in text and "http://[::]:8000/v1" in text and "2 API keys" in text
-    assert "program executor; tokens are exact" in text
+    assert "http://[::]:8000/v1" in text and "2 API keys" in text
+    assert "computes  bfloat16 on cpu" in text and "KV memory 4096 tokens" in text
     assert "first-key" not in text
     await front.stop()

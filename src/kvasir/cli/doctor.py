@@ -112,7 +112,7 @@ def start(dtype: str) -> Start:
     from kvasir.engine.build import build_core
 
     try:
-        core, summary = build_core(EngineOptions(MODEL, dtype=dtype, max_num_seqs=2, max_model_len=128))
+        core = build_core(EngineOptions(MODEL, dtype=dtype, max_num_seqs=2, max_model_len=128))
         params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, seed=0)
         core.add(Request("doctor", (1, 2, 3), params))
         deltas = [delta for _ in range(8) if core.has_work() for delta in core.step()]
@@ -123,7 +123,7 @@ def start(dtype: str) -> Start:
     done = sum(len(delta.token_ids) for delta in deltas) == 4
     error = failed or ("" if done else "the engine answered with too few tokens")
     info = core.info
-    return Start(info.dtype, info.grade, info.executor, info.device, tuple(summary), error)
+    return Start(info.dtype, info.grade, info.executor, info.device, core.summary, error)
 
 
 def _problems(facts: dict[str, Any], starts: list[Start]) -> Iterator[Problem]:

@@ -15,8 +15,8 @@ from kvasir.types import ModelInfo, Task
 Progress = Callable[[int, int], None]
 
 
-def build_core(options: EngineOptions, progress: Progress | None = None) -> tuple[EngineCore, list[str]]:
-    """The core for a model, and lines for people that say what was decided and why. Raises KvasirError."""
+def build_core(options: EngineOptions, progress: Progress | None = None) -> EngineCore:
+    """The core for a model; its `summary` says what was decided and why. Raises KvasirError."""
     check(options)
     quiet_torch_pool()
     begun = time.perf_counter()
@@ -84,7 +84,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> tupl
     chosen = [f"{c.op} {c.chosen}" for c in kernels if c.chosen != ops.BODY]
     if any(c.chosen == "native" for c in kernels):
         chosen.append(native.isa())
-    return EngineCore(runner, scheduler), summarize(config, info, chosen, seconds)
+    return EngineCore(runner, scheduler, summarize(config, info, chosen, seconds))
 
 
 def _power_of_two(threads: int) -> int:

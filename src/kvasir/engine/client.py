@@ -20,6 +20,11 @@ class Engine(Protocol):
         """The model served; valid once `start` has returned."""
         ...
 
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """Lines for people that say what the engine decided; empty before `start`."""
+        ...
+
     async def start(self) -> None:
         """Ready to take requests when it returns. Raises KvasirError when the model cannot be loaded."""
         ...

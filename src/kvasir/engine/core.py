@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvasir.plan import Capacity, StepPlan, StepResult
@@ -28,7 +28,9 @@ class Runner(Protocol):
 class EngineCore:
     """Joins a scheduler and a runner. Not thread-safe: one thread calls it."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler):
+    def __init__(self, runner: Runner, scheduler: Scheduler, summary: Sequence[str] = ()):
+        """summary: lines for people that say what was decided, and why."""
+        self.summary = tuple(summary)
         self.runner = runner
         self.scheduler = scheduler
         self.info = runner.info

@@ -27,6 +27,7 @@ class InProcessEngine:
         self._streams = Streams()
         self._thread: threading.Thread | None = None
         self._info: ModelInfo | None = None
+        self.summary: tuple[str, ...] = ()
         self._dead: str | None = "the engine has not been started"
 
     @property
@@ -36,10 +37,10 @@ class InProcessEngine:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        ready: asyncio.Future[ModelInfo] = self._loop.create_future()
+        ready: asyncio.Future[tuple[ModelInfo, tuple[str, ...]]] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="kvasir-engine", daemon=True)
         self._thread.start()
-        self._info = await ready
+        self._info, self.summary = await ready
         self._dead = None
 
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
@@ -115,7 +116,7 @@ class InProcessEngine:
         except BaseException as error:
             self._call(_settle, ready, None, error)
             return
-        self._call(_settle, ready, core.info, None)
+        self._call(_settle, ready, (core.info, core.summary), None)
         try:
             while self._take_commands(core):
                 deltas = core.step()

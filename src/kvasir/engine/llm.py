@@ -84,7 +84,6 @@ class AsyncLLM:
     def __init__(self, model: str, *, engine: Engine | None = None, **options: Any):
         """engine: another body of the protocol (a ProcessEngine), already made with the same options."""
         self.options = EngineOptions(model=model, **options)
-        self.summary: list[str] = []
         self._progress: Callable[[int, int], None] | None = None
         tokenizer, template = load_text(self.options)
         self.front = Front(engine or InProcessEngine(self._build), tokenizer, template)
@@ -92,12 +91,16 @@ class AsyncLLM:
     def _build(self):
         from kvasir.engine.build import build_core
 
-        core, self.summary = build_core(self.options, self._progress)
-        return core
+        return build_core(self.options, self._progress)
 
     @property
     def info(self) -> ModelInfo:
         return self.front.info
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """What the engine decided, for people."""
+        return self.front.engine.summary
 
     async def start(self) -> AsyncLLM:
         quiet_torch_pool()
@@ -192,7 +195,7 @@ class LLM:
         return self._llm.info
 
     @property
-    def summary(self) -> list[str]:
+    def summary(self) -> tuple[str, ...]:
         """What the engine decided, for people."""
         return self._llm.summary
 

@@ -62,7 +62,7 @@ class ProcessEngine:
         self._info: ModelInfo | None = None
         self._dead: str | None = "the engine has not been started"
         self._ready = False
-        self.summary: list[str] = []
+        self.summary: tuple[str, ...] = ()
         self.restarts = 0
 
     @property

@@ -50,7 +50,7 @@ class Stop(_Message, frozen=True):
 
 class Ready(_Message, frozen=True):
     info: ModelInfo
-    summary: list[str]
+    summary: tuple[str, ...]
 
 
 class Fault(_Message, frozen=True):

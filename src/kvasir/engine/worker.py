@@ -87,8 +87,7 @@ class Worker:
             return wire.Answer(number, None, f"leak: {error}")
 
 
-def build(spec: wire.WorkerSpec, socket: zmq.Socket) -> tuple[EngineCore, list[str]]:
-    """The core, and lines that say what was decided."""
+def build(spec: wire.WorkerSpec, socket: zmq.Socket) -> EngineCore:
     if spec.fake is not None:
         from kvasir.runner.fake import FakeRunner
         from kvasir.sched.scheduler import Scheduler
@@ -96,7 +95,7 @@ def build(spec: wire.WorkerSpec, socket: zmq.Socket) -> tuple[EngineCore, list[s
         options = dict(spec.fake)
         eos = options.pop("eos_ids", ())
         fake = FakeRunner(**options)
-        return EngineCore(fake, Scheduler(fake.capacity, eos_ids=eos)), ["fake runner"]
+        return EngineCore(fake, Scheduler(fake.capacity, eos_ids=eos), ["fake runner"])
     from kvasir.engine.build import build_core
 
     assert spec.options is not None
@@ -128,12 +127,12 @@ def main() -> int:
         socket.linger = 1000
         socket.connect(sys.argv[1])
         try:
-            core, summary = build(spec, socket)
+            core = build(spec, socket)
         except KvasirError as error:
             socket.send(wire.encode(wire.to_fault("", error)))
             return 2
         worker = Worker(socket, core)
-        worker.send(wire.Ready(core.info, summary))
+        worker.send(wire.Ready(core.info, core.summary))
         worker.run()
     return 0
 

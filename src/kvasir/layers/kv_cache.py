@@ -76,9 +76,7 @@ class KVCache:
             )
             for (cache, layers), blocks in zip(groups, num_blocks, strict=True)
         ]
-        self._place = {
-            layer: (g, i) for g, (_, layers) in enumerate(groups) for i, layer in enumerate(layers)
-        }
+        self._place = {layer: (g, i) for g, (_, layers) in enumerate(groups) for i, layer in enumerate(layers)}
 
     def group_of(self, layer: int) -> int:
         return self._place[layer][0]

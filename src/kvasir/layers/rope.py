@@ -80,9 +80,7 @@ def _llama3(plain: np.ndarray, s: RopeScaling) -> np.ndarray:
 def _yarn(plain: np.ndarray, dim: int, theta: float, s: RopeScaling) -> np.ndarray:
     def dimension_that_turns(times: float) -> float:
         """The (fractional) dimension whose angle goes round so often within the original length."""
-        return (
-            dim * math.log(s.original_max_position / (times * 2 * math.pi)) / (2 * max(math.log(theta), 1e-9))
-        )
+        return dim * math.log(s.original_max_position / (times * 2 * math.pi)) / (2 * max(math.log(theta), 1e-9))
 
     low, high = dimension_that_turns(s.beta_fast), dimension_that_turns(s.beta_slow)
     if s.truncate:

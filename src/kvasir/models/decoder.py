@@ -133,9 +133,7 @@ class Decoder(Module):
 
     def cache_spec(self) -> tuple[LayerCache, ...]:
         c = self.config
-        return tuple(
-            LayerCache("window" if window else "full", c.kv_heads, c.head_dim, window) for window in c.windows
-        )
+        return tuple(LayerCache("window" if window else "full", c.kv_heads, c.head_dim, window) for window in c.windows)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Float32 [R, vocabulary] of chosen hidden rows."""

@@ -31,9 +31,7 @@ class LlamaConfig(DecoderConfig):
         attention_bias, mlp_bias = f.flag("attention_bias", False), f.flag("mlp_bias", False)
         f.finish()
         windows = (0,) * sizes["num_layers"]
-        return cls(
-            **sizes, windows=windows, qkv_bias=attention_bias, out_bias=attention_bias, mlp_bias=mlp_bias
-        )
+        return cls(**sizes, windows=windows, qkv_bias=attention_bias, out_bias=attention_bias, mlp_bias=mlp_bias)
 
 
 class Llama(Decoder):

@@ -13,9 +13,7 @@ FAMILIES = ("activation", "attention", "linear", "norm", "rope")
 IMPLEMENTATIONS = {"cpu": ("norm.native",), "cuda": ()}
 
 
-def choose(
-    device: Device, dtype: str = "float32", wanted: Mapping[str, str] | None = None
-) -> tuple[Choice, ...]:
+def choose(device: Device, dtype: str = "float32", wanted: Mapping[str, str] | None = None) -> tuple[Choice, ...]:
     """Fills the table for a device, once at start. `wanted` forces implementations: {"rms_norm": "torch"}.
 
     Raises ConfigError where a wanted one cannot serve.
@@ -30,9 +28,7 @@ def table() -> tuple[Choice, ...]:
     for name in FAMILIES:
         import_module(f"kvasir.ops.{name}")
     return tuple(
-        choice
-        for name, op in sorted(OPS.items())
-        for choice in (op.choices.values() or (Choice(name, "any", BODY),))
+        choice for name, op in sorted(OPS.items()) for choice in (op.choices.values() or (Choice(name, "any", BODY),))
     )
 
 

@@ -99,9 +99,7 @@ class Op(Generic[P, R]):
         if found is None and wanted not in (None, BODY):
             tried = "; ".join(f"{name}: {reason}" for name, reason in refused) or "it has none of that name"
             names = ", ".join([BODY, *(impl.name for impl in self.impls if impl.on == kind)])
-            raise ConfigError(
-                f"{self.name} cannot run as {wanted} on {kind} ({tried})", f"there are: {names}"
-            )
+            raise ConfigError(f"{self.name} cannot run as {wanted} on {kind} ({tried})", f"there are: {names}")
         self.chosen[kind] = found.function if found else self.body
         self.choices[kind] = Choice(self.name, kind, found.name if found else BODY, tuple(refused))
         return self.choices[kind]

@@ -75,12 +75,9 @@ def _small_cache(cache: KVCache) -> KVCache:
 def _batch(cache: KVCache, parts: list[tuple[int, int]]) -> Batch:
     """parts: (start, count) of one or two sequences, the last of which has the first blocks."""
     blocks = cache.num_blocks[0] // 2
-    tables = [np.arange(1 + blocks * i, 1 + blocks * (i + 1), dtype=np.int32) for i in range(len(parts))][
-        ::-1
-    ]
+    tables = [np.arange(1 + blocks * i, 1 + blocks * (i + 1), dtype=np.int32) for i in range(len(parts))][::-1]
     slices = [
-        Slice(np.zeros(count, np.int32), start, (table,))
-        for (start, count), table in zip(parts, tables, strict=True)
+        Slice(np.zeros(count, np.int32), start, (table,)) for (start, count), table in zip(parts, tables, strict=True)
     ]
     return make_batch(slices, cache, cache.device)
 

@@ -111,16 +111,14 @@ class Server(uvicorn.Server):
 
 
 def summary(front: Front, settings: ServeSettings, port: int) -> str:
-    """What was started, for people."""
+    """What was started and what the engine decided, for people."""
     info = front.info
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    size = f"{info.num_parameters / 1e6:.4g}M parameters, " if info.num_parameters else ""
     keys = {0: "no key needed (loopback only)", 1: "one API key"}.get(len(settings.api_keys))
     return "\n".join(
         (
             f"Kvasir {__version__} serves {', '.join(settings.model_names or (info.name,))}",
-            f"  model    {info.architecture}, {size}{info.dtype}, context {info.max_model_len}",
-            f"  runs     on {info.device}, {info.executor} executor; tokens are {info.grade}",
-            f"  address  http://{host}:{port}/v1  ({keys or f'{len(settings.api_keys)} API keys'})",
+            *(f"  {line}" for line in front.engine.summary),
+            f"  address   http://{host}:{port}/v1  ({keys or f'{len(settings.api_keys)} API keys'})",
         )
     )

@@ -149,15 +149,12 @@ def _check_all_used(model: Fillable, source: WeightSource, used: Iterable[str]) 
     if left:
         more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
         raise ModelFileError(
-            f"the checkpoint has tensors that {type(model).__name__} has no use for: "
-            f"{', '.join(left[:_SHOWN])}{more}",
+            f"the checkpoint has tensors that {type(model).__name__} has no use for: {', '.join(left[:_SHOWN])}{more}",
             "leaving them out would compute another model; does config.json belong to these weights?",
         )
 
 
 def _is_view_of_file(kept: Tensor, tensor: Tensor, stored: str) -> bool:
     """Whether the part keeps the mapped pages themselves, rather than a copy."""
-    same_type = (
-        DTYPES.get({"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(stored, "")) == tensor.dtype
-    )
+    same_type = DTYPES.get({"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(stored, "")) == tensor.dtype
     return same_type and kept.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()

@@ -60,7 +60,7 @@ def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None
         "threads": threads,
         "software": software_facts(),
         "options": asdict(llm.options),
-        "engine": llm.summary,
+        "engine": list(llm.summary),
         "work": asdict(work),
     }
     result = as_dict(rows, runs, facts)
