@@ -223,18 +223,22 @@ def env(name: str, default: str = "") -> str:
     return os.environ.get(name, default)
 
 
+# Before torch is imported: its idle threads sleep instead of spinning beside the next step, and MKL's sums do not
+# depend on the instruction set's fast paths or on where a row lies (exactness.md).
+_COMPUTING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "MKL_CBWR": "AUTO,STRICT"}
+
+
 def engine_environment() -> dict[str, str]:
-    """The environment of an engine process: this one's, finding this very package, with torch's idle pool quiet."""
+    """The environment of an engine process: this one's, finding this very package, fit for exact computing."""
     home = str(Path(__file__).resolve().parents[1])
     paths = [home, *(p for p in env("PYTHONPATH").split(os.pathsep) if p and p != home)]
-    quiet = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-    return {**quiet, **os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    return {**_COMPUTING, **os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
-def quiet_torch_pool() -> None:
-    """Before torch is imported: its idle threads sleep instead of spinning beside the next step."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("KMP_BLOCKTIME", "0")
+def prepare_torch() -> None:
+    """Sets what an engine needs of the libraries under torch; call it before torch is imported."""
+    for name, value in _COMPUTING.items():
+        os.environ.setdefault(name, value)
 
 
 def runtime_dir() -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvasir.cli.machine import machine_facts, software_facts, versions
 from kvasir.cli.show import bytes_text, plain, print_json, print_pairs, print_table
-from kvasir.config import GIB, EngineOptions, quiet_torch_pool, runtime_dir
+from kvasir.config import GIB, EngineOptions, prepare_torch, runtime_dir
 from kvasir.errors import ConfigError, KvasirError
 from kvasir.types import Request, SamplingParams
 
@@ -62,7 +62,7 @@ def run(json: bool) -> None:
 
 def examine() -> tuple[dict[str, Any], list[Problem]]:
     """All that is known, and what is wrong with it. Raises nothing that a part of the examination raises."""
-    quiet_torch_pool()
+    prepare_torch()
     broken = _broken_installation()
     if broken:
         return {"software": {**software_facts(), **versions(NEEDED)}}, [broken]

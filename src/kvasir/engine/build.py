@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from kvasir.config import DeviceFacts as Facts
-from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, env, quiet_torch_pool, resolve
+from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, env, prepare_torch, resolve
 from kvasir.engine.core import EngineCore
 from kvasir.plan import Capacity
 from kvasir.sched.scheduler import Scheduler
@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 def build_core(options: EngineOptions, progress: Progress | None = None) -> EngineCore:
     """The core for a model; its `summary` says what was decided and why. Raises KvasirError."""
     check(options)
-    quiet_torch_pool()
+    prepare_torch()
     begun = time.perf_counter()
     from kvasir import device as devices
     from kvasir import ops

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvasir.config import EngineOptions, quiet_torch_pool
+from kvasir.config import EngineOptions, prepare_torch
 from kvasir.engine.answer import Answer, TokenInfo
 from kvasir.engine.client import Engine
 from kvasir.engine.front import Front
@@ -103,7 +103,7 @@ class AsyncLLM:
         return self.front.engine.summary
 
     async def start(self) -> AsyncLLM:
-        quiet_torch_pool()
+        prepare_torch()
         await self.front.start()
         return self
 

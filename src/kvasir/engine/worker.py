@@ -16,7 +16,7 @@ import threading
 import msgspec
 import zmq
 
-from kvasir.config import quiet_torch_pool
+from kvasir.config import prepare_torch
 from kvasir.engine import wire
 from kvasir.engine.core import EngineCore
 from kvasir.errors import KvasirError
@@ -120,7 +120,7 @@ def end_with_parent() -> None:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    quiet_torch_pool()
+    prepare_torch()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.WorkerSpec)
     end_with_parent()
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:

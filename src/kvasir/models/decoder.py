@@ -1,6 +1,5 @@
-"""What decoder-only models of the llama kind have in common: the sizes in their configs, the way from hidden
-rows to logits or to an embedding, and the checkpoint's names. Their forward is written out in each model's
-own file.
+"""What decoder-only models of the llama kind have in common: the sizes in their configs, the checkpoint's names, and
+the way from hidden rows to logits or to an embedding. The blocks and the forward stand in the model's own file.
 """
 
 from __future__ import annotations
