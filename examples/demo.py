@@ -136,9 +136,7 @@ def ask(address: str, question: str) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Ask the bundled model something through a server of its own."
-    )
+    parser = argparse.ArgumentParser(description="Ask the bundled model something through a server of its own.")
     parser.add_argument("--ask", default=QUESTION, metavar="TEXT", help="the question")
     parser.add_argument("--model", default="kvasir-mini", help="what to serve")
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """The engine as a Python object: several prompts at once, with seeds and log-probabilities.
 
-    python examples/offline.py [MODEL]
+python examples/offline.py [MODEL]
 """
 
 import sys

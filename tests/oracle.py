@@ -110,9 +110,7 @@ def same(expected: Answers, got: Answers, leave_out: tuple[str, ...] = ()) -> No
         b = got[key]
         assert a.tokens == b.tokens, f"{key}: tokens differ from number {_first(a.tokens, b.tokens)}"
         assert a.reason == b.reason, key
-        assert a.logprobs == b.logprobs, (
-            f"{key}: logprob bits differ from number {_first(a.logprobs, b.logprobs)}"
-        )
+        assert a.logprobs == b.logprobs, f"{key}: logprob bits differ from number {_first(a.logprobs, b.logprobs)}"
         assert a.prompt_logprobs == b.prompt_logprobs, f"{key}: prompt logprob bits differ"
         assert a.embedding == b.embedding, f"{key}: embedding bits differ"
 
@@ -121,9 +119,7 @@ def _first(a: list, b: list) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def mixed_requests(
-    vocab_size: int, max_len: int, seed: int = 1, count: int = 10, longest: int = 150
-) -> list[Request]:
+def mixed_requests(vocab_size: int, max_len: int, seed: int = 1, count: int = 10, longest: int = 150) -> list[Request]:
     """A set of requests with every sampler, `n`, logprobs and prompt lengths from one token to several blocks."""
     rng = random.Random(seed)
     kinds = [
@@ -146,9 +142,7 @@ def mixed_requests(
         params["min_tokens"] = min(params.get("min_tokens", 0), params["max_tokens"])
         prompt = tuple(rng.randrange(vocab_size) for _ in range(min(length, max_len - 30)))
         requests.append(
-            Request(
-                f"r{i}", prompt, SamplingParams(**params, seed=rng.randrange(2**60), ignore_eos=i % 2 == 0)
-            )
+            Request(f"r{i}", prompt, SamplingParams(**params, seed=rng.randrange(2**60), ignore_eos=i % 2 == 0))
         )
     return requests
 

@@ -28,31 +28,19 @@ class EngineOptions:
 
     model: str
     served_model_name: str | None = option(None, "Name of the model in the API (default: as given).")
-    tokenizer: str | None = option(
-        None, "Folder or GGUF file to take the tokenizer from (default: the model's)."
-    )
+    tokenizer: str | None = option(None, "Folder or GGUF file to take the tokenizer from (default: the model's).")
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     dtype: str = option("auto", "Arithmetic of the weights: auto, float32, bfloat16 or float16.")
-    kv_dtype: str = option(
-        "auto", "Keys and values in the cache: auto (as dtype), float32, bfloat16 or float16."
-    )
+    kv_dtype: str = option("auto", "Keys and values in the cache: auto (as dtype), float32, bfloat16 or float16.")
     device: str = option("auto", "Where to compute: auto, cpu or cuda.")
-    max_model_len: int | None = option(
-        None, "Longest context in tokens (default: what model and memory hold)."
-    )
+    max_model_len: int | None = option(None, "Longest context in tokens (default: what model and memory hold).")
     max_num_seqs: int = option(64, "Sequences computed at once.")
-    max_num_batched_tokens: int | None = option(
-        None, "Tokens computed in one step (default: 512, CUDA 2048)."
-    )
-    max_chunk: int | None = option(
-        None, "Most prompt tokens of one sequence in a step (default: no limit of its own)."
-    )
+    max_num_batched_tokens: int | None = option(None, "Tokens computed in one step (default: 512, CUDA 2048).")
+    max_chunk: int | None = option(None, "Most prompt tokens of one sequence in a step (default: no limit of its own).")
     block_size: int = option(64, "Tokens in a block of the KV cache: 8, 16, 32, 64 or 128.")
     kv_memory: int | None = option(None, "Bytes for keys and values (default: a share of what is free).")
     num_blocks: int | None = option(None, "The same in blocks; for experiments.")
-    memory_fraction: float | None = option(
-        None, "Share of the free memory for the KV cache (CPU 0.5, CUDA 0.9)."
-    )
+    memory_fraction: float | None = option(None, "Share of the free memory for the KV cache (CPU 0.5, CUDA 0.9).")
     threads: int | None = option(None, "Computing threads (default: the physical cores).")
     max_waiting: int = option(1024, "Answers that may wait before new requests get 429.")
     chat_template: str | None = option(None, "File with a chat template to use instead of the model's.")
@@ -121,9 +109,7 @@ def check(options: EngineOptions) -> None:
     at_least("num_blocks", 2)
     at_least("kv_memory", 1)
     if options.dtype not in DTYPES or options.kv_dtype not in DTYPES:
-        raise ConfigError(
-            f"dtype {options.dtype!r}, kv dtype {options.kv_dtype!r}", f"expected one of {DTYPES}"
-        )
+        raise ConfigError(f"dtype {options.dtype!r}, kv dtype {options.kv_dtype!r}", f"expected one of {DTYPES}")
     if options.block_size not in (8, 16, 32, 64, 128):
         raise ConfigError(f"block_size is {options.block_size}", "expected 8, 16, 32, 64 or 128")
     if options.executor not in ("auto", "eager"):
@@ -197,10 +183,7 @@ def _size_pools(
         if share < 1:
             notes.append(f"KV memory holds {share:.1%} of {options.max_num_seqs} full contexts")
     fits = min(
-        (
-            length if live[i] < length and (n - 1) * size >= live[i] else (n - 1) * size
-            for i, n in enumerate(blocks)
-        ),
+        (length if live[i] < length and (n - 1) * size >= live[i] else (n - 1) * size for i, n in enumerate(blocks)),
         default=length,
     )
     if fits < length:

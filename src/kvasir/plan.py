@@ -129,7 +129,8 @@ class RowResult:
     logprobs: one entry per sampled token: (token, logprob, rank, ((id, logprob), ...)).
     prompt_logprobs: for work that wanted them, one entry per computed token whose successor is a known prompt token.
     pooled: float32 bytes of the pooled hidden state. hidden: float32 bytes per wanted output's name. accepted: how many
-    drafted ids were what the target itself sampled; `tokens` then holds them and one more. error: the row failed alone, the others are sound.
+    drafted ids were what the target itself sampled; `tokens` then holds them and one more. error: the row failed alone,
+    the others are sound.
     """
 
     row: int

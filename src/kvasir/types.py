@@ -7,12 +7,12 @@ unchanged. Ids in, ids out: text appears only in `text/`, `engine/front.py` and 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 NO_TOKEN = -1  # a token id whose value is not known on this side
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why an answer ended. The names are those of the OpenAI API where it has one."""
 
     STOP = "stop"  # an end-of-sequence id, a stop id or a stop string
@@ -21,7 +21,7 @@ class FinishReason(str, Enum):
     ERROR = "error"  # a fault of the engine; `Delta.error` says which
 
 
-class Task(str, Enum):
+class Task(StrEnum):
     GENERATE = "generate"
     EMBED = "embed"
 

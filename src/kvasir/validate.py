@@ -22,9 +22,7 @@ def _number(p: SamplingParams, name: str, low: float, high: float, *, open_low: 
     ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or value > high or value < low or (open_low and value == low):
         bracket = "(" if open_low else "["
-        raise InvalidRequest(
-            f"{name} is {value!r}", f"expected a number in {bracket}{low}, {high}]", param=name
-        )
+        raise InvalidRequest(f"{name} is {value!r}", f"expected a number in {bracket}{low}, {high}]", param=name)
 
 
 def _integer(p: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
@@ -51,9 +49,7 @@ def check_sampling(p: SamplingParams) -> None:
     _integer(p, "logprobs", 0, MAX_LOGPROBS, optional=True)
     _integer(p, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
-        raise InvalidRequest(
-            f"min_tokens {p.min_tokens} is larger than max_tokens {p.max_tokens}", param="min_tokens"
-        )
+        raise InvalidRequest(f"min_tokens {p.min_tokens} is larger than max_tokens {p.max_tokens}", param="min_tokens")
     if len(p.stop) > MAX_STOP_STRINGS:
         raise InvalidRequest(f"{len(p.stop)} stop strings", f"at most {MAX_STOP_STRINGS}", param="stop")
     for s in p.stop:
@@ -64,15 +60,9 @@ def check_sampling(p: SamplingParams) -> None:
         if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < 2**31:
             raise InvalidRequest(f"stop_token_ids holds {t!r}", "expected token ids", param="stop_token_ids")
     if len(p.logit_bias) > MAX_LOGIT_BIAS:
-        raise InvalidRequest(
-            f"{len(p.logit_bias)} logit_bias entries", f"at most {MAX_LOGIT_BIAS}", param="logit_bias"
-        )
+        raise InvalidRequest(f"{len(p.logit_bias)} logit_bias entries", f"at most {MAX_LOGIT_BIAS}", param="logit_bias")
     for token, bias in p.logit_bias.items():
         if not isinstance(token, int) or not 0 <= token < 2**31:
-            raise InvalidRequest(
-                f"logit_bias names token {token!r}", "expected token ids", param="logit_bias"
-            )
+            raise InvalidRequest(f"logit_bias names token {token!r}", "expected token ids", param="logit_bias")
         if not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise InvalidRequest(
-                f"logit_bias of token {token} is {bias!r}", "expected [-100, 100]", param="logit_bias"
-            )
+            raise InvalidRequest(f"logit_bias of token {token} is {bias!r}", "expected [-100, 100]", param="logit_bias")

@@ -149,9 +149,7 @@ def test_arrivals_are_poisson():
     assert (gaps > 0).all()
     assert gaps.mean() == pytest.approx(1 / 50, rel=0.1)
     assert gaps.std() == pytest.approx(gaps.mean(), rel=0.1)  # as an exponential distribution has it
-    assert (arrivals(shape, 0) == arrivals(shape, 0)).all() and (
-        arrivals(shape, 0) != arrivals(shape, 1)
-    ).any()
+    assert (arrivals(shape, 0) == arrivals(shape, 0)).all() and (arrivals(shape, 0) != arrivals(shape, 1)).any()
     assert not arrivals(Shape(1, 1, 5), 0).any()
 
 
@@ -188,9 +186,7 @@ def test_limits_by_hand():
     input_len=st.integers(1, 500),
     output_len=st.integers(1, 500),
 )
-def test_a_batch_is_at_best_as_fast_as_its_rows_and_at_worst_as_they_alone(
-    count, rows, input_len, output_len
-):
+def test_a_batch_is_at_best_as_fast_as_its_rows_and_at_worst_as_they_alone(count, rows, input_len, output_len):
     shape = Shape(input_len, output_len, count)
     many = limits(machine(rows=rows), "throughput", shape)["duration_s"]
     alone = limits(machine(), "latency", shape)["e2e_s"]

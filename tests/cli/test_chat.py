@@ -90,9 +90,7 @@ def split(text: str, inside: bool, cuts: list[int]) -> list[tuple[str, bool]]:
     return [(character, thought) for piece, thought in pieces for character in piece]
 
 
-pieces_of_answers = st.lists(
-    st.sampled_from([OPEN, CLOSE, "<", "</th", "think>", " ", "\n", "words"]), max_size=8
-)
+pieces_of_answers = st.lists(st.sampled_from([OPEN, CLOSE, "<", "</th", "think>", " ", "\n", "words"]), max_size=8)
 
 
 @given(pieces_of_answers.map("".join), st.booleans(), st.lists(st.integers(0, 60), max_size=12))
@@ -387,9 +385,7 @@ def test_several_lines_at_the_prompt(tmp_path):
     assert messages[0]["content"] == "one\ntwo\nthree"
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"), [("stories260K", "chat template"), ("gpt-nano-sort", "tokenizer")]
-)
+@pytest.mark.parametrize(("name", "problem"), [("stories260K", "chat template"), ("gpt-nano-sort", "tokenizer")])
 def test_a_model_that_cannot_chat_is_refused_with_a_next_step(name, problem):
     with pytest.raises(KvasirError, match=f"has no {problem}") as caught:
         run_chat(EngineOptions(str(need("models", name))), None, None, None, None)

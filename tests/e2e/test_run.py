@@ -16,9 +16,7 @@ from tests.e2e.server import SRC
 
 def kvasir(*args: str) -> subprocess.CompletedProcess:
     env = {**os.environ, "PYTHONPATH": str(SRC)}
-    return subprocess.run(
-        [sys.executable, "-m", "kvasir.cli", *args], env=env, capture_output=True, text=True
-    )
+    return subprocess.run([sys.executable, "-m", "kvasir.cli", *args], env=env, capture_output=True, text=True)
 
 
 def stories_case() -> dict:

@@ -52,9 +52,7 @@ def test_a_chat_is_answered_and_streamed_alike(server):
         "temperature": 0,
     }
     whole = client(base).chat.completions.create(**question)
-    pieces = list(
-        client(base).chat.completions.create(**question, stream=True, stream_options={"include_usage": True})
-    )
+    pieces = list(client(base).chat.completions.create(**question, stream=True, stream_options={"include_usage": True}))
     text = "".join(p.choices[0].delta.content or "" for p in pieces if p.choices)
     assert text == whole.choices[0].message.content and text
     assert pieces[-1].usage == whole.usage and whole.usage.completion_tokens > 1
@@ -83,9 +81,7 @@ def test_a_seed_gives_the_same_answer_among_neighbours(server):
 
     alone, among = asyncio.run(both())
     assert [c.text for c in alone.choices] == [c.text for c in among.choices]
-    assert [c.logprobs.token_logprobs for c in alone.choices] == [
-        c.logprobs.token_logprobs for c in among.choices
-    ]
+    assert [c.logprobs.token_logprobs for c in alone.choices] == [c.logprobs.token_logprobs for c in among.choices]
     assert alone.choices[0].text != alone.choices[1].text
 
 
@@ -156,9 +152,7 @@ def test_a_graceful_stop_lets_answers_finish():
     async def run(base: str, process) -> str:
         async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="x", max_retries=0, timeout=60) as c:
             task = asyncio.create_task(
-                c.completions.create(
-                    model=MODEL, prompt="a", seed=1, max_tokens=100, extra_body={"ignore_eos": True}
-                )
+                c.completions.create(model=MODEL, prompt="a", seed=1, max_tokens=100, extra_body={"ignore_eos": True})
             )
             await asyncio.sleep(0.3)
             process.send_signal(signal.SIGTERM)

@@ -209,9 +209,7 @@ async def test_errors_of_the_engine_pass_through():
     front = make_front(max_waiting=2, step_seconds=0.02, max_rows=1)
     await front.start()
     ids = await front.encode("abc")
-    tasks = [
-        asyncio.create_task(front.complete(front.resolve(ids, SamplingParams(**GREEDY)))) for _ in range(8)
-    ]
+    tasks = [asyncio.create_task(front.complete(front.resolve(ids, SamplingParams(**GREEDY)))) for _ in range(8)]
     results = await asyncio.gather(*tasks, return_exceptions=True)
     refused = [r for r in results if isinstance(r, QueueFull)]
     assert refused and len(refused) < 8 and all(r[0].text == "abcabcab" for r in results if r not in refused)

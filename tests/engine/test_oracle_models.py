@@ -20,9 +20,7 @@ def _two_threads():
 MODELS = ["mini", "llama", "mistral", "qwen2", "qwen3", "gpt2"]
 
 
-@pytest.fixture(
-    scope="module", params=[(m, d) for m in MODELS for d in ("float32", "bfloat16")], ids="-".join
-)
+@pytest.fixture(scope="module", params=[(m, d) for m in MODELS for d in ("float32", "bfloat16")], ids="-".join)
 def case(request, tmp_path_factory):
     """(folder, dtype, requests, their plain answers)."""
     model, dtype = request.param

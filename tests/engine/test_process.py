@@ -38,9 +38,7 @@ async def engine(request):
 
 
 async def test_many_streams_at_once(engine):
-    requests = [
-        request(f"r{i}", [i, 2 * i], max_tokens=20, n=1 + i % 3, seed=i, temperature=1.0) for i in range(12)
-    ]
+    requests = [request(f"r{i}", [i, 2 * i], max_tokens=20, n=1 + i % 3, seed=i, temperature=1.0) for i in range(12)]
     answers = await asyncio.gather(*(collect(engine, r) for r in requests))
     assert answers == [expected(r) for r in requests]
     await engine.check()

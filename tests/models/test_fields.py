@@ -315,9 +315,7 @@ def generation(tmp_path, values: dict | None, config: dict | None = None):
 
 
 def test_generation_config_wins_over_the_models_own_eos(tmp_path):
-    found = generation(
-        tmp_path, {"eos_token_id": [7, 8, 7], "temperature": 0.6, "top_k": 20}, {"eos_token_id": 2}
-    )
+    found = generation(tmp_path, {"eos_token_id": [7, 8, 7], "temperature": 0.6, "top_k": 20}, {"eos_token_id": 2})
     assert found.eos_ids == (7, 8)
     assert found.sampling == {"temperature": 0.6, "top_k": 20} and type(found.sampling["top_k"]) is int
 

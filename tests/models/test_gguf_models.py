@@ -77,9 +77,7 @@ GPT2 = {"vocab_size": 101, "n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 
 MODELS = {
     "llama": transformers.LlamaConfig(**DECODER),
     "llama-3": transformers.LlamaConfig(**DECODER, rope_theta=100.0, rope_scaling=LLAMA3),
-    "llama-biased": transformers.LlamaConfig(
-        **DECODER, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
-    ),
+    "llama-biased": transformers.LlamaConfig(**DECODER, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "mistral": transformers.MistralConfig(**DECODER, sliding_window=20, head_dim=32),
     "qwen2": transformers.Qwen2Config(**DECODER, rope_scaling=YARN),
     "qwen3": transformers.Qwen3Config(**DECODER, head_dim=32, tie_word_embeddings=True),

@@ -114,9 +114,7 @@ def test_tensors_without_weights_have_no_name():
     assert hf_name("llama", "blk.0.attn_rot_embd.weight") is None
 
 
-@pytest.mark.parametrize(
-    "name", ["blk.0.ffn_gate_inp.weight", "blk.0.attn_q.scale", "x", "blk..attn_q.weight", ""]
-)
+@pytest.mark.parametrize("name", ["blk.0.ffn_gate_inp.weight", "blk.0.attn_q.scale", "x", "blk..attn_q.weight", ""])
 def test_an_unknown_tensor_is_refused_by_name(name):
     with pytest.raises(ModelFileError, match="unknown tensor"):
         hf_name("llama", name)
@@ -128,9 +126,7 @@ def test_rotating_pairs_and_rotating_halves_agree_through_the_order(heads, width
     angles = torch.rand(width // 2, generator=torch.Generator().manual_seed(0)).repeat(heads)
     pairs = torch.randn(rows, generator=torch.Generator().manual_seed(1))
     x, y = pairs[0::2], pairs[1::2]
-    rotated = torch.stack(
-        [x * angles.cos() - y * angles.sin(), x * angles.sin() + y * angles.cos()], 1
-    ).flatten()
+    rotated = torch.stack([x * angles.cos() - y * angles.sin(), x * angles.sin() + y * angles.cos()], 1).flatten()
     order = halves_from_pairs(rows, heads)
     a, b = pairs[order].view(heads, 2, -1).unbind(1)
     cos, sin = angles.cos().view(heads, -1), angles.sin().view(heads, -1)

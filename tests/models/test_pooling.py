@@ -60,9 +60,7 @@ def folder(tmp_path, kinds, pooling, length=None):
     ],
 )
 def test_a_folder_is_read(tmp_path, flag, kind):
-    path = folder(
-        tmp_path, ["Transformer", "Pooling", "Normalize"], {flag: True, "pooling_mode_x": False}, 256
-    )
+    path = folder(tmp_path, ["Transformer", "Pooling", "Normalize"], {flag: True, "pooling_mode_x": False}, 256)
     found = pooling_of(read_pooling(path), Pooling("last", False))
     assert found == Pooling(kind, normalize=True, max_length=256)
 

@@ -40,9 +40,7 @@ def test_code_in_the_folder_is_not_run_and_the_refusal_says_so():
     auto_map = {"AutoModelForCausalLM": "modeling_evil.Evil"}
     with pytest.raises(UnsupportedModel, match=r"auto_map\) is never run"):
         model_class_for({"model_type": "evil", "auto_map": auto_map})
-    ours = model_class_for(
-        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "auto_map": auto_map}
-    )
+    ours = model_class_for({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "auto_map": auto_map})
     assert ours is model_class("llama")
 
 

@@ -95,9 +95,7 @@ def test_rms_norm_has_the_bits_of_its_contract_on_every_isa(cols, restore_isa):
 
 @needs_library
 @settings(deadline=None)
-@given(
-    rows=st.integers(1, 4), cols=st.integers(1, 200), seed=st.integers(0, 1 << 30), scale=st.integers(-20, 20)
-)
+@given(rows=st.integers(1, 4), cols=st.integers(1, 200), seed=st.integers(0, 1 << 30), scale=st.integers(-20, 20))
 def test_rms_norm_has_equal_bits_on_all_isas(rows, cols, seed, scale):
     x, weight = sample(rows, cols, seed)
     x *= np.float32(2.0**scale)
@@ -261,8 +259,6 @@ def test_without_a_library_the_module_imports_and_says_why():
         "else: raise SystemExit('no error')"
     )
     source = Path(native.__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "not built" in done.stdout and "compiler" in done.stdout

@@ -26,9 +26,7 @@ ordinary = st.one_of(
 
 def theirs(values: np.ndarray, ggml_type: GGMLType) -> np.ndarray:
     with np.errstate(all="ignore"):
-        return np.ascontiguousarray(gguf.quantize(values, gguf.GGMLQuantizationType(ggml_type))).view(
-            np.uint8
-        )
+        return np.ascontiguousarray(gguf.quantize(values, gguf.GGMLQuantizationType(ggml_type))).view(np.uint8)
 
 
 @pytest.mark.parametrize("ggml_type", WIDTHS, ids=lambda kind: kind.name)

@@ -95,9 +95,7 @@ def test_bytes_that_do_not_fill_the_weights_are_refused(nbytes, num_weights):
         dequantize(np.zeros(nbytes, np.uint8), GGMLType.Q4_0, (num_weights,))
 
 
-@pytest.mark.parametrize(
-    "ggml_type", [GGMLType.Q4_K, GGMLType.IQ2_S, GGMLType.BF16], ids=lambda kind: kind.name
-)
+@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.IQ2_S, GGMLType.BF16], ids=lambda kind: kind.name)
 def test_decoding_needs_little_memory_beside_the_result(ggml_type):
     num_weights = 1 << 21
     data, out = random_bytes(ggml_type, num_weights), np.empty(num_weights, np.float32)

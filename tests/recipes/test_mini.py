@@ -111,16 +111,12 @@ def test_reasoning_stays_out_of_earlier_turns():
     asked = [{"role": "user", "content": "q"}]
     assert "deep" not in render([*asked, *said])
     assert "deep" in render([*asked, *said[:1]], generate=False)
-    assert "deep" not in render(
-        [*asked, {"role": "assistant", "content": "<think>\ndeep</think>a"}, *said[1:]]
-    )
+    assert "deep" not in render([*asked, {"role": "assistant", "content": "<think>\ndeep</think>a"}, *said[1:]])
 
 
 def test_system_turn_holds_prompt_tools_and_thinking():
     text = render([{"role": "system", "content": "Be kind."}], [TOOL], thinking=True)
-    assert text.startswith(
-        "<|im_start|>system\nBe kind.\n\n# Tools\n<tools>\n" + json.dumps(TOOL["function"])
-    )
+    assert text.startswith("<|im_start|>system\nBe kind.\n\n# Tools\n<tools>\n" + json.dumps(TOOL["function"]))
     assert text.endswith("</tools>\n/think<|im_end|>\n<|im_start|>assistant\n")
 
 
@@ -220,9 +216,7 @@ def test_weights_survive_the_way_through_hf_names(folder: Path):
 
 def test_forward_equals_transformers(folder: Path):
     transformers = pytest.importorskip("transformers")
-    ids = torch.tensor(
-        [encode(load(folder).tokenizer, render([{"role": "user", "content": "What is 2 + 5?"}]))]
-    )
+    ids = torch.tensor([encode(load(folder).tokenizer, render([{"role": "user", "content": "What is 2 + 5?"}]))])
     mini = load(folder).mini
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     mask = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool).tril()

@@ -51,9 +51,7 @@ def test_the_carry_is_kept_and_sent_on_joining():
 def test_spans_positions_and_named_outputs():
     runner = FakeRunner()
     span = Span(1, 2, b"\x07\x09", "image-1")
-    work = Work(
-        0, 0, 4, blocks=((0, (1,)),), sample=True, want_hidden=("layer.3",), positions=pack_ids([0, 5, 5, 6])
-    )
+    work = Work(0, 0, 4, blocks=((0, (1,)),), sample=True, want_hidden=("layer.3",), positions=pack_ids([0, 5, 5, 6]))
     (row,) = run(runner, joined=(join([1, 0, 0, 2], spans=(span,)),), work=(work,))
     assert row.tokens == (fake_next([1, 7, 9, 2], 7, 0, 256),)
     ((name, data),) = row.hidden

@@ -18,9 +18,7 @@ EOS = frozenset({5, 77})
 
 def make(ahead: bool = False, max_chunk: int = 2**31, max_waiting: int = 1024, **runner) -> Drive:
     fake = FakeRunner(**runner)
-    return Drive(
-        Scheduler(fake.capacity, eos_ids=EOS, max_chunk=max_chunk, max_waiting=max_waiting), fake, ahead
-    )
+    return Drive(Scheduler(fake.capacity, eos_ids=EOS, max_chunk=max_chunk, max_waiting=max_waiting), fake, ahead)
 
 
 def expect(drive: Drive, req) -> None:
@@ -62,16 +60,12 @@ def test_values_travel_once():
 
 def test_answers_share_the_prompts_blocks():
     drive = make(block_size=8, num_blocks=40)
-    drive.scheduler.add(
-        request("a", list(range(20)), n=4, seed=1, temperature=1.0, max_tokens=4, ignore_eos=True)
-    )
+    drive.scheduler.add(request("a", list(range(20)), n=4, seed=1, temperature=1.0, max_tokens=4, ignore_eos=True))
     drive.step()
     first = drive.scheduler.kv.used
     drive.step()
     copies = [c for p in drive.plans for c in p.copies]
-    assert first == 3 and drive.scheduler.kv.used == 3 + 3, (
-        "two full blocks shared, each sibling owns a third"
-    )
+    assert first == 3 and drive.scheduler.kv.used == 3 + 3, "two full blocks shared, each sibling owns a third"
     assert len(copies) == 3
     drive.drain()
     drive.scheduler.check()

@@ -46,9 +46,7 @@ async def client(
     await front.start()
     transport = httpx.ASGITransport(create_app(front, settings))
     try:
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", headers=headers
-        ) as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as http:
             http.front = front  # type: ignore[attr-defined]
             yield http
         await assert_idle(front)

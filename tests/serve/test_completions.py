@@ -55,9 +55,7 @@ async def test_prompts_of_every_kind(http, prompt, expected):
     assert await texts(http, prompt=prompt) == expected
 
 
-@pytest.mark.parametrize(
-    "prompt", [[], [[]], [["a"]], {"a": 1}, 5, None, [1, "a"], [True], [1.5], [[1], "a"]]
-)
+@pytest.mark.parametrize("prompt", [[], [[]], [["a"]], {"a": 1}, 5, None, [1, "a"], [True], [1.5], [[1], "a"]])
 async def test_what_is_no_prompt_is_refused(http, prompt):
     assert (await refused(http, prompt=prompt))["param"] == "prompt"
 
@@ -226,8 +224,6 @@ async def test_more_prompts_than_the_queue_holds_are_served_in_turns():
 
 async def test_one_prompt_that_fails_fails_the_request(http):
     for stream in (False, True):
-        response = await http.post(
-            URL, json=body(prompt=["abc", "\x01", "def"], max_tokens=50, stream=stream)
-        )
+        response = await http.post(URL, json=body(prompt=["abc", "\x01", "def"], max_tokens=50, stream=stream))
         assert response.status_code == 500 or "engine_error" in response.text
         assert "[DONE]" not in response.text

@@ -32,8 +32,7 @@ VALUES = st.recursive(
     lambda v: (
         st.lists(v, max_size=4)
         | st.dictionaries(
-            st.sampled_from(["role", "content", "type", "text", "name", "arguments", "url", "5"])
-            | st.text(max_size=5),
+            st.sampled_from(["role", "content", "type", "text", "name", "arguments", "url", "5"]) | st.text(max_size=5),
             v,
             max_size=4,
         )
@@ -105,9 +104,7 @@ def test_bodies_that_are_anything(http, route):
     check()
 
 
-@pytest.mark.parametrize(
-    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/json; charset=x"]
-)
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/json; charset=x"])
 def test_bodies_of_other_kinds(http, kind):
     judge(http.post("/v1/completions", content=b'{"prompt": "ab"}', headers={"Content-Type": kind}))
 

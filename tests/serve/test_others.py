@@ -85,9 +85,7 @@ async def test_models_by_all_their_names():
             response = await http.post(f"/v1/{route}", json={"model": "fake", **fields})
             error = response.json()["error"]
             assert (response.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
-            assert (await http.post(f"/v1/{route}", json={"model": "two", **fields})).json()[
-                "model"
-            ] == "org/one"
+            assert (await http.post(f"/v1/{route}", json={"model": "two", **fields})).json()["model"] == "org/one"
 
 
 async def test_texts_and_conversations_to_tokens_and_back(http):
@@ -133,9 +131,7 @@ async def test_the_server_introduces_itself(http):
 
 async def test_metrics_count_what_happened(http):
     await http.post("/v1/completions", json={"prompt": "abcd", "max_tokens": 5, "n": 2})
-    await http.post(
-        "/v1/completions", json={"prompt": "abcd", "max_tokens": 50, "stop": "c", "temperature": 0}
-    )
+    await http.post("/v1/completions", json={"prompt": "abcd", "max_tokens": 50, "stop": "c", "temperature": 0})
     await http.post("/v1/completions", json={"prompt": 5})
     await http.get("/nowhere/special")
     text = (await http.get("/metrics")).text

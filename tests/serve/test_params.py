@@ -112,9 +112,7 @@ async def test_a_field_out_of_its_range_is_refused_by_its_name(http, name, value
 
 
 def test_a_models_recommendations_are_defaults_and_no_more():
-    info = ModelInfo(
-        "m", "a", (Task.GENERATE,), 260, 512, default_sampling={"temperature": 0.6, "top_k": 20, "odd": 1}
-    )
+    info = ModelInfo("m", "a", (Task.GENERATE,), 260, 512, default_sampling={"temperature": 0.6, "top_k": 20, "odd": 1})
     got = to_params(CompletionRequest(prompt="x", top_k=5), info)
     assert (got.temperature, got.top_k, got.top_p) == (0.6, 5, 1.0)
 

@@ -211,9 +211,7 @@ async def test_deep_json_is_refused():
             b'{"a":' * 1000 + b"1" + b"}" * 1000,
             b'{"tools":' + b"[" * 70 + b"]" * 70 + b"}",
         ):
-            response = await http.post(
-                "/v1/completions", content=body, headers={"Content-Type": "application/json"}
-            )
+            response = await http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
             assert response.status_code == 400 and "nested" in response.json()["error"]["message"]
 
 
@@ -254,9 +252,7 @@ def test_a_large_body_is_judged_quickly(name):
 
 async def test_request_ids_come_back_or_are_made():
     async with client() as http:
-        assert (await http.get("/health", headers={"X-Request-Id": "my-id.1"})).headers[
-            "x-request-id"
-        ] == "my-id.1"
+        assert (await http.get("/health", headers={"X-Request-Id": "my-id.1"})).headers["x-request-id"] == "my-id.1"
         odd = await http.get("/health", headers={"X-Request-Id": "a b\t"})
         assert len(odd.headers["x-request-id"]) == 24
         assert (await http.get("/nowhere")).headers["x-request-id"]

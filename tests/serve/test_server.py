@@ -101,9 +101,7 @@ def test_the_api_process_never_loads_torch():
         "create_app(make_front(), ServeSettings()).openapi()\n"
         "heavy = sorted({'torch', 'transformers', 'ray', 'triton'} & set(sys.modules)); print('heavy', heavy)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.stdout.strip() == "heavy []", done.stderr
 
 

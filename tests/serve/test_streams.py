@@ -169,18 +169,14 @@ def test_the_client_completes(sdk):
     answer = sdk.completions.create(model="fake", prompt=["ab", "c"], temperature=0, max_tokens=3, logprobs=1)
     assert [c.text for c in answer.choices] == ["aba", "ccc"]
     assert answer.choices[0].logprobs.text_offset == [0, 1, 2]
-    with sdk.completions.create(
-        model="fake", prompt="ab", temperature=0, max_tokens=3, stream=True
-    ) as stream:
+    with sdk.completions.create(model="fake", prompt="ab", temperature=0, max_tokens=3, stream=True) as stream:
         assert "".join(c.choices[0].text for c in stream) == "aba"
 
 
 def test_the_client_embeds(sdk):
     # The client asks for base64 by itself, and decodes it.
     assert sdk.embeddings.create(model="fake", input=["ab"]).data[0].embedding == [195.0, 2.0]
-    assert (
-        sdk.embeddings.create(model="fake", input="ab", encoding_format="float").data[0].embedding[1] == 2.0
-    )
+    assert sdk.embeddings.create(model="fake", input="ab", encoding_format="float").data[0].embedding[1] == 2.0
 
 
 def test_the_client_understands_errors(sdk):
@@ -203,9 +199,7 @@ def test_the_client_sees_an_error_in_mid_stream():
         text = ""
         with (
             pytest.raises(openai.APIError, match="engine failed"),
-            sdk.completions.create(
-                model="fake", prompt="ab", temperature=0, max_tokens=50, stream=True
-            ) as stream,
+            sdk.completions.create(model="fake", prompt="ab", temperature=0, max_tokens=50, stream=True) as stream,
         ):
             for chunk in stream:
                 text += chunk.choices[0].text

@@ -176,9 +176,7 @@ def test_a_model_without_a_default_says_what_it_has(renderer):
         chat({"rag": "R"}, renderer).render([HELLO])
 
 
-@pytest.mark.parametrize(
-    "name", ["messages", "tools", "bos_token", "raise_exception", "_private", "self", "two words"]
-)
+@pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "raise_exception", "_private", "self", "two words"])
 def test_switches_may_not_take_the_names_of_inputs(name, renderer):
     with pytest.raises(InvalidRequest) as caught:
         chat("x", renderer).render([HELLO], template_kwargs={name: "x"})
@@ -303,9 +301,7 @@ def test_a_dropped_final_message_cannot_be_continued(renderer):
         chat("x", renderer).render([ANSWER], continue_final_message=True)
 
 
-@pytest.mark.parametrize(
-    "messages", [[], [{"role": "assistant", "content": None}], [{"role": "user", "content": []}]]
-)
+@pytest.mark.parametrize("messages", [[], [{"role": "assistant", "content": None}], [{"role": "user", "content": []}]])
 def test_nothing_cannot_be_continued(messages, renderer):
     with pytest.raises(InvalidRequest):
         chat(EITHER, renderer).render(messages, continue_final_message=True)

@@ -34,9 +34,7 @@ WORDS = [
     *("\n", "\t", "\r\n", ""),
 ]
 LETTERS = "abcdehilorstw ABz   .,!'\n\r\t0123456789éÀ中文😀ÅA\u0301ﬁ▁"
-TEXTS = st.one_of(
-    st.lists(st.sampled_from(WORDS)).map(" ".join), st.text(LETTERS, max_size=60), st.text(max_size=30)
-)
+TEXTS = st.one_of(st.lists(st.sampled_from(WORDS)).map(" ".join), st.text(LETTERS, max_size=60), st.text(max_size=30))
 
 
 def some_texts(count: int) -> list[str]:
@@ -99,9 +97,7 @@ def test_tokenizer_model_gives_the_ids_of_sentencepiece(path):
 @pytest.mark.parametrize("options", [{}, {"byte_fallback": True}, {"add_dummy_prefix": False}])
 @pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
 @pytest.mark.parametrize("fold", [True, False])
-def test_trained_sentencepiece_models_give_the_ids_of_sentencepiece(
-    tmp_path, model_type, options, rule, fold
-):
+def test_trained_sentencepiece_models_give_the_ids_of_sentencepiece(tmp_path, model_type, options, rule, fold):
     sentencepiece = pytest.importorskip("sentencepiece")
     rng = random.Random(3)
     sentences = [" ".join(rng.choices(WORDS[:9], k=8)) for _ in range(200)]
@@ -147,9 +143,7 @@ def merge_by_score(vocab: Vocab, text: str) -> list[int]:
 @given(st.text("helowrd !é中😀▁  \n", max_size=40))
 def test_merges_from_scores_follow_the_rule_on_a_tiny_vocabulary(text):
     data = sentencepiece_metadata(add_bos_token=False)
-    assert Tokenizer.from_gguf(data).encode(text, parse_special=False) == merge_by_score(
-        Vocab.read(data), text
-    )
+    assert Tokenizer.from_gguf(data).encode(text, parse_special=False) == merge_by_score(Vocab.read(data), text)
 
 
 def test_merges_from_scores_follow_the_rule_on_llama_2():

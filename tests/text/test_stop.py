@@ -47,11 +47,7 @@ def test_only_the_longest_possible_beginning_is_held_back(text, stops):
     shown, matched = stream.push(text)
     if matched is None:
         held = text[len(shown) :]
-        begins = [
-            k
-            for k in range(1, len(text) + 1)
-            if any(s.startswith(text[-k:]) and s != text[-k:] for s in stops)
-        ]
+        begins = [k for k in range(1, len(text) + 1) if any(s.startswith(text[-k:]) and s != text[-k:] for s in stops)]
         assert len(held) == max(begins, default=0)
 
 

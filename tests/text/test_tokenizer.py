@@ -220,9 +220,7 @@ def test_malformed_files_are_refused(folder, name, data):
         Tokenizer.from_folder(folder)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x0a\xff", b"IQ== 0\nIg== 1\n", b"\x0a\x03\x0a\x01a\x80", bytes(range(256))]
-)
+@pytest.mark.parametrize("data", [b"", b"\x0a\xff", b"IQ== 0\nIg== 1\n", b"\x0a\x03\x0a\x01a\x80", bytes(range(256))])
 def test_a_tokenizer_model_that_is_no_sentencepiece_file_is_refused(tmp_path, data):
     (tmp_path / "tokenizer.model").write_bytes(data)
     with pytest.raises(ModelFileError):
@@ -254,7 +252,5 @@ def test_the_room_imports_neither_torch_nor_transformers():
         "import sys, kvasir.text.tokenizer, kvasir.text.chat, kvasir.text.detokenize, kvasir.text.stop;"
         "print([m for m in ('torch', 'transformers', 'numpy', 'sentencepiece') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": "src"}
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": "src"})
     assert done.stdout.strip() == "[]", done.stderr

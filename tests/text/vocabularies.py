@@ -69,9 +69,7 @@ def byte_level_metadata(**more: object) -> dict[str, object]:
     tokens += [("<|begin|>", CONTROL, 0.0), ("<|im_end|>", CONTROL, 0.0), ("<tool>", USER, 0.0)]
     begin = len(tokens) - 3
     ids = {"bos_token_id": begin, "eos_token_id": begin + 1}
-    return metadata(
-        "gpt2", tokens, **{"merges": merges, "pre": "gpt-2", "add_bos_token": True, **ids, **more}
-    )
+    return metadata("gpt2", tokens, **{"merges": merges, "pre": "gpt-2", "add_bos_token": True, **ids, **more})
 
 
 def sentencepiece_metadata(**more: object) -> dict[str, object]:

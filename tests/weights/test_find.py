@@ -81,9 +81,7 @@ def test_chat_templates_from_every_place(tmp_path, files, expected):
     assert found.chat_templates == expected and found.chat_template == expected.get("default")
 
 
-@pytest.mark.parametrize(
-    "value", [3, True, {"a": "b"}, ["a"], [{"name": "a"}], [{"name": "a", "template": 3}]]
-)
+@pytest.mark.parametrize("value", [3, True, {"a": "b"}, ["a"], [{"name": "a"}], [{"name": "a", "template": 3}]])
 def test_chat_templates_of_another_shape_are_refused(tmp_path, value):
     folder = write.hf_folder(tmp_path, tokenizer_config__json=json.dumps({"chat_template": value}))
     with pytest.raises(ModelFileError, match="neither a text nor a list"):
@@ -136,9 +134,7 @@ def test_what_is_not_a_model_is_refused_with_what_was_found(tmp_path):
         find_model(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "ref", ["none", "./a/b", "/a/b", "~/a", "a/b/c", "a/b.gguf", "", "a/", "../x", "a\\b/c"]
-)
+@pytest.mark.parametrize("ref", ["none", "./a/b", "/a/b", "~/a", "a/b/c", "a/b.gguf", "", "a/", "../x", "a\\b/c"])
 def test_paths_that_are_not_there_never_reach_the_hub(ref, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelFileError, match="no such file or folder"):

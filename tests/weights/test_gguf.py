@@ -158,9 +158,7 @@ HOSTILE = {
     "alignment 24": (aligned(write.U32, 24), "power of two"),
     "alignment of text": (aligned(write.STRING, "32"), "power of two"),
     "alignment beyond the file": (
-        write.gguf_bytes(
-            [write.pair("general.alignment", write.U32, 1 << 31)], [write.entry("t", [4], 0, 0)]
-        ),
+        write.gguf_bytes([write.pair("general.alignment", write.U32, 1 << 31)], [write.entry("t", [4], 0, 0)]),
         "ends at byte",
     ),
     "tensor twice": (tensors(write.entry("t", [4], 0, 0), write.entry("t", [4], 0, 32)), "comes twice"),

@@ -80,9 +80,7 @@ def split_part(number: int, count: int, name: str, total: int) -> bytes:
     return write.gguf_bytes(pairs, [write.entry(name, [1], 0, 0)], bytes(4))
 
 
-@pytest.mark.parametrize(
-    ("names", "total", "problem"), [("tt", 2, "'t' is in"), ("tu", 3, "2 tensors, expected 3")]
-)
+@pytest.mark.parametrize(("names", "total", "problem"), [("tt", 2, "'t' is in"), ("tu", 3, "2 tensors, expected 3")])
 def test_parts_that_do_not_belong_together_are_refused(tmp_path, names, total, problem):
     for number, name in enumerate(names):
         content = split_part(number, 2, name, total)
@@ -91,8 +89,6 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path, names, total, p
         open_gguf(tmp_path / "m-00001-of-00002.gguf")
 
 
-@pytest.mark.parametrize(
-    "name", ["m.gguf", "m-00000-of-00003.gguf", "m-00004-of-00003.gguf", "m-1-of-3.gguf"]
-)
+@pytest.mark.parametrize("name", ["m.gguf", "m-00000-of-00003.gguf", "m-00004-of-00003.gguf", "m-1-of-3.gguf"])
 def test_other_names_are_no_parts(name):
     assert split_names(name) == [name]

@@ -122,9 +122,7 @@ def test_an_index_cannot_point_outside_its_folder(shards, shard):
         SafetensorsFolder(folder)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', "\xff", "[" * 10**6]
-)
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', "\xff", "[" * 10**6])
 def test_a_malformed_index_is_refused(tmp_path, content):
     (tmp_path / INDEX).write_bytes(content.encode("latin-1"))
     with pytest.raises(ModelFileError, match=INDEX):

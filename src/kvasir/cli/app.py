@@ -19,9 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Model = Annotated[
-    str, typer.Argument(help="Folder, .gguf file, hub id (org/name), or kvasir-mini (bundled).")
-]
+Model = Annotated[str, typer.Argument(help="Folder, .gguf file, hub id (org/name), or kvasir-mini (bundled).")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy (default: the model's own, else 1).")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer (default: drawn and printed).")]
@@ -37,9 +35,7 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     pass
 
@@ -49,19 +45,13 @@ def _root(
 def serve(
     model: Model,
     engine: EngineOptions,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; a public one needs --api-key.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; a public one needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
-    api_key: Annotated[
-        list[str] | None, typer.Option(help="Key that requests must carry (repeatable).")
-    ] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="Key that requests must carry (repeatable).")] = None,
     allowed_host: Annotated[list[str] | None, typer.Option(help="Further Host names to answer to.")] = None,
     allowed_origin: Annotated[list[str] | None, typer.Option(help="Web origins that may call.")] = None,
     drain: Annotated[float, typer.Option(help="Seconds that running answers get at a graceful stop.")] = 30.0,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of every request that brings none (default: drawn).")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every request that brings none (default: drawn).")] = None,
 ) -> None:
     """Serve a model over the OpenAI protocol.
 
@@ -121,9 +111,7 @@ def bench(
     input_len: Annotated[int, typer.Option(help="Prompt tokens.", min=1)] = 128,
     output_len: Annotated[int, typer.Option(help="Answer tokens.", min=1)] = 64,
     num_prompts: Annotated[int, typer.Option(help="Requests (throughput, serve).", min=1)] = 32,
-    request_rate: Annotated[
-        float, typer.Option(help="Requests per second in serve mode; 0: all at once.")
-    ] = 0.0,
+    request_rate: Annotated[float, typer.Option(help="Requests per second in serve mode; 0: all at once.")] = 0.0,
     repeats: Annotated[int, typer.Option(help="Runs; the median is reported.", min=1)] = 5,
     out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
 ) -> None:

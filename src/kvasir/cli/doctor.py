@@ -102,9 +102,7 @@ def op_table() -> list[dict[str, Any]]:
     """Which implementation each op runs as after an engine's start in this process, and why not another."""
     from kvasir import ops
 
-    return [
-        {"op": c.op, "device": c.device, "chosen": c.chosen, "refused": dict(c.refused)} for c in ops.table()
-    ]
+    return [{"op": c.op, "device": c.device, "chosen": c.chosen, "refused": dict(c.refused)} for c in ops.table()]
 
 
 def start(dtype: str) -> Start:

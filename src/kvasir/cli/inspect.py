@@ -69,15 +69,12 @@ def as_dict(
         }
     if tensors:
         value["tensors"] = [
-            {"name": t.name, "type": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
-            for t in stored.tensors
+            {"name": t.name, "type": t.dtype, "shape": list(t.shape), "bytes": t.nbytes} for t in stored.tensors
         ]
     return value
 
 
-def show(
-    model: str, stored: Stored, needs: Needs | None, problem: dict[str, str] | None, tensors: bool
-) -> None:
+def show(model: str, stored: Stored, needs: Needs | None, problem: dict[str, str] | None, tensors: bool) -> None:
     print_pairs(_summary(model, stored, needs, problem))
     print_table(
         ("type", ">tensors", ">parameters", ">bytes", ">share"),
@@ -111,9 +108,7 @@ def show(
         )
 
 
-def _summary(
-    model: str, stored: Stored, needs: Needs | None, problem: dict[str, str] | None
-) -> list[tuple[str, Any]]:
+def _summary(model: str, stored: Stored, needs: Needs | None, problem: dict[str, str] | None) -> list[tuple[str, Any]]:
     files = stored.files
     container = "GGUF" if files.kind == "gguf" else "safetensors"
     size = bytes_text(sum(path.stat().st_size for path in files.weights))

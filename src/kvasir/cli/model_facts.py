@@ -99,9 +99,7 @@ def _stored_folder(files: ModelFiles) -> Stored:
     architecture = names[0] if isinstance(names, list) and names else config.get("model_type", "unknown")
     tokenizer, vocabulary = _folder_tokenizer(files)
     metadata = {key: _short(value) for key, value in config.items()}
-    return Stored(
-        files, str(architecture), tensors, metadata, tokenizer, vocabulary, tuple(files.chat_templates)
-    )
+    return Stored(files, str(architecture), tensors, metadata, tokenizer, vocabulary, tuple(files.chat_templates))
 
 
 def _folder_tokenizer(files: ModelFiles) -> tuple[str | None, int | None]:

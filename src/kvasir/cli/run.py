@@ -27,9 +27,7 @@ def run(
     asyncio.run(_run(engine, prompt, temperature, max_tokens, seed, chat, quiet))
 
 
-async def _run(
-    engine: EngineOptions, prompt: str, temperature, max_tokens, seed, chat: bool, quiet: bool
-) -> None:
+async def _run(engine: EngineOptions, prompt: str, temperature, max_tokens, seed, chat: bool, quiet: bool) -> None:
     from dataclasses import asdict
 
     llm = AsyncLLM(**asdict(engine))
@@ -43,9 +41,7 @@ async def _run(
         await _stream(front, request, quiet)
 
 
-def sampling(
-    llm: AsyncLLM, temperature: float | None, max_tokens: int | None, seed: int | None
-) -> SamplingParams:
+def sampling(llm: AsyncLLM, temperature: float | None, max_tokens: int | None, seed: int | None) -> SamplingParams:
     """The model's own defaults under what the user asks for."""
     chosen: dict = dict(llm.info.default_sampling)
     if temperature is not None:

@@ -55,9 +55,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
-        table.add_column(
-            name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold"
-        )
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(plain(str(cell)).replace("\n", " ")) for cell in row))
     width = None if sys.stdout.isatty() else _WIDTH_OF_FILES

@@ -159,17 +159,13 @@ class AnswerText:
         )
 
 
-def prompt_text(
-    tokenizer: Tokenizer | None, prompt_ids: Iterable[int], skip_special_tokens: bool = True
-) -> str:
+def prompt_text(tokenizer: Tokenizer | None, prompt_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
     """The prompt as it stands before an answer's text: without half a character at its end, which the
     answer has."""
     return Detokenizer(tokenizer, (), skip_special_tokens).push(prompt_ids) if tokenizer else ""
 
 
-def prompt_offsets(
-    tokenizer: Tokenizer | None, prompt_ids: Sequence[int], skip_special_tokens: bool
-) -> list[int]:
+def prompt_offsets(tokenizer: Tokenizer | None, prompt_ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
     """Where each prompt token's text begins in `prompt_text`."""
     if tokenizer is None:
         return [0] * len(prompt_ids)

@@ -96,9 +96,7 @@ def _name(dtypes: dict, dtype: object) -> str:
     return next(name for name, d in dtypes.items() if d == dtype)
 
 
-def summarize(
-    config: EngineConfig, info: ModelInfo, kernels: list[str], seconds: tuple[float, float]
-) -> list[str]:
+def summarize(config: EngineConfig, info: ModelInfo, kernels: list[str], seconds: tuple[float, float]) -> list[str]:
     """What was decided, for people. `kernels`: those that are not plain torch."""
     tokens = " + ".join(str((n - 1) * config.block_size) for n in config.num_blocks)
     kind = "embeddings" if Task.EMBED in info.tasks and Task.GENERATE not in info.tasks else "text"
@@ -108,7 +106,8 @@ def summarize(
         f"kernels   {', '.join(kernels) or 'none of our own'}; all else plain torch",
         f"context   {config.max_model_len} tokens, {config.max_num_seqs} sequences at once, "
         f"{config.max_num_batched_tokens} tokens a step",
-        f"KV memory {tokens} tokens in blocks of {config.block_size}, {config.kv_dtype}, {config.kv_bytes / 2**20:.0f} MiB",
+        f"KV memory {tokens} tokens in blocks of {config.block_size}, {config.kv_dtype}, "
+        f"{config.kv_bytes / 2**20:.0f} MiB",
         f"ready     in {sum(seconds):.1f} s ({seconds[0]:.1f} s of it imports)",
         *(f"note      {n}" for n in config.notes),
     ]

@@ -159,9 +159,7 @@ class Front:
         # A drawn seed is told to the client, and JSON's numbers carry 53 bits everywhere.
         seed = self._default_seed if params.seed is None else params.seed
         seed = draw_seed() if seed is None else seed
-        params = replace(
-            params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens
-        )
+        params = replace(params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens)
         return Request(id or _new_id(), tuple(prompt_ids), params, eos_ids=self._eos_ids(), **fields)
 
     def resolve_embedding(self, ids: Sequence[int], *, id: str | None = None, **fields: Any) -> Request:
@@ -197,9 +195,7 @@ class Front:
     def _check_vocabulary(self, name: str, ids: Sequence[int] | Mapping[int, float]) -> None:
         bad = next((i for i in ids if i >= self.info.vocab_size), None)
         if bad is not None:
-            raise InvalidRequest(
-                f"{name} names token {bad}", f"expected ids below {self.info.vocab_size}", param=name
-            )
+            raise InvalidRequest(f"{name} names token {bad}", f"expected ids below {self.info.vocab_size}", param=name)
 
     def _room(self, prompt_ids: Sequence[int], max_tokens: int | None, param: str) -> int:
         length, context = len(prompt_ids), self.info.max_model_len

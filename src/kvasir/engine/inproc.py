@@ -46,9 +46,7 @@ class InProcessEngine:
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
         if self._dead is not None:
             raise EngineDead(self._dead)
-        stream = self._streams.run(
-            request, self._send, lambda i: self._commands.put(lambda core: core.abort(i))
-        )
+        stream = self._streams.run(request, self._send, lambda i: self._commands.put(lambda core: core.abort(i)))
         try:
             async for delta in stream:
                 yield delta

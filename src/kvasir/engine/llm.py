@@ -116,9 +116,7 @@ class AsyncLLM:
     async def __aexit__(self, *exc: object) -> None:
         await self.stop()
 
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> AsyncIterator[RequestOutput]:
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
         """Streams the request's output as it grows; the last one is `finished`. Raises KvasirError."""
         text, ids = await self._ids(prompt)
         request = self.front.resolve(ids, params or SamplingParams())
@@ -134,9 +132,7 @@ class AsyncLLM:
         text, ids = await self._ids(prompt)
         return await self._complete(text, ids, params)
 
-    async def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template: Any
-    ):
+    async def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template: Any):
         """The answer to a conversation; `template`: tools, add_generation_prompt, variables ... of `encode_chat`."""
         ids = await self.front.encode_chat(messages, **template)
         return await self._complete(None, ids, params)
@@ -146,9 +142,7 @@ class AsyncLLM:
         request = self.front.resolve_embedding(ids)
         return EmbeddingOutput(request.id, text, list(ids), list(await self.front.embed(request)))
 
-    async def _complete(
-        self, text: str | None, ids: Sequence[int], params: SamplingParams | None
-    ) -> RequestOutput:
+    async def _complete(self, text: str | None, ids: Sequence[int], params: SamplingParams | None) -> RequestOutput:
         request = self.front.resolve(ids, params or SamplingParams())
         answers = await self.front.complete(request)
         for answer in answers:
@@ -211,9 +205,7 @@ class LLM:
         many = _prompt_list(prompts)
         each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
-            raise InvalidRequest(
-                f"{len(many)} prompts and {len(each)} sampling parameters", "give one for all or each"
-            )
+            raise InvalidRequest(f"{len(many)} prompts and {len(each)} sampling parameters", "give one for all or each")
         return self._all([self._llm.complete(p, s) for p, s in zip(many, each, strict=True)])
 
     def chat(

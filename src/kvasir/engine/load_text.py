@@ -39,6 +39,4 @@ def _read_template(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the chat template {path!r} cannot be read: {error}", "give a text file"
-        ) from error
+        raise ConfigError(f"the chat template {path!r} cannot be read: {error}", "give a text file") from error

@@ -103,9 +103,7 @@ class Fields:
         """The field must be absent or equal to the one value that this model's code computes with."""
         given = self.get(name)
         if given is not None and given != value:
-            raise UnsupportedModel(
-                f"{self.where}: {name} is {given!r}", f"this model's code has only {value!r}"
-            )
+            raise UnsupportedModel(f"{self.where}: {name} is {given!r}", f"this model's code has only {value!r}")
 
     def finish(self) -> None:
         """Raises UnsupportedModel for a quantized checkpoint or an unread field of the arithmetic."""
@@ -267,9 +265,7 @@ def read_layer_windows(f: Fields, num_layers: int) -> tuple[int, ...]:
     if kinds is None:
         return tuple(size if use and i >= first else 0 for i in range(num_layers))
     if not isinstance(kinds, list) or len(kinds) != num_layers:
-        raise ModelFileError(
-            f"{f.where}: layer_types is {_short(kinds)}", f"expected a list of {num_layers} names"
-        )
+        raise ModelFileError(f"{f.where}: layer_types is {_short(kinds)}", f"expected a list of {num_layers} names")
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
             raise UnsupportedModel(f"{f.where}: layer_types names {kind!r}",

@@ -29,9 +29,7 @@ def hf_config_from_gguf(metadata: Mapping[str, Any], source: Source) -> dict[str
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        raise ModelFileError(
-            "the GGUF file has no general.architecture", "is it a model, and not a vocabulary?"
-        )
+        raise ModelFileError("the GGUF file has no general.architecture", "is it a model, and not a vocabulary?")
     if architecture not in FAMILIES:
         raise unsupported(architecture)
     fields = _fields(metadata, architecture)

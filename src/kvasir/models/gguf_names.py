@@ -81,9 +81,7 @@ FAMILIES = {
     "llama": Family(_LLAMA_NAMES, "model.layers", paired_rows=("attn_q", "attn_k")),
     "qwen2": Family(_LLAMA_NAMES, "model.layers"),
     "qwen3": Family(_LLAMA_NAMES, "model.layers"),
-    "gpt2": Family(
-        _GPT2_NAMES, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")
-    ),
+    "gpt2": Family(_GPT2_NAMES, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
     "bert": Family(_BERT_NAMES, "encoder.layer"),
 }
 # Tensors that are read into the config, or hold what the config says as well.
@@ -182,9 +180,7 @@ class HFView:
             return None
         heads = self._heads[module]
         if num_rows % (2 * heads):
-            raise ModelFileError(
-                f"{name} has {num_rows} rows, which {heads} heads of even width cannot share"
-            )
+            raise ModelFileError(f"{name} has {num_rows} rows, which {heads} heads of even width cannot share")
         return halves_from_pairs(num_rows, heads)
 
 

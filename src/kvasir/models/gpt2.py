@@ -145,9 +145,7 @@ class GPT2(Module):
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         layer, width = "transformer.h.*.", self.config.width
         qkv = {
-            f"layers.*.attn.qkv.{part}": Take(
-                f"{layer}attn.c_attn", (i * width, (i + 1) * width), transposed=True
-            )
+            f"layers.*.attn.qkv.{part}": Take(f"{layer}attn.c_attn", (i * width, (i + 1) * width), transposed=True)
             for i, part in enumerate("qkv")
         }
         return qkv | {

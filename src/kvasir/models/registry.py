@@ -45,9 +45,7 @@ def model_class_for(config: Mapping[str, Any]) -> type:
     if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
         raise ModelFileError(f"config.json: architectures is {architectures!r}", "expected a list of names")
     if model_type is None and not architectures:
-        raise ModelFileError(
-            "config.json names no model_type and no architectures", "is this a model's folder?"
-        )
+        raise ModelFileError("config.json names no model_type and no architectures", "is this a model's folder?")
     if model_type is None:
         return model_class(architectures[0])
     if model_type not in MODELS:
@@ -61,9 +59,7 @@ def model_class_for(config: Mapping[str, Any]) -> type:
     return model_class(model_type)
 
 
-def unsupported(
-    name: str, architectures: list[str] | None = None, own_code: bool = False
-) -> UnsupportedModel:
+def unsupported(name: str, architectures: list[str] | None = None, own_code: bool = False) -> UnsupportedModel:
     """The refusal of an architecture: it names the nearest supported ones and the way to add it."""
     known = [*MODELS, *(a for entry in MODELS.values() for a in entry[2])]
     near = get_close_matches(name, known, n=3, cutoff=0.4)

@@ -45,9 +45,7 @@ def read_rope(f: Fields, max_position: int, default_theta: float = 10000.0) -> t
 def _read_scaling(f: Fields, max_position: int) -> RopeScaling:
     kind = f.get("rope_type") or f.get("type") or "default"
     if kind not in KINDS:
-        raise UnsupportedModel(
-            f"{f.where}: the rope kind {kind!r} is not supported", f"supported: {', '.join(KINDS)}"
-        )
+        raise UnsupportedModel(f"{f.where}: the rope kind {kind!r} is not supported", f"supported: {', '.join(KINDS)}")
     unknown = sorted(set(f.values).difference(_KNOWN_KEYS.split()))
     if unknown:
         raise UnsupportedModel(f"{f.where}: {unknown[0]} is not known", "rope settings are never ignored")

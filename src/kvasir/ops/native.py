@@ -122,9 +122,7 @@ def rms_norm_arrays(out: Any, x: Any, weight: Any, eps: float) -> None:
     rms_norm(out_ptr, x_ptr, w_ptr, prod(shape[:-1]), shape[-1], eps)
 
 
-def address(
-    array: Any, name: str, shape: tuple[int, ...], dtype: str = "float32", writable: bool = False
-) -> int:
+def address(array: Any, name: str, shape: tuple[int, ...], dtype: str = "float32", writable: bool = False) -> int:
     """Where the data of a numpy array or CPU tensor lies. Raises ValueError if a kernel expects another."""
     is_tensor = hasattr(array, "data_ptr")
     found = (str(array.dtype).removeprefix("torch."), tuple(array.shape))

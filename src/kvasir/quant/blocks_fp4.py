@@ -55,9 +55,7 @@ def _half_ue4m3() -> np.ndarray:
     """Half of every unsigned E4M3 scale (bias 7), float32 [256]; 0x7F, its NaN, counts as 0 in ggml."""
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, (code & 7).astype(F32)
-    value = np.where(
-        exponent == 0, np.ldexp(mantissa, -10), np.ldexp(8 + mantissa, np.maximum(exponent, 1) - 11)
-    )
+    value = np.where(exponent == 0, np.ldexp(mantissa, -10), np.ldexp(8 + mantissa, np.maximum(exponent, 1) - 11))
     value[0x7F] = 0
     return value.astype(F32)
 

@@ -49,9 +49,7 @@ class FakeRunner:
         fault=None,
         tasks: tuple[Task, ...] = (Task.GENERATE,),
     ):
-        group = CacheGroup(
-            "window" if window else "full", (0,), bytes_per_block=block_size * 8, window=window
-        )
+        group = CacheGroup("window" if window else "full", (0,), bytes_per_block=block_size * 8, window=window)
         self.capacity = Capacity(
             max_rows, max_tokens_per_step, max_model_len, block_size, (group,), (num_blocks,), vocab_size
         )
@@ -77,9 +75,7 @@ class FakeRunner:
             self.tables[join.row] = []
             self.carries[join.row] = join.carry
             if sampled := self.tokens[join.row][join.prompt_len :]:
-                assert join.carry in (b"", fake_carry(b"", sampled)), (
-                    "the carry is not that of the sampled tokens"
-                )
+                assert join.carry in (b"", fake_carry(b"", sampled)), "the carry is not that of the sampled tokens"
         if self.fault:
             self.fault(plan)
         if plan.copies:
@@ -93,9 +89,7 @@ class FakeRunner:
         table, ids = self.tables[work.row], self.tokens[work.row]
         assert set(work.pending) <= self.arrived, "the step reads blocks that have not arrived"
         ids += unpack_ids(work.appended)
-        assert not work.indivisible or (work.start == 0 and work.count == len(ids)), (
-            "an indivisible prompt was cut"
-        )
+        assert not work.indivisible or (work.start == 0 and work.count == len(ids)), "an indivisible prompt was cut"
         for first, new in work.blocks:
             assert first <= len(table), "a gap in the block table"
             table[first:] = new
@@ -117,17 +111,11 @@ class FakeRunner:
         end = work.start + work.count
         seen = self._read(work.row, end)
         known = self.tokens[work.row]
-        prompt = tuple(
-            _logprob(t) for t in known[work.start + 1 : min(end + 1, self.rows[work.row].prompt_len)]
-        )
+        prompt = tuple(_logprob(t) for t in known[work.start + 1 : min(end + 1, self.rows[work.row].prompt_len)])
         prompt = prompt if work.want_prompt_logprobs else ()
-        hidden = tuple(
-            (name, np.array(seen[work.start :], np.float32).tobytes()) for name in work.want_hidden
-        )
+        hidden = tuple((name, np.array(seen[work.start :], np.float32).tobytes()) for name in work.want_hidden)
         if work.want_pooled:
-            return RowResult(
-                work.row, pooled=np.array([sum(seen), len(seen)], np.float32).tobytes(), hidden=hidden
-            )
+            return RowResult(work.row, pooled=np.array([sum(seen), len(seen)], np.float32).tobytes(), hidden=hidden)
         if not work.sample:
             return RowResult(work.row, prompt_logprobs=prompt, hidden=hidden)
         tokens = self._draw(work, seen)
@@ -182,9 +170,7 @@ def _with_spans(join: Join) -> list[int]:
     """The ids; where embeddings take their place, numbers made of the embeddings' hash."""
     ids = unpack_ids(join.ids)
     for span in join.spans:
-        ids[span.start : span.start + span.length] = [
-            span.hash[i % len(span.hash)] for i in range(span.length)
-        ]
+        ids[span.start : span.start + span.length] = [span.hash[i % len(span.hash)] for i in range(span.length)]
     return ids
 
 

@@ -123,9 +123,7 @@ class ModelRunner:
         contexts = [_context(self.rows[work[i].row]) for i in forward.samplers]
         sampled: list[Sampled] = sample(forward.logits_SV, contexts) if forward.logits_SV is not None else []
         by_work = dict(zip(forward.samplers, sampled, strict=True))
-        results = tuple(
-            self._result(i, w, by_work.get(i), forward.partial.get(i)) for i, w in enumerate(work)
-        )
+        results = tuple(self._result(i, w, by_work.get(i), forward.partial.get(i)) for i, w in enumerate(work))
         return StepResult(forward.plan.step, results)
 
     def _result(self, i: int, work: Work, sampled: Sampled | None, partial: RowResult | None) -> RowResult:

@@ -10,9 +10,7 @@ from kvasir.seeds import answer_seed
 from kvasir.types import Request, Task
 
 
-def refuse_impossible(
-    request: Request, capacity: Capacity, kv: KVManager, max_chunk: int, bidirectional: bool
-) -> None:
+def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_chunk: int, bidirectional: bool) -> None:
     """Raises InvalidRequest for what could never be computed, however long it waited."""
     length = len(request.prompt_ids)
     full = request.params.max_tokens or capacity.max_model_len
@@ -22,9 +20,7 @@ def refuse_impossible(
         raise InvalidRequest("the prompt is empty", "give at least one token", param="prompt")
     bad = next((t for t in request.prompt_ids if not 0 <= t < capacity.vocab_size), None)
     if bad is not None:
-        raise InvalidRequest(
-            f"token id {bad} in the prompt", f"expected [0, {capacity.vocab_size})", param="prompt"
-        )
+        raise InvalidRequest(f"token id {bad} in the prompt", f"expected [0, {capacity.vocab_size})", param="prompt")
     generates = request.task is Task.GENERATE
     if length + generates > capacity.max_model_len:
         raise InvalidRequest(

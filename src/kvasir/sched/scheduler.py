@@ -49,9 +49,7 @@ class Scheduler:
         self._requests: dict[str, list[Sequence]] = {}
         self._free_rows = list(range(capacity.max_rows - 1, -1, -1))
         self._left: list[int] = []
-        self._under_way: dict[
-            int, tuple[tuple[Sequence, int], ...]
-        ] = {}  # with the count of preemptions then
+        self._under_way: dict[int, tuple[tuple[Sequence, int], ...]] = {}  # with the count of preemptions then
         self._step = 0
         self._order = 0
         self.preemptions = self.finished = self.aborted = 0
@@ -75,9 +73,7 @@ class Scheduler:
 
     def _sequence(self, request: Request, index: int) -> Sequence:
         self._order += 1
-        return make_sequence(
-            request, index, self._order, self.capacity.max_model_len, self.eos_ids, self.kv.new()
-        )
+        return make_sequence(request, index, self._order, self.capacity.max_model_len, self.eos_ids, self.kv.new())
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends one answer or all of a request at once; no delta is owed. Unknown ids are no error."""
@@ -112,9 +108,7 @@ class Scheduler:
             self._plan_waiting(step)
         if not (step.work or self._left):
             return None
-        plan = StepPlan(
-            self._step, tuple(step.joined), tuple(step.work), tuple(self._left), tuple(step.copies)
-        )
+        plan = StepPlan(self._step, tuple(step.joined), tuple(step.work), tuple(self._left), tuple(step.copies))
         self._left = []
         self._under_way[self._step] = tuple((s, s.preemptions) for s in step.sequences)
         self._step += 1
@@ -170,9 +164,7 @@ class Scheduler:
             budget=step.budget,
             first_chunk=chunk if chunk or not self.bidirectional else seq.pending,
             indivisible=self.bidirectional,
-            blocks_fit=self.kv.fits(
-                seq.blocks, min(seq.known + 1, seq.max_known), self.max_chunk, seq.computed > 0
-            ),
+            blocks_fit=self.kv.fits(seq.blocks, min(seq.known + 1, seq.max_known), self.max_chunk, seq.computed > 0),
             values_known=seq.in_flight == 0,
             prompt_ready=seq.leader is None,
         )
@@ -263,9 +255,7 @@ class Scheduler:
             seq.suspect = 0
         if seq.prompt_logprobs is not None and row.prompt_logprobs:
             first = work.start + 1
-            seq.prompt_logprobs[first : first + len(row.prompt_logprobs)] = [
-                _entry(e) for e in row.prompt_logprobs
-            ]
+            seq.prompt_logprobs[first : first + len(row.prompt_logprobs)] = [_entry(e) for e in row.prompt_logprobs]
         if current:
             if end >= seq.prompt_len - 1:
                 self._share_prompt(seq)
@@ -384,9 +374,7 @@ class Scheduler:
         self.kv.check(s.blocks for s in living)
         rows = [s.row for s in self.running] + self._free_rows
         assert sorted(rows) == list(range(self.capacity.max_rows)), "rows are lost or held twice"
-        assert sorted(map(id, living)) == sorted(id(s) for r in self._requests.values() for s in r), (
-            "a lost sequence"
-        )
+        assert sorted(map(id, living)) == sorted(id(s) for r in self._requests.values() for s in r), "a lost sequence"
         if not living:
             assert self.kv.used == 0, f"{self.kv.used} blocks are held by nobody"
 

@@ -37,16 +37,12 @@ class HostGuard:
             host = header(scope, b"host")
             if not self._knows(host):
                 shown = repr((host or "")[:100])
-                fault = Fault(
-                    403, f"host {shown} is not served here (allow it with allowed_hosts)", "forbidden_host"
-                )
+                fault = Fault(403, f"host {shown} is not served here (allow it with allowed_hosts)", "forbidden_host")
                 return await refuse(fault, scope, receive, send)
             origin = header(scope, b"origin")
             if origin is not None and not self.admits(origin, host or ""):
                 shown = repr(origin[:100])
-                fault = Fault(
-                    403, f"origin {shown} may not ask (allow it with allowed_origins)", "forbidden_origin"
-                )
+                fault = Fault(403, f"origin {shown} may not ask (allow it with allowed_origins)", "forbidden_origin")
                 return await refuse(fault, scope, receive, send)
         await self.app(scope, receive, send)
 
@@ -54,12 +50,7 @@ class HostGuard:
         name = _hostname(f"//{host}") if host else None
         if name is None:
             return False
-        return (
-            "*" in self.hosts
-            or name in self.hosts
-            or is_loopback(name)
-            or (self.any_address and _is_address(name))
-        )
+        return "*" in self.hosts or name in self.hosts or is_loopback(name) or (self.any_address and _is_address(name))
 
     def admits(self, origin: str, host: str) -> bool:
         """Whether a page of `origin` may use the server: its own pages, this machine's, and the allowed

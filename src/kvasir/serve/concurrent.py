@@ -15,9 +15,7 @@ T = TypeVar("T")
 AT_ONCE = 64
 
 
-async def all_of(
-    function: Callable[[S], Awaitable[T]], items: Iterable[S], at_once: int = AT_ONCE
-) -> list[T]:
+async def all_of(function: Callable[[S], Awaitable[T]], items: Iterable[S], at_once: int = AT_ONCE) -> list[T]:
     """The function's results for all items, in their order. The first error ends the rest and is raised."""
     gate = asyncio.Semaphore(at_once)
 
@@ -32,9 +30,7 @@ async def all_of(
         await settle(*tasks)
 
 
-async def merge(
-    streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE
-) -> AsyncGenerator[tuple[int, T]]:
+async def merge(streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE) -> AsyncGenerator[tuple[int, T]]:
     """The items of all streams as they come, each with the number of its stream. The first error ends the
     rest and is raised. Close it (aclosing) when leaving early."""
     queue: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue()

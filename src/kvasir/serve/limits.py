@@ -29,9 +29,7 @@ class HeaderLimit:
         if scope["type"] == "http":
             headers = scope["headers"]
             if len(headers) > MAX_HEADERS or sum(len(k) + len(v) for k, v in headers) > self.max_bytes:
-                fault = Fault(
-                    431, f"more than {MAX_HEADERS} headers or {self.max_bytes} bytes of them", "too_large"
-                )
+                fault = Fault(431, f"more than {MAX_HEADERS} headers or {self.max_bytes} bytes of them", "too_large")
                 return await refuse(fault, scope, receive, send)
             if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > self.max_bytes:
                 return await refuse(Fault(414, "the URL is too long", "too_large"), scope, receive, send)

@@ -46,9 +46,7 @@ class Serving:
         if name is not None and name not in self.names:
             raise ModelNotFound(f"the model {name[:200]!r} does not exist here", f"served: {self.names[0]!r}")
 
-    async def ids_of(
-        self, prompt: str | list[int], add_special_tokens: bool | None, param: str
-    ) -> Sequence[int]:
+    async def ids_of(self, prompt: str | list[int], add_special_tokens: bool | None, param: str) -> Sequence[int]:
         """The ids of a text or of ids as they are; special tokens are added unless that is declined."""
         if not isinstance(prompt, str):
             return prompt
@@ -64,9 +62,7 @@ class Serving:
         """Raises InvalidRequest for more candidates per token than an answer may carry."""
         for name, count in asked.items():
             if count is not None and count > self.settings.max_logprobs:
-                raise InvalidRequest(
-                    f"{name} is {count}", f"at most {self.settings.max_logprobs}", param=name
-                )
+                raise InvalidRequest(f"{name} is {count}", f"at most {self.settings.max_logprobs}", param=name)
 
     async def write(self, heavy: bool, function: Callable[..., object], *arguments: Any) -> Response:
         """The JSON of what a function makes; in a thread when there is much of it."""

@@ -50,12 +50,8 @@ class ServeSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port is {self.port}", "expected 0 to 65535")
-        if any(
-            len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys
-        ):
-            raise ConfigError(
-                "an API key is too weak or malformed", "use 8 or more printable ASCII characters"
-            )
+        if any(len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
+            raise ConfigError("an API key is too weak or malformed", "use 8 or more printable ASCII characters")
         if not self.api_keys and not is_loopback(self.host):
             raise ConfigError(
                 f"{self.host} is a public address and no API key is set",

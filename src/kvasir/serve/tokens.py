@@ -51,9 +51,7 @@ async def tokenize(wire: TokenizeRequest, request: HTTPRequest) -> Response:
         )
         ids = await chat_ids(ChatRequest.model_construct(**{n: getattr(wire, n) for n in names}), serving)
     else:
-        ids = await serving.front.encode(
-            wire.prompt or "", add_special_tokens=wire.add_special_tokens is not False
-        )
+        ids = await serving.front.encode(wire.prompt or "", add_special_tokens=wire.add_special_tokens is not False)
     response = {"count": len(ids), "max_model_len": serving.front.info.max_model_len, "tokens": ids}
     if wire.return_token_strs:
         tokenizer = serving.front.tokenizer

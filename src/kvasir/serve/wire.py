@@ -86,9 +86,7 @@ Prompts = Annotated[
 TemplateKwargs = Annotated[
     Any,
     BeforeValidator(check_kwargs),
-    WithJsonSchema(
-        {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}}
-    ),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}}),
 ]
 Name = Annotated[str, Field(max_length=1024)]
 Salt = Annotated[str, Field(min_length=1, max_length=256)]

@@ -149,9 +149,7 @@ class ChatTemplate:
 
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
     """Refuse names that belong to the template's inputs or functions."""
-    taken = sorted(
-        name for name in kwargs if name in RESERVED or not name.isidentifier() or name.startswith("_")
-    )
+    taken = sorted(name for name in kwargs if name in RESERVED or not name.isidentifier() or name.startswith("_"))
     if taken:
         raise InvalidRequest(
             f"chat_template_kwargs may not set {', '.join(taken)}",

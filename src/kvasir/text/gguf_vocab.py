@@ -94,11 +94,7 @@ class Vocab:
             return b""
         value = self.metadata[key]
         try:
-            table = (
-                value
-                if isinstance(value, bytes)
-                else bytes(int(b) & 0xFF for b in _array(self.metadata, key))
-            )
+            table = value if isinstance(value, bytes) else bytes(int(b) & 0xFF for b in _array(self.metadata, key))
         except (TypeError, ValueError) as error:
             raise ModelFileError(f"{key} of the GGUF is not an array of bytes") from error
         return table
@@ -138,9 +134,7 @@ def _tokens(metadata: Mapping[str, object]) -> tuple[str, ...]:
         raise ModelFileError(f"{key} of the GGUF is empty or holds something else than strings")
     longest = max(map(len, tokens))
     if longest > MAX_TOKEN_CHARS:
-        raise ModelFileError(
-            f"{key} of the GGUF holds a token of {longest} characters, over {MAX_TOKEN_CHARS}"
-        )
+        raise ModelFileError(f"{key} of the GGUF holds a token of {longest} characters, over {MAX_TOKEN_CHARS}")
     named = tuple(token or f"[EMPTY_{i}]" for i, token in enumerate(tokens))
     if len(set(named)) != len(named):
         raise ModelFileError(f"{key} of the GGUF holds a token twice")

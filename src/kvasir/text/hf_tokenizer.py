@@ -107,7 +107,5 @@ def _text(token: object) -> str | None:
 def _ids(value: object, key: str) -> list[int]:
     ids: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(i) is int and 0 <= i < 1 << 31 for i in ids):
-        raise ModelFileError(
-            f"{key} of the generation config is {value!r:.80}, expected an id or a list of ids"
-        )
+        raise ModelFileError(f"{key} of the generation config is {value!r:.80}, expected an id or a list of ids")
     return ids

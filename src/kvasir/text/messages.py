@@ -126,9 +126,7 @@ def _parsed(arguments: str) -> Any:
     try:
         value = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(
-            f"the arguments of a tool call are not valid JSON: {error}", param="messages"
-        ) from error
+        raise InvalidRequest(f"the arguments of a tool call are not valid JSON: {error}", param="messages") from error
     if not isinstance(value, dict):
         raise InvalidRequest("the arguments of a tool call are no JSON object", param="messages")
     return value

@@ -187,9 +187,7 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
     ("tiny_aya cohere2moe", PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _cased(r"\p{N}{1,3}")))),
     (
         "kimi-k2",
-        PreTokenizer(
-            (r"[\p{Han}]+|" + _cased(r"\p{N}{1,3}", but=r"&&[^\p{Han}]").replace(r"[\r\n/]*", r"[\r\n]*"),)
-        ),
+        PreTokenizer((r"[\p{Han}]+|" + _cased(r"\p{N}{1,3}", but=r"&&[^\p{Han}]").replace(r"[\r\n/]*", r"[\r\n]*"),)),
     ),
     ("superbpe", PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"))),
     ("poro-chat bloom gpt3-finnish", PreTokenizer((_SENTENCES,))),

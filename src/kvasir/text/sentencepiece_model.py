@@ -53,9 +53,7 @@ def _metadata(pieces: list[dict], trainer: dict, normalizer: dict) -> dict[str, 
     }
     for role, field, default in (("unknown", 40, 0), ("bos", 41, 1), ("eos", 42, 2), ("padding", 43, -1)):
         value = trainer.get(field, default)
-        metadata[f"{role}_token_id"] = (
-            -1 if value >> 31 else value
-        )  # -1 is written as a 64-bit two's complement
+        metadata[f"{role}_token_id"] = -1 if value >> 31 else value  # -1 is written as a 64-bit two's complement
     return {PREFIX + key: value for key, value in metadata.items()}
 
 

@@ -63,9 +63,7 @@ class TemplateRenderer:
         `TemplateLimit` where it passes a limit, and `QueueFull` where no worker becomes free in time.
         """
         if len(source) > self.limits.max_source:
-            raise TemplateError(
-                f"the chat template has {len(source)} characters, over {self.limits.max_source}"
-            )
+            raise TemplateError(f"the chat template has {len(source)} characters, over {self.limits.max_source}")
         request = {
             "source": source,
             "variables": variables,
@@ -131,9 +129,7 @@ class _Worker:
             self.usable = self._receive(time.monotonic() + _START_SECONDS) == {"ready": True}
         except (OSError, EOFError) as error:
             self.kill()
-            raise KvasirError(
-                f"the process for chat templates does not start ({type(error).__name__})"
-            ) from error
+            raise KvasirError(f"the process for chat templates does not start ({type(error).__name__})") from error
 
     def exchange(self, frame: bytes, seconds: float) -> dict[str, Any]:
         """The answer to a request; afterwards `usable` says whether the worker is still good."""

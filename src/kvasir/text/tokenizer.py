@@ -162,9 +162,7 @@ def _without_special_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokeniz
             setattr(plain, part, value)
     # In order of id, since a token that the model lacks gets the next free one; in runs, since each call
     # costs time in proportion to all tokens added so far.
-    added = [
-        token for _, token in sorted(backend.get_added_tokens_decoder().items(), key=lambda item: item[0])
-    ]
+    added = [token for _, token in sorted(backend.get_added_tokens_decoder().items(), key=lambda item: item[0])]
     for special, run in groupby(added, key=lambda token: token.special):
         (plain.add_special_tokens if special else plain.add_tokens)(list(run))
     plain.encode_special_tokens = True

@@ -51,9 +51,7 @@ class ModelFiles:
         return self.chat_templates.get(DEFAULT_TEMPLATE)
 
 
-def find_model(
-    ref: str | Path, revision: str | None = None, allow_download: bool | None = None
-) -> ModelFiles:
+def find_model(ref: str | Path, revision: str | None = None, allow_download: bool | None = None) -> ModelFiles:
     """The files of the model that `ref` names; see the module's text for what it may be.
 
     `revision` is a branch, tag or commit of a hub repository. `allow_download=False` never touches the net;
@@ -97,9 +95,7 @@ def find_local(path: Path) -> ModelFiles:
         return ModelFiles("gguf", path, tuple(split_paths(path / models[0][0])), **_companions(path))
     if models:
         names = ", ".join(model[0] for model in models)
-        raise ModelFileError(
-            f"{path}: the folder holds several GGUF models: {names}", "name one of the files"
-        )
+        raise ModelFileError(f"{path}: the folder holds several GGUF models: {names}", "name one of the files")
     found = ", ".join(sorted(file.name for file in path.iterdir())[:10]) or "nothing"
     raise ModelFileError(f"{path}: expected config.json with safetensors, or a .gguf file, found {found}")
 
@@ -117,18 +113,14 @@ def group_gguf(names: list[str]) -> list[list[str]]:
 def gguf_chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
     """The chat templates in a GGUF file's metadata, by name, the usual one as "default"."""
     prefix = "tokenizer.chat_template"
-    named = {
-        key.removeprefix(prefix + "."): text for key, text in metadata.items() if key.startswith(prefix + ".")
-    }
+    named = {key.removeprefix(prefix + "."): text for key, text in metadata.items() if key.startswith(prefix + ".")}
     templates = {DEFAULT_TEMPLATE: metadata.get(prefix), **named}
     return {name: text for name, text in templates.items() if isinstance(text, str)}
 
 
 def _bundled(name: str) -> ModelFiles:
     if not (ASSETS / name).is_dir():
-        raise ModelFileError(
-            f"the bundled model {name} is not at {ASSETS / name}", "install the package anew"
-        )
+        raise ModelFileError(f"the bundled model {name} is not at {ASSETS / name}", "install the package anew")
     return find_local(ASSETS / name)
 
 

@@ -70,9 +70,7 @@ class GGUFFile:
             cursor = Cursor(self._file)
             num_tensors, num_pairs = _read_header(cursor)
             self.metadata: dict[str, object] = _read_metadata(cursor, num_pairs)
-            self.tensors: dict[str, GGUFTensor] = _read_tensors(
-                cursor, num_tensors, _alignment(cursor, self.metadata)
-            )
+            self.tensors: dict[str, GGUFTensor] = _read_tensors(cursor, num_tensors, _alignment(cursor, self.metadata))
         except BaseException:
             self.close()
             raise
@@ -113,9 +111,7 @@ def _read_header(cursor: Cursor) -> tuple[int, int]:
     if version and not version & 0xFFFF:
         cursor.refuse("this GGUF file is big-endian, expected little-endian", "convert it for this machine")
     if version not in VERSIONS:
-        cursor.refuse(
-            f"this GGUF file has version {version}, expected one of {VERSIONS}", "convert the model anew"
-        )
+        cursor.refuse(f"this GGUF file has version {version}, expected one of {VERSIONS}", "convert the model anew")
     num_tensors, num_pairs = cursor.u64("the number of tensors"), cursor.u64("the number of pairs")
     cursor.need(num_pairs, _MIN_PAIR_BYTES, "metadata pairs")
     cursor.need(num_tensors, _MIN_TENSOR_BYTES, "tensor entries")

@@ -52,9 +52,7 @@ def choose_gguf(names: list[str], tag: str, repository: str) -> list[str]:
     if len(fitting) != 1:
         listed = ", ".join(model[0] for model in (fitting or models)) or "none"
         problem = "several GGUF models fit" if fitting else "no GGUF model fits"
-        raise ModelFileError(
-            f"{repository}: {problem} {tag!r}: {listed}", f"name one, for example {repository}:Q4_K_M"
-        )
+        raise ModelFileError(f"{repository}: {problem} {tag!r}: {listed}", f"name one, for example {repository}:Q4_K_M")
     return split_names(fitting[0][0])
 
 
@@ -68,11 +66,7 @@ def _fits(name: str, tag: str) -> bool:
 
 def _choose_hf(names: list[str]) -> list[str]:
     """From the top folder and the templates' only: no pickles, no code, no second copies of the weights."""
-    wanted = [
-        name
-        for name in names
-        if name.endswith(_SUFFIXES) and ("/" not in name or name.startswith(_TEMPLATES))
-    ]
+    wanted = [name for name in names if name.endswith(_SUFFIXES) and ("/" not in name or name.startswith(_TEMPLATES))]
     if any(name.startswith("model") and name.endswith(".safetensors") for name in wanted):
         # Some repositories hold the same weights again under the names of another library.
         wanted = [name for name in wanted if name.startswith("model") or not name.endswith(".safetensors")]
@@ -103,9 +97,7 @@ def _download(repository: str, revision: str | None, tag: str) -> Path:
     return _snapshot(repository, revision, [escape(name) for name in chosen])
 
 
-def _snapshot(
-    repository: str, revision: str | None, patterns: list[str], local_files_only: bool = False
-) -> Path:
+def _snapshot(repository: str, revision: str | None, patterns: list[str], local_files_only: bool = False) -> Path:
     from huggingface_hub import snapshot_download
 
     try:

@@ -67,9 +67,7 @@ class MappedFile:
         view.flags.writeable = False
         return view
 
-    def tensor(
-        self, offset: int, dtype: "torch.dtype", shape: tuple[int, ...], nbytes: int
-    ) -> "torch.Tensor":
+    def tensor(self, offset: int, dtype: "torch.dtype", shape: tuple[int, ...], nbytes: int) -> "torch.Tensor":
         """A range as a torch tensor that shares the mapping's memory, or a copy where it is not aligned."""
         import torch
 

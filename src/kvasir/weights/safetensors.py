@@ -166,9 +166,7 @@ def read_index(folder: Path) -> dict[str, str]:
     """
     index = read_json(folder / INDEX).get("weight_map")
     if not isinstance(index, dict) or not index:
-        raise ModelFileError(
-            f"{folder / INDEX}: there is no 'weight_map', expected tensor names to file names"
-        )
+        raise ModelFileError(f"{folder / INDEX}: there is no 'weight_map', expected tensor names to file names")
     missing = []
     for shard in sorted(set(map(str, index.values()))):
         if not shard.endswith(".safetensors") or any(mark in shard for mark in "/\\:\0"):
@@ -259,9 +257,7 @@ def _read_entry(file: MappedFile, name: str, entry: Any) -> tuple[str, tuple[int
     entry = entry if isinstance(entry, dict) else {}
     dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        file.refuse(
-            f"tensor {name[:100]!r} has dtype {str(dtype)[:100]!r}, expected one of {', '.join(DTYPES)}"
-        )
+        file.refuse(f"tensor {name[:100]!r} has dtype {str(dtype)[:100]!r}, expected one of {', '.join(DTYPES)}")
     if not _is_sizes(shape) or len(shape) > MAX_DIMS or prod(size or 1 for size in shape) >= 2**63:
         file.refuse(f"tensor {name[:100]!r} has a shape that is not a list of sizes, or too large")
     if not _is_sizes(span) or len(span) != 2 or not span[0] <= span[1]:

@@ -93,9 +93,7 @@ class GGUFSource:
     def info(self, name: str) -> TensorInfo:
         """`dtype` is the GGML type's name."""
         tensor = self.model.tensors[name]
-        return TensorInfo(
-            name, tensor.shape, tensor.ggml_type.name, tensor.nbytes, self.model.part(name).path
-        )
+        return TensorInfo(name, tensor.shape, tensor.ggml_type.name, tensor.nbytes, self.model.part(name).path)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A view of plain numbers, else decoded weights. Raises `UnsupportedModel` for Q8_1."""

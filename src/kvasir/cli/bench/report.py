@@ -88,9 +88,7 @@ def as_dict(rows: Sequence[Row], runs: Sequence[Run], facts: Mapping[str, Any]) 
     }
 
 
-def write(
-    out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Row], runs: Sequence[Run]
-) -> list[Path]:
+def write(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Row], runs: Sequence[Run]) -> list[Path]:
     """The JSON, and the plot where matplotlib is there. Raises ConfigError where nothing can be written."""
     stem = re.sub(r"[^\w.-]+", "-", Path(name).name) + time.strftime("-%Y%m%d-%H%M%S")
     try:

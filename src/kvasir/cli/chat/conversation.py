@@ -64,9 +64,7 @@ def _from_messages(messages: list[dict[str, str]], path: Path) -> Conversation:
     if [message["role"] for message in said] != expected:
         raise ConversationError(f"in {path} user and assistant do not take turns", "name another file")
     texts = [message["content"] for message in said]
-    return Conversation(
-        messages[0]["content"] if has_system else None, list(zip(texts[::2], texts[1::2], strict=True))
-    )
+    return Conversation(messages[0]["content"] if has_system else None, list(zip(texts[::2], texts[1::2], strict=True)))
 
 
 def _is_message(value: Any) -> bool:

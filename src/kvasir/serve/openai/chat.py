@@ -104,9 +104,7 @@ async def chat_ids(wire: ChatRequest, serving: Serving) -> tuple[int, ...]:
     variables = dict(wire.chat_template_kwargs or {})
     if wire.reasoning_effort is not None:
         if not front.template_mentions("reasoning_effort", tools):
-            raise InvalidRequest(
-                "this model has no reasoning_effort", "leave it out", param="reasoning_effort"
-            )
+            raise InvalidRequest("this model has no reasoning_effort", "leave it out", param="reasoning_effort")
         variables["reasoning_effort"] = wire.reasoning_effort
     knows_developer = any(front.template_mentions(f"{q}developer{q}", tools) for q in "'\"")
     roles = {"developer": "developer" if knows_developer else "system", "function": "tool"}
@@ -196,9 +194,7 @@ def ending(core: Request, answer: Answer | TextDelta) -> dict[str, Any]:
 # -- the stream --------------------------------------------------------------------------------------------
 
 
-async def chat_events(
-    wire: ChatRequest, core: Request, serving: Serving, created: int
-) -> AsyncGenerator[bytes]:
+async def chat_events(wire: ChatRequest, core: Request, serving: Serving, created: int) -> AsyncGenerator[bytes]:
     """The chunks of all answers, the usage if it was asked for, and the end mark."""
     options = wire.stream_options
     final_usage = bool(options and options.include_usage)

@@ -69,9 +69,7 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
         )  # fmt: skip
     max_tokens = 1 if wire.max_tokens == 0 else wire.max_tokens
     scores = _scores_prompt(wire)
-    params = to_params(
-        wire, front.info, max_tokens=max_tokens, logprobs=wire.logprobs, prompt_logprobs=scores
-    )
+    params = to_params(wire, front.info, max_tokens=max_tokens, logprobs=wire.logprobs, prompt_logprobs=scores)
     salt = serving.cache_salt(request, wire.cache_salt)
     requests = []
     for prompt in given:
@@ -95,9 +93,7 @@ def _refuse(wire: CompletionRequest) -> None:
     if wire.max_tokens == 0 and not wire.echo:
         raise InvalidRequest("max_tokens is 0", "0 is only for echo=true", param="max_tokens")
     if wire.stream and wire.prompt_logprobs is not None:
-        raise InvalidRequest(
-            "prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs"
-        )
+        raise InvalidRequest("prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs")
     if wire.stream and wire.echo and wire.logprobs is not None and (wire.n or 1) > 1:
         raise InvalidRequest("echo with logprobs and stream needs n = 1", param="n")
 
