@@ -53,11 +53,15 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._end, keys.encode())
 
-    def wait_for(self, text: str, timeout: float = 30.0) -> None:
-        """Until `text` appears behind what was waited for before."""
-        deadline = time.monotonic() + timeout
+    def wait_for(self, text: str, timeout: float = 30.0, pressing: str = "") -> None:
+        """Until `text` appears behind what was waited for before. `pressing`: a key pressed again every two seconds,
+        as a person would: Python's input() can miss a Ctrl-C that comes in the moment before it waits."""
+        deadline, press = time.monotonic() + timeout, time.monotonic()
         while (place := self.shown.find(text, self._waited_for)) < 0:
             assert time.monotonic() < deadline, f"no {text!r} in {self.shown[self._waited_for :]!r}"
+            if pressing and time.monotonic() >= press:
+                self.type(pressing)
+                press += 2.0
             self._read(0.1)
         self._waited_for = place + len(text)
 

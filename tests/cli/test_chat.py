@@ -357,8 +357,7 @@ def test_a_terminal_with_ctrl_c_and_ctrl_d(tmp_path, reader):
         terminal.wait_for(">")
         terminal.type("half a line")
         terminal.wait_for("half a line")
-        terminal.type("\x03")
-        terminal.wait_for("[Ctrl-D leaves]")
+        terminal.wait_for("[Ctrl-D leaves]", pressing="\x03")
         terminal.wait_for(">")
         terminal.type("\x04")
         assert terminal.end() == 0
