@@ -37,9 +37,10 @@ def test_batched(case):
     assert core.stats().steps < sum(len(a.tokens) for a in expected.values()), "nothing was batched"
 
 
-def test_odd_chunks_small_blocks_two_threads(case):
+@pytest.mark.parametrize("threads", [2, 3])
+def test_odd_chunks_and_small_blocks(case, threads):
     folder, dtype, requests, expected = case
-    core = core_of(folder, dtype=dtype, threads=2, block_size=16, max_chunk=13, max_num_batched_tokens=37)
+    core = core_of(folder, dtype=dtype, threads=threads, block_size=16, max_chunk=13, max_num_batched_tokens=37)
     same(expected, together(core, requests, seed=2))
 
 

@@ -23,7 +23,6 @@ NEEDED = """
 EXTRAS = {
     "chat": ("prompt_toolkit", "line editing and history in kvasir chat"),
     "bench": ("matplotlib", "plots of kvasir bench"),
-    "convert": ("sentencepiece", "repositories with only a tokenizer.model"),
     "demo": ("openai", "make demo"),
     "otel": ("opentelemetry-sdk", "traces"),
     "fleet": ("ray", "several machines"),

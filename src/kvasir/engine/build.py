@@ -33,7 +33,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
 
     imported = time.perf_counter()
     device = devices.detect(options.device)
-    threads = _power_of_two(options.threads or device.threads)
+    threads = options.threads or device.threads
     devices.set_threads(threads)
     if native.available() and (isa := env("KVASIR_ISA")):
         native.force_isa(isa)
@@ -85,11 +85,6 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
     if any(c.chosen == "native" for c in kernels):
         chosen.append(native.isa())
     return EngineCore(runner, scheduler, summarize(config, info, chosen, seconds))
-
-
-def _power_of_two(threads: int) -> int:
-    """Torch cuts elementwise work by its threads; only powers of two keep the cuts on whole vectors (exactness.md)."""
-    return 1 << (threads.bit_length() - 1)
 
 
 def _name(dtypes: dict, dtype: object) -> str:

@@ -28,7 +28,7 @@ def linear(x_TK: Tensor, weight_SNK: Tensor, bias_N: Tensor | None = None) -> Te
     in float32 and rounded to that type per segment. The segments are added by a balanced tree in float32.
     """
     x_TSk = _segments(x_TK, weight_SNK)
-    parts = [_tiles(x_TSk[:, s], weight_SNK[s]) for s in range(weight_SNK.shape[0])]
+    parts = list(_tiles(x_TSk, weight_SNK))
     while len(parts) > 1:
         parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0] if bias_N is None else parts[0] + bias_N
@@ -42,15 +42,19 @@ def _segments(x_TK: Tensor, weight_SNK: Tensor) -> Tensor:
     return F.pad(x_TSk, (0, missing)) if missing else x_TSk
 
 
-def _tiles(x_Tk: Tensor, weight_Nk: Tensor) -> Tensor:
-    rows = x_Tk.shape[0]
+def _tiles(x_TSk: Tensor, weight_SNk: Tensor) -> Tensor:
+    """Each segment's products, float32 [S, T, N], a tile of rows at a time."""
+    rows, segments, _ = x_TSk.shape
     assert rows % TILE == 0, f"{rows} rows are no multiple of {TILE}"
-    if rows == TILE:
-        return _product(x_Tk, weight_Nk).float()
-    out_TN = torch.empty(rows, weight_Nk.shape[0], device=x_Tk.device)
+    out = torch.empty(segments, rows, weight_SNk.shape[1], device=x_TSk.device)
     for t in range(0, rows, TILE):
-        out_TN[t : t + TILE] = _product(x_Tk[t : t + TILE], weight_Nk)
-    return out_TN
+        tile = x_TSk[t : t + TILE]
+        if segments > 1 and weight_SNk.dtype != torch.float32:
+            out[:, t : t + TILE] = torch.bmm(tile.transpose(0, 1), weight_SNk.transpose(1, 2))
+        else:
+            for s in range(segments):
+                out[s, t : t + TILE] = _product(tile[:, s], weight_SNk[s])
+    return out
 
 
 def _product(x_tk: Tensor, weight_Nk: Tensor) -> Tensor:
