@@ -8,9 +8,10 @@ import signal
 
 import pytest
 
+from kvasir.config import EngineOptions
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.subprocess import ProcessEngine
-from kvasir.errors import EngineDead, InvalidRequest
+from kvasir.errors import EngineDead, InvalidRequest, KvasirError
 from kvasir.types import FinishReason
 from tests.sched.drive import by_hand, request
 
@@ -111,4 +112,40 @@ async def test_the_engine_process_ends_with_its_parent():
             break
         await asyncio.sleep(0.02)
     assert engine._process.poll() == 0, pid
+    await engine.stop()
+
+
+async def test_a_stop_while_the_engine_starts_again_leaves_nothing():
+    engine = ProcessEngine(fake={**FAKE, "step_seconds": 0.005})
+    await engine.start()
+    task = asyncio.create_task(collect(engine, request("r", [1], max_tokens=300)))
+    await asyncio.sleep(0.05)
+    os.kill(engine.pid, signal.SIGKILL)
+    for _ in range(200):
+        if not engine._ready:
+            break
+        await asyncio.sleep(0.005)
+    await engine.stop()
+    with pytest.raises(EngineDead):
+        await task
+    assert not await engine.alive()
+
+
+async def test_an_engine_that_does_not_start_says_so():
+    engine = ProcessEngine(EngineOptions(model="/no/such/model"))
+    with pytest.raises(KvasirError, match="no such file"):
+        await engine.start()
+    assert not await engine.alive()
+
+
+async def test_a_long_step_is_no_death_but_silence_is(monkeypatch):
+    engine = ProcessEngine(fake={**FAKE, "step_seconds": 0.6})
+    await engine.start()
+    task = asyncio.create_task(collect(engine, request("slow", [1], max_tokens=3)))
+    await asyncio.sleep(0.1)
+    assert await engine.alive(timeout=0.05)
+    monkeypatch.setattr("kvasir.engine.subprocess.LONGEST_STEP", 0.0)
+    assert not await engine.alive(timeout=0.05)
+    await task
+    assert await engine.alive()
     await engine.stop()

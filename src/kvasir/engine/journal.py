@@ -43,6 +43,11 @@ class Journal:
         self._quarantine: list[str] = []
         self._suspect: str | None = None
 
+    @property
+    def num_held(self) -> int:
+        """Requests that wait for an engine, or for the end of a quarantine."""
+        return sum(not e.sent for e in self.entries.values())
+
     def add(self, request: Request) -> None:
         self.entries[request.id] = Entry(request, done=set(request.done))
 

@@ -35,6 +35,7 @@ FREE_DEATHS = 3  # restarts without a pause
 LONGEST_PAUSE = 30.0
 STABLE_SECONDS = 60.0  # after so long the count of deaths begins anew
 START_ATTEMPTS = 5
+LONGEST_STEP = 60.0  # a busy engine that has been silent for so many seconds counts as hung
 
 
 class ProcessEngine:
@@ -88,7 +89,7 @@ class ProcessEngine:
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
         if self._dead is not None:
             raise EngineDead(self._dead)
-        if not self._ready and len(self._journal.entries) >= self._max_waiting:
+        if self._journal.num_held >= self._max_waiting:
             raise QueueFull("the engine is starting again and the queue is full", "try again later")
         stream = self._streams.run(request, self._send, self._cancel)
         try:
@@ -125,8 +126,11 @@ class ProcessEngine:
     async def alive(self, timeout: float = 1.0) -> bool:
         try:
             await asyncio.wait_for(self._ask("stats"), timeout)
-        except (TimeoutError, EngineDead):
+        except EngineDead:
             return False
+        except TimeoutError:
+            # It answers between steps, and a step of a large model on a small machine is long.
+            return bool(self._journal.entries) and time.monotonic() - self._heard < LONGEST_STEP
         return True
 
     async def _ask(self, what: str) -> EngineStats:
@@ -189,7 +193,9 @@ class ProcessEngine:
     async def _receive(self) -> None:
         assert self._socket is not None
         while True:
-            self._handle(wire.decode_event(await self._socket.recv()))
+            event = wire.decode_event(await self._socket.recv())
+            self._heard = time.monotonic()
+            self._handle(event)
 
     def _handle(self, event: wire.Event) -> None:
         match event:
@@ -231,6 +237,7 @@ class ProcessEngine:
             raise
         self._info, self.summary = ready.info, ready.summary
         self._ready = True
+        self._heard = time.monotonic()
         self._joins = b""
         os.set_blocking(self._stdout.fileno(), False)
         asyncio.get_running_loop().add_reader(self._stdout, self._read_joins)
@@ -319,6 +326,8 @@ class ProcessEngine:
             self._process.wait()
 
     def _close_pipes(self) -> None:
+        if self._stdout.closed:
+            return
         asyncio.get_running_loop().remove_reader(self._stdout)
         for pipe in (self._stdout, self._process and self._process.stdin):
             with contextlib.suppress(OSError):
