@@ -222,16 +222,16 @@ class ProcessEngine:
         self._socket.set_hwm(0)
         self._socket.bind(address)
         command = [sys.executable, "-m", "kvasir.engine.worker", address]
-        self._process = await asyncio.to_thread(
-            subprocess.Popen, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=engine_environment()
-        )
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=engine_environment())
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(self._spec) + b"\n")
         self._process.stdin.flush()
         try:
             ready = await self._first_events()
         except BaseException:
-            await asyncio.to_thread(self._end_process)
+            self._process.kill()
+            self._end_process()
             self._close_pipes()
             self._close_socket()
             raise
