@@ -45,12 +45,15 @@ async def test_a_character_split_over_steps_is_never_shown_in_half(front):
     assert texts == ["", "", "€", "", "\ufffd"]
 
 
-async def test_a_stop_string_ends_the_answer_in_the_engine_too(front):
+async def test_a_stop_string_ends_the_answer_in_the_engine_too():
+    front = make_front(step_seconds=0.01)  # slow enough that the answer is far from its length by then
+    await front.start()
     got = await answer(front, "one two three ", stop=("two",), max_tokens=400)
     assert (got.text, got.stop_reason, got.finish_reason) == ("one ", "two", FinishReason.STOP)
     await assert_idle(front)
     stats = await front.stats()
     assert stats.generated_tokens < 400 and stats.aborted == 1
+    await front.stop()
 
 
 async def test_one_answers_stop_leaves_the_others_running(front):

@@ -15,7 +15,7 @@ from kvasir.errors import EngineDead, InvalidRequest, KvasirError
 from kvasir.types import FinishReason
 from tests.sched.drive import by_hand, request
 
-FAKE = {"vocab_size": 256, "num_blocks": 200, "max_rows": 16, "max_model_len": 512, "step_seconds": 0.002}
+FAKE = {"vocab_size": 256, "num_blocks": 200, "max_rows": 16, "max_model_len": 512, "step_seconds": 0.004}
 
 
 async def collect(engine, req) -> dict[int, list[int]]:
@@ -58,7 +58,7 @@ async def test_leaving_early_gives_everything_back(engine):
     async for _ in stream:
         break
     await stream.aclose()
-    other = asyncio.create_task(collect(engine, request("b", [3], max_tokens=200)))
+    other = asyncio.create_task(collect(engine, request("b", [3], max_tokens=400)))
     await asyncio.sleep(0.02)
     await engine.abort("b")
     await other
