@@ -36,9 +36,9 @@ def test_stories_are_told_as_expected(file):
     assert done.stdout.removesuffix("\n") == case["greedy_text"]
 
 
-# Largest mean difference of the log-probabilities of the prompt's own tokens from those of the bfloat16 file. Rounding
-# of a 16-bit type, of 8-bit groups, and of 4-bit groups in a model whose width is 128.
-TOLERANCE = {"BF16": 1e-6, "F16": 0.01, "Q8_0": 0.02, "Q4_0": 0.35}
+# Largest mean difference of the log-probabilities of known tokens from those of the bfloat16 folder. The 16-bit files
+# hold its very values; 8-bit groups were measured to lose 0.0123, 4-bit groups (in a model of width 128) 0.157.
+TOLERANCE = {"BF16": 0.0, "F16": 0.0, "Q8_0": 0.015, "Q4_0": 0.2}
 
 
 @pytest.mark.parametrize("kind", TOLERANCE)
@@ -55,7 +55,7 @@ def test_quantized_files_stay_within_their_types_tolerance(kind):
     plain = scores(("TinyStories-656K",))
     quantized = scores(("gguf", f"TinyStories-656K-{kind}.gguf"))
     error = sum(abs(a - b) for a, b in zip(plain, quantized, strict=True)) / len(plain)
-    assert error < TOLERANCE[kind], error
+    assert error <= TOLERANCE[kind], error
     if kind == "Q4_0":
         assert error > TOLERANCE["Q8_0"], "4 bits lose more than 8: the file was really read"
 

@@ -35,8 +35,8 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
     device = devices.detect(options.device)
     threads = options.threads or device.threads
     devices.set_threads(threads)
-    if native.available() and (isa := env("KVASIR_ISA")):
-        native.force_isa(isa)
+    if isa := env("KVASIR_ISA"):
+        native.force_isa(isa)  # raises where it cannot be had: what was asked for is never silently left out
     files = find_model(options.model, options.revision)
     loaded = load_model(files, options.dtype, device.torch, progress)
     model, dtype = loaded.model, _name(DTYPES, loaded.dtype)
