@@ -5,14 +5,15 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check install -q -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs
-NATIVE := CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
+NATIVE := CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp csrc/tests/*)
 SHELL  := bash -o pipefail
+SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help demo env test test-all sanitize check lint format arrows types bench gpu-check clean
+.PHONY: help demo env test test-all composition soak sanitize check lint format arrows types bench peers bench-peers gpu-check clean
 
 help:  ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 # --- environment: two stamps, so that the demo does not wait for the tools of the tests ----------------
 
@@ -51,6 +52,12 @@ test-all: env sanitize  ## Everything this machine can run: slow tests, sanitize
 	$(PYTEST) -n 2 -m "not gpu and not peers"
 	@$(MAKE) --no-print-directory gpu-check
 
+composition: env  ## Every feature with every other one, some ten minutes; writes docs/composition.md
+	OMP_NUM_THREADS=1 $(PY) -m tests.composition
+
+soak: env  ## Load and harm for a real server, ten minutes (SECONDS=60: one): nothing lost, leaked or wrong
+	OMP_NUM_THREADS=1 $(PY) -m tests.soak --seconds $(SECONDS)
+
 sanitize: $(VENV)/.run  ## The native kernels under the address and undefined-behaviour sanitizers
 	@$(VENV)/bin/cmake -S . -B build/sanitize -DKVASIR_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
 	@$(VENV)/bin/cmake --build build/sanitize --target kvasir_test_kernels -j 2 >/dev/null
@@ -73,6 +80,13 @@ types: env
 bench: $(VENV)/.run  ## Measure the bundled model; results go to bench-out/
 	@mkdir -p bench-out
 	$(PY) -m kvasir.cli bench kvasir-mini --out bench-out
+
+peers: env  ## The other engines and the models they are compared on (gigabytes, about half an hour)
+	$(PY) -m benchmarks.peers.environments
+	$(PY) -m benchmarks.peers.models
+
+bench-peers: env  ## Measure beside the other engines; results go to benchmarks/results/
+	$(PY) -m benchmarks.peers.run
 
 # Only the files that hold GPU tests are collected: the others may need packages that such a machine does not have.
 gpu-check:  ## The GPU tests, with the system's python3 where its torch sees a GPU

@@ -1,12 +1,8 @@
 // The C ABI: asks the processor once what it can run, and sends each call to that table of kernels.
-#include "kernels.h"
+#include "dispatch.h"
 #include "kvasir_cpu.h"
 
 #include <atomic>
-
-#if defined(KVASIR_X86)
-#include <xmmintrin.h>
-#endif
 
 namespace kvasir {
 namespace {
@@ -40,42 +36,12 @@ const Kernels* const tables[] = {&portable::kernels, &avx2::kernels, &avx512::ke
 
 int best_place() { return has_first(AVX512_NEEDS) ? 2 : has_first(AVX2_NEEDS) ? 1 : 0; }
 
-// Flush denormals in and out, round to nearest, mask all exceptions: for the length of one call.
-class FloatMode {
-  public:
-    FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x9fc0); }
-    ~FloatMode() { _mm_setcsr(saved_); }
-
-  private:
-    unsigned saved_;
-};
-
 #else
 
 const Kernels* const tables[] = {&portable::kernels};
 
 int best_place() { return 0; }
 
-#if defined(__aarch64__)
-
-class FloatMode {
-  public:
-    FloatMode() {
-        const uint64_t flush = uint64_t{1} << 24;
-        asm volatile("mrs %0, fpcr" : "=r"(saved_));
-        asm volatile("msr fpcr, %0" : : "r"(flush));
-    }
-    ~FloatMode() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
-
-  private:
-    uint64_t saved_;
-};
-
-#else
-
-struct FloatMode {};  // this processor computes with denormals
-
-#endif
 #endif
 
 std::atomic<const Kernels*> current{tables[best_place()]};
@@ -98,6 +64,9 @@ struct FeatureText {
 const FeatureText feature_text;
 
 }  // namespace
+
+const Kernels& kernels() { return *current.load(std::memory_order_relaxed); }
+
 }  // namespace kvasir
 
 int32_t kvasir_abi_version() { return KVASIR_ABI_VERSION; }
@@ -112,9 +81,4 @@ int32_t kvasir_set_isa(int32_t place) {
     const int chosen = place == -1 ? best : place;
     kvasir::current.store(kvasir::tables[chosen]);
     return chosen;
-}
-
-void kvasir_rms_norm_f32(float* out, const float* x, const float* weight, int64_t rows, int64_t cols, float eps) {
-    [[maybe_unused]] const kvasir::FloatMode mode;
-    kvasir::current.load()->rms_norm_f32(out, x, weight, rows, cols, eps);
 }

@@ -1,7 +1,6 @@
-// All kernels for one instruction set. CMake compiles this file once per set, with that set's flags and KVASIR_ISA
-// defined as its name; a new kernel family is one more header here and one more row in kernels.h.
+// The table of all kernels for one instruction set. CMake compiles this file and the families' own files once per set,
+// with that set's flags and KVASIR_ISA defined as its name.
 #include "kernels.h"
-#include "norm.h"
 
 #define KVASIR_TEXT_OF(name) #name
 #define KVASIR_TEXT(name) KVASIR_TEXT_OF(name)
@@ -9,9 +8,46 @@
 namespace kvasir {
 namespace KVASIR_ISA {
 
+// rows.cpp
+void rms_norm(float*, int64_t, const float*, int64_t, const float*, int64_t, int64_t, float);
+void layer_norm(float*, int64_t, const float*, int64_t, const float*, const float*, int64_t, int64_t, float);
+void rope(float*, int64_t, const float*, int64_t, const float*, const float*, int64_t, int64_t, int64_t, int64_t,
+          int64_t);
+void activate(int32_t, float*, const float*, int64_t);
+void gated(int32_t, float*, const float*, const float*, int64_t);
+void add_rows(float*, const float*, const float*, int64_t);
+void multiply_rows(float*, const float*, const float*, int64_t);
+void scale_rows(float*, const float*, float, int64_t);
+void softcap_rows(float*, const float*, float, int64_t);
+// linear.cpp
+void prepare(const Matrix&, uint8_t*, const float*, int64_t, int64_t);
+void linear(const Matrix&, const uint8_t*, int64_t, int64_t, int64_t, float*, int64_t, const float*, const float*,
+            int64_t);
+void lookup_rows(const Matrix&, float*, int64_t, const int64_t*, int64_t);
+// attention_store.cpp
+void store_kv(const StoreArgs&, int64_t, int64_t);
+// attention.cpp
+void attention(const AttentionArgs&, const Team&);
+// sampler.cpp
+void sample(const SampleArgs&, const Team&);
+
 extern const Kernels kernels = {
     KVASIR_TEXT(KVASIR_ISA),
-    rms_norm_f32,
+    rms_norm,
+    layer_norm,
+    rope,
+    activate,
+    gated,
+    add_rows,
+    multiply_rows,
+    scale_rows,
+    softcap_rows,
+    prepare,
+    linear,
+    lookup_rows,
+    store_kv,
+    attention,
+    sample,
 };
 
 }  // namespace KVASIR_ISA

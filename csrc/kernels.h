@@ -1,13 +1,53 @@
 // The table of kernels, filled once per instruction set (isa.cpp) and chosen at run time (dispatch.cpp).
+//
+// Every kernel computes whole rows, columns or tiles whose bits do not depend on who computes them. Strides are counted
+// in elements. Kernels that take a Team split the work themselves; the others are given their share.
 #pragma once
 
 #include <cstdint>
+
+#include "attention.h"
+#include "matrix.h"
+#include "rows.h"
+#include "sampler.h"
+#include "team.h"
 
 namespace kvasir {
 
 struct Kernels {
     const char* isa;
-    void (*rms_norm_f32)(float* out, const float* x, const float* weight, int64_t rows, int64_t cols, float eps);
+
+    // rows.cpp. All float32. `rows` are [rows, cols], each `stride` from the next; in place where pointers are equal.
+    void (*rms_norm)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight, int64_t rows,
+                     int64_t cols, float eps);
+    void (*layer_norm)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight,
+                       const float* bias, int64_t rows, int64_t cols, float eps);
+    // Halves: dimension i turns with i + half. cos, sin: [rows, half] of each row; heads of head_dim lie side by side.
+    void (*rope)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* cos, const float* sin,
+                 int64_t angle_stride, int64_t rows, int64_t heads, int64_t head_dim, int64_t half);
+    void (*activate)(int32_t function, float* out, const float* x, int64_t count);
+    void (*gated)(int32_t function, float* out, const float* gate, const float* up, int64_t count);  // f(gate) * up
+    void (*add)(float* out, const float* a, const float* b, int64_t count);
+    void (*multiply)(float* out, const float* a, const float* b, int64_t count);
+    void (*scale)(float* out, const float* a, float factor, int64_t count);
+    void (*softcap)(float* out, const float* a, float cap, int64_t count);  // cap * tanh(a / cap)
+
+    // linear.cpp. `prepare` turns float32 rows into the activations that a matrix wants: out is [rows] of
+    // activated_bytes. Columns are cut into m.segments and padded as the matrix is.
+    void (*prepare)(const Matrix& m, uint8_t* out, const float* x, int64_t x_stride, int64_t rows);
+    // out[r][n] = residual[r][n] + (bias[n] + sum over k), for the panels [first, last); bias and residual may be null,
+    // residual may be out.
+    void (*linear)(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t first_panel, int64_t last_panel,
+                   float* out, int64_t out_stride, const float* bias, const float* residual, int64_t residual_stride);
+    // Rows of a matrix as float32 [count, cols]: the embedding lookup. ids are in [0, m.rows).
+    void (*lookup)(const Matrix& m, float* out, int64_t out_stride, const int64_t* ids, int64_t count);
+
+    // attention_store.cpp, attention.cpp
+    void (*store_kv)(const StoreArgs& args, int64_t first_row, int64_t last_row);
+    void (*attention)(const AttentionArgs& args, const Team& team);  // may use a barrier: all threads call it
+
+    // sampler.cpp
+    void (*sample)(const SampleArgs& args, const Team& team);  // may use barriers; all threads of the team call it
 };
 
 namespace portable {

@@ -1,10 +1,12 @@
-// The C ABI of libkvasir_cpu: all that crosses between Python (ctypes) and the CPU kernels.
+// The C ABI of libkvasir_cpu: what Python (ctypes) may call. Here stand the version, the choice of the instruction set
+// and the first row kernel; the other calls stand with their contracts in abi_*.cpp, pool.cpp and program.cpp, their
+// structures in the headers of their families.
 //
-// Pointers are raw, arrays are dense and row-major, sizes are counted in elements. Nothing allocates, throws or
-// keeps a pointer after it returns. Every call computes with denormals flushed to zero and rounds to nearest,
-// whatever the calling thread had set, and leaves that setting as it was.
+// Pointers are raw, arrays are dense and row-major, sizes are counted in elements. Nothing throws, and but for pools
+// nothing allocates or keeps a pointer after it returns. Every call rounds to nearest and, but for the sampler, flushes
+// denormals to zero, whatever the calling thread had set, and leaves that setting as it was.
 //
-// The contract of every kernel: the bits of a row depend on that row and on the weights alone, not on the
+// The contract of every kernel: the bits of a row depend on that row, its past and the weights alone, not on the
 // instruction set, the thread or the rows beside it (any NaN counts as the same NaN).
 #pragma once
 
@@ -17,9 +19,13 @@
 #endif
 
 // Raised whenever a signature or the meaning of an argument changes; the loader refuses any other.
-constexpr int32_t KVASIR_ABI_VERSION = 1;
+constexpr int32_t KVASIR_ABI_VERSION = 3;
 
 KVASIR_API int32_t kvasir_abi_version();
+
+// SHA-256, in hexadecimal, of the sources and the build description that the library was made from. Where it differs,
+// results may: it guards what is stored.
+KVASIR_API const char* kvasir_sources_digest();
 
 // What of interest this processor and its operating system offer, as words between spaces ("avx2 fma avx512f").
 KVASIR_API const char* kvasir_cpu_features();

@@ -19,7 +19,7 @@ GROUND = ("types", "validate", "seeds", "plan", "config", "errors", "metrics")
 THINKING = ("text", "kv", "sched", "guided")
 COMPUTING = (
     *("device", "ops", "parallel", "quant", "layers", "models"),
-    *("weights", "lora", "sampling", "spec", "runner"),
+    *("weights", "lora", "sampling", "spec", "program", "runner"),
 )
 EVERYTHING = (*THINKING, *COMPUTING, "engine", "serve", "fleet")
 
@@ -31,15 +31,16 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "sched": ("kv",),
     "guided": ("text",),
     "device": (),
-    "ops": ("device",),
+    "ops": ("device", "quant"),
     "parallel": ("device",),
-    "quant": ("ops",),
+    "quant": (),
     "layers": ("ops", "quant", "parallel"),
     "models": ("layers",),
     "weights": ("quant", "parallel"),
     "lora": ("layers", "weights"),
     "sampling": ("ops",),
     "spec": ("models", "weights", "sampling"),
+    "program": ("ops", "layers", "sampling"),
     "runner": COMPUTING,
     "engine": (*THINKING, *COMPUTING),
     "serve": ("engine.client", "engine.front", "engine.answer", "engine.meter"),
@@ -52,7 +53,10 @@ ARROWS: dict[str, tuple[str, ...]] = {
 # Dotted name (an import or an attribute) -> the only files, relative to the package, that may use it.
 DOORS: dict[str, tuple[str, ...]] = {
     "triton": ("ops/*/triton.py",),
-    "ctypes": ("ops/native.py", "device/*"),
+    "ctypes": (
+        *("ops/native.py", "ops/*/native.py", "ops/linear/packed.py", "sampling/native.py", "device/*"),
+        *("program/*", "runner/program_runner.py"),
+    ),
     "torch.cuda": ("device/*",),
     "torch.distributed": ("parallel/*",),
     "fastapi": ("serve/*",),

@@ -27,6 +27,8 @@ class Answer:
     prompt_logprobs: list[Bits | None] | None = None
     embedding: bytes | None = None
     reason: FinishReason | None = None
+    text: str = ""
+    stop: str | int | None = None  # what ended the text, where it was asked for
 
     def take(self, delta: Delta) -> None:
         assert self.reason is None, "a delta behind the last one"
@@ -113,6 +115,20 @@ def same(expected: Answers, got: Answers, leave_out: tuple[str, ...] = ()) -> No
         assert a.logprobs == b.logprobs, f"{key}: logprob bits differ from number {_first(a.logprobs, b.logprobs)}"
         assert a.prompt_logprobs == b.prompt_logprobs, f"{key}: prompt logprob bits differ"
         assert a.embedding == b.embedding, f"{key}: embedding bits differ"
+        assert (a.text, a.stop) == (b.text, b.stop), f"{key}: texts differ"
+
+
+def free_blocks(core: EngineCore) -> list[set[int]]:
+    """Per cache group, the blocks that nobody holds."""
+    return [set(pool._free) for pool in core.scheduler.kv.pools]
+
+
+def poison(core: EngineCore, blocks: list[set[int]]) -> int:
+    """Fills blocks of each cache group with NaN; how many. No step under way may read them."""
+    cache = core.runner.cache  # type: ignore[attr-defined]
+    for tensor, ids in zip(cache.tensors, blocks, strict=True):
+        tensor[:, :, sorted(ids)] = float("nan") if tensor.is_floating_point() else 255
+    return sum(map(len, blocks))
 
 
 def _first(a: list, b: list) -> int:

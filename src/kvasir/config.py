@@ -6,15 +6,20 @@ machine into an `EngineConfig`, which is printed at the start. Rooms receive sin
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvasir.errors import ConfigError
+from kvasir.types import ServiceClass, Target
 
 GIB = 1 << 30
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = (*DTYPES, "int8")
+EXECUTORS = ("auto", "program", "eager")
+EVICTIONS = ("lru", "lfu", "fifo", "priority")
 
 
 def option(default: Any, help: str, *flags: str) -> Any:
@@ -31,7 +36,7 @@ class EngineOptions:
     tokenizer: str | None = option(None, "Folder or GGUF file to take the tokenizer from (default: the model's).")
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     dtype: str = option("auto", "Arithmetic of the weights: auto, float32, bfloat16 or float16.")
-    kv_dtype: str = option("auto", "Keys and values in the cache: auto (as dtype), float32, bfloat16 or float16.")
+    kv_dtype: str = option("auto", "Keys and values: auto (as dtype), float32, bfloat16, float16 or int8.")
     device: str = option("auto", "Where to compute: auto, cpu or cuda.")
     max_model_len: int | None = option(None, "Longest context in tokens (default: what model and memory hold).")
     max_num_seqs: int = option(64, "Sequences computed at once.")
@@ -42,9 +47,19 @@ class EngineOptions:
     num_blocks: int | None = option(None, "The same in blocks; for experiments.")
     memory_fraction: float | None = option(None, "Share of the free memory for the KV cache (CPU 0.5, CUDA 0.9).")
     threads: int | None = option(None, "Computing threads (default: the physical cores).")
+    overlap: bool | None = option(None, "Plan a step while another runs (default: where a processor is left for it).")
+    pin: bool = option(False, "Tie each computing thread to a processor of its own.")
+    prefix_cache: bool = option(True, "Keep computed prefixes for requests that begin alike.")
+    cache_eviction: str = option("lru", "Which cached prefix goes first: lru, lfu, fifo or priority.")
+    cache_dir: str | None = option(None, "Folder for prefixes that the memory does not hold; they outlive the engine.")
+    cache_disk: int | None = option(None, "Bytes that this folder may take (default: 16 GiB).")
     max_waiting: int = option(1024, "Answers that may wait before new requests get 429.")
+    slo_interactive: str = option("2000/100", "Targets of this class, ms to the first / to each further token.")
+    slo_batch: str = option("30000/500", "The same for batch requests.")
+    slo_background: str = option("600000/5000", "The same for background requests.")
     chat_template: str | None = option(None, "File with a chat template to use instead of the model's.")
-    executor: str = option("auto", "auto or eager.")
+    executor: str = option("auto", "auto (program where it can run), program or eager.")
+    quantize: str | None = option(None, "Quantize float weights while loading: q8 or q4.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +71,19 @@ class ModelFacts:
     bidirectional: bool
     bytes_per_block: tuple[int, ...]
     windows: tuple[int, ...]
+    executor: str = "eager"
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What `resolve` must know of the machine. memory_available: bytes, within the cgroup's limit."""
+    """What `resolve` must know of the machine. memory_available: bytes, within the cgroup's limit. processors: those
+    this process may run on, whereas `threads` is how many compute."""
 
     kind: str
     memory_available: int
     threads: int
+    processors: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +97,8 @@ class EngineConfig:
     device: str
     executor: str
     threads: int
+    overlap: bool
+    pin: bool
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -86,6 +107,11 @@ class EngineConfig:
     num_blocks: tuple[int, ...]
     kv_bytes: int
     max_waiting: int
+    prefix_cache: bool
+    cache_eviction: str
+    cache_dir: str | None
+    cache_disk: int
+    targets: dict[ServiceClass, Target]
     notes: tuple[str, ...] = ()
 
 
@@ -108,29 +134,58 @@ def check(options: EngineOptions) -> None:
         at_least(name, 1)
     at_least("num_blocks", 2)
     at_least("kv_memory", 1)
-    if options.dtype not in DTYPES or options.kv_dtype not in DTYPES:
-        raise ConfigError(f"dtype {options.dtype!r}, kv dtype {options.kv_dtype!r}", f"expected one of {DTYPES}")
+    at_least("cache_disk", 1)
+    if options.cache_disk and not options.cache_dir:
+        raise ConfigError("cache_disk without cache_dir", "say in which folder")
+    if options.cache_dir and not options.prefix_cache:
+        raise ConfigError("cache_dir keeps what the prefix cache lets go of", "leave --no-prefix-cache out")
+    if options.dtype not in DTYPES or options.kv_dtype not in KV_DTYPES:
+        raise ConfigError(
+            f"dtype {options.dtype!r}, kv dtype {options.kv_dtype!r}",
+            f"expected one of {', '.join(DTYPES)}; for keys and values also int8",
+        )
     if options.block_size not in (8, 16, 32, 64, 128):
         raise ConfigError(f"block_size is {options.block_size}", "expected 8, 16, 32, 64 or 128")
-    if options.executor not in ("auto", "eager"):
-        raise ConfigError(f"executor is {options.executor!r}", "expected auto or eager")
+    if options.executor not in EXECUTORS:
+        raise ConfigError(f"executor is {options.executor!r}", f"expected one of {', '.join(EXECUTORS)}")
+    if options.cache_eviction not in EVICTIONS:
+        raise ConfigError(f"cache_eviction is {options.cache_eviction!r}", f"expected one of {', '.join(EVICTIONS)}")
     if options.memory_fraction is not None and not 0 < options.memory_fraction <= 1:
         raise ConfigError(f"memory_fraction is {options.memory_fraction}", "expected a number in (0, 1]")
+    slo_targets(options)
+
+
+def slo_targets(options: EngineOptions) -> dict[ServiceClass, Target]:
+    """The targets of all classes, in seconds. Raises ConfigError."""
+    return {c: _target(f"slo_{c.value}", getattr(options, f"slo_{c.value}")) for c in ServiceClass}
+
+
+def _target(name: str, text: str) -> Target:
+    """A target from "TTFT/TPOT" in milliseconds."""
+    try:
+        ttft, tpot = (float(part) / 1000 for part in text.split("/"))
+    except ValueError:
+        ttft = tpot = 0.0
+    if not (0 < ttft < math.inf and 0 < tpot < math.inf):
+        raise ConfigError(f"{name} is {text!r}", "expected two positive numbers of milliseconds, like 2000/100")
+    return Target(ttft, tpot)
 
 
 def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> EngineConfig:
     """Joins wishes and facts. Raises ConfigError when they contradict each other."""
     check(options)
-    notes: list[str] = []
+    notes = list(model.notes)
     length = options.max_model_len or model.max_positions
     if length > model.max_positions:
         raise ConfigError(
             f"max_model_len {length} is beyond the {model.max_positions} positions of the model", "lower it"
         )
     batched = options.max_num_batched_tokens or (2048 if device.kind == "cuda" else 512)
-    if model.bidirectional and batched < length:
-        notes.append(f"a step holds {length} tokens: this model reads whole texts")
-        batched = length
+    if model.bidirectional:
+        _refuse_parts(options, length)
+        if batched < length:
+            notes.append(f"a step holds {length} tokens: this model reads whole texts")
+            batched = length
     kv_dtype = _kv_dtype(options.kv_dtype, model.dtype)
     num_blocks, length, kv_bytes = _size_pools(options, model, device, length, batched, notes)
     return EngineConfig(
@@ -139,8 +194,10 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         dtype=model.dtype,
         kv_dtype=kv_dtype,
         device=device.kind,
-        executor="eager",
+        executor=model.executor,
         threads=options.threads or device.threads,
+        overlap=_overlap(options, device),
+        pin=options.pin,
         max_model_len=length,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=batched,
@@ -149,8 +206,28 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         num_blocks=num_blocks,
         kv_bytes=kv_bytes,
         max_waiting=options.max_waiting,
+        prefix_cache=options.prefix_cache,
+        cache_eviction=options.cache_eviction,
+        cache_dir=options.cache_dir,
+        cache_disk=options.cache_disk or 16 * GIB,
+        targets=slo_targets(options),
         notes=tuple(notes),
     )
+
+
+def _refuse_parts(options: EngineOptions, length: int) -> None:
+    """A model that reads whole texts computes none in parts. Raises ConfigError for a wish that would need it."""
+    if options.max_chunk or (options.max_num_batched_tokens or length) < length:
+        raise ConfigError(
+            f"this model reads whole texts, of up to {length} tokens",
+            "leave max_chunk out; let max_num_batched_tokens be as large, or lower max_model_len",
+        )
+
+
+def _overlap(options: EngineOptions, device: DeviceFacts) -> bool:
+    if options.overlap is not None:
+        return options.overlap
+    return device.kind == "cuda" or device.processors > (options.threads or device.threads)
 
 
 def _kv_dtype(wish: str, dtype: str) -> str:

@@ -29,6 +29,18 @@ class QueueFull(KvasirError):
         self.retry_after = retry_after
 
 
+class LimitExceeded(KvasirError):
+    """A key is at one of its limits: HTTP 429; `retry_after` in seconds, None when waiting would not help."""
+
+    def __init__(self, message: str, hint: str = "", retry_after: float | None = None):
+        super().__init__(message, hint)
+        self.retry_after = retry_after
+
+
+class DeadlineExceeded(KvasirError):
+    """The request's own deadline passed before its answer was complete: HTTP 408."""
+
+
 class ModelFileError(KvasirError, ValueError):
     """A model file is malformed, truncated, hostile, or of a kind that cannot be read."""
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+Bytes = bytes | memoryview  # read-only
+
 
 def pack_ids(ids: list[int] | tuple[int, ...]) -> bytes:
     """Token ids as little-endian int32 (the byte order of every machine the engine runs on)."""
@@ -106,9 +108,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of execution: `left` rows are freed, `joined` rows set, `copies` made, `work` computed.
+    """One step. Order of execution: `left` rows are freed, `joined` rows set, `saves` read, `copies` made, `loads`
+    written, `work` computed.
 
+    saves: (cache group, block) whose bytes come back in the result, in the cache's portable order.
     copies: (cache group, source block, target block), all read before any is written.
+    loads: (cache group, block, the bytes that such a save gave).
     """
 
     step: int
@@ -116,6 +121,8 @@ class StepPlan:
     work: tuple[Work, ...] = ()
     left: tuple[int, ...] = ()
     copies: tuple[tuple[int, int, int], ...] = ()
+    saves: tuple[tuple[int, int], ...] = ()
+    loads: tuple[tuple[int, int, Bytes], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -146,10 +153,11 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The results of the plan's `work`, in its order."""
+    """The results of the plan's `work`, and the bytes of its `saves`, in their orders."""
 
     step: int
     rows: tuple[RowResult, ...] = ()
+    saved: tuple[Bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

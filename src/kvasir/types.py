@@ -19,6 +19,31 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the context's end
     ABORT = "abort"  # the client left, or asked to cancel
     ERROR = "error"  # a fault of the engine; `Delta.error` says which
+    TIMEOUT = "timeout"  # the request's deadline passed; what was answered by then stands
+
+
+class ServiceClass(StrEnum):
+    """Who goes first when not all can be served at once; in this order."""
+
+    INTERACTIVE = "interactive"  # somebody watches the answer grow
+    BATCH = "batch"  # somebody waits for the whole answer
+    BACKGROUND = "background"  # nobody waits; what is left over is enough
+
+    @property
+    def rank(self) -> int:
+        """0 for the class that goes first."""
+        return _RANKS[self]
+
+
+_RANKS = {service_class: rank for rank, service_class in enumerate(ServiceClass)}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a class aims at, in seconds: `ttft` from arrival to the first token, `tpot` from each to the next."""
+
+    ttft: float
+    tpot: float
 
 
 class Task(StrEnum):
@@ -77,6 +102,8 @@ class Request:
 
     resume_ids: for each answer the ids already streamed before an engine died; they are taken as known, and the
     stream goes on behind them with the same tokens as if nothing had happened. done: answers not to be made (again).
+    tenant: whose request this is (the name of a key); tenants share a class by their weights.
+    deadline: seconds from its arrival at the engine; an answer that is not complete by then ends with TIMEOUT.
     eos_ids: the tokenizer's end-of-sequence ids; None for those of the model's own configuration.
     """
 
@@ -84,9 +111,15 @@ class Request:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     task: Task = Task.GENERATE
-    priority: int = 0  # lower goes first
+    slo: ServiceClass = ServiceClass.INTERACTIVE
+    priority: int = 0  # among those of one tenant in one class: lower goes first
+    tenant: str = ""
+    weight: float = 1.0  # the tenant's share beside others, the same in all its requests
+    deadline: float | None = None
     adapter: str | None = None
-    cache_salt: str | None = None
+    cache_salt: str | None = None  # requests with different ones share no cached prefix
+    no_cache: bool = False  # neither use nor leave a cached prefix
+    cache_ttl: float | None = None  # seconds for which the prompt stays cached, whatever comes
     resume_ids: tuple[tuple[int, ...], ...] = ()
     done: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] | None = None
@@ -146,11 +179,16 @@ class ModelInfo:
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     device: str = "cpu"
-    grade: str = "exact"  # "exact" or "close": whether bits are independent of batch, chunk and threads here
+    # Whether bits are independent of batch, chunk and threads here: "exact", "close", or "untested" where the engine is
+    # too small for the self-test.
+    grade: str = "exact"
+    numerics: str = ""  # the version of what computes, in hexadecimal: what others computed has these bits too
     executor: str = "eager"
     num_parameters: int = 0
     embedding_size: int = 0
     default_sampling: dict[str, float] = field(default_factory=dict)  # from generation_config.json
+    weight_bytes_read: int = 0  # of matrices, by a step of one row; 0 where the executor does not know
+    kv_bytes_per_token: tuple[tuple[int, int], ...] = ()  # (window, or 0 for all tokens; bytes) of each cache group
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +198,26 @@ class EngineStats:
     running: int = 0
     waiting: int = 0
     blocks_total: int = 0
-    blocks_used: int = 0
+    blocks_used: int = 0  # by sequences
+    blocks_cached: int = 0  # by the prefix cache alone
     block_size: int = 0
     steps: int = 0
     step_seconds: float = 0.0  # sum
+    kernel_seconds: float = 0.0  # of it inside native programs; 0 where another executor computes
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    looked_up_tokens: int = 0  # of sequences that joined for the first time
+    cached_tokens: int = 0  # of them found in the prefix cache
+    evicted_blocks: int = 0
     preemptions: int = 0
     finished: int = 0
     aborted: int = 0
+    # A tier keeps evicted blocks in parts, one for each cache group.
+    tier_loaded_tokens: int = 0  # of cached_tokens and of resumed sequences, those that were read from it
+    tier_loads: dict[str, int] = field(default_factory=dict)  # by outcome: "loaded", "late", "slow", "corrupt" ...
+    tier_saves: dict[str, int] = field(default_factory=dict)  # by outcome: "saved", "known", "full" ...
+    tier_bytes_loaded: int = 0
+    tier_bytes_saved: int = 0
+    tier_bytes: int = 0  # in it now
+    tier_evicted: int = 0  # parts that it gave up for others
     pid: int = 0

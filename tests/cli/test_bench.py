@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -16,7 +17,17 @@ from benchmarks.shapes import SHAPES, tensor_shapes, write
 from kvasir.cli.app import app
 from kvasir.cli.bench import bench
 from kvasir.cli.bench.limits import Machine, limits
-from kvasir.cli.bench.measure import MODES, Shape, Timing, arrivals, make_requests, percentiles, throughput
+from kvasir.cli.bench.measure import (
+    MODES,
+    Shape,
+    Timing,
+    arrivals,
+    kv_bytes,
+    make_requests,
+    of_steps,
+    percentiles,
+    throughput,
+)
 from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
 from kvasir.cli.bench.report import Row, Run, summarize
 from kvasir.cli.model_facts import TokenWork
@@ -25,7 +36,9 @@ from kvasir.engine.fake import FakeEngine
 from kvasir.engine.front import Front
 from kvasir.engine.llm import AsyncLLM
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError
-from kvasir.runner.load import load_model
+from kvasir.ops import native
+from kvasir.runner.load import Wish, load_model
+from kvasir.types import EngineStats, ModelInfo
 from kvasir.weights.find import find_model
 from tests.cli.running import VOCABULARY, run
 
@@ -52,6 +65,7 @@ def test_a_run_of_each_mode(mode, capsys):
     for r in told["runs"]:
         assert 0 <= r["foreign_cpu"] <= 1 and r["probe"]["bytes_per_s"] > 1e8
     figures = told["runs"][0]["figures"]
+    assert not {"step_kernel_ms", "read_gb_per_s"} & figures.keys(), "nothing counts kernels here"
     if mode == "latency":
         assert figures["tpot_s"] >= STEP
         assert figures["e2e_s"] == pytest.approx(figures["ttft_s"] + 4 * figures["tpot_s"])
@@ -113,6 +127,28 @@ def test_the_command_on_the_real_model(tmp_path):
     assert "of limit" in done.stdout and "multiply-adds" in done.stdout
 
 
+@pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
+@pytest.mark.parametrize("mode", MODES)
+def test_kernels_and_gaps_of_a_program(mode, capsys):
+    llm = AsyncLLM("kvasir-mini", threads=1, executor="program", quantize="q8")
+    told = bench(llm, mode, Shape(20, 400, 1 if mode == "latency" else 2), repeats=1)
+    figures = told["runs"][0]["figures"]
+    step = figures["step_kernel_ms"] + figures["step_gap_ms"]
+    assert figures["step_kernel_ms"] > 0 and 0 < figures["step_gap_share"] < 1
+    assert figures["step_gap_share"] == pytest.approx(figures["step_gap_ms"] / step)
+    loaded = load_model(find_model("kvasir-mini"), wish=Wish("program", quantize="q8"))
+    packed = sum(loaded.formats.values())  # the head is the table: all matrices are read
+    assert told["work"]["weight_bytes"] == packed < loaded.bytes
+    if mode == "latency":
+        assert step == pytest.approx(1e3 * figures["tpot_s"])
+        kv = 2 * 4 * 2 * 64 * 2  # keys and values, layers, heads, values of a head, bytes
+        assert figures["read_mb_per_step"] == pytest.approx((packed + 220 * kv) / 1e6)
+        assert figures["read_gb_per_s"] * figures["tpot_s"] == pytest.approx(figures["read_mb_per_step"] / 1e3)
+        limit = told["figures"]["read_gb_per_s"]["limit"]
+        assert limit == pytest.approx(told["runs"][0]["probe"]["bytes_per_s"] / 1e9)
+    assert "step_gap_ms" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("options", [["--mode", "speed"], ["--mode", "serve", "--request-rate", "-1"]])
 def test_wrong_options_are_refused(options):
     error = CliRunner().invoke(app, ["bench", "kvasir-mini", *options]).exception
@@ -161,6 +197,19 @@ def test_times_of_a_request():
 
 def test_percentiles_by_hand():
     assert percentiles("x", list(range(101))) == {"x_p50_s": 50.0, "x_p90_s": 90.0, "x_p99_s": 99.0}
+
+
+def test_steps_between_two_counts_by_hand():
+    before = EngineStats(steps=3, kernel_seconds=1.0)
+    after = replace(before, steps=7, kernel_seconds=1.6)
+    told = of_steps(before, after, 0.8)
+    assert told == pytest.approx({"step_kernel_ms": 150.0, "step_gap_ms": 50.0, "step_gap_share": 0.25})
+    assert of_steps(before, before, 0.0) == {} == of_steps(before, replace(before, steps=9), 1.0)
+
+
+def test_a_window_bounds_what_a_token_attends_to():
+    info = ModelInfo("m", "m", (), 1, 1000, kv_bytes_per_token=((0, 10), (16, 100)))
+    assert kv_bytes(info, 8) == 8 * 110 and kv_bytes(info, 500) == 500 * 10 + 16 * 100
 
 
 # -- limits ------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ def test_a_real_examination():
     assert [s["dtype"] for s in told["starts"]][1] == "float32"
     for start in told["starts"]:
         assert not start["error"] and start["grade"] in ("exact", "close") and start["executor"]
+        assert len(bytes.fromhex(start["numerics"])) == 32
     assert set(told["extras"]) == set(doctor.EXTRAS)
     assert told["native"]["available"] or told["native"]["reason"]
 
@@ -30,7 +31,7 @@ def test_a_real_examination():
 @pytest.fixture
 def quick(monkeypatch):
     """The engine's starts, which take the time, are left out."""
-    good = doctor.Start("bfloat16", "exact", "eager", "cpu", ("fine",))
+    good = doctor.Start("bfloat16", "exact", "eager", "cpu", ("fine",), numerics="0123456789abcdef" * 4)
     monkeypatch.setattr(doctor, "start", lambda dtype: good)
 
 
@@ -52,6 +53,31 @@ def test_missing_kernels_are_a_note(quick, monkeypatch, tmp_path):
         assert not find_problem("native CPU kernels").fatal
     finally:
         native._outcome.cache_clear()
+
+
+def shown_of(capsys, **facts) -> str:
+    told, problems = doctor.examine()
+    doctor.show({**told, "native": {**told["native"], **facts}}, problems)
+    return capsys.readouterr().out
+
+
+def test_what_computes_on_the_cpu_is_told(quick, capsys):
+    best = {"available": True, "reason": "", "isa": "avx512", "lower": ["portable", "avx2"], "forced": False}
+    shown = shown_of(capsys, **best)
+    assert "program executor on" in shown and "avx512 kernels" in shown
+    assert "KVASIR_ISA=portable or avx2" in shown
+    shown = shown_of(capsys, **{**best, "isa": "portable", "lower": [], "forced": True})
+    assert "portable kernels, as KVASIR_ISA says" in shown and "forces lower" not in shown
+    shown = shown_of(capsys, **{**best, "available": False, "reason": "no compiler"})
+    assert "no program executor: no compiler" in shown and "KVASIR_ISA" not in shown
+
+
+def test_a_forced_instruction_set_is_told():
+    done = run("kvasir.cli", "doctor", "--json", KVASIR_ISA="portable")
+    told = json.loads(done.stdout)["native"]
+    if not told["available"]:
+        pytest.skip(told["reason"])
+    assert (told["isa"], told["lower"], told["forced"]) == ("portable", [], True)
 
 
 def test_a_missing_package_is_fatal(monkeypatch, capsys):
@@ -83,8 +109,13 @@ def test_a_grade_that_is_not_exact_is_told(monkeypatch):
     assert found and not found[0].fatal
 
 
+def test_a_self_test_that_was_not_run_is_told(monkeypatch):
+    monkeypatch.setattr(doctor, "start", lambda dtype: doctor.Start("float32", "untested", "program", "cpu"))
+    assert not find_problem("the self-test was not run in float32").fatal
+
+
 def test_the_report_for_people(quick, capsys):
     doctor.show(*doctor.examine())
     shown = capsys.readouterr().out
-    for text in ("processor", "memory", "rms_norm", "[chat]", "eager executor on cpu, grade exact"):
+    for text in ("processor", "memory", "rms_norm", "[chat]", "on cpu, grade exact, numerics 0123456789abcdef\n"):
         assert text in shown

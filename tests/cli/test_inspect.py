@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -10,8 +11,15 @@ from typer.testing import CliRunner
 from kvasir.cli.app import app
 from kvasir.cli.model_facts import read_needs, read_stored, token_work
 from kvasir.errors import ConfigError, ModelFileError
+from kvasir.layers.kv_cache import LayerCache
+from kvasir.ops import native
+from kvasir.program.cache import NativeCache
+from kvasir.runner.load import Wish, load_model, no_attention
+from kvasir.weights.find import find_model
 from tests._shared import need
 from tests.weights._files import STRING, entry, gguf_bytes, hf_folder, pair
+
+needs_native = pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
 
 
 def inspect(*arguments: object) -> str:
@@ -36,7 +44,11 @@ def test_the_bundled_model():
     kv = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     memory = told["memory"]["by_dtype"]
     assert memory["bfloat16"]["kv_per_token"] == 2 * kv and memory["float32"]["kv_per_token"] == 4 * kv
-    assert memory["float32"]["weights"] == 4 * told["parameters"]
+    assert told["memory"]["executor"] == ("program" if native.available() else "eager")
+    vectors = sum(t["shape"][0] for t in told["tensors"] if len(t["shape"]) == 1)
+    packed = 2 * (told["parameters"] - vectors) + 4 * vectors  # BF16 stays BF16, in either arithmetic
+    assert memory["bfloat16"]["weights"] == packed
+    assert memory["float32"]["weights"] == (packed if native.available() else 4 * told["parameters"])
     assert memory["float32"]["kv_of_one_context"] == 4 * kv * told["max_context"]
     assert told["tokenizer"].startswith("BPE") and told["chat_templates"] == ["default"]
 
@@ -57,6 +69,84 @@ def test_real_models(parts):
     told = inspect_json(need("models", *parts))
     assert (told["parameters"], told["max_context"], told["class"]) == (parameters, context, kind)
     assert sum(t["bytes"] for t in told["types"]) == told["weight_bytes"] <= told["files"][0]["bytes"]
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("gguf", "TinyStories-656K-Q4_0.gguf"),
+        ("gguf", "all-MiniLM-L6-v2-Q4_K_M.gguf"),
+        ("stories260K",),
+        ("gpt-nano-sort",),
+    ],
+    ids=lambda parts: parts[-1],
+)
+def test_the_memory_is_that_of_a_load(parts, dtype):
+    files = find_model(need("models", *parts))
+    [told] = [m for m in read_needs(files).memory if m.dtype == dtype]
+    loaded = load_model(files, dtype, wish=Wish("program"))
+    shapes = [shape for _, part in loaded.model.walk() for shape in part.expects().values()]
+    vectors = sum(shape[0] for shape in shapes if len(shape) == 1)
+    assert told.weights == sum(loaded.formats.values()) + 4 * vectors
+    spec = loaded.model.cache_spec()
+    groups = {(c.kind, c.kv_heads, c.head_dim, c.window) for c in spec}
+    cache = NativeCache(spec, [2] * len(groups), 64, dtype)
+    assert told.kv_token * 64 * 2 == sum(t.numel() * t.element_size() for t in cache.tensors)
+
+
+def test_without_kernels_the_memory_is_that_of_the_eager_executor(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "_PATH", tmp_path / "absent.so")
+    native._outcome.cache_clear()
+    try:
+        path = need("models", "gguf", "TinyStories-656K-Q4_0.gguf")
+        memory = inspect_json(path)["memory"]
+        shown = inspect(path)
+    finally:
+        native._outcome.cache_clear()
+    assert memory["executor"] == "eager" and "not built" in memory["reason"]
+    assert memory["by_dtype"]["float32"]["weights"] == 4 * 656_000
+    assert "on the eager executor" in shown and "not the program executor: " in shown
+
+
+@needs_native
+def test_heads_without_a_kernel_are_told():
+    needs = read_needs(find_model("kvasir-mini"))
+    assert (needs.executor, needs.reason) == ("program", "")
+    odd = SimpleNamespace(cache_spec=lambda: [LayerCache("full", 1, 64), LayerCache("full", 1, 33)])
+    assert "heads of 33" in no_attention(odd)
+
+
+@needs_native
+@pytest.mark.parametrize(("quantize", "format", "most"), [("q8", "Q8_0", 0.006), ("q4", "Q4_0", 0.08)])
+def test_what_quantizing_changes(quantize, format, most):
+    told = inspect_json("kvasir-mini", "--quantize", quantize)
+    rows, total = told["tensors"], told["total"]
+    assert len(rows) == 4 * 7 + 1 == total["tensors"] and told["kept_bytes"] == 0
+    assert {r["format"] for r in rows} == {format, "Q8_0"}
+    assert total["bytes"] == sum(r["bytes"] for r in rows) == sum(told["weight_bytes"].values())
+    assert all(0 < r["mean_error"] < most and r["mean_error"] < r["max_error"] for r in rows)
+    assert total["max_error"] == max(r["max_error"] for r in rows)
+    means = [r["mean_error"] for r in rows]
+    assert min(means) < total["mean_error"] < max(means)
+    shown = inspect("kvasir-mini", "--quantize", quantize)
+    assert "model.layers.3.mlp.down_proj.weight" in shown and f"{total['mean_error']:.2%}" in shown
+
+
+@needs_native
+def test_what_is_quantized_already_stays():
+    path = need("models", "gguf", "TinyStories-656K-Q4_0.gguf")
+    told = inspect_json(path, "--quantize", "q8")
+    assert told["tensors"] == [] and told["kept_bytes"] == sum(told["weight_bytes"].values()) > 0
+    assert "nothing was quantized" in inspect(path, "--quantize", "q8")
+    with pytest.raises(ConfigError, match="q3"):
+        inspect("kvasir-mini", "--quantize", "q3")
+
+
+@needs_native
+def test_the_program_of_a_quantized_model():
+    assert set(inspect_json("kvasir-mini", "--program", "--quantize", "q4")["weight_bytes"]) == {"Q4_0", "Q8_0"}
 
 
 def test_a_quantized_file_names_its_types_and_its_long_arrays_are_cut():

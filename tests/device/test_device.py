@@ -1,7 +1,9 @@
+import os
+
 import pytest
 import torch
 
-from kvasir.device import Device, allocated, detect, set_threads, synchronize
+from kvasir.device import Device, allocated, capability, detect, set_threads, synchronize
 from kvasir.device.memory import host_memory
 from kvasir.errors import ConfigError
 
@@ -85,4 +87,18 @@ def test_threads():
 
 
 def test_a_record_is_a_value():
-    assert Device("cpu", "a", 2, 1, 1) == Device("cpu", "a", 2, 1, 1)
+    assert Device("cpu", "a", 2, 1, 1, 2) == Device("cpu", "a", 2, 1, 1, 2)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="affinity is Linux's")
+def test_cores_are_counted_once_for_all_their_hardware_threads(tmp_path):
+    allowed = len(os.sched_getaffinity(0))
+    for processor in os.sched_getaffinity(0):
+        folder = tmp_path / f"devices/system/cpu/cpu{processor}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text("0-1\n")
+    assert capability._cores(tmp_path) == (1, allowed)
+    assert capability._cores(tmp_path / "nowhere") == (allowed, allowed)
+    (tmp_path / "fs/cgroup").mkdir(parents=True)
+    (tmp_path / "fs/cgroup/cpu.max").write_text("100000 100000\n")
+    assert capability._cores(tmp_path) == (1, 1)

@@ -37,8 +37,9 @@ def test_stories_are_told_as_expected(file):
 
 
 # Largest mean difference of the log-probabilities of known tokens from those of the bfloat16 folder. The 16-bit files
-# hold its very values; 8-bit groups were measured to lose 0.0123, 4-bit groups (in a model of width 128) 0.157.
-TOLERANCE = {"BF16": 0.0, "F16": 0.0, "Q8_0": 0.015, "Q4_0": 0.2}
+# hold its very values; 8-bit groups were measured to lose 0.0170 with their 8-bit activations, 4-bit groups (in a model
+# of width 128) 0.157.
+TOLERANCE = {"BF16": 0.0, "F16": 0.0, "Q8_0": 0.02, "Q4_0": 0.2}
 
 
 @pytest.mark.parametrize("kind", TOLERANCE)

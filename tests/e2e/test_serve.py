@@ -55,7 +55,9 @@ def test_a_chat_is_answered_and_streamed_alike(server):
     pieces = list(client(base).chat.completions.create(**question, stream=True, stream_options={"include_usage": True}))
     text = "".join(p.choices[0].delta.content or "" for p in pieces if p.choices)
     assert text == whole.choices[0].message.content and text
-    assert pieces[-1].usage == whole.usage and whole.usage.completion_tokens > 1
+    usage = pieces[-1].usage
+    assert usage.completion_tokens == whole.usage.completion_tokens > 1
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1, "the same prompt again"
     assert whole.choices[0].finish_reason == "stop"
 
 

@@ -20,12 +20,45 @@ _SHAPE = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 4096,
 }
+_GEMMA = {
+    "sliding_window": 40,
+    "query_pre_attn_scalar": 16,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
 
 CONFIGS = {
     "llama": {**_LLAMA, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
     "mistral": {**_LLAMA, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 40},
     "qwen2": {**_LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {**_LLAMA, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+    "gemma2": {
+        **_LLAMA, **_GEMMA, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"],
+        "attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0,
+    },
+    "gemma3": {
+        **_LLAMA, **_GEMMA, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
+        "sliding_window_pattern": 2, "rope_local_base_freq": 100.0,
+    },
+    "phi3": {
+        **_LLAMA, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "sliding_window": 40,
+        "partial_rotary_factor": 0.75, "pad_token_id": 0,
+    },
+    "mixtral": {
+        **_LLAMA, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3-moe": {
+        **_LLAMA, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True,
+    },
+    "qwen3-next": {
+        **_LLAMA, "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": [0], "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 12,
+    },
     "gpt2": {
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 48, "n_layer": 2, "n_head": 3,
         "n_positions": 512, "vocab_size": 300, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
@@ -54,12 +87,14 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
     import transformers
     from safetensors.torch import save_file
 
+    from tests.models.oracle import state_of
+
     config = CONFIGS[kind]
     (folder / "config.json").write_text(json.dumps(config))
     with torch.device("meta"):
         made = transformers.AutoConfig.from_pretrained(folder)
         cls = getattr(transformers, config["architectures"][0])
-        shapes = {k: v.shape for k, v in cls(made).state_dict().items()}
+        shapes = {k: v.shape for k, v in state_of(cls(made)).items()}
     big = config["vocab_size"] > 10000
     rng = torch.Generator().manual_seed(seed)
     tensors = {}

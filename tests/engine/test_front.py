@@ -12,7 +12,7 @@ from kvasir.engine.front import Front
 from kvasir.errors import EngineDead, InvalidRequest, QueueFull, TemplateError
 from kvasir.text.chat import ChatTemplate
 from kvasir.types import FinishReason, SamplingParams, Task
-from tests.serve.fakes import BOS, EOS, EchoEngine, byte_tokenizer
+from tests.serve.fakes import BOS, EOS, POISON, EchoEngine, byte_tokenizer
 from tests.serve.running import assert_idle, make_front
 
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
@@ -164,7 +164,7 @@ async def test_tasks_a_model_cannot_do_are_refused(front):
 
 
 async def test_an_answer_that_fails_in_the_engine_says_so(front):
-    (got,) = await front.complete(front.resolve([1, 2], SamplingParams(**GREEDY)))
+    (got,) = await front.complete(front.resolve([POISON, 2], SamplingParams(**GREEDY)))
     assert (got.finish_reason, got.error) == (FinishReason.ERROR, "SecretError: inside")
     assert front.meter.finished["error"] == 1
 

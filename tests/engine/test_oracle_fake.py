@@ -1,10 +1,14 @@
 """The oracle itself, on the FakeRunner: it passes on a sound engine and fails on a broken one."""
 
+from collections import defaultdict
+
 import pytest
 
 from kvasir.engine.core import EngineCore
+from kvasir.plan import RowResult, unpack_ids
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
+from kvasir.types import FinishReason
 from tests.oracle import mixed_requests, plain, same, together
 
 
@@ -13,13 +17,65 @@ def make(**options) -> EngineCore:
     return EngineCore(fake, Scheduler(fake.capacity, eos_ids=(5,)))
 
 
-def test_everything_at_once_equals_alone():
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_everything_at_once_equals_alone(overlaps):
     requests = mixed_requests(256, 300)
     expected = plain(make(num_blocks=400), requests)
-    core = make(num_blocks=24, max_rows=5, max_tokens_per_step=17)
+    core = make(num_blocks=24, max_rows=5, max_tokens_per_step=17, overlaps=overlaps)
     got = together(core, requests, preempt=0.1, cancel=("r3",))
     same(expected, got, leave_out=("r3",))
     assert core.stats().preemptions > 5
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_steps_that_fail_change_nobodys_answer(overlaps):
+    """Every eleventh step raises, and one sequence in four has a row that fails: those end, the others are whole."""
+    requests = mixed_requests(256, 300)
+    expected = plain(make(num_blocks=400), requests)
+    doomed = {r.id: list(r.prompt_ids) for r in requests[::4]}
+
+    def raises(plan):
+        if plan.step % 11 == 10 and len(plan.work) > 1:
+            raise RuntimeError("a step in eleven")
+
+    core = make(num_blocks=40, max_rows=6, max_tokens_per_step=29, overlaps=overlaps, fault=raises)
+    result = core.runner._result
+
+    def fails(work):
+        join = core.runner.rows[work.row]
+        if work.sample and work.start > 20 and unpack_ids(join.ids)[: join.prompt_len] in doomed.values():
+            return RowResult(work.row, error="this row")
+        return result(work)
+
+    core.runner._result = fails
+    reasons, tokens, todo = {}, defaultdict(list), list(requests)
+    while todo or core.has_work():
+        if todo:
+            core.add(todo.pop())
+        for delta in core.step():
+            assert (delta.id, delta.index) not in reasons, "a delta behind the last one"
+            tokens[delta.id, delta.index] += delta.token_ids
+            if delta.finish_reason:
+                reasons[delta.id, delta.index] = delta.finish_reason
+        core.check()
+    failed = {key for key, reason in reasons.items() if reason is FinishReason.ERROR}
+    assert failed and {key[0] for key in failed} <= set(doomed)
+    assert set(reasons) == set(expected)
+    for key, answer in expected.items():
+        end = len(tokens[key])
+        assert tokens[key] == answer.tokens[:end] and (key in failed or end == len(answer.tokens))
+
+
+def test_the_next_step_is_planned_while_one_runs():
+    core = make(overlaps=True)
+    at = []
+    plan, sample = core.scheduler.plan, core.runner.sample
+    core.scheduler.plan = lambda: at.append("plan") or plan()
+    core.runner.sample = lambda pending: at.append("wait") or sample(pending)
+    core.add(mixed_requests(256, 300)[0])
+    for _ in range(3):
+        core.step()
+    assert at == ["plan", "plan", "wait", "plan", "wait"]
 
 
 def test_a_broken_engine_is_noticed():

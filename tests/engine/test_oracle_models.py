@@ -17,57 +17,68 @@ def _two_threads():
     torch.set_num_threads(before)
 
 
-MODELS = ["mini", "llama", "mistral", "qwen2", "qwen3", "gpt2"]
+MODELS = ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3", "phi3", "mixtral", "qwen3-moe"]
+CASES = [(model, dtype, "program") for model in ["mini", *MODELS] for dtype in ("float32", "bfloat16")] + [
+    *(("mini", "bfloat16", "eager"), ("llama", "float32", "eager"), ("mistral", "bfloat16", "eager")),
+    *(("qwen3", "float32", "eager"), ("gpt2", "bfloat16", "eager"), ("gemma3", "float32", "eager")),
+    *(("gemma2", "bfloat16", "eager"), ("mixtral", "float32", "eager"), ("qwen3-moe", "bfloat16", "eager")),
+    *(("qwen3-next", "float32", "eager"), ("qwen3-next", "bfloat16", "eager")),
+]
 
 
-@pytest.fixture(scope="module", params=[(m, d) for m in MODELS for d in ("float32", "bfloat16")], ids="-".join)
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
 def case(request, tmp_path_factory):
-    """(folder, dtype, requests, their plain answers)."""
-    model, dtype = request.param
+    """(folder, options, requests, their plain answers)."""
+    model, dtype, executor = request.param
+    options = {"dtype": dtype, "executor": executor}
     folder = "kvasir-mini" if model == "mini" else random_model(model, tmp_path_factory.mktemp(model))
-    core = core_of(folder, dtype=dtype, threads=1, max_num_seqs=1, num_blocks=40)
+    core = core_of(folder, **options, threads=1, max_num_seqs=1, num_blocks=40)
+    assert core.info.executor == executor
     requests = mixed_requests(core.info.vocab_size, 256, longest=150)
-    return folder, dtype, requests, plain(core, requests)
+    return folder, options, requests, plain(core, requests)
 
 
 def test_batched(case):
-    folder, dtype, requests, expected = case
-    core = core_of(folder, dtype=dtype, threads=1)
+    folder, options, requests, expected = case
+    core = core_of(folder, **options, threads=1)
     same(expected, together(core, requests))
     assert core.stats().steps < sum(len(a.tokens) for a in expected.values()), "nothing was batched"
 
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_odd_chunks_and_small_blocks(case, threads):
-    folder, dtype, requests, expected = case
-    core = core_of(folder, dtype=dtype, threads=threads, block_size=16, max_chunk=13, max_num_batched_tokens=37)
+    folder, options, requests, expected = case
+    core = core_of(folder, **options, threads=threads, block_size=16, max_chunk=13, max_num_batched_tokens=37)
     same(expected, together(core, requests, seed=2))
 
 
 def test_forced_preemption_and_cancelled_neighbours(case):
-    folder, dtype, requests, expected = case
-    core = core_of(folder, dtype=dtype, threads=2, block_size=32, max_num_batched_tokens=61)
+    folder, options, requests, expected = case
+    core = core_of(folder, **options, threads=2, block_size=32, max_num_batched_tokens=61, overlap=True)
+    assert core.runner.overlaps
     same(expected, together(core, requests, seed=3, preempt=0.5, cancel=("r1", "r4")), leave_out=("r1", "r4"))
     assert core.stats().preemptions > 5
 
 
-def test_a_tiny_pool(case):
-    folder, dtype, requests, expected = case
-    core = core_of(folder, dtype=dtype, threads=1, block_size=16, num_blocks=13, max_num_seqs=6, max_chunk=48)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_tiny_pool(case, overlap):
+    folder, options, requests, expected = case
+    options = {**options, "overlap": overlap}
+    core = core_of(folder, **options, threads=1, block_size=16, num_blocks=13, max_num_seqs=6, max_chunk=48)
     same(expected, together(core, requests, seed=4))
     assert core.stats().preemptions > 0, "the pool was not tiny enough"
 
 
 def test_nan_in_foreign_blocks_stays_there(case):
     """Blocks nobody has written, and those that were given back, are full of NaN."""
-    folder, dtype, requests, expected = case
-    core = core_of(folder, dtype=dtype, threads=1, block_size=16, num_blocks=40, max_num_seqs=8)
+    folder, options, requests, expected = case
+    core = core_of(folder, **options, threads=1, block_size=16, num_blocks=40, max_num_seqs=8)
     cache = core.runner.cache
     cache.fill_(float("nan"))
 
     def poison(core) -> None:
         for group, pool in enumerate(core.scheduler.kv.pools):
-            free = torch.tensor([b for b in range(1, pool.num_blocks) if pool._count[b] == 0])
+            free = torch.tensor([b for b in range(1, pool.num_blocks) if pool._count[b] == 0], dtype=torch.long)
             cache.tensors[group][:, :, free] = float("nan")
 
     same(expected, together(core, requests, seed=5, each_step=poison))

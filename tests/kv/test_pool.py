@@ -30,6 +30,45 @@ def test_faults_are_noticed():
         pool.share(blocks[:1])
 
 
+def test_a_cached_block_is_idle_when_nobody_else_holds_it():
+    pool = BlockPool(8)
+    held, cached = pool.take(2)
+    pool.keep([cached, 0])
+    assert (pool.idle, pool.used, pool.available, pool.cached) == (0, 2, 5, 1)
+    pool.release([cached])
+    assert (pool.idle, pool.used, pool.available, pool.free) == (1, 1, 6, 5)
+    assert pool.is_idle(cached) and not pool.is_idle(held) and not pool.is_idle(0)
+    pool.check([[held]], [[cached, 0]])
+    pool.share([cached])
+    assert pool.idle == 0
+    pool.forget([cached])
+    assert (pool.idle, pool.used, pool.free) == (0, 2, 5)
+    pool.keep([cached])
+    pool.release([cached])
+    pool.forget([cached])
+    pool.check([[held]])
+
+
+def test_faults_of_the_cache_are_noticed():
+    pool = BlockPool(8)
+    held, idle = pool.take(2)
+    pool.keep([idle])
+    pool.release([idle])
+    for wrong in (
+        lambda: pool.release([idle]),
+        lambda: pool.keep([idle]),
+        lambda: pool.forget([held]),
+        lambda: pool.keep([7]),
+        lambda: pool.check([[held]]),
+        lambda: pool.check([[held], [idle]]),
+        lambda: pool.check([[held]], [[idle], [idle]]),
+        lambda: pool.check([[held]], [[held, idle]]),
+    ):
+        with pytest.raises(AssertionError):
+            wrong()
+    pool.check([[held]], [[idle]])
+
+
 class Tables(RuleBasedStateMachine):
     """Tables grow, fork, own, trim and go in any order; the pool's counts are those of the living tables."""
 
@@ -50,7 +89,8 @@ class Tables(RuleBasedStateMachine):
     def fork(self, data):
         table, tokens = data.draw(st.sampled_from(self.tables))
         kept = tokens if table.window else data.draw(st.integers(1, tokens))
-        twin = table.fork(kept)
+        twin = BlockTable(self.pool, 8, table.window)
+        twin.adopt(table.ids[: -(-kept // 8)])
         if self.pool.free:
             before = list(twin.ids)
             pair = twin.make_own(kept)

@@ -53,6 +53,24 @@ def test_blocks_behind_a_window_may_be_stale(cache):
         make_batch([part([7], 40, [1, 2, 3], [1, 0, 3])], cache)
 
 
+def test_a_state_needs_the_block_of_the_token_before():
+    """Position 32 opens block 2 out of block 1, position 33 is in it, and what lies before is stale."""
+    cache = KVCache((LayerCache("state", state=(2,), inputs=3, before=3),), [10], 16, torch.float32)
+    make_batch([part([7], 32, [99, 5, 6])], cache)
+    make_batch([part([7], 33, [99, 99, 6])], cache)
+    for start, stale in ((32, [4, 99, 6]), (33, [4, 5, 99])):
+        with pytest.raises(AssertionError, match="out of range"):
+            make_batch([part([7], start, stale)], cache)
+
+
+def test_walks_are_planned_once_for_layers_of_a_kind():
+    state = LayerCache("state", state=(2,), inputs=3, before=3)
+    cache = KVCache((state, SPEC[0], state), [10, 10], 16, torch.float32)
+    batch = make_batch([part([7, 8], 15, [3, 4], [5, 6])], cache)
+    assert batch.states(0) is batch.states(2)
+    assert [piece.blocks.tolist() for piece in batch.states(0).parts[0].pieces] == [[3], [4]]
+
+
 def test_what_only_we_could_break_is_noticed(cache):
     with pytest.raises(AssertionError, match="1 blocks of 16 for 17 tokens"):
         make_batch([part([7, 8], 15, [3], [5])], cache)

@@ -4,6 +4,7 @@ import torch
 from kvasir.layers.kv_cache import KVCache, LayerCache, cache_groups
 
 FULL, WINDOW, WIDE = LayerCache("full", 2, 8), LayerCache("window", 2, 8, 32), LayerCache("full", 4, 8)
+STATE = LayerCache("state", state=(3, 5, 7), inputs=11, before=3)
 SPEC = (FULL, WINDOW, FULL, WIDE, WINDOW)
 
 
@@ -51,3 +52,30 @@ def test_copies_read_all_before_they_write_any():
 def test_a_size_for_every_group():
     with pytest.raises(ValueError, match="1 sizes for 3 groups"):
         KVCache(SPEC, [4], 16, torch.float32)
+
+
+def test_states_are_blocks_of_float32():
+    """Whatever the type of keys and values; only the block of the token before is still needed."""
+    spec = (STATE, FULL, STATE)
+    groups = cache_groups(spec, 16, torch.bfloat16)
+    assert [(g.kind, g.layers, g.window) for g in groups] == [("state", (0, 2), 2), ("full", (1,), 0)]
+    cache = KVCache(spec, [5, 7], 16, torch.bfloat16)
+    assert groups[0].bytes_per_block == 2 * 4 * (3 * 5 * 7 + (3 + 16) * 11) == cache.tensors[0].nbytes / 5
+    assert cache.state(2).shape == (5, 3, 5, 7) and cache.inputs(0).shape == (5, 19, 11)
+    assert cache.state(0).dtype == cache.inputs(0).dtype == torch.float32
+
+
+def test_a_state_and_its_inputs_lie_beside_each_other():
+    cache = KVCache((STATE, STATE), [4], 16, torch.float32)
+    cache.fill_(0.0)
+    cache.state(1)[2] = 1.0
+    cache.inputs(1)[2] = 2.0
+    assert cache.state(1).sum() == 3 * 5 * 7 and cache.inputs(1).sum() == 2 * 19 * 11
+    assert not cache.state(0).any() and not cache.inputs(0).any()
+    cache.copy(0, [(2, 3)])
+    assert (cache.state(1)[3] == 1).all() and (cache.inputs(1)[3] == 2).all()
+
+
+def test_a_reach_beyond_a_block_is_our_own_fault():
+    with pytest.raises(AssertionError, match="lies in the one before"):
+        KVCache((LayerCache("state", state=(1,), inputs=1, before=17),), [4], 16, torch.float32)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kvasir.layers.embedding import Embedding
-from kvasir.layers.linear import QKV, Down, GateUp, Head, Out, Plain, num_segments
+from kvasir.layers.linear import QKV, Down, GateUp, Head, Out, Plain
 from kvasir.layers.module import Module
 
 CPU = torch.device("cpu")
@@ -15,7 +15,7 @@ X = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
 )
 def test_segments(width, segments):
     """A power of two that divides the width, into whole groups of 32 where that can be."""
-    assert num_segments(width) == segments
+    assert Down(width, 1).segments == segments
 
 
 def fill(linear, dtype=torch.float32) -> dict[str, torch.Tensor]:

@@ -1,7 +1,8 @@
-"""Tiny configurations of the llama family, each with what sets it apart switched on."""
+"""Tiny configurations of the decoders, each with what sets it apart switched on."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 SIZES: dict[str, Any] = {
@@ -34,6 +35,41 @@ YARN = {
     "beta_slow": 0.25,
     "original_max_position_embeddings": 32,
 }
+# The last quarter of a head's dimensions does not turn.
+PARTIAL = {"partial_rotary_factor": 0.75, "rope_theta": 100.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.2, 2.0, 1.5, 2.5, 3.0],
+    "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 48.0, 64.0],
+    "rope_theta": 100.0,
+}
+GEMMA = {
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 20,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+}
+QWEN3_NEXT = {
+    **QWEN3_MOE,
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "mlp_only_layers": [2],
+    "shared_expert_intermediate_size": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -57,8 +93,30 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "qwen2-yarn": {"model_type": "qwen2", "rope_theta": 100.0, "rope_scaling": YARN},
     "qwen3": {"model_type": "qwen3", "head_dim": 32, "hidden_size": 48, "num_attention_heads": 6},
+    "gemma2": {**GEMMA, "model_type": "gemma2", "attn_logit_softcapping": 4.0, "final_logit_softcapping": 20.0},
+    "gemma3": {
+        **GEMMA,
+        "model_type": "gemma3_text",
+        "sliding_window_pattern": 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+        },
+    },
+    "phi3": {"model_type": "phi3", "sliding_window": 24, **PARTIAL},
+    "phi3-longrope": {
+        "model_type": "phi3",
+        "max_position_embeddings": 512,
+        "original_max_position_embeddings": 128,
+        "rope_parameters": LONGROPE,
+    },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24},
+    "qwen3-moe": {**QWEN3_MOE, "norm_topk_prob": True},
+    "qwen3-next": QWEN3_NEXT,
+    "qwen3-moe-mixed": {**QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
 }
 
 
 def config_of(name: str) -> dict[str, Any]:
-    return {**SIZES, **FAMILIES[name]}
+    """A copy, for transformers writes into what it is given."""
+    return deepcopy({**SIZES, **FAMILIES[name]})

@@ -12,6 +12,7 @@ from kvasir.models.registry import model_class_for
 from kvasir.runner.load import open_checkpoint
 from kvasir.weights.find import find_local
 from kvasir.weights.load import fill
+from tests.models.oracle import state_of
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
@@ -34,9 +35,10 @@ def randomized(model: Any, seed: int = 0, gain: float = 1.5) -> Any:
             kind = type(modules[name.rpartition(".")[0]]).__name__
             value.normal_(generator=generator)
             if value.dim() == 1:
-                value.mul_(0.3).add_(1.0 if name.endswith("weight") else 0.0)
-            elif kind != "Embedding":
-                value.mul_(gain / value.shape[0 if kind == "Conv1D" else 1] ** 0.5)
+                around = name.endswith("weight") and "Gemma" not in kind  # whose norms add 1 themselves
+                value.mul_(0.3).add_(1.0 if around else 0.0)
+            elif "Embedding" not in kind:
+                value.mul_(gain / value.shape[0 if kind == "Conv1D" else -1] ** 0.5)
     return model.eval()
 
 
@@ -45,7 +47,7 @@ def save(model: Any, folder: Path) -> Path:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.contiguous() for name, tensor in state_of(model).items()}
     shared = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
     kept = {name: tensor for name, tensor in tensors.items() if shared[tensor.data_ptr()] == name}
     save_file(kept, folder / "model.safetensors")

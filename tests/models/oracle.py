@@ -61,12 +61,20 @@ def randomized(model: Any, seed: int = 0) -> Any:
                 gain = 1.0 if "embed" in name else 1.5 / tensor.shape[-1] ** 0.5
                 tensor.copy_(noise * gain)
             else:
-                tensor.copy_(noise * 0.3 + name.endswith("norm.weight"))
+                around = name.endswith("norm.weight") and "Gemma" not in type(model).__name__  # which add 1 themselves
+                tensor.copy_(noise * 0.3 + around)
     return model.eval()
 
 
+def state_of(model: Any) -> dict[str, Tensor]:
+    """The transformers model's tensors as `save_pretrained` writes them: each expert's matrices by themselves."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return dict(revert_weight_conversion(model, model.state_dict()))
+
+
 def ours(config: Mapping[str, Any], state: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Any:
-    """Our model for a transformers config (`to_dict`) and state dict."""
+    """Our model for a transformers config (`to_dict`) and `state_of` its model."""
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
     fill(model, DictSource(state), dtype)
@@ -96,6 +104,8 @@ def dummy_source(model: Any, seed: int = 0) -> DummySource:
     for path, leaf in model.walk():
         for name, shape in leaf.expects().items():
             take, names = _spellings(model.names(), f"{path}.{name}")
-            assert take is None, "write the checkpoint's own shape for a tensor that is taken in part"
+            assert take is None or not take.transposed, "write the checkpoint's own shape for a transposed tensor"
+            if take is not None and take.rows is not None:
+                shape = (max(take.rows[1], shapes.get(names[0], (0,))[0]), *shape[1:])
             shapes[names[0]] = shape
     return DummySource(shapes, seed)

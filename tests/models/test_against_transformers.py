@@ -1,4 +1,4 @@
-"""The llama family against transformers: equal logits, and every field of a config makes a difference to them."""
+"""The decoders against transformers: equal logits, and every field of a config makes a difference to them."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.models.driver import logits_of
-from tests.models.families import FAMILIES, LLAMA3, YARN, config_of
-from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, ours, random_ids, randomized
+from tests.models.families import FAMILIES, LLAMA3, LONGROPE, YARN, config_of
+from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, ours, random_ids, randomized, state_of
 
 LENGTH = 100  # beyond every window and original rope length in `families`
 
@@ -31,7 +31,7 @@ def test_logits_agree(transformers, name):
     model, ids = oracle(transformers, name), random_ids(LENGTH, 96)
     expected = reference_logits(model, ids)
     assert 1 < expected.abs().max() < 100, "the weights' scale hides errors"
-    logits = logits_of(ours(model.config.to_dict(), model.state_dict()), ids)
+    logits = logits_of(ours(model.config.to_dict(), state_of(model)), ids)
     assert distance(logits, expected) < TOLERANCE
 
 
@@ -41,6 +41,8 @@ def scaled(scaling: dict[str, Any], theta: float, **changes: Any) -> list[dict[s
     return [{"rope_parameters": {**whole, key: value}} for key, value in changes.items()]
 
 
+LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}
+LOCAL = {"rope_type": "default", "rope_theta": 20.0}
 # Each entry changes the config that our model reads, and nothing else: the logits must notice.
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "llama": [
@@ -68,6 +70,63 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         *scaled(YARN, 100.0, beta_fast=4.0, beta_slow=0.5, truncate=False),
     ],
     "qwen3": [{"rms_norm_eps": 1e-1}],
+    "gemma2": [
+        {"rms_norm_eps": 1e-1},
+        {"hidden_activation": "silu"},
+        {"query_pre_attn_scalar": 48},
+        {"attn_logit_softcapping": None},
+        {"final_logit_softcapping": None},
+        {"sliding_window": 21},
+        {"layer_types": ["full_attention"] * 4},
+        {"layer_types": ["full_attention", "sliding_attention"] * 2},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}},
+    ],
+    "gemma3": [
+        {"rms_norm_eps": 1e-1},
+        {"query_pre_attn_scalar": 48},
+        {"final_logit_softcapping": 20.0},
+        {"sliding_window": 21},
+        {"layer_types": ["full_attention"] * 4},
+        {"rope_parameters": {"full_attention": {**LINEAR, "factor": 4.0}, "sliding_attention": LOCAL}},
+        {"rope_parameters": {"full_attention": {**LINEAR, "rope_theta": 5000.0}, "sliding_attention": LOCAL}},
+        {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {**LOCAL, "rope_theta": 30.0}}},
+        {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {**LINEAR, "rope_theta": 20.0}}},
+    ],
+    "phi3": [
+        {"rms_norm_eps": 1e-1},
+        {"sliding_window": 25},
+        {"sliding_window": None},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 200.0, "partial_rotary_factor": 0.75}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
+    ],
+    "phi3-longrope": [
+        {"original_max_position_embeddings": 500, "rope_parameters": {**LONGROPE, "factor": 1.0}},
+        {"rope_parameters": {**LONGROPE, "attention_factor": 1.0}},
+        {"rope_parameters": {**LONGROPE, "factor": 32.0}},
+        {"rope_parameters": {**LONGROPE, "short_factor": [1.0] * 8}},
+        {"max_position_embeddings": 4096},
+    ],
+    "mixtral": [
+        {"sliding_window": 25},
+        {"num_experts_per_tok": 1},
+        {"num_experts_per_tok": 3},
+        {"hidden_act": "gelu"},
+    ],
+    "qwen3-moe": [
+        {"norm_topk_prob": False},
+        {"num_experts_per_tok": 2},
+        {"hidden_act": "gelu"},
+        {"use_sliding_window": True, "sliding_window": 20},
+    ],
+    "qwen3-next": [
+        {"rms_norm_eps": 1e-1},
+        {"hidden_act": "gelu"},
+        {"norm_topk_prob": False},
+        {"num_experts_per_tok": 2},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 20.0, "partial_rotary_factor": 0.25}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
+        {"linear_num_key_heads": 4, "linear_key_head_dim": 6},
+    ],
 }
 
 
@@ -78,18 +137,20 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
 )
 def test_every_field_moves_the_logits(transformers, name, change):
     model, ids = oracle(transformers, name), random_ids(LENGTH, 96)
-    config, state = model.config.to_dict(), model.state_dict()
+    config, state = model.config.to_dict(), state_of(model)
     logits = logits_of(ours(config, state), ids)
     assert distance(logits_of(ours(config | change, state), ids), logits) > SENSITIVITY
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_every_weight_moves_the_logits(transformers):
-    model, ids = oracle(transformers, "llama-biased-tied"), random_ids(LENGTH, 96)
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    del state["lm_head.weight"]
+@pytest.mark.parametrize("name", ["llama-biased-tied", "gemma2", "gemma3", "phi3", "qwen3-moe-mixed", "qwen3-next"])
+def test_every_weight_moves_the_logits(transformers, name):
+    model, ids = oracle(transformers, name), random_ids(LENGTH, 96)
+    state = {name: tensor.clone() for name, tensor in state_of(model).items()}
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
     logits = logits_of(ours(model.config.to_dict(), state), ids)
     for name, tensor in state.items():
-        changed = state | {name: tensor * 1.5}
+        changed = state | {name: tensor.flip(0 if len(tensor) > 1 else 1)}  # not scaled: a norm behind would undo it
         moved = distance(logits_of(ours(model.config.to_dict(), changed), ids), logits)
         assert moved > SENSITIVITY, name

@@ -196,6 +196,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 
+LONGROPE = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 64.0]}
+
 
 def rope(config: dict, max_position: int = 4096) -> tuple[float, RopeScaling]:
     f = Fields(config)
@@ -212,6 +214,7 @@ def rope(config: dict, max_position: int = 4096) -> tuple[float, RopeScaling]:
         {"rope_type": "dynamic", "factor": 2.0},
         {"rope_type": "llama3", **LLAMA3},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "beta_fast": 16},
+        {"rope_type": "longrope", **LONGROPE, "original_max_position_embeddings": 1024},
     ],
 )
 def test_old_and_new_spelling_give_the_same(scaling):
@@ -248,13 +251,22 @@ def test_yarn_weighs_both_mscales():
     assert scaling.attention_factor == pytest.approx((0.1 * math.log(40) + 1) / (0.05 * math.log(40) + 1))
 
 
+def test_longrope_keeps_the_short_factors_and_ends_where_the_long_ones_would_begin():
+    fields = {"rope_scaling": {"type": "su", **LONGROPE}, "original_max_position_embeddings": 1024}
+    _, scaling = rope(fields, max_position=131072)
+    assert (scaling.kind, scaling.factors, scaling.context_length(131072)) == ("longrope", (1.0, 1.5), 1024)
+    assert scaling.attention_factor == math.sqrt(1 + math.log(128) / math.log(1024))
+    assert rope(fields, max_position=512)[1].attention_factor == 1.0
+    assert scaling.context_length(512) == 512
+
+
 def test_context_lengths():
     assert rope({"rope_scaling": {"type": "linear", "factor": 4.0}})[1].context_length(4096) == 16384
     assert rope({"rope_scaling": {"type": "dynamic", "factor": 4.0}})[1].context_length(4096) == 4096
     assert rope({"rope_scaling": {"type": "llama3", **LLAMA3}})[1].context_length(131072) == 131072
 
 
-@pytest.mark.parametrize("kind", ["longrope", "su", "mrope", "proportional", "ntk", 7])
+@pytest.mark.parametrize("kind", ["mrope", "proportional", "ntk", 7])
 def test_a_kind_without_code_is_refused_by_name(kind):
     with pytest.raises(UnsupportedModel, match=str(kind)):
         rope({"rope_scaling": {"rope_type": kind, "factor": 2.0}})
@@ -268,6 +280,9 @@ def test_a_kind_without_code_is_refused_by_name(kind):
         {"rope_scaling": {"type": "llama3", **LLAMA3, "high_freq_factor": 1.0}},
         {"rope_scaling": {"type": "factors", "factors": [0.0, 1.0]}},
         {"rope_scaling": {"type": "factors", "factors": []}},
+        {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+        {"rope_scaling": {"type": "longrope", **LONGROPE, "short_factor": [0.0]}},
+        {"rope_scaling": {"type": "longrope", **LONGROPE, "long_factor": None}},
         {"rope_scaling": [1, 2]},
         {"rope_theta": -1.0},
         {"rope_theta": "10000"},

@@ -5,6 +5,7 @@ First llama.cpp's own files, then files of each architecture, written by gguf-py
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from tests._shared import need
 from tests.models.driver import greedy, logits_of
 from tests.models.hf import load, randomized, save
-from tests.models.oracle import TOLERANCE, distance, random_ids
+from tests.models.oracle import TOLERANCE, distance, random_ids, state_of
 
 gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
@@ -74,6 +75,10 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 GPT2 = {"vocab_size": 101, "n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 256}
+QWEN3_MOE = {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+             "norm_topk_prob": True}  # fmt: skip
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.5] * 8, "long_factor": [4.0] * 8}
 MODELS = {
     "llama": transformers.LlamaConfig(**DECODER),
     "llama-3": transformers.LlamaConfig(**DECODER, rope_theta=100.0, rope_scaling=LLAMA3),
@@ -82,6 +87,19 @@ MODELS = {
     "qwen2": transformers.Qwen2Config(**DECODER, rope_scaling=YARN),
     "qwen3": transformers.Qwen3Config(**DECODER, head_dim=32, tie_word_embeddings=True),
     "gpt2": transformers.GPT2Config(**GPT2),
+    "mixtral": transformers.MixtralConfig(**DECODER, num_local_experts=4, sliding_window=20),
+    "qwen3-moe": transformers.Qwen3MoeConfig(**DECODER, **QWEN3_MOE),
+    "gemma2": transformers.Gemma2Config(**DECODER, **GEMMA, attn_logit_softcapping=4.0, final_logit_softcapping=20.0),
+    "gemma2-uncapped": transformers.Gemma2Config(
+        **DECODER, **GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None
+    ),
+    "gemma3": transformers.Gemma3TextConfig(
+        **{**DECODER, "num_hidden_layers": 7}, **GEMMA, rope_scaling={"rope_type": "linear", "factor": 2.0}
+    ),
+    "phi3": transformers.Phi3Config(**DECODER, pad_token_id=0, partial_rotary_factor=0.75, sliding_window=20),
+    "phi3-longrope": transformers.Phi3Config(
+        **DECODER, pad_token_id=0, original_max_position_embeddings=200, rope_scaling=LONGROPE
+    ),
 }
 
 
@@ -103,9 +121,10 @@ def rope_factors(config, dim: int) -> np.ndarray:
 def write_gguf(hf, path: Path) -> Path:
     """The file as the converter writes it: its keys, gguf-py's names, and its changes to the tensors."""
     c = hf.config
-    name = "llama" if c.model_type == "mistral" else c.model_type
-    arch = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
-            "gpt2": gguf.MODEL_ARCH.GPT2}[name]  # fmt: skip
+    name = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}.get(
+        c.model_type, c.model_type
+    )
+    arch = {arch: number for number, arch in gguf.MODEL_ARCH_NAMES.items()}[name]
     names = gguf.get_tensor_name_map(arch, c.num_hidden_layers)
     writer = gguf.GGUFWriter(path, name)
     writer.add_context_length(c.max_position_embeddings)
@@ -117,10 +136,11 @@ def write_gguf(hf, path: Path) -> Path:
         writer.add_layer_norm_eps(c.layer_norm_epsilon)
     else:
         add_decoder_keys(writer, c)
-    for tensor_name, tensor in hf.state_dict().items():
+    for tensor_name, data in stacked(state_of(hf)).items():
         if tensor_name == "lm_head.weight" and c.tie_word_embeddings:
             continue
-        data = tensor.numpy()
+        if name.startswith("gemma") and tensor_name.endswith("norm.weight"):
+            data = data + 1.0
         if name == "llama" and "q_proj" in tensor_name:
             data = to_pairs(data, c.num_attention_heads)
         if name == "llama" and "k_proj" in tensor_name:
@@ -135,9 +155,25 @@ def write_gguf(hf, path: Path) -> Path:
     return path
 
 
+def stacked(state: dict) -> dict[str, np.ndarray]:
+    """The tensors by name, the matrices of a layer's experts as one."""
+    found: dict[str, np.ndarray] = {}
+    experts: dict[str, list[np.ndarray]] = {}
+    for name, tensor in state.items():
+        merged = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+        if merged == name:
+            found[name] = tensor.numpy()
+        else:
+            experts.setdefault(merged, []).append(tensor.numpy())
+    return found | {name: np.stack(parts) for name, parts in experts.items()}
+
+
 def add_decoder_keys(writer, c) -> None:
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     scaling = c.rope_parameters
+    if c.model_type == "gemma3_text":
+        writer.add_sliding_window(c.sliding_window)
+        scaling = scaling["full_attention"]
     writer.add_feed_forward_length(c.intermediate_size)
     writer.add_head_count_kv(c.num_key_value_heads)
     writer.add_key_length(head_dim)
@@ -150,8 +186,34 @@ def add_decoder_keys(writer, c) -> None:
         writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
     if scaling["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", rope_factors(c, head_dim))
-    if c.model_type == "mistral":
+    if scaling["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(scaling["factor"])
+    if c.model_type in ("mistral", "mixtral", "gemma2"):
         writer.add_sliding_window(c.sliding_window)
+    if c.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(c.attn_logit_softcapping or 0.0)
+        writer.add_final_logit_softcapping(c.final_logit_softcapping or 0.0)
+    if c.model_type in ("mixtral", "qwen3_moe"):
+        writer.add_expert_count(c.num_local_experts)
+        writer.add_expert_used_count(c.num_experts_per_tok)
+    if c.model_type == "qwen3_moe":
+        writer.add_expert_feed_forward_length(c.moe_intermediate_size)
+    if c.model_type == "phi3":
+        add_phi3_keys(writer, c, head_dim)
+
+
+def add_phi3_keys(writer, c, head_dim: int) -> None:
+    scaling, original = c.rope_parameters, c.original_max_position_embeddings
+    writer.add_rope_scaling_orig_ctx_len(original)
+    writer.add_rope_dimension_count(int(scaling["partial_rotary_factor"] * head_dim))
+    writer.add_sliding_window(c.sliding_window or 0)
+    if scaling["rope_type"] == "longrope":
+        growth = c.max_position_embeddings / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(growth) / math.log(original)))
+        for kind in ("short", "long"):
+            factors = np.array(scaling[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -162,7 +224,7 @@ def test_a_file_computes_what_its_folder_computes(tmp_path, name):
     assert type(file) is type(folder)
     ids = random_ids(200, 101)
     found, expected = logits_of(file, ids), logits_of(folder, ids)
-    if name == "llama-3":  # its factors went through float32
+    if name in ("llama-3", "phi3-longrope"):  # their factors went through float32
         assert distance(found, expected) < TOLERANCE
     else:
         assert torch.equal(found, expected)

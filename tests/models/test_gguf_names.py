@@ -92,6 +92,10 @@ ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
     "gpt2": gguf.MODEL_ARCH.GPT2,
     "bert": gguf.MODEL_ARCH.BERT,
 }
@@ -103,18 +107,22 @@ def test_names_are_those_that_the_converter_reads(architecture):
     to_gguf = gguf.get_tensor_name_map(ARCHITECTURES[architecture], 3)
     templates = [gguf.TENSOR_NAMES[t] for t in gguf.MODEL_TENSORS[ARCHITECTURES[architecture]]]
     ours = [name for name in templates if name.removeprefix("blk.{bid}.") in FAMILIES[architecture].names]
-    assert len(ours) >= 10
+    assert len(ours) >= 9
     for name in (template.format(bid=2) for template in ours):
-        found = hf_name(architecture, f"{name}.weight")
+        found = hf_name(architecture, f"{name}.weight").replace(".*", "")  # merged, as the converter calls it
         assert to_gguf.get_name(found, try_suffixes=(".weight",)) == f"{name}.weight"
 
 
 def test_tensors_without_weights_have_no_name():
     assert hf_name("llama", "rope_freqs.weight") is None
     assert hf_name("llama", "blk.0.attn_rot_embd.weight") is None
+    assert hf_name("phi3", "rope_factors_long.weight") is hf_name("phi3", "rope_factors_short.weight") is None
 
 
-@pytest.mark.parametrize("name", ["blk.0.ffn_gate_inp.weight", "blk.0.attn_q.scale", "x", "blk..attn_q.weight", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["blk.0.ffn_gate_shexp.weight", "blk.0.ffn_gate.3.weight", "blk.0.attn_q.scale", "x", "blk..attn_q.weight", ""],
+)
 def test_an_unknown_tensor_is_refused_by_name(name):
     with pytest.raises(ModelFileError, match="unknown tensor"):
         hf_name("llama", name)
@@ -143,10 +151,57 @@ def test_transposed_weights_are_given_back_as_the_checkpoint_holds_them():
     assert view.tensor("transformer.h.0.attn.c_attn.bias").shape == (96,)
 
 
+def test_each_expert_is_a_view_of_the_stack():
+    source = GGUFStack(np.arange(4 * 2 * 8, dtype=np.float32).reshape(4, 2, 8))
+    view = HFView(source, {}, "qwen3moe")
+    assert list(view.names()) == [f"model.layers.1.mlp.experts.{e}.up_proj.weight" for e in range(4)]
+    for e, name in enumerate(view.names()):
+        assert view.info(name).shape == (2, 8) and view.info(name).nbytes == 64
+        assert np.array_equal(view.tensor(name), source.array[e])
+        assert np.array_equal(view.raw(name).view(np.float32), source.array[e])
+        view.drop(name)
+        assert source.dropped == (["blk.1.ffn_up_exps.weight"] if e == 3 else [])
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (2000, 1, 1), (2, 2, 2, 2)])
+def test_what_is_no_stack_of_experts_is_refused(shape):
+    with pytest.raises(ModelFileError, match="stack"):
+        HFView(DummySource({"blk.0.ffn_up_exps.weight": shape}), {}, "qwen3moe")
+
+
+def test_what_the_converter_adds_to_gemmas_norms_is_taken_away():
+    source = DummySource({"blk.0.attn_norm.weight": (32,), "blk.0.attn_q.weight": (32, 32)})
+    view = HFView(source, {}, "gemma2")
+    name = "model.layers.0.input_layernorm.weight"
+    assert torch.equal(view.tensor(name), source.tensor("blk.0.attn_norm.weight") - 1)
+    query = view.tensor("model.layers.0.self_attn.q_proj.weight")
+    assert torch.equal(query, source.tensor("blk.0.attn_q.weight"))
+
+
 def test_rows_that_the_heads_cannot_share_are_refused():
     view = HFView(DummySource({"blk.0.attn_q.weight": (30, 8)}), {"num_attention_heads": 4}, "llama")
     with pytest.raises(ModelFileError, match="4 heads"):
         view.tensor("model.layers.0.self_attn.q_proj.weight")
+
+
+class GGUFStack:
+    """A source of one stack of experts' matrices."""
+
+    def __init__(self, array: np.ndarray):
+        self.array, self.dropped = array, []
+        self.drop, self.close = self.dropped.append, list
+
+    def names(self):
+        return ["blk.1.ffn_up_exps.weight"]
+
+    def info(self, name):
+        return TensorInfo(name, self.array.shape, "F32", self.array.nbytes, need())
+
+    def raw(self, name):
+        return self.array.reshape(-1, self.array.shape[-1]).view(np.uint8)
+
+    def tensor(self, name, dtype=None, index=None):
+        return torch.from_numpy(self.array if index is None else self.array[index])
 
 
 # --- metadata ---------------------------------------------------------------------------------------
@@ -177,6 +232,8 @@ def metadata(architecture: str, **changes) -> dict:
         "feed_forward_length": 80,
         "attention.head_count": 4,
     }
+    if architecture == "qwen3moe":
+        values |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 16}
     epsilon = "layer_norm_epsilon" if architecture in ("gpt2", "bert") else "layer_norm_rms_epsilon"
     values[f"attention.{epsilon}"] = float(np.float32(1e-5))
     for key, value in changes.items():
@@ -198,7 +255,8 @@ def read(architecture: str, tensors: dict | None = None, tokenizer: dict | None 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_each_architecture_gives_a_config_of_a_class_we_have(architecture):
     config = read(architecture)
-    assert model_class_for(config).__module__ == f"kvasir.models.{architecture}"
+    module = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}.get(architecture, architecture)
+    assert model_class_for(config).__module__ == f"kvasir.models.{module}"
     assert config["vocab_size"] == ROWS
 
 
@@ -218,6 +276,47 @@ def test_a_window_makes_a_llama_a_mistral_and_no_other():
     assert (config["model_type"], config["sliding_window"]) == ("mistral", 16)
     with pytest.raises(UnsupportedModel, match="sliding_window"):
         read("qwen2", attention__sliding_window=16)
+
+
+def test_experts_make_a_llama_a_mixtral():
+    config = read("llama", expert_count=8, expert_used_count=2, attention__sliding_window=0)
+    assert (config["model_type"], config["num_local_experts"], config["num_experts_per_tok"]) == ("mixtral", 8, 2)
+    assert config["sliding_window"] is None
+    with pytest.raises(ModelFileError, match="expert_used_count"):
+        read("llama", expert_count=8)
+
+
+def test_gemmas_settings_that_the_file_leaves_to_its_reader():
+    kinds = {"s": "sliding_attention", "f": "full_attention"}
+    config = read("gemma2", block_count=4, attention__key_length=16, attention__value_length=16)
+    assert config["layer_types"] == [kinds[k] for k in "sfsf"] and config["query_pre_attn_scalar"] == 16
+    largest = read("gemma2", block_count=46, attention__key_length=16, attention__value_length=16)
+    assert largest["query_pre_attn_scalar"] == HIDDEN // 4
+    config = read("gemma3", block_count=7, attention__sliding_window=8)
+    assert config["layer_types"] == [kinds[k] for k in "sssssfs"] and config["rope_local_base_freq"] == 1e4
+    assert set(read("gemma3", block_count=7)["layer_types"]) == {"full_attention"}
+    flags = {"attention__sliding_window_pattern": np.array([True, True, False]), "attention__sliding_window": 8}
+    assert read("gemma3", block_count=3, **flags)["layer_types"] == [kinds[k] for k in "ssf"]
+    flags["attention__sliding_window_pattern"] = 2
+    assert read("gemma3", block_count=3, **flags)["layer_types"] == [kinds[k] for k in "sfs"]
+
+
+def test_phi3_turns_as_many_dimensions_as_the_file_says():
+    assert read("phi3")["partial_rotary_factor"] == 1.0
+    assert read("phi3", rope__dimension_count=6)["partial_rotary_factor"] == 0.75
+    with pytest.raises(ModelFileError, match="dimension_count"):
+        read("phi3", rope__dimension_count=10)
+
+
+def test_longrope_comes_from_its_tensors():
+    tensors = {f"rope_factors_{kind}.weight": np.arange(1, 5, dtype=np.float32) for kind in ("short", "long")}
+    keys = {"rope__scaling__original_context_length": 16, "rope__scaling__attn_factor": 1.5}
+    _, scaling = read_rope(Fields(read("phi3", tensors, **keys)), CONTEXT, partial=True)
+    assert (scaling.kind, scaling.factors, scaling.attention_factor) == ("longrope", (1.0, 2.0, 3.0, 4.0), 1.5)
+    assert scaling.context_length(CONTEXT) == 16
+    del tensors["rope_factors_long.weight"]
+    with pytest.raises(ModelFileError, match="rope_factors_long"):
+        read("phi3", tensors, **keys)
 
 
 def test_head_sizes_are_the_files_own():
@@ -285,8 +384,12 @@ def test_pooling_kinds(number, kind):
 @pytest.mark.parametrize(
     ("architecture", "changes"),
     [
-        ("gemma3", {}),
-        ("llama", {"expert_count": 8}),
+        ("gemma", {}),
+        ("gemma3", {"attention__scale": 0.5}),
+        ("qwen3", {"expert_count": 8}),
+        ("qwen3moe", {"expert_weights_norm": False}),
+        ("qwen3moe", {"expert_shared_count": 1}),
+        ("phi3", {"rope__scaling__type": "ntk"}),
         ("llama", {"attention__value_length": 4}),
         ("llama", {"rope__dimension_count": 4}),
         ("llama", {"attention__scale": 0.5}),

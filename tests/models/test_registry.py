@@ -24,9 +24,9 @@ def test_a_class_is_found_by_type_and_by_each_of_its_architectures(model_type):
 
 def test_a_refusal_names_the_architecture_the_nearest_and_the_way():
     with pytest.raises(UnsupportedModel) as refused:
-        model_class_for({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]})
+        model_class_for({"model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"]})
     text = str(refused.value)
-    assert "qwen3_moe (Qwen3MoeForCausalLM)" in text
+    assert "qwen3_vl (Qwen3VLForConditionalGeneration)" in text
     assert "nearest supported: qwen3" in text
     assert "docs/howto/add-a-model.md" in text and (ROOT / "docs/howto/add-a-model.md").is_file()
 

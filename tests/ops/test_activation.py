@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvasir.ops.activation import ACTIVATIONS
+from kvasir.ops.activation import ACTIVATIONS, softcap
 
 REFERENCES = {
     "silu": F.silu,
@@ -18,9 +18,17 @@ def test_against_torch(name):
     torch.testing.assert_close(ACTIVATIONS[name](X), REFERENCES[name](X), rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("cap", (1.0, 30.0))
+def test_softcap(cap):
+    x = X * cap
+    torch.testing.assert_close(softcap(x, cap), (x.double() / cap).tanh().float() * cap, rtol=2e-6, atol=2e-6)
+    assert softcap(x, cap).abs().max() <= cap
+    assert softcap(torch.tensor([torch.nan]), cap).isnan().all()
+
+
+@pytest.mark.parametrize("name", [*ACTIVATIONS, "softcap"])
 def test_an_element_does_not_care_where_it_lies(name):
-    act = ACTIVATIONS[name]
+    act = ACTIVATIONS.get(name, lambda x: softcap(x, 3.0))
     whole = act(X)
     for start, count in ((0, 1), (1, 3), (5, 17), (17, 31), (33, 64), (100, 1000)):
         assert torch.equal(act(X[start : start + count].clone()), whole[start : start + count])

@@ -6,7 +6,7 @@ from kvasir.device import Device
 from kvasir.errors import ConfigError
 from kvasir.ops.registry import OPS, Facts, Op
 
-CPU = Device("cpu", "a processor", 1, 1, 1)
+CPU = Device("cpu", "a processor", 1, 1, 1, 1)
 
 
 def double(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
@@ -49,7 +49,7 @@ def test_an_explicit_choice_is_a_must():
 
 def test_choosing_for_one_device_leaves_the_others():
     op = make()
-    op.choose(Facts(Device("cuda", "a GPU", 1, 1, 1)))
+    op.choose(Facts(Device("cuda", "a GPU", 1, 1, 1, 1)))
     assert float(op(torch.tensor(3.0))) == 6
 
 

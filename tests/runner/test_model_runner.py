@@ -4,58 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from kvasir.types import FinishReason, Request, SamplingParams
 from tests.engine.cores import core_of, random_model
-from tests.oracle import plain, same, together
+from tests.runner.made import request, small_core
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
 def core(tmp_path):
-    core = core_of(random_model("llama", tmp_path), threads=1, block_size=16)
+    core = small_core(random_model("llama", tmp_path), "eager")
     yield core
     core.runner.close()
-
-
-def request(id: str, ids, **params) -> Request:
-    params = {"temperature": 0.0, "max_tokens": 6, "seed": 0, "logprobs": 0, "ignore_eos": True, **params}
-    return Request(id, tuple(ids), SamplingParams(**params))
-
-
-@pytest.mark.parametrize("where", [{"prompt_logprobs": 1}, {}], ids=["prompt", "sample"])
-def test_a_row_of_nan_ends_alone(core, where):
-    """Token 7's embedding is NaN: whoever reads it gets an error, its neighbours their answer."""
-    good = [request(f"g{i}", [10 + i, 11, 12]) for i in range(3)]
-    expected = plain(core, good)
-    core.runner.model.embed.weight[7] = float("nan")
-    bad = request("bad", [9, 7, 8], **where)
-    reasons, tokens = {}, {}
-    for r in [good[0], bad, *good[1:]]:
-        core.add(r)
-    while core.has_work():
-        for d in core.step():
-            tokens.setdefault(d.id, []).extend(d.token_ids)
-            if d.finish_reason:
-                reasons[d.id] = d.finish_reason
-    assert reasons.pop("bad") is FinishReason.ERROR
-    assert {k: v for k, v in tokens.items() if k != "bad"} == {k[0]: a.tokens for k, a in expected.items()}
-    core.check()
-
-
-def test_a_step_that_raises_is_tried_alone(core):
-    requests = [request(f"r{i}", [i + 1] * (5 + i)) for i in range(5)]
-    expected = plain(core, requests)
-    forward = core.runner.model.forward
-
-    def fragile(tokens_T, batch):
-        if len(batch.starts) > 3:
-            raise MemoryError("too many at once")
-        return forward(tokens_T, batch)
-
-    core.runner.model.forward = fragile
-    same(expected, together(core, requests, stagger=5))
-    assert core.stats().preemptions > 0
 
 
 def test_execute_returns_before_the_forward_ends(core):

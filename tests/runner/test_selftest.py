@@ -1,13 +1,17 @@
 import time
 
+import numpy as np
 import pytest
 import torch
 
 from kvasir.ops import linear as linear_op
+from kvasir.ops import native
 from kvasir.runner.selftest import run
+from tests.engine.cores import random_model
 from tests.models.driver import make_cache
 from tests.models.families import config_of
 from tests.models.oracle import dummy
+from tests.runner.made import small_core
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
@@ -33,3 +37,30 @@ def test_rows_that_see_each_other_are_noticed(monkeypatch):
     model = dummy(config_of("llama"))
     monkeypatch.setattr(linear_op, "_product", hasty)
     assert run(model, make_cache(model)) == "close"
+
+
+@pytest.mark.skipif(not native.available(), reason=native.reason())
+@pytest.mark.parametrize(
+    ("options", "grade"),
+    [({}, "exact"), ({"max_num_seqs": 1}, "untested"), ({"num_blocks": 4}, "untested"), ({"num_blocks": 5}, "exact")],
+)
+def test_a_program_too_small_for_the_test_says_so(options, grade, tmp_path):
+    core = small_core(random_model("llama", tmp_path), "program", **{"max_model_len": 32, **options})
+    assert core.info.grade == grade
+    assert any(f", {grade}, numerics {core.info.numerics[:16]}" in line for line in core.summary)
+
+
+@pytest.mark.skipif(not native.available(), reason=native.reason())
+def test_a_program_whose_rows_see_each_other_is_noticed(tmp_path, monkeypatch):
+    from kvasir.runner import selftest
+
+    core = small_core(random_model("llama", tmp_path), "program")
+    honest = selftest._program_rows
+
+    def hasty(program, works):
+        rows = honest(program, works)
+        return rows if len(works) == 1 else np.nextafter(rows, np.float32(np.inf))
+
+    assert selftest.run_program(core.runner.program) == "exact"
+    monkeypatch.setattr(selftest, "_program_rows", hasty)
+    assert selftest.run_program(core.runner.program) == "close"

@@ -126,14 +126,15 @@ def test_more_decodes_than_budget_starve_nobody():
         expect(drive, r)
 
 
-def test_a_failing_row_ends_alone():
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_failing_row_ends_alone(overlaps):
     def fault(plan):
         if any(4 in unpack_ids(j.ids) for j in plan.joined):
             raise RuntimeError("poison")
 
     from kvasir.engine.core import EngineCore
 
-    fake = FakeRunner(fault=fault)
+    fake = FakeRunner(fault=fault, overlaps=overlaps)
     core = EngineCore(fake, Scheduler(fake.capacity, eos_ids=EOS))
     requests = [request(str(i), [10 + i], max_tokens=6, ignore_eos=True) for i in range(5)]
     poison = request("p", [4, 4], max_tokens=6)

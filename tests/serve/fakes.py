@@ -20,7 +20,7 @@ from kvasir.types import Task
 
 EOS, BOS, START, END = 256, 257, 258, 259
 VOCAB = 260
-POISON = 1  # a prompt that begins with this byte fails in the runner
+POISON = 28  # a prompt that begins with this byte, which nobody writes by chance, fails in the runner
 SPECIAL = {"<eos>": EOS, "<bos>": BOS, "<|start|>": START, "<|end|>": END}
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}"

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from kvasir.serve.settings import ServeSettings
+from tests.serve.fakes import POISON
 from tests.serve.running import client, events
 
 HI = [{"role": "user", "content": "hi"}]
@@ -98,9 +99,9 @@ async def test_a_stream_is_the_whole_answer_in_pieces(http, fields):
 
 
 async def test_a_stream_tells_the_usage_when_asked(http):
-    whole = await ask(http, n=2)
+    whole = await ask(http, n=2, no_cache=True)
     options = {"include_usage": True}
-    chunks = events((await http.post(URL, json=body(n=2, stream=True, stream_options=options))).text)
+    chunks = events((await http.post(URL, json=body(n=2, no_cache=True, stream=True, stream_options=options))).text)
     assert [c["usage"] for c in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert (chunks[-1]["choices"], chunks[-1]["usage"]) == ([], whole["usage"])
     options["continuous_usage_stats"] = True
@@ -189,7 +190,7 @@ async def test_the_template_can_be_steered_but_not_overridden(http):
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
         ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
-        ({"service_tier": "priority"}, "service_tier"),
+        ({"service_tier": "scale"}, "service_tier"),
         ({"store": True}, "store"),
         ({"verbosity": "low"}, "verbosity"),
         ({"web_search_options": {}}, "web_search_options"),
@@ -259,8 +260,7 @@ async def test_prompt_scores(http):
 
 
 async def test_an_answer_that_fails_is_an_error_and_no_answer(http):
-    # The runner refuses prompts that begin with byte 1.
-    fields = {"prompt": "\x01x", "max_tokens": 5}
+    fields = {"prompt": chr(POISON) + "x", "max_tokens": 5}
     whole = await http.post("/v1/completions", json=fields)
     assert whole.status_code == 500 and whole.json()["error"]["code"] == "engine_error"
     assert "Secret" not in whole.text

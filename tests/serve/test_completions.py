@@ -7,7 +7,7 @@ import pytest
 from kvasir.serve.openai.shapes import usage_object
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import Usage
-from tests.serve.fakes import EOS
+from tests.serve.fakes import EOS, POISON
 from tests.serve.running import client, events
 
 URL = "/v1/completions"
@@ -61,7 +61,7 @@ async def test_what_is_no_prompt_is_refused(http, prompt):
 
 
 async def test_several_prompts_with_several_answers_keep_their_numbers(http):
-    fields = {"prompt": ["abcdefgh", "12345678"], "n": 3, "temperature": 1.0, "seed": 4}
+    fields = {"prompt": ["abcdefgh", "12345678"], "n": 3, "temperature": 1.0, "seed": 4, "no_cache": True}
     whole = await ask(http, **fields)
     assert [c["index"] for c in whole["choices"]] == list(range(6))
     assert all(c["text"].isalpha() == (c["index"] < 3) for c in whole["choices"])
@@ -224,6 +224,6 @@ async def test_more_prompts_than_the_queue_holds_are_served_in_turns():
 
 async def test_one_prompt_that_fails_fails_the_request(http):
     for stream in (False, True):
-        response = await http.post(URL, json=body(prompt=["abc", "\x01", "def"], max_tokens=50, stream=stream))
+        response = await http.post(URL, json=body(prompt=["abc", chr(POISON), "def"], max_tokens=50, stream=stream))
         assert response.status_code == 500 or "engine_error" in response.text
         assert "[DONE]" not in response.text

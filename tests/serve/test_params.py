@@ -129,7 +129,7 @@ async def test_priority_salt_and_tenant_reach_the_core():
         http.front.engine.submit = spy
         fields = {"prompt": "x", "max_tokens": 1, "priority": -3, "cache_salt": "s"}
         await http.post("/v1/completions", json=fields)
-        assert (seen[0].priority, seen[0].cache_salt, seen[0].params.max_tokens) == (-3, "s", 1)
+        assert (seen[0].priority, seen[0].cache_salt, seen[0].params.max_tokens) == (-3, "0:s", 1)
 
 
 def fields_of(*kinds: type) -> set[str]:

@@ -160,7 +160,9 @@ def test_the_client_chats(sdk):
     with sdk.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}) as stream:
         chunks = list(stream)
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "user: hi"
-    assert chunks[-1].usage == whole.usage
+    again = chunks[-1].usage
+    assert (again.prompt_tokens, again.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
+    assert again.prompt_tokens_details.cached_tokens == again.prompt_tokens - 1, "the same prompt again"
     with sdk.chat.completions.stream(**fields | {"max_completion_tokens": 20}, stop="\n") as stream:
         assert stream.get_final_completion().choices[0].message.content == "user: hi"
 

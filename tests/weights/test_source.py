@@ -62,6 +62,24 @@ def test_quantized_weights_are_decoded_then_rounded_once(packed, dtype, monkeypa
     assert tensor.equal(expected.to(tensor.dtype))
 
 
+def test_one_matrix_of_a_stack_is_decoded_as_with_the_others(tmp_path):
+    values = np.random.default_rng(0).standard_normal((3, 10, 64)).astype(np.float32)
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("q", gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0), raw_dtype=8)
+    writer.add_tensor("h", values.astype(np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    source = GGUFSource(path)
+    for name in "qh":
+        for dtype in (None, torch.bfloat16):
+            whole = source.tensor(name, dtype)
+            assert tuple(whole.shape) == (3, 10, 64)
+            assert all(torch.equal(source.tensor(name, dtype, index=i), whole[i]) for i in range(3))
+
+
 def test_plain_weights_are_views_of_the_file(packed):
     source, values = packed
     tensor = source.tensor("h")

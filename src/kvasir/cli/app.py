@@ -48,6 +48,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; a public one needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
     api_key: Annotated[list[str] | None, typer.Option(help="Key that requests must carry (repeatable).")] = None,
+    keys: Annotated[Path | None, typer.Option(help="JSON file of keys with names, classes, limits (mode 600).")] = None,
     allowed_host: Annotated[list[str] | None, typer.Option(help="Further Host names to answer to.")] = None,
     allowed_origin: Annotated[list[str] | None, typer.Option(help="Web origins that may call.")] = None,
     drain: Annotated[float, typer.Option(help="Seconds that running answers get at a graceful stop.")] = 30.0,
@@ -59,7 +60,7 @@ def serve(
     """
     from kvasir.cli import serve as command
 
-    command.run(engine, host, port, api_key or [], allowed_host or [], allowed_origin or [], drain, seed)
+    command.run(engine, host, port, api_key or [], keys, allowed_host or [], allowed_origin or [], drain, seed)
 
 
 @app.command()
@@ -105,7 +106,7 @@ def chat(
 @app.command()
 @engine_flags
 def bench(
-    model: Model,
+    model: Annotated[str, typer.Argument(help="As for run; or `prefix`: the prefix cache alone, on a --trace.")],
     engine: EngineOptions,
     mode: Annotated[str, typer.Option(help="latency, throughput or serve.")] = "latency",
     input_len: Annotated[int, typer.Option(help="Prompt tokens.", min=1)] = 128,
@@ -114,14 +115,49 @@ def bench(
     request_rate: Annotated[float, typer.Option(help="Requests per second in serve mode; 0: all at once.")] = 0.0,
     repeats: Annotated[int, typer.Option(help="Runs; the median is reported.", min=1)] = 5,
     out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="prefix: a trace with hash ids (Mooncake's .jsonl).")] = None,
+    memory: Annotated[list[int] | None, typer.Option(help="prefix: tokens of KV memory (repeatable).", min=1)] = None,
 ) -> None:
     """Measure latency, throughput or serving, as a table, JSON and a plot.
 
     Example: kvasir bench kvasir-mini --mode throughput --out bench-out
+
+    Example: kvasir bench kvasir-mini --quantize q8 --threads 1
+
+    Example: kvasir bench prefix --trace mooncake.jsonl --memory 4000000
     """
+    if model == "prefix" and trace is not None:
+        from kvasir.cli.simulate import prefix
+
+        return prefix.run(trace, memory or [], engine.block_size, out)
     from kvasir.cli import bench as command
 
     command.run(engine, mode, input_len, output_len, num_prompts, request_rate, repeats, out)
+
+
+@app.command()
+def simulate(
+    trace: Annotated[Path | None, typer.Argument(help="Azure's .csv or Mooncake's .jsonl.")] = None,
+    rate: Annotated[str, typer.Option(help="Times as fast as in the trace; several with commas.")] = "1",
+    policy: Annotated[str, typer.Option(help="ours, fcfs, static; several with commas, or all.")] = "ours",
+    memory: Annotated[int, typer.Option(help="Tokens of KV memory.", min=1)] = 400_000,
+    costs: Annotated[
+        str | None, typer.Option(help="Seconds per prefill token, decode row, key, step: a,b,c,d or a file.")
+    ] = None,
+    calibrate: Annotated[str | None, typer.Option(help="Model to measure these with on this machine.")] = None,
+    rows: Annotated[int, typer.Option(help="Sequences computed at once.", min=1)] = 256,
+    step_tokens: Annotated[int, typer.Option(help="Tokens computed in one step.", min=1)] = 2048,
+    block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.", min=1)] = 64,
+    limit: Annotated[int | None, typer.Option(help="Only so many requests from the start.", min=1)] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
+) -> None:
+    """Serve a trace in virtual time, with the real scheduler and a machine that only counts.
+
+    Example: kvasir simulate azure_llm_2023_conv.csv --rate 0.5,1,2 --policy all --limit 2000
+    """
+    from kvasir.cli import simulate as command
+
+    command.run(trace, rate, memory, policy, costs, calibrate, rows, step_tokens, block_size, limit, out)
 
 
 @app.command()
@@ -129,14 +165,27 @@ def inspect(
     model: Model,
     tensors: Annotated[bool, typer.Option(help="List every tensor.")] = False,
     max_model_len: Annotated[int | None, typer.Option(help="Context for the memory estimate.")] = None,
+    program: Annotated[bool, typer.Option(help="Load it, and show the native program of a step.")] = False,
+    quantize: Annotated[str | None, typer.Option(help="Load it as q8 or q4, and show each tensor's error.")] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Show what a model file holds and the memory it will need, without loading it.
+    """Show what a model file holds and the memory it will need, without loading it unless asked to.
 
     Example: kvasir inspect model.gguf
+
+    Example: kvasir inspect kvasir-mini --quantize q4
     """
     from kvasir.cli import inspect as command
+    from kvasir.cli import program_view, quantize_view
 
+    if program:
+        command.prepare()
+        facts = program_view.program_facts(model, quantize or "")
+        return command.print_json(facts) if json else program_view.show_program(facts)
+    if quantize:
+        command.prepare()
+        facts = quantize_view.quantize_facts(model, quantize)
+        return command.print_json(facts) if json else quantize_view.show_quantized(facts)
     command.run(model, tensors, max_model_len, json)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvasir.cli.machine import machine_facts, software_facts, versions
 from kvasir.cli.show import bytes_text, plain, print_json, print_pairs, print_table
-from kvasir.config import GIB, EngineOptions, prepare_torch, runtime_dir
+from kvasir.config import GIB, EngineOptions, env, prepare_torch, runtime_dir
 from kvasir.errors import ConfigError, KvasirError
 from kvasir.types import Request, SamplingParams
 
@@ -48,6 +48,7 @@ class Start:
     device: str = ""
     summary: tuple[str, ...] = ()
     error: str = ""
+    numerics: str = ""
 
 
 def run(json: bool) -> None:
@@ -90,11 +91,16 @@ def _broken_installation() -> Problem | None:
 
 
 def native_facts() -> dict[str, Any]:
+    """Whether programs run here, and on which instruction set. lower: those that KVASIR_ISA can force instead."""
     from kvasir.ops import native
 
-    if not native.available():
-        return {"available": False, "reason": native.reason(), "isa": None, "features": []}
-    return {"available": True, "reason": "", "isa": native.isa(), "features": list(native.cpu_features())}
+    facts: dict[str, Any] = {"available": native.available(), "reason": native.reason(), "isa": None, "features": []}
+    facts |= {"lower": [], "forced": bool(env("KVASIR_ISA"))}
+    if native.available():
+        isa = native.isa()
+        facts |= {"isa": isa, "lower": list(native.ISAS[: native.ISAS.index(isa)])}
+        facts["features"] = list(native.cpu_features())
+    return facts
 
 
 def op_table() -> list[dict[str, Any]]:
@@ -120,7 +126,7 @@ def start(dtype: str) -> Start:
     done = sum(len(delta.token_ids) for delta in deltas) == 4
     error = failed or ("" if done else "the engine answered with too few tokens")
     info = core.info
-    return Start(info.dtype, info.grade, info.executor, info.device, core.summary, error)
+    return Start(info.dtype, info.grade, info.executor, info.device, core.summary, error, info.numerics)
 
 
 def _problems(facts: dict[str, Any], starts: list[Start]) -> Iterator[Problem]:
@@ -128,6 +134,8 @@ def _problems(facts: dict[str, Any], starts: list[Start]) -> Iterator[Problem]:
         if each.error:
             hint = "run `kvasir run kvasir-mini hello` to see it; if the files are damaged, reinstall Kvasir"
             yield Problem(f"the engine does not run in {each.dtype}: {each.error}", hint, fatal=True)
+        elif each.grade == "untested":
+            yield Problem(f"the self-test was not run in {each.dtype}", "it needs room for two short sequences")
         elif each.grade != "exact":
             yield Problem(
                 f"the self-test says {each.grade!r} in {each.dtype}: answers may depend on their neighbours",
@@ -159,7 +167,7 @@ def show(facts: dict[str, Any], problems: list[Problem]) -> None:
         print_table(
             ("op", "device", "runs as", "why not another"),
             ((o["op"], o["device"], o["chosen"], _reasons(o["refused"])) for o in facts["ops"]),
-            "Kernels",
+            "Ops of the eager executor; programs have native kernels for theirs",
         )
         print_table(
             ("extra", "for", "installed"),
@@ -170,6 +178,18 @@ def show(facts: dict[str, Any], problems: list[Problem]) -> None:
     for problem in problems:
         print(f"  {'ERROR' if problem.fatal else 'note'}: {plain(problem.message)}")
         print(f"    try: {plain(problem.next)}")
+
+
+def _executor(native: dict[str, Any], cores: int) -> Iterator[tuple[str, str]]:
+    """What computes on the CPU, unless --executor or --threads say otherwise."""
+    threads = f"{cores} thread{'s' if cores > 1 else ''}"
+    if not native["available"]:
+        yield "on the CPU", f"eager executor on {threads}; no program executor: {native['reason']}"
+        return
+    forced = ", as KVASIR_ISA says" if native["forced"] else ""
+    yield "on the CPU", f"program executor on {threads}, {native['isa']} kernels{forced}"
+    if native["lower"]:
+        yield "", f"KVASIR_ISA={' or '.join(native['lower'])} forces lower ones: the same answers, more slowly"
 
 
 def _reasons(refused: dict[str, str]) -> str:
@@ -188,9 +208,10 @@ def _show_machine(facts: dict[str, Any]) -> None:
         ),
         ("GPU", f"{gpu['name']}, {bytes_text(gpu['memory_bytes'])}" if gpu else "none that torch sees"),
         ("system", machine["system"]),
-        ("native", f"kernels for {native['isa']}" if native["available"] else f"no: {native['reason']}"),
+        *_executor(native, machine["cores"]),
     ]
     for each in facts["starts"]:
         told = f"{each['executor']} executor on {each['device']}, grade {each['grade']}"
+        told += f", numerics {each['numerics'][:16]}"
         pairs.append((f"{each['dtype']}", each["error"] or told))
     print_pairs(pairs)

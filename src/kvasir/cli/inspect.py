@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from kvasir.cli.model_facts import Needs, Stored, problem_of, read_needs, read_stored
-from kvasir.cli.show import bytes_text, count_text, print_json, print_pairs, print_table
+from kvasir.cli.show import bytes_text, count_text, plain, print_json, print_pairs, print_table
+from kvasir.config import prepare_torch
 from kvasir.errors import ConfigError, KvasirError
+
+
+def prepare() -> None:
+    """Before a model is loaded: what computing needs of the environment."""
+    prepare_torch()
 
 
 def run(model: str, tensors: bool, max_model_len: int | None, json: bool) -> None:
@@ -55,6 +61,8 @@ def as_dict(
             "max_context": needs.max_context,
             "auto_dtype": needs.auto_dtype,
             "memory": {
+                "executor": needs.executor,
+                "reason": needs.reason,
                 "context": needs.context,
                 "by_dtype": {
                     m.dtype: {
@@ -97,8 +105,10 @@ def show(model: str, stored: Stored, needs: Needs | None, problem: dict[str, str
                 )
                 for m in needs.memory
             ),
-            "Memory, for one sequence of full length",
+            f"Memory on the {needs.executor} executor, for one sequence of full length",
         )
+        if needs.reason:
+            print(f"\nnot the program executor: {plain(needs.reason)}")
     print_table(("key", "value"), stored.metadata.items(), "Metadata")
     if tensors:
         print_table(

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.errors import ConfigError, KvasirError
+from kvasir.config import EngineOptions
+from kvasir.errors import ConfigError, KvasirError, UnsupportedModel
 from kvasir.weights.find import ModelFiles, find_model, gguf_chat_templates
 from kvasir.weights.gguf_split import open_gguf
 from kvasir.weights.json_file import read_json
@@ -70,7 +71,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What running the model takes. `context` is what the memory is counted for, at most `max_context`."""
+    """What running the model on this machine's CPU takes. `context` is what the memory is counted for, at most
+    `max_context`. executor: "program" or "eager", and `reason` why not the former."""
 
     architecture: str
     tasks: tuple[str, ...]
@@ -78,6 +80,8 @@ class Needs:
     max_context: int
     context: int
     auto_dtype: str
+    executor: str
+    reason: str
     memory: tuple[Memory, ...] = field(default=())
 
 
@@ -152,7 +156,8 @@ def read_needs(files: ModelFiles, max_model_len: int | None = None) -> Needs:
     beyond the model's positions.
     """
     from kvasir.models.registry import model_class_for
-    from kvasir.runner.load import open_checkpoint
+    from kvasir.ops import native
+    from kvasir.runner.load import no_attention, open_checkpoint
     from kvasir.weights.load import choose_dtype
 
     config, source = open_checkpoint(files)
@@ -160,12 +165,14 @@ def read_needs(files: ModelFiles, max_model_len: int | None = None) -> Needs:
         kind = model_class_for(config)
         model = kind(kind.Config.from_hf(config))  # type: ignore[attr-defined]
         dtype = str(choose_dtype("auto", source)).removeprefix("torch.")
+        longest = model.config.context_length
+        if max_model_len is not None and not 1 <= max_model_len <= longest:
+            raise ConfigError(f"max_model_len is {max_model_len}", f"this model has 1 to {longest} positions")
+        context = max_model_len or longest
+        reason = native.reason() or no_attention(model)
+        memory = tuple(_memory(model, source, name, context, not reason) for name in ("bfloat16", "float32"))
     finally:
         source.close()
-    longest = model.config.context_length
-    if max_model_len is not None and not 1 <= max_model_len <= longest:
-        raise ConfigError(f"max_model_len is {max_model_len}", f"this model has 1 to {longest} positions")
-    context = max_model_len or longest
     return Needs(
         architecture=kind.__name__,
         tasks=tuple(task.value for task in model.tasks),
@@ -173,30 +180,57 @@ def read_needs(files: ModelFiles, max_model_len: int | None = None) -> Needs:
         max_context=longest,
         context=context,
         auto_dtype=dtype,
-        memory=tuple(_memory(model, name, context) for name in ("bfloat16", "float32")),
+        executor="eager" if reason else "program",
+        reason=reason,
+        memory=memory,
     )
 
 
-def _memory(model: Any, dtype: str, context: int) -> Memory:
-    """Norms and biases are float32 in any case; keys and values have the dtype of the weights by default."""
+def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> Memory:
+    """Keys and values have the dtype of the weights by default. packed: as programs have both."""
     import torch
 
     from kvasir.layers.kv_cache import cache_groups
+    from kvasir.program import cache as programs
 
-    size = getattr(torch, dtype).itemsize
-    shapes = [shape for _, part in model.walk() for shape in part.expects().values()]
-    groups = cache_groups(model.cache_spec(), 1, getattr(torch, dtype))
+    spec, block = model.cache_spec(), EngineOptions("").block_size
+    groups = programs.cache_groups(spec, block, dtype) if packed else cache_groups(spec, block, getattr(torch, dtype))
+    sizes = [(group.bytes_per_block // block, group.window) for group in groups]
     return Memory(
         dtype,
-        weights=sum(prod(shape) * (size if len(shape) > 1 else 4) for shape in shapes),
-        kv_token=sum(group.bytes_per_block for group in groups),
-        kv_context=sum(group.bytes_per_block * min(context, group.window or context) for group in groups),
+        weights=_weights(model, source, getattr(torch, dtype), packed),
+        kv_token=sum(size for size, _ in sizes),
+        kv_context=sum(size * min(context, window or context) for size, window in sizes),
     )
+
+
+def _weights(model: Any, source: Any, dtype: Any, packed: bool) -> int:
+    """Goes through a load in which nothing is read. Norms, biases and what a part wants so are float32."""
+    from kvasir.runner.packing import Packer
+    from kvasir.weights.load import fill
+
+    packer, total = Packer(dtype), 0
+
+    def count(leaf: Any, name: str, source: Any, stored: str, take: Any) -> bool:
+        nonlocal total
+        shape = leaf.expects()[name]
+        is_wide = len(shape) == 1 or getattr(leaf, "keeps_float32", False)
+        size = None
+        if packed:
+            try:
+                size = packer.nbytes(leaf, name, source.info(stored).dtype)
+            except ValueError as error:
+                raise UnsupportedModel(f"tensor {stored} cannot be packed: {error}") from error
+        total += prod(shape) * (4 if is_wide else dtype.itemsize) if size is None else size
+        return True
+
+    fill(model, source, dtype, hold=count)
+    return total
 
 
 @dataclass(frozen=True, slots=True)
 class TokenWork:
-    """What computing cannot do without: bytes of weights read for a step of any size (as they are in the
+    """What computing cannot do without: bytes of weights read for a step of any size (here as they are in the
     file), multiply-adds of a token, and those of choosing the next one (the output matrix)."""
 
     weight_bytes: int

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from kvasir.config import EngineOptions, check
 from kvasir.engine.front import Front
 from kvasir.engine.load_text import load_text
 from kvasir.engine.subprocess import ProcessEngine
+from kvasir.serve.keys import read_keys
 from kvasir.serve.server import run as run_server
 from kvasir.serve.settings import ServeSettings
 
@@ -17,6 +19,7 @@ def run(
     host: str,
     port: int,
     api_keys: list[str],
+    keys: Path | None,
     allowed_hosts: list[str],
     allowed_origins: list[str],
     drain: float,
@@ -28,6 +31,7 @@ def run(
         port=port,
         model_names=(engine.served_model_name,) if engine.served_model_name else (),
         api_keys=tuple(api_keys),
+        keys=read_keys(keys) if keys else (),
         allowed_hosts=tuple(allowed_hosts),
         allowed_origins=tuple(allowed_origins),
         drain=drain,

@@ -23,7 +23,8 @@ _FEATURES = """
 class Device:
     """Where a model runs. kind: "cpu" or "cuda". Memory in bytes, as it was when the record was made.
 
-    threads: cores this process may run on. features: instruction set extensions of the CPU, or the compute
+    threads: physical cores this process may run on; processors: the same with each core's hardware threads counted,
+    both within the time that its control group grants. features: instruction set extensions of the CPU, or the compute
     capability ("sm_90") of the GPU.
     """
 
@@ -32,6 +33,7 @@ class Device:
     memory_total: int
     memory_available: int
     threads: int
+    processors: int
     features: tuple[str, ...] = ()
 
     @property
@@ -62,24 +64,39 @@ def detect(kind: str = "auto") -> Device:
 def _cpu() -> Device:
     total, available = host_memory()
     name, flags = _cpuinfo()
-    return Device("cpu", name, total, available, _cores(), tuple(f for f in _FEATURES if f in flags))
+    return Device("cpu", name, total, available, *_cores(), tuple(f for f in _FEATURES if f in flags))
 
 
 def _gpu() -> Device:
     free, total = torch.cuda.mem_get_info()
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     capability = f"sm_{properties.major}{properties.minor}"
-    return Device("cuda", properties.name, total, free, _cores(), (capability,))
+    return Device("cuda", properties.name, total, free, *_cores(), (capability,))
 
 
-def _cores() -> int:
-    """Cores of this process's affinity mask, within the time that its control group grants."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _cores(root: Path = Path("/sys")) -> tuple[int, int]:
+    """Physical cores and processors of this process's affinity mask, within its control group's quota."""
+    if hasattr(os, "sched_getaffinity"):
+        allowed = os.sched_getaffinity(0)
+        cores = len({_siblings(root, processor) for processor in allowed})
+        processors = len(allowed)
+    else:
+        cores = processors = os.cpu_count() or 1
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
+        quota, period = (root / "fs/cgroup/cpu.max").read_text().split()
+        granted = max(1, int(quota) // int(period))
     except (OSError, ValueError):  # no such file, or "max"
-        return cores
+        granted = processors
+    return min(cores, granted), min(processors, granted)
+
+
+def _siblings(root: Path, processor: int) -> str:
+    """The hardware threads of a processor's core; the processor alone where the system does not say."""
+    try:
+        path = root / f"devices/system/cpu/cpu{processor}/topology/thread_siblings_list"
+        return path.read_text().strip()
+    except OSError:
+        return str(processor)
 
 
 def _cpuinfo(path: Path = Path("/proc/cpuinfo")) -> tuple[str, set[str]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from kvasir.config import DeviceFacts as Facts
 from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, env, prepare_torch, resolve
 from kvasir.engine.core import EngineCore
+from kvasir.kv.tiers.transfers import QUEUE_BYTES
 from kvasir.plan import Capacity
 from kvasir.sched.scheduler import Scheduler
 from kvasir.types import ModelInfo, Task
@@ -22,12 +23,12 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
     begun = time.perf_counter()
     from kvasir import device as devices
     from kvasir import ops
-    from kvasir.layers.kv_cache import KVCache, cache_groups
+    from kvasir.engine.tier import make_tier
     from kvasir.models.config import read_generation_config
     from kvasir.ops import native
-    from kvasir.runner.load import load_model
-    from kvasir.runner.model_runner import ModelRunner
-    from kvasir.runner.selftest import run as self_test
+    from kvasir.runner.load import Wish, load_model
+    from kvasir.runner.make import cache_groups_of, make_runner
+    from kvasir.runner.numerics import numerics_version
     from kvasir.weights.find import find_model
     from kvasir.weights.load import DTYPES
 
@@ -38,20 +39,23 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
     if isa := env("KVASIR_ISA"):
         native.force_isa(isa)  # raises where it cannot be had: what was asked for is never silently left out
     files = find_model(options.model, options.revision)
-    loaded = load_model(files, options.dtype, device.torch, progress)
+    wish = Wish(options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
+    loaded = load_model(files, options.dtype, device.torch, progress, wish)
     model, dtype = loaded.model, _name(DTYPES, loaded.dtype)
+    executor = "program" if loaded.trace else "eager"
     kernels = ops.choose(device, dtype)
-    kv_dtype = DTYPES[dtype if options.kv_dtype == "auto" else options.kv_dtype]
-    groups = cache_groups(model.cache_spec(), options.block_size, kv_dtype)
+    kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
+    groups = cache_groups_of(loaded, options.block_size, kv_dtype)
     facts = ModelFacts(
         max_positions=model.config.context_length,
         dtype=dtype,
         bidirectional=Task.GENERATE not in model.tasks,
         bytes_per_block=tuple(g.bytes_per_block for g in groups),
         windows=tuple(g.window for g in groups),
+        executor=executor,
+        notes=loaded.notes,
     )
-    config = resolve(options, facts, Facts(device.kind, device.memory_available, threads))
-    cache = KVCache(model.cache_spec(), config.num_blocks, config.block_size, kv_dtype, device.torch)
+    config = resolve(options, facts, Facts(device.kind, device.memory_available, device.threads, device.processors))
     capacity = Capacity(
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
         groups, config.num_blocks, model.config.vocab_size,
@@ -66,43 +70,59 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
         eos_ids=generation.eos_ids,
         dtype=dtype,
         device=device.kind,
-        grade=self_test(model, cache),
-        executor=config.executor,
+        executor=executor,
+        numerics=numerics_version(executor, device.name, [f"{c.op} {c.chosen}" for c in kernels]),
         num_parameters=loaded.num_parameters,
         embedding_size=model.config.width,
         default_sampling=generation.sampling,
+        weight_bytes_read=loaded.trace.weight_bytes_read if loaded.trace else 0,
+        kv_bytes_per_token=tuple((g.window, g.bytes_per_block // options.block_size) for g in groups),
     )
-    runner = ModelRunner(model, cache, capacity, info, device.torch)
+    runner = make_runner(loaded, config, capacity, info, device.torch)
+    tier = make_tier(options, config, files, info, runner.cache) if config.cache_dir else None
     scheduler = Scheduler(
         capacity,
         eos_ids=info.eos_ids,
         bidirectional=facts.bidirectional,
         max_chunk=config.max_chunk,
         max_waiting=config.max_waiting,
+        prefix_cache=config.prefix_cache,
+        eviction=config.cache_eviction,
+        targets=config.targets,
+        tier=tier,
+        tier_bytes=max(QUEUE_BYTES, config.kv_bytes // 4),
     )
     seconds = (imported - begun, time.perf_counter() - imported)
-    chosen = [f"{c.op} {c.chosen}" for c in kernels if c.chosen != ops.BODY]
-    if any(c.chosen == "native" for c in kernels):
-        chosen.append(native.isa())
-    return EngineCore(runner, scheduler, summarize(config, info, chosen, seconds))
+    if executor == "program":
+        formats = sorted(loaded.formats.items(), key=lambda item: -item[1])
+        sizes = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in formats)
+        kernels_line = f"{native.isa()}, every op; weights {sizes}"
+    else:
+        chosen = [f"{c.op} {c.chosen}" for c in kernels if c.chosen != ops.BODY]
+        native_used = [native.isa()] if any(c.chosen == "native" for c in kernels) else []
+        kernels_line = f"{', '.join(chosen + native_used) or 'none of our own'}; all else plain torch"
+    return EngineCore(runner, scheduler, summarize(config, runner.info, kernels_line, seconds))
 
 
 def _name(dtypes: dict, dtype: object) -> str:
     return next(name for name, d in dtypes.items() if d == dtype)
 
 
-def summarize(config: EngineConfig, info: ModelInfo, kernels: list[str], seconds: tuple[float, float]) -> list[str]:
-    """What was decided, for people. `kernels`: those that are not plain torch."""
+def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tuple[float, float]) -> list[str]:
+    """What was decided, for people. `kernels`: what computes."""
     tokens = " + ".join(str((n - 1) * config.block_size) for n in config.num_blocks)
     kind = "embeddings" if Task.EMBED in info.tasks and Task.GENERATE not in info.tasks else "text"
     return [
         f"model     {info.name}: {info.architecture}, {info.num_parameters / 1e6:.1f} M parameters, {kind}",
-        f"computes  {info.dtype} on {info.device}, {config.executor} executor, {config.threads} threads, {info.grade}",
-        f"kernels   {', '.join(kernels) or 'none of our own'}; all else plain torch",
+        f"computes  {info.dtype} on {info.device}, {config.executor} executor, {config.threads} threads"
+        f"{', planning ahead' if config.overlap else ''}, {info.grade}, numerics {info.numerics[:16]}",
+        f"kernels   {kernels}",
         f"context   {config.max_model_len} tokens, {config.max_num_seqs} sequences at once, "
         f"{config.max_num_batched_tokens} tokens a step",
         f"KV memory {tokens} tokens in blocks of {config.block_size}, {config.kv_dtype}, "
-        f"{config.kv_bytes / 2**20:.0f} MiB",
+        f"{config.kv_bytes / 2**20:.0f} MiB, "
+        f"{f'prefixes kept ({config.cache_eviction})' if config.prefix_cache else 'no prefix cache'}",
+        *([f"disk      {config.cache_dir}, up to {config.cache_disk / 2**30:.1f} GiB"] if config.cache_dir else []),
         f"ready     in {sum(seconds):.1f} s ({seconds[0]:.1f} s of it imports)",
         *(f"note      {n}" for n in config.notes),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvasir.plan import Capacity, StepPlan, StepResult
@@ -13,20 +14,47 @@ from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
 log = logging.getLogger("kvasir.engine")
 
+CLOSE_BYTES = 64 << 20  # that wait to be written when the engine ends
+LINGER = 0.005  # seconds to wait for a tier when there is nothing else to do
+
 
 class Runner(Protocol):
-    """What the core drives: `execute` starts a forward and returns at once, `sample` gives its result."""
+    """What the core drives: `execute` starts a forward, `sample` waits for it and gives its result.
+
+    overlaps: `execute` returns while the step computes elsewhere, so that the caller's time is free.
+    """
 
     capacity: Capacity
     info: ModelInfo
+    kernel_seconds: float
+
+    @property
+    def overlaps(self) -> bool: ...
 
     def execute(self, plan: StepPlan) -> Any: ...
 
     def sample(self, pending: Any, masks: Any = None) -> StepResult: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step that was started: what the runner gave for it, or why it did not start."""
+
+    plan: StepPlan
+    begun: float
+    pending: Any = None
+    error: Exception | None = None
+
+
 class EngineCore:
-    """Joins a scheduler and a runner. Not thread-safe: one thread calls it."""
+    """Joins a scheduler and a runner. Not thread-safe: one thread calls it.
+
+    Where the runner overlaps, step N + 1 is planned while step N runs, and the results of step N are committed and
+    delivered while step N + 1 runs:
+
+        runner    | step N            | step N + 1            |
+        this one  | plan N + 1 | wait | commit N | plan N + 2 | ...
+    """
 
     def __init__(self, runner: Runner, scheduler: Scheduler, summary: Sequence[str] = ()):
         """summary: lines for people that say what was decided, and why."""
@@ -38,6 +66,7 @@ class EngineCore:
         self.steps = 0
         self.step_seconds = 0.0
         self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
+        self._launched: Launched | None = None  # the step that runs
 
     def add(self, request: Request) -> None:
         """Takes a request. Raises InvalidRequest or QueueFull; nothing is kept then."""
@@ -47,27 +76,59 @@ class EngineCore:
         self.scheduler.abort(request_id, index)
 
     def has_work(self) -> bool:
-        return self.scheduler.has_work()
+        return self._launched is not None or self.scheduler.has_work()
 
     def step(self) -> list[Delta]:
         """Plans, computes and commits one step; returns what it adds. A step that raises costs nobody else."""
+        begun = time.perf_counter()
+        late = self.scheduler.expire()
         plan = self.scheduler.plan()
+        before, result = self._wait()
+        failed = isinstance(result, Exception)
+        deltas = self._settle(before, result) if failed else []
+        self._launch(self.scheduler.retract(plan) if failed and plan else plan)
+        if plan is None and before is None:
+            self.scheduler.linger(LINGER)
+        if not failed:
+            deltas = self._settle(before, result)
+        if not self.runner.overlaps:
+            deltas += self._settle(*self._wait())
+        self.step_seconds += time.perf_counter() - begun
+        return late + deltas
+
+    def _launch(self, plan: StepPlan | None) -> None:
         if plan is None:
-            return []
+            return
         self._dirty = True
         if self.plan_listener:
             self.plan_listener(plan)
         begun = time.perf_counter()
         try:
-            pending = self.runner.execute(plan)
-            result = self.runner.sample(pending)
+            self._launched = Launched(plan, begun, self.runner.execute(plan))
         except Exception as error:
-            log.exception("step %d failed", plan.step)
-            return self.scheduler.fail(plan, f"{type(error).__name__}: {error}")
-        deltas = self.scheduler.commit(plan, result)
+            self._launched = Launched(plan, begun, error=error)
+
+    def _wait(self) -> tuple[StepPlan | None, StepResult | Exception | None]:
+        """The step that was launched, and its result once it is there."""
+        launched, self._launched = self._launched, None
+        if launched is None:
+            return None, None
+        try:
+            result = launched.error or self.runner.sample(launched.pending)
+            if launched.plan.work:
+                self.scheduler.service.observe(launched.plan, time.perf_counter() - launched.begun)
+            return launched.plan, result
+        except Exception as error:
+            return launched.plan, error
+
+    def _settle(self, plan: StepPlan | None, result: StepResult | Exception | None) -> list[Delta]:
+        if plan is None or result is None:
+            return []
+        if isinstance(result, Exception):
+            log.error("step %d failed", plan.step, exc_info=result)
+            return self.scheduler.fail(plan, f"{type(result).__name__}: {result}")
         self.steps += 1
-        self.step_seconds += time.perf_counter() - begun
-        return deltas
+        return self.scheduler.commit(plan, result)
 
     def check(self) -> None:
         """Proves that rows and blocks add up. Raises AssertionError."""
@@ -79,19 +140,49 @@ class EngineCore:
             self.check()
             self._dirty = False
 
+    def close(self, seconds: float = 4.0) -> None:
+        """Ends the core. What the prefix cache holds is left to the tier, as much as can be written in time."""
+        store = self.scheduler.store
+        if store is None:
+            return
+        deadline = time.monotonic() + seconds
+        self._settle(*self._wait())
+        for plan in self.scheduler.last_plans():
+            self._launch(plan)
+            self._settle(*self._wait())
+            while store.tier.stats().queued_bytes > CLOSE_BYTES and time.monotonic() < deadline:
+                time.sleep(LINGER)
+            if time.monotonic() >= deadline:
+                break
+        store.tier.close(max(0.0, deadline - time.monotonic()))
+
     def stats(self) -> EngineStats:
-        s = self.scheduler
+        self.scheduler.kv.tree.expire(self.scheduler.clock())  # pins run out while nothing is planned, too
+        s, cache = self.scheduler, self.scheduler.kv.tree.stats()
+        tier = s.store.tier.stats() if s.store else None
         return EngineStats(
             running=len(s.running),
             waiting=len(s.waiting),
             blocks_total=s.kv.total,
             blocks_used=s.kv.used,
+            blocks_cached=cache.idle,
             block_size=s.capacity.block_size,
             steps=self.steps,
             step_seconds=self.step_seconds,
+            kernel_seconds=self.runner.kernel_seconds,
             prompt_tokens=s.prompt_tokens,
             generated_tokens=s.generated_tokens,
+            looked_up_tokens=s.looked_up_tokens,
+            cached_tokens=s.cached_tokens,
+            evicted_blocks=cache.evicted,
             preemptions=s.preemptions,
             finished=s.finished,
             aborted=s.aborted,
+            tier_loaded_tokens=s.loaded_tokens,
+            tier_loads={**tier.loads, **s.store.unused} if tier and s.store else {},
+            tier_saves=tier.saves if tier else {},
+            tier_bytes_loaded=tier.bytes_loaded if tier else 0,
+            tier_bytes_saved=tier.bytes_saved if tier else 0,
+            tier_bytes=tier.num_bytes if tier else 0,
+            tier_evicted=tier.evicted if tier else 0,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from kvasir.engine.answer import Answer, AnswerText, TextDelta
 from kvasir.engine.client import Engine
 from kvasir.engine.meter import Meter
-from kvasir.errors import EngineDead, InvalidRequest, KvasirError
+from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError
 from kvasir.seeds import draw_seed
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.tokenizer import Tokenizer
@@ -46,6 +46,7 @@ class Front:
         self.tokenizer = tokenizer
         self.template = template
         self.meter = Meter()
+        self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # told of all that is generated
         self._end: asyncio.Future[None] | None = None
 
     @property
@@ -143,7 +144,7 @@ class Front:
         """A complete Request: seed drawn, max_tokens settled (None: what the context leaves), everything in
         range.
 
-        `param` names the prompt's field in errors; `fields` (priority, cache_salt, adapter) go to the
+        `param` names the prompt's field in errors; `fields` (slo, tenant, cache_salt, ...) go to the
         Request as they are. Raises InvalidRequest; nothing is ever cut.
         """
         self._need_task(Task.GENERATE)
@@ -226,6 +227,7 @@ class Front:
         with self.meter.watch(len(request.prompt_ids), params.n) as watch:
             async with aclosing(self.engine.submit(request)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
+                    self.on_tokens(request.tenant, len(delta.token_ids))
                     answer = answers[delta.index]
                     if answer.done:
                         continue
@@ -259,6 +261,8 @@ class Front:
                     watch.saw(AnswerText(None, request.prompt_ids, request.params).push(delta))
                     if delta.finish_reason is FinishReason.ERROR:
                         raise KvasirError(f"the engine failed on this input: {delta.error}")
+                    if delta.finish_reason is FinishReason.TIMEOUT:
+                        raise DeadlineExceeded("the deadline of the request passed")
                     if delta.embedding is not None:
                         return delta.embedding
         raise EngineDead("the engine ended the request without an embedding")

@@ -120,6 +120,7 @@ class InProcessEngine:
                 deltas = core.step()
                 if deltas:
                     self._call(self._streams.deliver, deltas)
+            core.close()
         except BaseException as error:
             log.exception("the engine died")
             self._dead = f"the engine died: {type(error).__name__}: {error}"

@@ -22,7 +22,7 @@ from kvasir.engine.front import Front
 from kvasir.engine.inproc import InProcessEngine
 from kvasir.engine.load_text import load_text
 from kvasir.errors import InvalidRequest, KvasirError
-from kvasir.types import FinishReason, ModelInfo, Request, SamplingParams
+from kvasir.types import FinishReason, ModelInfo, Request, SamplingParams, ServiceClass
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -143,7 +143,8 @@ class AsyncLLM:
         return EmbeddingOutput(request.id, text, list(ids), list(await self.front.embed(request)))
 
     async def _complete(self, text: str | None, ids: Sequence[int], params: SamplingParams | None) -> RequestOutput:
-        request = self.front.resolve(ids, params or SamplingParams())
+        """Nobody watches the answer grow, so it is served as batch work."""
+        request = self.front.resolve(ids, params or SamplingParams(), slo=ServiceClass.BATCH)
         answers = await self.front.complete(request)
         for answer in answers:
             _raise_fault(answer)

@@ -34,6 +34,7 @@ log = logging.getLogger("kvasir.engine")
 FREE_DEATHS = 3  # restarts without a pause
 LONGEST_PAUSE = 30.0
 STABLE_SECONDS = 60.0  # after so long the count of deaths begins anew
+END_SECONDS = 6.0  # until a process that was told to stop is killed; a core may take some of them to close
 START_ATTEMPTS = 5
 LONGEST_STEP = 60.0  # a busy engine that has been silent for so many seconds counts as hung
 
@@ -320,7 +321,7 @@ class ProcessEngine:
         if self._process is None:
             return
         try:
-            self._process.wait(2.0)
+            self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

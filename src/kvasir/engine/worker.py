@@ -52,6 +52,7 @@ class Worker:
             deltas = self.core.step()
             if deltas:
                 self.send(wire.Deltas(deltas))
+        self.core.close()
 
     def _take_commands(self) -> bool:
         """All waiting commands; waits for one when there is nothing to compute. False when told to stop."""

@@ -7,14 +7,17 @@ table      [ b3 ][ b9 ][ b4 ][ b7 ]           block_size 16
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from kvasir.kv.pool import SCRATCH, BlockPool
-from kvasir.plan import CacheGroup, Capacity
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
+
+
+def first_needed(num_tokens: int, window: int, block_size: int) -> int:
+    """Index of the first block that is needed to go on from `num_tokens`: a query at p sees keys in (p - window, p],
+    with window 0 all."""
+    return max(0, num_tokens - window + 1) // block_size if window else 0
 
 
 class BlockTable:
@@ -22,11 +25,11 @@ class BlockTable:
 
     __slots__ = ("block_size", "ids", "pool", "window")
 
-    def __init__(self, pool: BlockPool, block_size: int, window: int = 0, ids: list[int] | None = None):
+    def __init__(self, pool: BlockPool, block_size: int, window: int = 0):
         self.pool = pool
         self.block_size = block_size
         self.window = window
-        self.ids: list[int] = ids if ids is not None else []
+        self.ids: list[int] = []
 
     def missing(self, num_tokens: int) -> int:
         """How many blocks must be taken so that positions [0, num_tokens) have a place."""
@@ -40,21 +43,19 @@ class BlockTable:
         return first, tuple(new)
 
     def trim(self, computed: int) -> None:
-        """Returns blocks that no position from `computed` on can see: a query at p sees keys in (p - window, p]."""
-        if not self.window:
-            return
-        dead = max(0, computed - self.window + 1) // self.block_size
+        """Returns blocks that no position from `computed` on can see."""
+        dead = first_needed(computed, self.window, self.block_size)
         for i in range(min(dead, len(self.ids)) - 1, -1, -1):
             if self.ids[i] == SCRATCH:
                 break
             self.pool.release((self.ids[i],))
             self.ids[i] = SCRATCH
 
-    def fork(self, num_tokens: int) -> BlockTable:
-        """A second table over the blocks that hold positions [0, num_tokens), each shared."""
-        ids = self.ids[: blocks_for(num_tokens, self.block_size)]
+    def adopt(self, ids: list[int]) -> None:
+        """This empty table becomes one more holder of cached blocks, SCRATCH where it can do without."""
+        assert not self.ids, "a table with blocks adopts others"
+        self.ids = list(ids)
         self.pool.share(b for b in ids if b != SCRATCH)
-        return BlockTable(self.pool, self.block_size, self.window, ids)
 
     def make_own(self, num_tokens: int) -> tuple[int, int] | None:
         """Before writing at position `num_tokens`: replaces the partly filled last block by an own copy.
@@ -96,8 +97,9 @@ class SequenceBlocks:
         for table in self.tables:
             table.trim(computed)
 
-    def fork(self, num_tokens: int) -> SequenceBlocks:
-        return SequenceBlocks(tuple(t.fork(num_tokens) for t in self.tables))
+    @property
+    def ids(self) -> tuple[list[int], ...]:
+        return tuple(t.ids for t in self.tables)
 
     def make_own(self, num_tokens: int) -> list[tuple[int, int, int]]:
         copies = ((g, t.make_own(num_tokens)) for g, t in enumerate(self.tables))
@@ -106,53 +108,3 @@ class SequenceBlocks:
     def release(self) -> None:
         for table in self.tables:
             table.release()
-
-
-class KVManager:
-    """The pools of all cache groups. Holds no list of sequences: handles belong to their sequences."""
-
-    def __init__(self, groups: tuple[CacheGroup, ...], num_blocks: tuple[int, ...], block_size: int):
-        assert len(groups) == len(num_blocks)
-        self.groups = groups
-        self.block_size = block_size
-        self.pools = tuple(BlockPool(n) for n in num_blocks)
-
-    @classmethod
-    def of(cls, capacity: Capacity) -> KVManager:
-        return cls(capacity.groups, capacity.num_blocks, capacity.block_size)
-
-    def new(self) -> SequenceBlocks:
-        pairs = zip(self.pools, self.groups, strict=True)
-        return SequenceBlocks(tuple(BlockTable(p, self.block_size, g.window) for p, g in pairs))
-
-    def _live(self, group: CacheGroup, num_tokens: int, chunk: int) -> int:
-        """Tokens of the group that hold blocks at once when `num_tokens` are computed `chunk` a step."""
-        return min(num_tokens, group.window + chunk + self.block_size) if group.window else num_tokens
-
-    def fits(self, blocks: SequenceBlocks, num_tokens: int, chunk: int, spare: int = 0) -> bool:
-        """Whether `blocks` can be extended to `num_tokens` now, `chunk` tokens a step, leaving `spare` blocks."""
-        return all(
-            t.missing(self._live(g, num_tokens, chunk)) + spare <= p.free
-            for t, g, p in zip(blocks.tables, self.groups, self.pools, strict=True)
-        )
-
-    def can_ever_hold(self, num_tokens: int, chunk: int) -> bool:
-        """Whether a sequence of `num_tokens`, computed at most `chunk` a step, fits when it is alone."""
-        return all(
-            blocks_for(self._live(group, num_tokens, chunk), self.block_size) <= pool.total
-            for pool, group in zip(self.pools, self.groups, strict=True)
-        )
-
-    @property
-    def total(self) -> int:
-        return sum(p.total for p in self.pools)
-
-    @property
-    def used(self) -> int:
-        return sum(p.used for p in self.pools)
-
-    def check(self, holders: Iterable[SequenceBlocks]) -> None:
-        """Recomputes all counts from the living handles. Raises AssertionError."""
-        held = list(holders)
-        for g, pool in enumerate(self.pools):
-            pool.check(h.tables[g].ids for h in held)

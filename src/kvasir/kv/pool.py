@@ -4,6 +4,12 @@ The states of a block:
 
     free  --take-->  held (count 1)  --share-->  held (count n)  --release (n times)-->  free
 
+The prefix tree is a holder of its own kind: at most one count of a block is its, and a block of which it is the only
+holder is *idle*: it can be had at any time, for the price of what it remembers.
+
+    held (n)  --keep-->  held and cached (n + 1)  --release (n times)-->  idle  --share-->  held and cached
+                                                                          idle  --forget-->  free
+
 Block 0 is never given out: the runner writes the keys and values of padding rows there.
 """
 
@@ -16,7 +22,7 @@ SCRATCH = 0
 
 
 class BlockPool:
-    """`num_blocks` blocks, of which id 0 is scratch. Changes only by take, share and release."""
+    """`num_blocks` blocks, of which id 0 is scratch. Changes only by take, share, release, keep and forget."""
 
     def __init__(self, num_blocks: int):
         if num_blocks < 2:
@@ -24,6 +30,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, SCRATCH, -1))
         self._count = [0] * num_blocks
+        self._cached = bytearray(num_blocks)  # 1: one of the counts is the prefix tree's
+        self._idle = 0
 
     @property
     def total(self) -> int:
@@ -35,8 +43,24 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def idle(self) -> int:
+        """Blocks that the prefix tree alone holds."""
+        return self._idle
+
+    @property
+    def cached(self) -> int:
+        """Blocks in the prefix tree, idle or held."""
+        return self._cached.count(1)
+
+    @property
+    def available(self) -> int:
+        """Blocks that are free or that the prefix tree can free at once."""
+        return len(self._free) + self._idle
+
+    @property
     def used(self) -> int:
-        return self.total - self.free
+        """Blocks that somebody beside the prefix tree holds."""
+        return self.total - self.available
 
     def take(self, n: int) -> list[int]:
         """Gives out `n` free blocks with count 1. The caller has asked `free` before."""
@@ -47,27 +71,62 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more holder for each of the held blocks."""
+        """One more holder for each of the held or cached blocks."""
+        count, cached = self._count, self._cached
         for block in blocks:
-            assert self._count[block] > 0, f"share of free block {block}"
-            self._count[block] += 1
+            assert count[block] > 0, f"share of free block {block}"
+            if count[block] == 1 and cached[block]:
+                self._idle -= 1
+            count[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One holder less; a block without holders is free again."""
+        """One holder less; a block without holders is free again, one that only the prefix tree holds is idle."""
+        count, cached = self._count, self._cached
         for block in blocks:
-            assert self._count[block] > 0, f"release of free block {block}"
-            self._count[block] -= 1
-            if self._count[block] == 0:
+            assert count[block] > cached[block], f"release of block {block}, which is not held"
+            count[block] -= 1
+            if count[block] == 0:
                 self._free.append(block)
+            elif count[block] == 1 and cached[block]:
+                self._idle += 1
 
-    def check(self, holders: Iterable[Sequence[int]]) -> None:
-        """Recomputes every count from all `holders` and compares. Raises AssertionError naming the first fault."""
+    def keep(self, blocks: Iterable[int]) -> None:
+        """The prefix tree becomes a holder of each of the blocks, which somebody else holds. Skips scratch."""
+        count, cached = self._count, self._cached
+        for block in blocks:
+            if block != SCRATCH:
+                held = count[block]
+                assert held and not cached[block], f"keep of block {block}, which is free or cached already"
+                count[block] = held + 1
+                cached[block] = 1
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """The prefix tree lets go of each of the blocks; idle ones are free again. Skips scratch."""
+        for block in blocks:
+            if block != SCRATCH:
+                assert self._cached[block], f"forget of block {block}, which is not cached"
+                self._cached[block] = 0
+                self._count[block] -= 1
+                if self._count[block] == 0:
+                    self._idle -= 1
+                    self._free.append(block)
+
+    def is_idle(self, block: int) -> bool:
+        """Whether the prefix tree is the only holder. Never true of scratch."""
+        return self._count[block] == 1 and self._cached[block] == 1
+
+    def check(self, holders: Iterable[Sequence[int]], cached: Iterable[Sequence[int]] = ()) -> None:
+        """Recomputes every count from all `holders` and from what the prefix tree keeps (`cached`), and compares.
+        Raises AssertionError naming the first fault."""
         expected = Counter(block for blocks in holders for block in blocks if block != SCRATCH)
+        kept = Counter(block for blocks in cached for block in blocks if block != SCRATCH)
         for block in range(1, self.num_blocks):
-            assert self._count[block] == expected[block], (
-                f"block {block} counts {self._count[block]} holders, {expected[block]} hold it"
-            )
+            assert kept[block] == self._cached[block], f"block {block} is in the tree {kept[block]} times"
+            count = expected[block] + kept[block]
+            assert self._count[block] == count, f"block {block} counts {self._count[block]} holders, {count} hold it"
+        idle = kept.keys() - expected.keys()
+        assert self._idle == len(idle), f"{self._idle} blocks count as idle, {len(idle)} are"
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
         assert SCRATCH not in free and not (free & set(expected)), "a held block is free"
-        assert len(free) + len(expected) == self.total, "blocks are lost"
+        assert len(free) + len(expected.keys() | kept.keys()) == self.total, "blocks are lost"

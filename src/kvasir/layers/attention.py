@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from torch import Tensor
 
 from kvasir.layers.batch import Batch
@@ -9,6 +12,7 @@ from kvasir.layers.linear import QKV, Out
 from kvasir.layers.module import Module
 from kvasir.layers.norm import RMSNorm
 from kvasir.layers.rope import Rope
+from kvasir.ops.activation import sigmoid
 from kvasir.ops.attention import paged_attention
 
 
@@ -16,7 +20,7 @@ class Attention(Module):
     """x: float32 [T, D] -> [T, D]. Writes its keys and values into the cache, then reads them from there.
 
     layer: its number, by which the cache knows it. head_norm_eps: None, or q and k are normalised per head
-    before they are turned. scale: of the scores, head_dim^-0.5 if not given.
+    before they are turned, by a norm of the kind `head_norm`. scale: of the scores, head_dim^-0.5 if not given.
     """
 
     def __init__(
@@ -31,21 +35,26 @@ class Attention(Module):
         bias: bool = False,
         out_bias: bool = False,
         head_norm_eps: float | None = None,
+        head_norm: type[RMSNorm] = RMSNorm,
         scale: float | None = None,
         softcap: float = 0.0,
     ):
         self.layer, self.heads, self.kv_heads, self.head_dim = layer, heads, kv_heads, head_dim
         self.rope = rope
-        self.scale = head_dim**-0.5 if scale is None else scale
+        self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         self.softcap = softcap
         self.qkv = QKV(width, heads * head_dim, kv_heads * head_dim, bias)
-        self.q_norm = None if head_norm_eps is None else RMSNorm(head_dim, head_norm_eps)
-        self.k_norm = None if head_norm_eps is None else RMSNorm(head_dim, head_norm_eps)
+        self.q_norm = None if head_norm_eps is None else head_norm(head_dim, head_norm_eps)
+        self.k_norm = None if head_norm_eps is None else head_norm(head_dim, head_norm_eps)
         self.out = Out(heads * head_dim, width, out_bias)
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         q, k, v = self.qkv(x_TD, batch)
-        q_THd = q.view(-1, self.heads, self.head_dim)
+        mixed_THd = self.mix(q.view(-1, self.heads, self.head_dim), k, v, batch)
+        return self.out(mixed_THd.flatten(1), batch)
+
+    def mix(self, q_THd: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """What each head sees, float32 [T, H, d]. k, v: [T, K * d]."""
         k_TKd = k.view(-1, self.kv_heads, self.head_dim)
         v_TKd = v.view(-1, self.kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
@@ -54,7 +63,7 @@ class Attention(Module):
             angles = batch.angles(self.rope)
             q_THd, k_TKd = self.rope(q_THd, angles), self.rope(k_TKd, angles)
         batch.store(self.layer, k_TKd, v_TKd)
-        mixed_THd = paged_attention(
+        return paged_attention(
             q_THd,
             batch.kv.k(self.layer),
             batch.kv.v(self.layer),
@@ -62,4 +71,18 @@ class Attention(Module):
             self.scale,
             self.softcap,
         )
+
+
+class GatedAttention(Attention):
+    """Attention whose heads pass a gate on their way out, sigmoid of a projection: in the checkpoint each head's
+    rows of q are followed by those of its gate."""
+
+    def __init__(self, layer: int, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
+        super().__init__(layer, width, heads, kv_heads, head_dim, **options)
+        self.qkv = QKV(width, 2 * heads * head_dim, kv_heads * head_dim, options.get("bias", False))
+
+    def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        q, k, v = self.qkv(x_TD, batch)
+        q_THd, gate_THd = q.view(-1, self.heads, 2 * self.head_dim).split(self.head_dim, dim=-1)
+        mixed_THd = self.mix(q_THd.contiguous(), k, v, batch) * sigmoid(gate_THd.contiguous())
         return self.out(mixed_THd.flatten(1), batch)

@@ -18,6 +18,7 @@ from torch import Tensor
 from kvasir.layers.kv_cache import SCRATCH_BLOCK, KVCache
 from kvasir.layers.rope import Rope
 from kvasir.ops.attention import AttentionPlan, Span, plan_attention
+from kvasir.ops.gated_delta import StatePlan, plan_states
 from kvasir.ops.linear import TILE
 
 
@@ -45,7 +46,8 @@ class Batch:
     """Letters: T rows, padded to a multiple of 32; the first `num_tokens` are real.
 
     starts: int64 [slices + 1], the first row of each slice, and num_tokens. slots: per cache group, int64
-    [T]. adapters_T: int64, 0 for none.
+    [T]. adapters_T: int64, 0 for none. wanted: the names of the hidden states to be kept; `hidden` has them
+    after the forward, float32 [T, D] each: "layers.3" behind layer 3, "last" for the forward's result.
     """
 
     tokens_T: Tensor
@@ -57,6 +59,8 @@ class Batch:
     spans: tuple[tuple[Span, ...], ...]  # per cache group
     kv: KVCache
     end: int  # above every position
+    wanted: frozenset[str] = frozenset()
+    hidden: dict[str, Tensor] = field(default_factory=dict)
     _made: dict = field(default_factory=dict)
 
     def attention(self, layer: int, group: int) -> AttentionPlan:
@@ -74,6 +78,24 @@ class Batch:
             )
         return self._made[index, group]
 
+    def states(self, layer: int) -> StatePlan:
+        """The walks through a layer's recurrent states. Made once for layers of a kind."""
+        index = self.kv.group_of(layer)
+        if index not in self._made:
+            self._made[index] = plan_states(
+                self.spans[index],
+                self.slots[index],
+                block_size=self.kv.block_size,
+                inputs=self.kv.spec[layer].inputs,
+                device=self.tokens_T.device,
+            )
+        return self._made[index]
+
+    def after_layer(self, layer: int, x_TD: Tensor) -> None:
+        """The residual stream behind a layer is x."""
+        if (name := f"layers.{layer}") in self.wanted:
+            self.hidden[name] = x_TD
+
     def angles(self, rope: Rope) -> tuple[Tensor, Tensor]:
         """cos and sin of every row."""
         if rope not in self._made:
@@ -85,7 +107,9 @@ class Batch:
         self.kv.store(layer, self.slots[self.kv.group_of(layer)], k_TKd, v_TKd)
 
 
-def make_batch(slices: Sequence[Slice], cache: KVCache, device: torch.device | str = "cpu") -> Batch:
+def make_batch(
+    slices: Sequence[Slice], cache: KVCache, device: torch.device | str = "cpu", wanted: frozenset[str] = frozenset()
+) -> Batch:
     """Packs the slices, in their order. Slices must not be empty; a block table that is too short, or names
     blocks that are not there, is our own fault (AssertionError) and is noticed before memory is touched."""
     counts = [len(s.ids) for s in slices]
@@ -120,6 +144,7 @@ def make_batch(slices: Sequence[Slice], cache: KVCache, device: torch.device | s
         ),
         kv=cache,
         end=max(s.end for s in slices),
+        wanted=wanted,
     )
 
 

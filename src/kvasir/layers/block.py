@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from kvasir.layers.attention import Attention
+from kvasir.layers.gated_delta import GatedDelta
 from kvasir.layers.mlp import MLP, GatedMLP
 from kvasir.layers.module import Module
+from kvasir.layers.moe import MoE
 from kvasir.layers.norm import RMSNorm
 
 
 class Block(Module):
-    def __init__(self, attn_norm: RMSNorm, attn: Attention, mlp_norm: RMSNorm, mlp: MLP | GatedMLP):
+    """attn: whatever lets a token see those before it."""
+
+    def __init__(self, attn_norm: RMSNorm, attn: Attention | GatedDelta, mlp_norm: RMSNorm, mlp: MLP | GatedMLP | MoE):
         self.attn_norm, self.attn, self.mlp_norm, self.mlp = attn_norm, attn, mlp_norm, mlp

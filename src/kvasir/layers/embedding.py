@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from kvasir.layers.module import Module
+from kvasir.ops.embedding import embedding, row
 
 
 class Embedding(Module):
@@ -16,7 +19,15 @@ class Embedding(Module):
         self.weight: Tensor
 
     def __call__(self, ids_T: Tensor) -> Tensor:
-        return self.weight[ids_T].float()
+        return embedding(ids_T, self.weight)
+
+    def row(self, index: int) -> Tensor:
+        """One row, float32 [width], that every token gets."""
+        return row(self.weight, index)
+
+    def hold(self, name: str, matrix: Any) -> None:
+        """Takes the table in a format of its own (kvasir.ops.linear.packed) in the place of a tensor."""
+        self.weight = matrix
 
     def expects(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.size, self.width)}

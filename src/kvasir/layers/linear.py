@@ -10,13 +10,13 @@ arithmetic.
     Plain     weight        none       -
 
 A role with several parts keeps them apart, each in its own matmul: so they stay views of the mapped file, and
-each result lies densely in memory.
+each result lies densely in memory. What a row's adapter adds comes before the sum over ranks, the bias behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -25,26 +25,14 @@ from torch import Tensor
 from kvasir.layers.embedding import Embedding
 from kvasir.layers.module import Module
 from kvasir.ops.linear import linear
+from kvasir.ops.linear.low_rank import LowRank, add_low_rank
+from kvasir.ops.linear.packed import num_segments
 from kvasir.parallel import SOLO, Mesh
 
 if TYPE_CHECKING:
     from kvasir.layers.batch import Batch
 
-MAX_SEGMENTS = 8
-_GROUP = 32  # sums are made of whole groups where the width allows it
-_MIN_SEGMENT = 16
-
-
-def num_segments(width: int) -> int:
-    """S, the segments of a reducing role's sum over `width` inputs: at most 8, a power of two that divides
-    the width into whole groups of 32; a width without such a cut is divided as often as 16 inputs are
-    left."""
-    for least, step in ((_GROUP, _GROUP), (_MIN_SEGMENT, 1)):
-        for segments in (8, 4, 2):
-            size = width // segments
-            if width % segments == 0 and size >= least and size % step == 0:
-                return segments
-    return 1
+_GROUP = 32  # elements of a 16-bit row that products may read at once
 
 
 def _segment(weight_NK: Tensor, segments: int) -> Tensor:
@@ -63,6 +51,7 @@ class Linear(Module):
     """
 
     segments = 1
+    reduces = False  # whether ranks may hold parts of the sum
 
     def __init__(self, inputs: int, parts: Mapping[str, int], bias: bool = False):
         self.inputs = inputs
@@ -70,9 +59,17 @@ class Linear(Module):
         self.bias = bias
         self.weights: dict[str, Tensor] = {}  # [S, N, k]
         self.biases: dict[str, Tensor] = {}
+        self.adapters: dict[str, dict[int, LowRank]] = {}  # of each part, by id
 
-    def apply(self, part: str, x_TK: Tensor) -> Tensor:
-        return linear(x_TK, self.weights[part], self.biases.get(part))
+    def apply(self, part: str, x_TK: Tensor, batch: Batch | None) -> Tensor:
+        out_TN = self.product(part, x_TK, batch)
+        return out_TN + self.biases[part] if part in self.biases else out_TN
+
+    def product(self, part: str, x_TK: Tensor, batch: Batch | None) -> Tensor:
+        """Without bias."""
+        out_TN = linear(x_TK, self.weights[part])
+        pairs = self.adapters.get(part)
+        return add_low_rank(out_TN, x_TK, batch.adapters_T, pairs) if batch is not None and pairs else out_TN
 
     def expects(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -82,6 +79,10 @@ class Linear(Module):
             if self.bias:
                 shapes[f"{prefix}bias"] = (outputs,)
         return shapes
+
+    def hold(self, name: str, matrix: Any) -> None:
+        """Takes a weight in a format of its own (kvasir.ops.linear.packed) in the place of a tensor."""
+        self.weights[name.rpartition(".")[0] or next(iter(self.outputs))] = matrix
 
     def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
         prefix, _, kind = name.rpartition(".")
@@ -100,7 +101,7 @@ class QKV(Linear):
         super().__init__(inputs, {"q": q, "k": kv, "v": kv}, bias)
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        return self.apply("q", x_TD), self.apply("k", x_TD), self.apply("v", x_TD)
+        return self.apply("q", x_TD, batch), self.apply("k", x_TD, batch), self.apply("v", x_TD, batch)
 
 
 class GateUp(Linear):
@@ -110,7 +111,7 @@ class GateUp(Linear):
         super().__init__(inputs, {"gate": width, "up": width}, bias)
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.apply("gate", x_TD), self.apply("up", x_TD)
+        return self.apply("gate", x_TD, batch), self.apply("up", x_TD, batch)
 
 
 class Plain(Linear):
@@ -120,7 +121,7 @@ class Plain(Linear):
         super().__init__(inputs, {"weight": outputs}, bias)
 
     def __call__(self, x_TK: Tensor, batch: Batch | None = None) -> Tensor:
-        return self.apply("weight", x_TK)
+        return self.apply("weight", x_TK, batch)
 
 
 class Reducing(Plain):
@@ -128,13 +129,14 @@ class Reducing(Plain):
     last."""
 
     mesh: Mesh = SOLO
+    reduces = True
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False):
         super().__init__(inputs, outputs, bias)
-        self.segments = num_segments(inputs)
+        self.segments = num_segments(inputs, "F32")
 
     def __call__(self, x_TK: Tensor, batch: Batch | None = None) -> Tensor:
-        out_TN = self.mesh.all_reduce(linear(x_TK, self.weights["weight"]))
+        out_TN = self.mesh.all_reduce(self.product("weight", x_TK, batch))
         return out_TN + self.biases["weight"] if self.bias else out_TN
 
 
@@ -159,7 +161,8 @@ class Head(Plain):
     def weight(self) -> Tensor:
         """[1, N, k]"""
         if self.tied is not None and not self.weights:
-            self.weights["weight"] = _segment(self.tied.weight, 1)
+            table = self.tied.weight
+            self.weights["weight"] = _segment(table, 1) if isinstance(table, Tensor) else table
         return self.weights["weight"]
 
     def __call__(self, x_TK: Tensor, batch: Batch | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +36,11 @@ class Take:
     def of(self, tensor: Tensor) -> Tensor:
         if self.transposed and tensor.dim() == 2:
             tensor = tensor.T
-        return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
+        return self.of_rows(tensor)
+
+    def of_rows(self, rows: Any) -> Any:
+        """Of what is stored with one row for each output, in whatever format."""
+        return rows if self.rows is None else rows[self.rows[0] : self.rows[1]]
 
 
 class Module:

@@ -28,6 +28,13 @@ class RMSNorm(Module):
         return kept
 
 
+class OffsetRMSNorm(RMSNorm):
+    """An RMSNorm whose checkpoint holds weight - 1; the one is added in float32."""
+
+    def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return super().put(name, tensor.to(torch.float32) + 1.0, dtype, device)
+
+
 class LayerNorm(RMSNorm):
     """x: float32 [..., width]; with a bias."""
 

@@ -1,7 +1,8 @@
-"""The angles of the rotary embedding: computed on the host in float64, one row per position, kept as float32.
+"""The angles of the rotary embedding: computed on the host in float64 by functions of our own (`elementary`), one row
+per position, kept as float32.
 
-Frequencies: theta^(-2i/d) (arXiv:2104.09864), changed as `RopeScaling` says. YaRN: arXiv:2309.00071; llama3:
-the Llama 3.1 model card and its reference code; linear: arXiv:2306.15595.
+Frequencies: theta^(-2i/d) (arXiv:2104.09864), changed as `RopeScaling` says. YaRN: arXiv:2309.00071; longrope:
+arXiv:2402.13753; llama3: the Llama 3.1 model card and its reference code; linear: arXiv:2306.15595.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir.layers.elementary import log, power, sin_cos
 from kvasir.ops.rope import rope
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
 _FIRST_ROWS = 1024
 
 
@@ -31,6 +33,9 @@ class RopeScaling:
                 unchanged where it is below original_max_position / high_freq_factor, a ramp between
       yarn      divided by `factor` or not, by a ramp between the dimensions that beta_fast and beta_slow name
                 (its borders rounded outwards when `truncate`); cos and sin multiplied by `attention_factor`
+      longrope  frequency i divided by factors[i], the short ones; cos and sin multiplied by `attention_factor`.
+                A sequence beyond original_max_position would have all its angles, also those before, divided
+                by other factors: so that is where we end the context
       factors   frequency i divided by factors[i] (GGUF `rope_freqs.weight`)
     """
 
@@ -51,19 +56,21 @@ class RopeScaling:
             return int(max_position * self.factor)
         if self.kind == "yarn":
             return max(max_position, int(self.original_max_position * self.factor))
+        if self.kind == "longrope":
+            return min(max_position, self.original_max_position)
         return max_position
 
 
 def frequencies(dim: int, theta: float, scaling: RopeScaling) -> np.ndarray:
     """Radians per position, float64 [dim / 2]."""
-    plain = theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
+    plain = np.array([power(theta, -i, dim) for i in range(0, dim, 2)])
     if scaling.kind == "linear":
         return plain / scaling.factor
     if scaling.kind == "llama3":
         return _llama3(plain, scaling)
     if scaling.kind == "yarn":
         return _yarn(plain, dim, theta, scaling)
-    if scaling.kind == "factors":
+    if scaling.kind in ("longrope", "factors"):
         return plain / np.asarray(scaling.factors)
     return plain
 
@@ -80,7 +87,7 @@ def _llama3(plain: np.ndarray, s: RopeScaling) -> np.ndarray:
 def _yarn(plain: np.ndarray, dim: int, theta: float, s: RopeScaling) -> np.ndarray:
     def dimension_that_turns(times: float) -> float:
         """The (fractional) dimension whose angle goes round so often within the original length."""
-        return dim * math.log(s.original_max_position / (times * 2 * math.pi)) / (2 * max(math.log(theta), 1e-9))
+        return dim * log(s.original_max_position / (times * 2 * math.pi)) / (2 * max(log(theta), 1e-9))
 
     low, high = dimension_that_turns(s.beta_fast), dimension_that_turns(s.beta_slow)
     if s.truncate:
@@ -100,7 +107,7 @@ class Rope:
     def __init__(self, dim: int, theta: float, scaling: RopeScaling | None = None):
         scaling = scaling or RopeScaling()
         self.frequencies = frequencies(dim, theta, scaling)
-        self.factor = scaling.attention_factor if scaling.kind == "yarn" else 1.0
+        self.factor = scaling.attention_factor if scaling.kind in ("yarn", "longrope") else 1.0
         self._cos = torch.empty(0, dim // 2)
         self._sin = torch.empty(0, dim // 2)
 
@@ -110,11 +117,20 @@ class Rope:
             self._grow(end, positions_T.device)
         return self._cos[positions_T], self._sin[positions_T]
 
+    @property
+    def half(self) -> int:
+        """Pairs of dimensions that turn."""
+        return len(self.frequencies)
+
+    def table(self, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """cos and sin of the positions below `end`, float32 [end, dim / 2]."""
+        angles = np.arange(end, dtype=np.float64)[:, None] * self.frequencies
+        sin, cos = sin_cos(angles)
+        return (cos * self.factor).astype(np.float32), (sin * self.factor).astype(np.float32)
+
     def _grow(self, end: int, device: torch.device) -> None:
-        size = max(_FIRST_ROWS, 1 << (end - 1).bit_length())
-        angles = np.arange(size, dtype=np.float64)[:, None] * self.frequencies
-        self._cos = torch.from_numpy((np.cos(angles) * self.factor).astype(np.float32)).to(device)
-        self._sin = torch.from_numpy((np.sin(angles) * self.factor).astype(np.float32)).to(device)
+        cos, sin = self.table(max(_FIRST_ROWS, 1 << (end - 1).bit_length()))
+        self._cos, self._sin = torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
 
     def __call__(self, x_THd: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         return rope(x_THd, *angles)

@@ -104,11 +104,12 @@ class Bert(Module):
         )
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
-        x_TD = self.embed(tokens_T) + self.token_types.weight[0].float() + self.positions(batch.positions_T)
+        x_TD = self.embed(tokens_T) + self.token_types.row(0) + self.positions(batch.positions_T)
         x_TD = self.norm(x_TD)
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
             x_TD = layer.attn_norm(x_TD + layer.attn(x_TD, batch))
             x_TD = layer.mlp_norm(x_TD + layer.mlp(x_TD, batch))
+            batch.after_layer(i, x_TD)
         return x_TD
 
     def pool(self, hidden_nD: Tensor) -> Tensor:

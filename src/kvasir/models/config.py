@@ -36,6 +36,7 @@ MAX_HEAD_DIM = 1024
 MAX_VOCAB = 1 << 22
 MAX_POSITIONS = 1 << 26
 MAX_EOS_IDS = 64
+MAX_EXPERTS = 1024
 
 _REQUIRED: Any = object()
 _REPR = Repr()
@@ -261,13 +262,21 @@ def read_layer_windows(f: Fields, num_layers: int) -> tuple[int, ...]:
     use = f.flag("use_sliding_window", False)
     first = f.integer("max_window_layers", 0, MAX_LAYERS, 28)
     size = f.integer("sliding_window", 1, MAX_POSITIONS, 4096)
+    slides = read_sliding_layers(f, num_layers)
+    if slides is None:
+        slides = tuple(i >= first for i in range(num_layers))
+    return tuple(size if use and sliding else 0 for sliding in slides)
+
+
+def read_sliding_layers(f: Fields, num_layers: int) -> tuple[bool, ...] | None:
+    """Which layers have a window, by `layer_types`; None where the field is absent."""
     kinds = f.get("layer_types")
     if kinds is None:
-        return tuple(size if use and i >= first else 0 for i in range(num_layers))
+        return None
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise ModelFileError(f"{f.where}: layer_types is {_short(kinds)}", f"expected a list of {num_layers} names")
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
             raise UnsupportedModel(f"{f.where}: layer_types names {kind!r}",
                                    "supported: full_attention, sliding_attention")  # fmt: skip
-    return tuple(size if use and kind == "sliding_attention" else 0 for kind in kinds)
+    return tuple(kind == "sliding_attention" for kind in kinds)

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir.errors import ModelFileError
-from kvasir.layers.batch import TILE, Batch
+from kvasir.layers.batch import Batch
 from kvasir.layers.block import Block
 from kvasir.layers.embedding import Embedding
 from kvasir.layers.kv_cache import LayerCache
@@ -31,7 +30,7 @@ from kvasir.models.config import (
     Fields,
 )
 from kvasir.models.pooling import Pooling, pooling_of
-from kvasir.models.rope import read_rope
+from kvasir.models.rope import read_rope, read_rotary_share
 from kvasir.types import Task
 
 
@@ -39,7 +38,8 @@ from kvasir.types import Task
 class DecoderConfig:
     """The sizes and settings of a decoder.
 
-    windows: per layer, in tokens, 0 for full attention. head_norm: q and k are normalised per head.
+    windows: per layer, in tokens, 0 for full attention. head_norm: q and k are normalised per head. rotary_dim:
+    dimensions of a head that turn.
     """
 
     vocab_size: int
@@ -49,6 +49,7 @@ class DecoderConfig:
     heads: int
     kv_heads: int
     head_dim: int
+    rotary_dim: int
     max_position: int
     norm_eps: float
     act: str
@@ -68,11 +69,14 @@ class DecoderConfig:
         return self.rope_scaling.context_length(self.max_position)
 
 
-def read_sizes(f: Fields, *, kv_heads: int = 0, head_dim: int = 0) -> dict[str, Any]:
+def read_sizes(
+    f: Fields, *, kv_heads: int = 0, head_dim: int = 0, act: str = "hidden_act", partial: bool = False
+) -> dict[str, Any]:
     """The fields that llama-like configs share, as keywords of `DecoderConfig`.
 
     kv_heads, head_dim: what the family takes where the field is absent, 0 for what follows from the others,
-    which is also what null means. Raises ModelFileError for a field out of range, UnsupportedModel for a
+    which is also what null means. act: the name of the activation's field. partial: whether a part of a head
+    may turn (`partial_rotary_factor`). Raises ModelFileError for a field out of range, UnsupportedModel for a
     feature that is not there.
     """
     width = f.integer("hidden_size", 1, MAX_WIDTH)
@@ -86,9 +90,12 @@ def read_sizes(f: Fields, *, kv_heads: int = 0, head_dim: int = 0) -> dict[str, 
     if head_dim % 2:
         raise ModelFileError(f"{f.where}: head_dim is {head_dim}", "a rotary embedding needs an even number")
     max_position = f.integer("max_position_embeddings", 1, MAX_POSITIONS)
-    theta, scaling = read_rope(f, max_position)
-    if scaling.kind == "factors" and len(scaling.factors) != head_dim // 2:
-        raise ModelFileError(f"{f.where}: {len(scaling.factors)} rope factors for heads of {head_dim}")
+    theta, scaling = read_rope(f, max_position, partial=partial)
+    rotary_dim = int(head_dim * read_rotary_share(f))
+    if rotary_dim % 2 or not rotary_dim:
+        raise ModelFileError(f"{f.where}: {rotary_dim} of {head_dim} dimensions turn", "expected an even number")
+    if scaling.factors and len(scaling.factors) != rotary_dim // 2:
+        raise ModelFileError(f"{f.where}: {len(scaling.factors)} rope factors for {rotary_dim} dimensions that turn")
     return {
         "vocab_size": f.integer("vocab_size", 1, MAX_VOCAB),
         "width": width,
@@ -97,9 +104,10 @@ def read_sizes(f: Fields, *, kv_heads: int = 0, head_dim: int = 0) -> dict[str, 
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,
+        "rotary_dim": rotary_dim,
         "max_position": max_position,
         "norm_eps": f.number("rms_norm_eps", 0.0, 1.0, 1e-6),
-        "act": f.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
+        "act": f.choice(act, tuple(ACTIVATIONS), "silu"),
         "rope_theta": theta,
         "rope_scaling": scaling,
         "tied": f.flag("tie_word_embeddings", False),
@@ -116,7 +124,7 @@ class Decoder(Module):
 
     def __init__(self, config: DecoderConfig):
         self.config = config
-        self.rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling)
+        self.rope = Rope(config.rotary_dim, config.rope_theta, config.rope_scaling)
         self.embed = Embedding(config.vocab_size, config.width)
         self.layers: list[Block] = []  # for the subclass to fill
         self.norm = RMSNorm(config.width, config.norm_eps)
@@ -136,8 +144,7 @@ class Decoder(Module):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Float32 [R, vocabulary] of chosen hidden rows."""
-        rows = hidden_RD.shape[0]
-        return self.head(F.pad(hidden_RD, (0, 0, 0, -rows % TILE)))[:rows]
+        return self.head(hidden_RD)
 
     def pool(self, hidden_nD: Tensor) -> Tensor:
         """One sequence's hidden rows to its embedding, float32 [D]."""

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.models.config import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, Fields
+from kvasir.layers.elementary import log
+from kvasir.models.config import (
+    MAX_EXPERTS,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Fields,
+)
 from kvasir.models.gguf_names import FAMILIES, Source
 from kvasir.models.registry import unsupported
 
@@ -34,10 +43,11 @@ def hf_config_from_gguf(metadata: Mapping[str, Any], source: Source) -> dict[str
         raise unsupported(architecture)
     fields = _fields(metadata, architecture)
     shapes = {name: tuple(source.info(name).shape) for name in source.names()}
-    read = {"gpt2": _gpt2, "bert": _bert}.get(architecture, _llama)
-    config = read(fields, architecture, shapes)
+    config = _READERS[architecture](fields, architecture, shapes)
     if "rope_freqs.weight" in shapes:
-        config["rope_scaling"] = _rope_factors(source)
+        config["rope_scaling"] = {"rope_type": "factors", "factors": _factors(source, "rope_freqs.weight")}
+    if "rope_factors_short.weight" in shapes:
+        config["rope_scaling"] = _longrope(source, fields)
     fields.finish()
     return {**config, "eos_token_id": _eos_ids(metadata), "bos_token_id": _token_id(metadata, "bos_token_id")}
 
@@ -66,23 +76,17 @@ def _plain(value: Any) -> Any:
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def _llama(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
-    """llama (mistral where it has a window), qwen2 and qwen3."""
+def _decoder(f: Fields, shapes: Shapes, *, partial: bool = False) -> dict[str, Any]:
+    """What all decoders of the llama kind share. partial: the caller reads how much of a head turns."""
     hidden, heads = (
         f.integer("embedding_length", 1, MAX_WIDTH),
         f.integer("attention.head_count", 1, MAX_HEADS),
     )
     head_dim = f.integer("attention.key_length", 1, MAX_WIDTH, hidden // heads)
     f.expect("attention.value_length", head_dim)
-    f.expect("rope.dimension_count", head_dim)
-    for count in ("expert_count", "expert_used_count"):
-        f.expect(count, 0)
-    window = f.integer("attention.sliding_window", 0, MAX_POSITIONS, 0)
-    if window and architecture != "llama":
-        raise UnsupportedModel(f"{f.where}: attention.sliding_window is {window}", "supported: none")
-    model_type = "mistral" if window else architecture
-    config = {
-        "model_type": model_type,
+    if not partial:
+        f.expect("rope.dimension_count", head_dim)
+    return {
         "vocab_size": _vocab_size(f, shapes),
         "hidden_size": hidden,
         "intermediate_size": f.integer("feed_forward_length", 1, MAX_WIDTH),
@@ -95,15 +99,92 @@ def _llama(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
         "rope_theta": f.number("rope.freq_base", 1.0, 1e12, 10000.0),
         "rope_scaling": _rope_scaling(f),
         "tie_word_embeddings": "output.weight" not in shapes,
+    } | _pooling(f)
+
+
+def _llama(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    """A llama, a mistral where it has a window, or a mixtral where it has experts."""
+    config = _decoder(f, shapes)
+    window = f.integer("attention.sliding_window", 0, MAX_POSITIONS, 0) or None
+    if f.integer("expert_count", 0, MAX_EXPERTS, 0):
+        return config | {"model_type": "mixtral", "sliding_window": window} | _experts(f)
+    f.expect("expert_used_count", 0)
+    if window:
+        return config | {"model_type": "mistral", "sliding_window": window}
+    biases = {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
+    return config | {"model_type": "llama"} | biases
+
+
+def _qwen(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    config = _decoder(f, shapes) | {"model_type": architecture}
+    for absent in ("expert_count", "expert_used_count", "attention.sliding_window"):
+        f.expect(absent, 0)
+    return config if architecture == "qwen2" else config | {"attention_bias": "blk.0.attn_q.bias" in shapes}
+
+
+def _qwen3moe(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    """llama.cpp makes the weights of a token's experts add up to one whatever the file says, and has experts in
+    every layer."""
+    f.expect("attention.sliding_window", 0)
+    f.expect("expert_weights_norm", True)
+    return _decoder(f, shapes) | _experts(f) | {
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": f.integer("expert_feed_forward_length", 1, MAX_WIDTH),
+        "norm_topk_prob": True,
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+    }  # fmt: skip
+
+
+def _experts(f: Fields) -> dict[str, int]:
+    return {
+        "num_local_experts": f.integer("expert_count", 1, MAX_EXPERTS),
+        "num_experts_per_tok": f.integer("expert_used_count", 1, MAX_EXPERTS),
     }
-    if architecture != "qwen2":
-        config["attention_bias"] = "blk.0.attn_q.bias" in shapes
-    if model_type == "llama":
-        config["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
-    if model_type == "mistral":
+
+
+def _gemma(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    """gemma2 and gemma3. The scale of the scores is not in the file: as in llama.cpp it follows from the width of
+    a head, and from the whole width in the largest model, which is known by its layers."""
+    config = _decoder(f, shapes)
+    layers, largest = config["num_hidden_layers"], {"gemma2": 46, "gemma3": 62}[architecture]
+    whole = config["hidden_size"] // config["num_attention_heads"]
+    config["query_pre_attn_scalar"] = whole if layers == largest else config["head_dim"]
+    config["layer_types"] = _layer_types(f, layers, pattern=2 if architecture == "gemma2" else 6)
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if f.get(cap) is not None:
+            config[cap] = f.number(cap, 0.0, 1e6) or None
+    window = f.integer("attention.sliding_window", 0, MAX_POSITIONS, 0)
+    if window:
         config["sliding_window"] = window
-        del config["attention_bias"]
-    return config | _pooling(f)
+    if architecture == "gemma2":
+        return config | {"model_type": "gemma2"}
+    if not window:
+        config["layer_types"] = ["full_attention"] * layers
+    config["rope_local_base_freq"] = f.number("rope.freq_base_swa", 1.0, 1e12, 1e4)
+    return config | {"model_type": "gemma3_text"}
+
+
+def _layer_types(f: Fields, layers: int, pattern: int) -> list[str]:
+    """By a flag per layer, or every so many layers one without a window; `pattern` where the file is silent."""
+    given = f.get("attention.sliding_window_pattern")
+    if isinstance(given, list) and len(given) == layers:
+        slides = [bool(value) for value in given]
+    elif isinstance(given, bool):
+        slides = [given] * layers
+    else:
+        pattern = f.integer("attention.sliding_window_pattern", 1, MAX_LAYERS, pattern)
+        slides = [(i + 1) % pattern != 0 for i in range(layers)]
+    return ["sliding_attention" if sliding else "full_attention" for sliding in slides]
+
+
+def _phi3(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    config = _decoder(f, shapes, partial=True)
+    turning = f.integer("rope.dimension_count", 2, config["head_dim"], config["head_dim"])
+    return config | {
+        "model_type": "phi3",
+        "partial_rotary_factor": turning / config["head_dim"],
+        "sliding_window": f.integer("attention.sliding_window", 0, MAX_POSITIONS, 0) or None,
+    }
 
 
 def _gpt2(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
@@ -137,6 +218,18 @@ def _bert(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
     } | _pooling(f)
 
 
+_READERS = {
+    "llama": _llama,
+    "qwen2": _qwen,
+    "qwen3": _qwen,
+    "qwen3moe": _qwen3moe,
+    "gemma2": _gemma,
+    "gemma3": _gemma,
+    "phi3": _phi3,
+    "gpt2": _gpt2,
+    "bert": _bert,
+}
+
 # --- parts ------------------------------------------------------------------------------------------
 
 
@@ -164,16 +257,29 @@ def _yarn(f: Fields, factor: float) -> dict[str, float]:
     extra = f.number("rope.scaling.attn_factor", 1e-6, 1e6, 1.0)
     extra *= f.number("rope.scaling.yarn_attn_factor", 1e-6, 1e6, 1.0)
     if extra != 1.0 and factor >= 1.0:
-        found["attention_factor"] = extra * (0.1 * math.log(factor) + 1.0)
+        found["attention_factor"] = extra * (0.1 * log(factor) + 1.0)
     return {name: value for name, value in found.items() if value}
 
 
-def _rope_factors(source: Source) -> dict[str, Any]:
-    """Llama 3's scaling comes as one divisor per frequency, computed by the converter."""
-    shape = source.info("rope_freqs.weight").shape
+def _longrope(source: Source, f: Fields) -> dict[str, Any]:
+    scaling = {
+        "rope_type": "longrope",
+        "short_factor": _factors(source, "rope_factors_short.weight"),
+        "long_factor": _factors(source, "rope_factors_long.weight"),
+        "attention_factor": f.number("rope.scaling.attn_factor", 1e-6, 1e6, 1.0),
+    }
+    original = f.integer("rope.scaling.original_context_length", 0, MAX_POSITIONS, 0)
+    return scaling | ({"original_max_position_embeddings": original} if original else {})
+
+
+def _factors(source: Source, name: str) -> list[float]:
+    """One divisor per frequency; those of Llama 3's scaling are computed by the converter."""
+    if name not in source.names():
+        raise ModelFileError(f"the GGUF file has no tensor {name}", "is the file complete?")
+    shape = source.info(name).shape
     if math.prod(shape) > MAX_WIDTH:
-        raise ModelFileError(f"rope_freqs.weight has shape {shape}", "expected one number per frequency")
-    return {"rope_type": "factors", "factors": source.tensor("rope_freqs.weight").flatten().tolist()}
+        raise ModelFileError(f"{name} has shape {shape}", "expected one number per frequency")
+    return source.tensor(name).flatten().tolist()
 
 
 def _pooling(f: Fields) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """GGUF tensors under Hugging Face's names, so that one class and one name table serve both containers.
 
-Two things that the converter does are undone:
+What the converter does is undone:
 
 - `llama`: it reorders the rows of the query and key projections so that rotated pairs are neighbours; we
   rotate halves, as Hugging Face does. (Files of `qwen2` and `qwen3` keep the halves.)
+- `gemma2`, `gemma3`: it adds 1 to the norms' weights.
+- Mixtures: it stacks the matrices of a layer's experts; each is given back by itself, as a view.
 - `gpt2`: it transposes the `Conv1D` weights; the checkpoint's orientation is given back, as a view.
 
 Source: the tensor names of the GGUF specification (docs/gguf.md of the ggml project) and of its `gguf-py`.
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 
 from kvasir.errors import ModelFileError
+from kvasir.models.config import MAX_EXPERTS
 from kvasir.models.registry import unsupported
 
 _LAYER = r"blk\.(\d+)\."
@@ -37,6 +40,38 @@ _LLAMA_NAMES = {
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+_MIXTRAL_NAMES = {
+    **_LLAMA_NAMES,
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.*.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.*.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.*.w2",
+}
+_QWEN3MOE_NAMES = {
+    **_LLAMA_NAMES,
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
+}
+_GEMMA_NAMES = {
+    **_LLAMA_NAMES,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_PHI3_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
     "ffn_down": "mlp.down_proj",
 }
 _GPT2_NAMES = {
@@ -75,17 +110,22 @@ class Family:
     layers: str
     paired_rows: tuple[str, ...] = ()  # modules whose rows are in the order of neighbouring pairs
     transposed: tuple[str, ...] = ()  # modules whose weight the checkpoint holds as [in, out]
+    raised: tuple[str, ...] = ()  # modules whose weight the converter has added 1 to
 
 
 FAMILIES = {
-    "llama": Family(_LLAMA_NAMES, "model.layers", paired_rows=("attn_q", "attn_k")),
+    "llama": Family(_MIXTRAL_NAMES, "model.layers", paired_rows=("attn_q", "attn_k")),
     "qwen2": Family(_LLAMA_NAMES, "model.layers"),
     "qwen3": Family(_LLAMA_NAMES, "model.layers"),
+    "qwen3moe": Family(_QWEN3MOE_NAMES, "model.layers"),
+    "gemma2": Family(_GEMMA_NAMES, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))),
+    "gemma3": Family(_GEMMA_NAMES, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))),
+    "phi3": Family(_PHI3_NAMES, "model.layers"),
     "gpt2": Family(_GPT2_NAMES, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
     "bert": Family(_BERT_NAMES, "encoder.layer"),
 }
 # Tensors that are read into the config, or hold what the config says as well.
-_NO_WEIGHTS = re.compile(rf"rope_freqs\.weight|{_LAYER}attn_rot_embd\.weight")
+_NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}attn_rot_embd\.weight")
 
 
 class Source(Protocol):
@@ -94,7 +134,7 @@ class Source(Protocol):
     def names(self) -> Iterable[str]: ...
     def info(self, name: str) -> Any: ...
     def raw(self, name: str) -> np.ndarray: ...
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor: ...
+    def tensor(self, name: str, dtype: torch.dtype | None = None, index: int | None = None) -> torch.Tensor: ...
     def drop(self, name: str) -> None: ...
     def close(self) -> None: ...
 
@@ -103,7 +143,8 @@ class Source(Protocol):
 
 
 def hf_name(architecture: str, name: str) -> str | None:
-    """The checkpoint's name of a GGUF tensor; None for one that holds no weights.
+    """The checkpoint's name of a GGUF tensor, with a star for the number of an expert where the file stacks them;
+    None for one that holds no weights.
 
     Raises UnsupportedModel for an unknown architecture, ModelFileError for a tensor that it does not have.
     """
@@ -137,24 +178,36 @@ class HFView:
             "attn_q": config.get("num_attention_heads", 1),
             "attn_k": config.get("num_key_value_heads", 1),
         }
-        names = {hf_name(architecture, name): name for name in source.names()}
-        self._gguf_names = {hf: name for hf, name in names.items() if hf is not None}
+        self._stored: dict[str, tuple[str, int | None]] = {}  # name in the file, and place in a stack of experts
+        for name in source.names():
+            hf = hf_name(architecture, name)
+            if hf is not None:
+                self._stored |= {hf.replace("*", str(i)): (name, i) for i in _places(name, source.info(name).shape)}
         self.close = source.close
 
     def names(self) -> Iterable[str]:
-        return self._gguf_names.keys()
+        return self._stored.keys()
 
     def info(self, name: str) -> Any:
         """The file's entry with the checkpoint's name and shape."""
-        info = self._source.info(self._gguf_names[name])
+        stored, place = self._stored[name]
+        info = self._source.info(stored)
+        if place is not None:
+            return replace(info, name=name, shape=info.shape[1:], nbytes=info.nbytes // info.shape[0])
         shape = info.shape[::-1] if self._is_transposed(name) else info.shape
         return replace(info, name=name, shape=shape)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """As `WeightSource.tensor`; a copy where rows are reordered, a view where the file is transposed."""
-        tensor = self._source.tensor(self._gguf_names[name], dtype)
+        """As `WeightSource.tensor`; a copy where the converter's change is undone, a view where the file is
+        transposed."""
+        stored, place = self._stored[name]
+        if place is not None:
+            return self._source.tensor(stored, dtype, place)
+        tensor = self._source.tensor(stored, dtype)
         if self._is_transposed(name):
             return tensor.T
+        if _parts(stored)[1] in self._family.raised:
+            return tensor - 1.0
         order = self._row_order(name, tensor.shape[0])
         return tensor if order is None else tensor[order]
 
@@ -163,25 +216,41 @@ class HFView:
 
         A transposed weight stays as in the file: one row per output, which is what kernels want.
         """
-        data = self._source.raw(self._gguf_names[name])
+        stored, place = self._stored[name]
+        data = self._source.raw(stored)
+        if place is not None:
+            rows = self._source.info(stored).shape[1]
+            data = data[place * rows : (place + 1) * rows]
         order = self._row_order(name, data.shape[0])
         return data if order is None else data[order.numpy()]
 
     def drop(self, name: str) -> None:
-        self._source.drop(self._gguf_names[name])
+        """A stack is dropped with its last matrix."""
+        stored, place = self._stored[name]
+        if place is None or place == self._source.info(stored).shape[0] - 1:
+            self._source.drop(stored)
 
     def _is_transposed(self, name: str) -> bool:
-        _, module, kind = _parts(self._gguf_names[name])
+        _, module, kind = _parts(self._stored[name][0])
         return kind == "weight" and module in self._family.transposed
 
     def _row_order(self, name: str, num_rows: int) -> torch.Tensor | None:
-        _, module, _ = _parts(self._gguf_names[name])
+        _, module, _ = _parts(self._stored[name][0])
         if module not in self._family.paired_rows:
             return None
         heads = self._heads[module]
         if num_rows % (2 * heads):
             raise ModelFileError(f"{name} has {num_rows} rows, which {heads} heads of even width cannot share")
         return halves_from_pairs(num_rows, heads)
+
+
+def _places(name: str, shape: tuple[int, ...]) -> Iterable[int | None]:
+    """The places in a stack of experts' matrices, None for a tensor that is no stack."""
+    if _parts(name)[1] not in _EXPERTS:
+        return (None,)
+    if len(shape) != 3 or shape[0] > MAX_EXPERTS:
+        raise ModelFileError(f"{name} has shape {list(shape)}", f"expected a stack of at most {MAX_EXPERTS} matrices")
+    return range(shape[0])
 
 
 def _family(architecture: str) -> Family:

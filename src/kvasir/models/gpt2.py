@@ -5,16 +5,16 @@ Its checkpoints hold the weights of `Conv1D` layers, [in, out], the transpose of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
-from kvasir.layers.batch import TILE, Batch
+from kvasir.layers.batch import Batch
 from kvasir.layers.block import Block
 from kvasir.layers.embedding import Embedding
 from kvasir.layers.kv_cache import LayerCache
@@ -80,7 +80,7 @@ class GPT2Config:
 
 
 def _scales(f: Fields, layers: int, head_dim: int) -> tuple[float, ...]:
-    scale = head_dim**-0.5 if f.flag("scale_attn_weights", True) else 1.0
+    scale = 1 / math.sqrt(head_dim) if f.flag("scale_attn_weights", True) else 1.0
     by_layer = f.flag("scale_attn_by_inverse_layer_idx", False)
     return tuple(scale / (i + 1) if by_layer else scale for i in range(layers))
 
@@ -124,15 +124,15 @@ class GPT2(Module):
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
         x_TD = self.embed(tokens_T) + self.positions(batch.positions_T)
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
             x_TD = x_TD + layer.attn(layer.attn_norm(x_TD), batch)
             x_TD = x_TD + layer.mlp(layer.mlp_norm(x_TD), batch)
+            batch.after_layer(i, x_TD)
         return self.norm(x_TD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Float32 [R, vocabulary] of chosen hidden rows."""
-        rows = hidden_RD.shape[0]
-        return self.head(F.pad(hidden_RD, (0, 0, 0, -rows % TILE)))[:rows]
+        return self.head(hidden_RD)
 
     def pool(self, hidden_nD: Tensor) -> Tensor:
         """One sequence's hidden rows to its embedding, float32 [D]."""

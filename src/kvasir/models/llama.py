@@ -15,6 +15,7 @@ from kvasir.layers.attention import Attention
 from kvasir.layers.batch import Batch
 from kvasir.layers.block import Block
 from kvasir.layers.mlp import GatedMLP
+from kvasir.layers.moe import MoE
 from kvasir.layers.norm import RMSNorm
 from kvasir.models.config import Fields
 from kvasir.models.decoder import Decoder, DecoderConfig, read_sizes
@@ -56,13 +57,18 @@ class Llama(Decoder):
                 head_norm_eps=c.norm_eps if c.head_norm else None,
             ),
             RMSNorm(c.width, c.norm_eps),
-            GatedMLP(c.width, c.inner, c.act, c.mlp_bias),
+            self._mlp(layer, c),
         )
+
+    def _mlp(self, layer: int, c: Any) -> GatedMLP | MoE:
+        """What stands in a layer behind attention; families with experts have their own."""
+        return GatedMLP(c.width, c.inner, c.act, c.mlp_bias)
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
         """Float32 [T, D]: the hidden rows behind the last norm."""
         x_TD = self.embed(tokens_T)
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
             x_TD = x_TD + layer.attn(layer.attn_norm(x_TD), batch)
             x_TD = x_TD + layer.mlp(layer.mlp_norm(x_TD), batch)
+            batch.after_layer(i, x_TD)
         return self.norm(x_TD)

@@ -16,11 +16,18 @@ from kvasir.errors import ModelFileError, UnsupportedModel
 # model_type -> module of this package, its class, and the `architectures` that the class computes.
 MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "bert": ("bert", "Bert", ("BertModel", "BertForMaskedLM", "BertForPreTraining")),
+    "gemma2": ("gemma2", "Gemma2", ("Gemma2ForCausalLM",)),
+    "gemma3": ("gemma3", "Gemma3", ("Gemma3ForConditionalGeneration",)),
+    "gemma3_text": ("gemma3_text", "Gemma3Text", ("Gemma3ForCausalLM",)),
     "gpt2": ("gpt2", "GPT2", ("GPT2LMHeadModel",)),
     "llama": ("llama", "Llama", ("LlamaForCausalLM",)),
     "mistral": ("mistral", "Mistral", ("MistralForCausalLM",)),
+    "mixtral": ("mixtral", "Mixtral", ("MixtralForCausalLM",)),
+    "phi3": ("phi3", "Phi3", ("Phi3ForCausalLM",)),
     "qwen2": ("qwen2", "Qwen2", ("Qwen2ForCausalLM",)),
     "qwen3": ("qwen3", "Qwen3", ("Qwen3ForCausalLM",)),
+    "qwen3_moe": ("qwen3_moe", "Qwen3Moe", ("Qwen3MoeForCausalLM",)),
+    "qwen3_next": ("qwen3_next", "Qwen3Next", ("Qwen3NextForCausalLM",)),
 }
 HOWTO = "docs/howto/add-a-model.md shows how to add one"
 

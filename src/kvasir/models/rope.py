@@ -5,8 +5,8 @@ Old (`rope_theta` beside `rope_scaling`, with `type` or `rope_type`) and new (tr
 the frequencies is done in `kvasir.layers.rope`; here its numbers are read, checked and completed with the
 published defaults.
 
-Sources: YaRN, arXiv:2309.00071; the Llama 3.1 model card; transformers' `modeling_rope_utils` for names and
-defaults.
+Sources: YaRN, arXiv:2309.00071; LongRoPE, arXiv:2402.13753; the Llama 3.1 model card; transformers'
+`modeling_rope_utils` for names and defaults.
 """
 
 from __future__ import annotations
@@ -16,17 +16,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.layers.elementary import log
 from kvasir.layers.rope import KINDS, RopeScaling
 from kvasir.models.config import MAX_HEAD_DIM, MAX_POSITIONS, Fields, is_number
 
 _KNOWN_KEYS = """
     type rope_type rope_theta factor original_max_position_embeddings finetuned attention_factor beta_fast
     beta_slow mscale mscale_all_dim truncate low_freq_factor high_freq_factor partial_rotary_factor factors
+    short_factor long_factor
     """
 
 
-def read_rope(f: Fields, max_position: int, default_theta: float = 10000.0) -> tuple[float, RopeScaling]:
-    """The rotary base theta and the scaling. Raises ModelFileError, or UnsupportedModel naming the kind."""
+def read_rope(
+    f: Fields, max_position: int, default_theta: float = 10000.0, *, partial: bool = False
+) -> tuple[float, RopeScaling]:
+    """The rotary base theta and the scaling. partial: whether a part of a head may turn.
+
+    Raises ModelFileError, or UnsupportedModel naming the kind.
+    """
     new, old = f.get("rope_parameters"), f.get("rope_scaling")
     values = new or old or {}
     if not isinstance(values, Mapping):
@@ -34,16 +41,24 @@ def read_rope(f: Fields, max_position: int, default_theta: float = 10000.0) -> t
     inner = Fields(values, f"{f.where}: {'rope_parameters' if new else 'rope_scaling'}")
     theta = f.number("rope_theta", 1.0, 1e12, default_theta)
     theta = inner.number("rope_theta", 1.0, 1e12, theta)
-    for source in (f, inner):
-        source.expect("partial_rotary_factor", 1.0)
+    if not partial:
+        for source in (f, inner):
+            source.expect("partial_rotary_factor", 1.0)
     original = f.get("original_max_position_embeddings")  # beside the object it wins, as in transformers
     if original is not None:
         inner.values = {**values, "original_max_position_embeddings": original}
     return theta, _read_scaling(inner, max_position)
 
 
+def read_rotary_share(f: Fields) -> float:
+    """The share of a head's dimensions that turn, of a config that `read_rope` has read. Raises ModelFileError."""
+    inner = Fields(f.get("rope_parameters") or f.get("rope_scaling") or {}, f.where)
+    return inner.number("partial_rotary_factor", 0.0, 1.0, f.number("partial_rotary_factor", 0.0, 1.0, 1.0))
+
+
 def _read_scaling(f: Fields, max_position: int) -> RopeScaling:
     kind = f.get("rope_type") or f.get("type") or "default"
+    kind = "longrope" if kind == "su" else kind  # its first name
     if kind not in KINDS:
         raise UnsupportedModel(f"{f.where}: the rope kind {kind!r} is not supported", f"supported: {', '.join(KINDS)}")
     unknown = sorted(set(f.values).difference(_KNOWN_KEYS.split()))
@@ -52,10 +67,12 @@ def _read_scaling(f: Fields, max_position: int) -> RopeScaling:
     if kind == "default":
         return RopeScaling()
     if kind == "factors":
-        return RopeScaling(kind, factors=_read_factors(f))
+        return RopeScaling(kind, factors=_read_factors(f, "factors"))
     original = f.integer("original_max_position_embeddings", 1, MAX_POSITIONS, max_position)
     if kind == "yarn":
         return _read_yarn(f, original, max_position)
+    if kind == "longrope":
+        return _read_longrope(f, original, max_position)
     factor = f.number("factor", 1.0, 1e6)
     if kind == "llama3":
         return _read_llama3(f, factor, original)
@@ -83,20 +100,34 @@ def _read_yarn(f: Fields, original: int, max_position: int) -> RopeScaling:
     )
 
 
+def _read_longrope(f: Fields, original: int, max_position: int) -> RopeScaling:
+    """The long factors are checked and put aside: see `RopeScaling`."""
+    _read_factors(f, "long_factor")
+    factor = f.number("factor", 1e-6, 1e6, max_position / original)
+    attention = math.sqrt(1 + log(factor) / log(original)) if factor > 1.0 < original else 1.0
+    return RopeScaling(
+        "longrope",
+        factor,
+        original,
+        attention_factor=f.number("attention_factor", 1e-6, 1e6, attention),
+        factors=_read_factors(f, "short_factor"),
+    )
+
+
 def _yarn_attention_factor(f: Fields, factor: float) -> float:
     """YaRN's 0.1 ln(factor) + 1, or DeepSeek's ratio of two such terms where both mscale fields are given."""
 
     def grown(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0
+        return 0.1 * weight * log(factor) + 1.0
 
     mscale, all_dim = f.number("mscale", 0.0, 1e3, 0.0), f.number("mscale_all_dim", 0.0, 1e3, 0.0)
     return grown(mscale) / grown(all_dim) if mscale and all_dim else grown(1.0)
 
 
-def _read_factors(f: Fields) -> tuple[float, ...]:
-    values: Any = f.get("factors")
+def _read_factors(f: Fields, name: str) -> tuple[float, ...]:
+    values: Any = f.get(name)
     if not isinstance(values, list) or not 0 < len(values) <= MAX_HEAD_DIM:
-        raise ModelFileError(f"{f.where}: factors is no list of at most {MAX_HEAD_DIM} numbers")
-    if not all(is_number(v) and 0 < v < 1e6 for v in values):
-        raise ModelFileError(f"{f.where}: factors holds a value outside (0, 1e6)")
+        raise ModelFileError(f"{f.where}: {name} is no list of at most {MAX_HEAD_DIM} numbers")
+    if not all(is_number(v) and 0.1 <= v < 1e6 for v in values):
+        raise ModelFileError(f"{f.where}: {name} holds a value outside [0.1, 1e6)")
     return tuple(float(v) for v in values)

@@ -8,7 +8,7 @@ from importlib import import_module
 from kvasir.device import Device
 from kvasir.ops.registry import BODY, OPS, Choice, Facts, choose_all
 
-FAMILIES = ("activation", "attention", "linear", "norm", "rope")
+FAMILIES = ("activation", "attention", "embedding", "gated_delta", "linear", "moe", "norm", "rope")
 # Where implementations are registered, by the device that they are for: imported only where they could serve.
 IMPLEMENTATIONS = {"cpu": ("norm.native",), "cuda": ()}
 

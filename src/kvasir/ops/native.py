@@ -11,14 +11,16 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from kvasir.config import env
 from kvasir.errors import ConfigError
 
-ABI_VERSION = 1
+ABI_VERSION = 3
 ISAS = ("portable", "avx2", "avx512")  # in the order of kvasir_set_isa
 MAX_COLS = 1 << 24  # up to here a row's length is exact in float32
 
 _SUFFIX = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
-_PATH = Path(__file__).parents[1] / "_lib" / f"libkvasir_cpu.{_SUFFIX}"
+# KVASIR_LIBRARY: another build of it, for those who work on the kernels.
+_PATH = Path(env("KVASIR_LIBRARY") or Path(__file__).parents[1] / "_lib" / f"libkvasir_cpu.{_SUFFIX}")
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "kvasir_abi_version": (_INT32, []),
@@ -69,12 +71,24 @@ def reason() -> str:
     return str(outcome) if isinstance(outcome, ConfigError) else ""
 
 
+def declare(name: str, result: Any, *arguments: Any) -> Any:
+    """A call of the library with its types, for the family that makes it. Raises ConfigError as `lib` does."""
+    function = getattr(lib(), name)
+    function.restype, function.argtypes = result, list(arguments)
+    return function
+
+
 def lib() -> ctypes.CDLL:
     """The library, its calls declared. Raises ConfigError with the reason where there is none."""
     outcome = _outcome()
     if isinstance(outcome, ConfigError):
         raise outcome
     return outcome
+
+
+def sources_digest() -> str:
+    """SHA-256, in hexadecimal, of the sources that the library was built from."""
+    return declare("kvasir_sources_digest", ctypes.c_char_p)().decode()
 
 
 def cpu_features() -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import update_wrapper
+from inspect import signature
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from kvasir.device import Device
@@ -24,8 +25,10 @@ from kvasir.errors import ConfigError
 P = ParamSpec("P")
 R = TypeVar("R")
 BODY = "torch"
+TRACE = "trace"  # the device of symbolic values
 
 OPS: dict[str, Op[Any, Any]] = {}
+Shapes = Callable[..., tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +63,29 @@ class Choice:
 
 @dataclass(eq=False)
 class Op(Generic[P, R]):
-    """A function that calls the implementation chosen for its first argument's device."""
+    """A function that calls the implementation chosen for its first argument's device, or records the call where
+    that is a symbolic value (kvasir.ops.graph). shapes: of the results' rows, from the arguments; without it there
+    is one result of the first argument's shape."""
 
     name: str
     body: Callable[P, R]
+    shapes: Shapes | None = None
     impls: list[Impl] = field(default_factory=list)
     chosen: dict[str, Callable[P, R]] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         first: Any = args[0]
-        return self.chosen.get(first.device.type, self.body)(*args, **kwargs)
+        kind = first.device.type
+        if kind == TRACE:
+            return self._record(first, args, kwargs)
+        return self.chosen.get(kind, self.body)(*args, **kwargs)
+
+    def _record(self, first: Any, args: Any, kwargs: Any) -> Any:
+        bound = signature(self.body).bind(*args, **kwargs)
+        bound.apply_defaults()
+        shapes = self.shapes(*bound.args) if self.shapes else (first.shape,)
+        return first.graph.record(self.name, bound.args, shapes, first.domain)
 
     def impl(
         self, name: str, *, on: str, refuses: Callable[[Facts], str] = lambda facts: ""
@@ -112,6 +127,18 @@ def op(body: Callable[P, R]) -> Op[P, R]:
     OPS[name] = entry = Op(name, body)
     update_wrapper(entry, body)
     return entry
+
+
+def op_with(shapes: Shapes) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """`op` for a function whose results have other shapes than its first argument; `shapes` gets its arguments and
+    says what lies behind the rows of each result."""
+
+    def make(body: Callable[P, R]) -> Op[P, R]:
+        entry = op(body)
+        entry.shapes = shapes
+        return entry
+
+    return make
 
 
 def choose_all(facts: Facts, wanted: Mapping[str, str] | None = None) -> tuple[Choice, ...]:

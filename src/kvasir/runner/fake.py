@@ -31,7 +31,8 @@ class FakeRunner:
     """A runner without a model: `execute` and `sample` as the real one has them.
 
     step_seconds: how long a step takes. fault: called with each plan before it runs; may raise. deadly_token: an id
-    that kills the whole process, as a faulty kernel would, when it is computed.
+    that kills the whole process, as a faulty kernel would, when it is computed. overlaps: says that the next step may
+    be planned meanwhile.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class FakeRunner:
         step_seconds: float = 0.0,
         deadly_token: int | None = None,
         fault=None,
+        overlaps: bool = False,
         tasks: tuple[Task, ...] = (Task.GENERATE,),
     ):
         group = CacheGroup("window" if window else "full", (0,), bytes_per_block=block_size * 8, window=window)
@@ -54,6 +56,8 @@ class FakeRunner:
             max_rows, max_tokens_per_step, max_model_len, block_size, (group,), (num_blocks,), vocab_size
         )
         self.info = ModelInfo("fake", "fake", tasks, vocab_size, max_model_len, executor="fake")
+        self.kernel_seconds = 0.0
+        self.overlaps = overlaps
         self.window = window
         self.step_seconds = step_seconds
         self.fault = fault
@@ -63,6 +67,8 @@ class FakeRunner:
         self.tokens: dict[int, list[int]] = {}
         self.tables: dict[int, list[int]] = {}
         self.carries: dict[int, bytes] = {}
+        self.failed: set[int] = set()  # rows of which a step gave an error
+        self.saved: dict[int, tuple[bytes, ...]] = {}  # of steps under way
         self.arrived: set[int] = set()  # transfers of a connector that are done
 
     def execute(self, plan: StepPlan) -> StepPlan:
@@ -71,6 +77,7 @@ class FakeRunner:
         for join in plan.joined:
             assert join.row not in self.rows, f"row {join.row} is taken"
             self.rows[join.row] = join
+            self.failed.discard(join.row)
             self.tokens[join.row] = _with_spans(join)
             self.tables[join.row] = []
             self.carries[join.row] = join.carry
@@ -78,11 +85,15 @@ class FakeRunner:
                 assert join.carry in (b"", fake_carry(b"", sampled)), "the carry is not that of the sampled tokens"
         if self.fault:
             self.fault(plan)
+        self.saved[plan.step] = tuple(self.cache[block].tobytes() for _, block in plan.saves)
         if plan.copies:
             sources = self.cache[[s for _, s, _ in plan.copies]].copy()
             self.cache[[t for _, _, t in plan.copies]] = sources
+        for _, block, data in plan.loads:
+            self.cache[block] = np.frombuffer(data, np.int64)
         for work in plan.work:
-            self._write(work)
+            if work.row not in self.failed:
+                self._write(work)
         return plan
 
     def _write(self, work: Work) -> None:
@@ -105,7 +116,12 @@ class FakeRunner:
     def sample(self, pending: StepPlan, masks=None) -> StepResult:
         if self.step_seconds:
             time.sleep(self.step_seconds)
-        return StepResult(pending.step, tuple(self._result(w) for w in pending.work))
+        results = tuple(
+            RowResult(w.row, error="an earlier step failed") if w.row in self.failed else self._result(w)
+            for w in pending.work
+        )
+        self.failed |= {r.row for r in results if r.error}
+        return StepResult(pending.step, results, self.saved.pop(pending.step))
 
     def _result(self, work: Work) -> RowResult:
         end = work.start + work.count

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from kvasir.errors import ConfigError
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import HFView
 from kvasir.models.pooling import read_pooling
 from kvasir.models.registry import model_class_for
+from kvasir.ops import native
+from kvasir.ops.graph import CannotTrace
+from kvasir.program.executor import prepared
+from kvasir.program.lower import lower
+from kvasir.program.trace import Trace, trace
+from kvasir.runner.packing import Packer, Report
 from kvasir.weights.find import ModelFiles
 from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.source import GGUFSource, SafetensorsSource, WeightSource
@@ -20,8 +28,11 @@ from kvasir.weights.source import GGUFSource, SafetensorsSource, WeightSource
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its weights. config: as of Hugging Face, also for a GGUF file. bytes: of the weights'
-    files."""
+    """A model with its weights. config: as of Hugging Face, also for a GGUF file. bytes: of the weights' files.
+
+    trace: for the program executor, None for eager. formats: bytes of packed weights by format. notes: for people.
+    hidden: as wished.
+    """
 
     model: Any
     config: Mapping[str, Any]
@@ -29,6 +40,23 @@ class LoadedModel:
     dtype: torch.dtype
     num_parameters: int
     bytes: int
+    trace: Trace | None = None
+    formats: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a model is to be run. executor: "auto", "program" or "eager". kv_dtype, quantize: as of EngineOptions.
+    hidden: names of the hidden states that work may want, "layers.<i>" or "last"."""
+
+    executor: str = "eager"
+    block_size: int = 64
+    kv_dtype: str = "auto"
+    quantize: str = ""
+    threads: int = 1
+    hidden: tuple[str, ...] = ()
 
 
 def load_model(
@@ -36,18 +64,88 @@ def load_model(
     dtype: str = "auto",
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    wish: Wish | None = None,
+    report: Report | None = None,
 ) -> LoadedModel:
     """Reads config and weights. dtype: "auto", "float32", "bfloat16" or (on a GPU) "float16".
 
-    Raises UnsupportedModel, ModelFileError, or ConfigError for the dtype.
+    What the program executor cannot run is loaded for eager, with a note that says why. report: see `Packer`.
+    Raises UnsupportedModel, ModelFileError, or ConfigError for the dtype or for a wish that cannot be fulfilled.
     """
+    wish = wish or Wish()
+    device = torch.device(device)
+    reason = _no_program(wish, device) if wish.executor != "eager" else "eager"
+    if not reason:
+        try:
+            return _load_program(files, dtype, progress, wish, report)
+        except CannotTrace as error:
+            reason = str(error)
+    if wish.executor == "program":
+        raise ConfigError(f"the program executor cannot run this: {reason}", "use --executor auto")
+    if wish.quantize:
+        raise ConfigError(f"only the program executor quantizes, and it cannot run this: {reason}")
+    notes = (f"eager executor: {reason}",) if wish.executor != "eager" else ()
+    return _load(files, dtype, device, progress, None, wish.hidden, notes)
+
+
+def _no_program(wish: Wish, device: torch.device) -> str:
+    """Why the program executor cannot serve, before anything is read; "" where it can."""
+    if device.type != "cpu":
+        return f"programs run on the CPU, not on {device.type}"
+    if wish.block_size % 16:
+        return f"programs need blocks of 16 tokens or a multiple, not {wish.block_size}"
+    return native.reason()
+
+
+def no_attention(model: Any) -> str:
+    """Why the program executor cannot compute the model's attention; "" where it can."""
+    if any(c.kind == "state" for c in model.cache_spec()):
+        return "there is no kernel for recurrent layers"
+    without = [c.head_dim for c in model.cache_spec() if c.head_dim % 2 or c.head_dim > 256]
+    return f"there is no attention kernel for heads of {without[0]}" if without else ""
+
+
+def _load_program(
+    files: ModelFiles, dtype: str, progress: Progress | None, wish: Wish, report: Report | None
+) -> LoadedModel:
+    packer = partial(Packer, quantize=wish.quantize, threads=wish.threads, report=report)
+    loaded = _load(files, dtype, torch.device("cpu"), progress, packer, wish.hidden)
+    traced = trace(loaded.model, wish.hidden)
+    lower(traced, 1, 1, prepared)  # raises for an op without a kernel
+    return replace(loaded, trace=traced)
+
+
+def _load(
+    files: ModelFiles,
+    dtype: str,
+    device: torch.device,
+    progress: Progress | None,
+    packer: Callable[[torch.dtype], Packer] | None,
+    hidden: tuple[str, ...],
+    notes: tuple[str, ...] = (),
+) -> LoadedModel:
     config, source = open_checkpoint(files)
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
-    weights_dtype = choose_dtype(dtype, source, torch.device(device).type)
-    parameters = fill(model, source, weights_dtype, device, progress)
+    _check_hidden(hidden, len(model.layers))
+    if packer and (reason := no_attention(model)):
+        raise CannotTrace(reason)
+    weights_dtype = choose_dtype(dtype, source, device.type)
+    hold = packer(weights_dtype) if packer else None
+    parameters = fill(model, source, weights_dtype, device, progress, hold)
     size = sum(path.stat().st_size for path in files.weights)
-    return LoadedModel(model, config, kind.__name__, weights_dtype, parameters, size)
+    formats, more = (hold.formats, tuple(hold.notes)) if hold else ({}, ())
+    return LoadedModel(
+        model, config, kind.__name__, weights_dtype, parameters, size, None, formats, (*notes, *more), hidden
+    )  # fmt: skip
+
+
+def _check_hidden(names: tuple[str, ...], layers: int) -> None:
+    there = {"last", *(f"layers.{i}" for i in range(layers))}
+    if unknown := [name for name in names if name not in there]:
+        raise ConfigError(
+            f"the model has no hidden state {unknown[0]!r}", f"choose layers.0 to layers.{layers - 1}, or last"
+        )
 
 
 def open_checkpoint(files: ModelFiles) -> tuple[dict[str, Any], WeightSource]:

@@ -6,15 +6,17 @@ while the forward runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from kvasir.layers.adapters import Pairs, set_adapter
 from kvasir.layers.batch import Batch, Slice, make_batch
 from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
-from kvasir.runner.rows import Row, Rows
+from kvasir.runner.rows import BROKEN, Row, Rows, move_blocks
 from kvasir.sampling.logprobs import BadLogits, prompt_logprobs
 from kvasir.sampling.sampler import RowContext, Sampled, sample
 from kvasir.types import ModelInfo
@@ -22,23 +24,40 @@ from kvasir.types import ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What a forward leaves for sampling: logits_SV float32 of the rows that sample, in the order of `samplers`."""
+    """What a forward leaves for sampling: logits_SV float32 of the rows that sample, in the order of `samplers`.
+    hidden: what works wanted, by their places. saved: the bytes of the plan's `saves`."""
 
     plan: StepPlan
     samplers: tuple[int, ...]
     logits_SV: torch.Tensor | None
     partial: dict[int, RowResult]
+    hidden: dict[int, tuple[tuple[str, bytes], ...]] = field(default_factory=dict)
+    saved: tuple[memoryview, ...] = ()
 
 
 class ModelRunner:
-    """`model` as models/ makes them; `capacity` and `info` are what the scheduler and the front half may know."""
+    """`model` as models/ makes them; `capacity` and `info` are what the scheduler and the front half may know. hidden:
+    names of the hidden states that work may want."""
 
-    def __init__(self, model, cache: KVCache, capacity: Capacity, info: ModelInfo, device: torch.device):
+    def __init__(
+        self,
+        model,
+        cache: KVCache,
+        capacity: Capacity,
+        info: ModelInfo,
+        device: torch.device,
+        overlaps: bool = False,
+        hidden: Sequence[str] = (),
+    ):
         self.model = model
         self.cache = cache
         self.capacity = capacity
         self.info = info
         self.device = device
+        self.kernel_seconds = 0.0
+        self.overlaps = overlaps
+        self.hidden = frozenset(hidden)
+        self._adapters: set[int] = {0}
         self.rows = Rows(capacity.max_rows, capacity.max_model_len, len(capacity.groups), capacity.block_size)
         self._thread = ThreadPoolExecutor(1, "kvasir-runner")
 
@@ -50,6 +69,11 @@ class ModelRunner:
         """Waits for the forward and samples. Raises whatever the forward or the sampler raised."""
         return self._thread.submit(self._sample, pending).result()
 
+    def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
+        """See Program.set_adapter."""
+        self._thread.submit(set_adapter, self.model, adapter, pairs or {}).result()
+        self._adapters = self._adapters - {adapter} if pairs is None else self._adapters | {adapter}
+
     def close(self) -> None:
         self._thread.shutdown()
 
@@ -58,20 +82,22 @@ class ModelRunner:
     @torch.inference_mode()
     def _forward(self, plan: StepPlan) -> Forward:
         self.rows.apply(plan)
-        for group in range(len(self.capacity.groups)):
-            pairs = [(source, target) for g, source, target in plan.copies if g == group]
-            if pairs:
-                self.cache.copy(group, pairs)
-        if not plan.work:
-            return Forward(plan, (), None, {})
-        batch = make_batch([self._slice(w) for w in plan.work], self.cache, self.device)
-        hidden_TD = self.model.forward(batch.tokens_T, batch)
-        return self._outputs(plan, batch, hidden_TD)
+        saved = move_blocks(self.cache, plan)
+        alive = [w for w in plan.work if not self.rows[w.row].failed]
+        if not alive:
+            broken = {i: RowResult(w.row, error=BROKEN) for i, w in enumerate(plan.work)}
+            return Forward(plan, (), None, broken, saved=saved)
+        wanted = frozenset(name for w in alive for name in w.want_hidden)
+        assert wanted <= self.hidden, "hidden states that were not wished for at load"
+        batch = make_batch([self._slice(w) for w in alive], self.cache, self.device, wanted)
+        hidden_TD = batch.hidden["last"] = self.model.forward(batch.tokens_T, batch)
+        return replace(self._outputs(plan, batch, hidden_TD), saved=saved)
 
     def _slice(self, work: Work) -> Slice:
         row = self.rows[work.row]
         end = work.start + work.count
         assert end <= row.known, "work beyond the known tokens"
+        assert row.adapter in self._adapters, "an adapter that is not there"
         return Slice(
             ids=row.ids[work.start : end],
             start=work.start,
@@ -84,8 +110,12 @@ class ModelRunner:
         samplers: list[int] = []
         last: list[int] = []
         partial: dict[int, RowResult] = {}
+        hidden: dict[int, tuple[tuple[str, bytes], ...]] = {}
         begin = 0
         for i, work in enumerate(plan.work):
+            if self.rows[work.row].failed:
+                partial[i] = RowResult(work.row, error=BROKEN)
+                continue
             end = begin + work.count
             if work.sample:
                 samplers.append(i)
@@ -94,10 +124,11 @@ class ModelRunner:
                 partial[i] = self._prompt_logprobs(work, hidden_TD[begin:end])
             if work.want_pooled:
                 pooled_D = self.model.pool(hidden_TD[begin:end])
-                partial[i] = RowResult(work.row, pooled=pooled_D.float().cpu().numpy().tobytes())
+                partial[i] = RowResult(work.row, pooled=_bytes(pooled_D))
+            hidden[i] = tuple((name, _bytes(batch.hidden[name][begin:end])) for name in work.want_hidden)
             begin = end
         logits_SV = self.model.logits(hidden_TD[torch.tensor(last, device=self.device)]) if last else None
-        return Forward(plan, tuple(samplers), logits_SV, partial)
+        return Forward(plan, tuple(samplers), logits_SV, partial, hidden)
 
     def _prompt_logprobs(self, work: Work, hidden_nD: torch.Tensor) -> RowResult:
         """Log-probabilities of the prompt tokens behind each computed one, a tile of rows at a time."""
@@ -123,8 +154,9 @@ class ModelRunner:
         contexts = [_context(self.rows[work[i].row]) for i in forward.samplers]
         sampled: list[Sampled] = sample(forward.logits_SV, contexts) if forward.logits_SV is not None else []
         by_work = dict(zip(forward.samplers, sampled, strict=True))
-        results = tuple(self._result(i, w, by_work.get(i), forward.partial.get(i)) for i, w in enumerate(work))
-        return StepResult(forward.plan.step, results)
+        results = (self._result(i, w, by_work.get(i), forward.partial.get(i)) for i, w in enumerate(work))
+        full = tuple(replace(result, hidden=forward.hidden.get(i, ())) for i, result in enumerate(results))
+        return self.rows.noted(StepResult(forward.plan.step, full, forward.saved))
 
     def _result(self, i: int, work: Work, sampled: Sampled | None, partial: RowResult | None) -> RowResult:
         if sampled is None:
@@ -141,6 +173,10 @@ class ModelRunner:
             prompt_logprobs=partial.prompt_logprobs if partial else (),
             carry=sampled.carry,
         )
+
+
+def _bytes(rows: torch.Tensor) -> bytes:
+    return rows.float().cpu().numpy().tobytes()
 
 
 def _context(row: Row) -> RowContext:

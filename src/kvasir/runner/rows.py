@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
-from kvasir.plan import Join, SamplingSpec, StepPlan, Work
+from kvasir.plan import Bytes, Join, SamplingSpec, StepPlan, StepResult, Work
+
+BROKEN = "an earlier step of this sequence failed"
+
+
+class BlockCache(Protocol):
+    """What both executors' caches can do with whole blocks."""
+
+    def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None: ...
+
+    def export(self, group: int, block: int) -> memoryview: ...
+
+    def import_(self, group: int, block: int, data: Bytes) -> None: ...
+
+
+def move_blocks(cache: BlockCache, plan: StepPlan) -> tuple[memoryview, ...]:
+    """What a plan does with blocks before it computes; the bytes of its `saves`."""
+    saved = tuple(cache.export(group, block) for group, block in plan.saves)
+    for group in sorted({g for g, _, _ in plan.copies}):
+        cache.copy(group, [(source, target) for g, source, target in plan.copies if g == group])
+    for group, block, data in plan.loads:
+        cache.import_(group, block, data)
+    return saved
 
 
 @dataclass(slots=True)
 class Row:
-    """ids: int32 [max_model_len + 1], the first `known` are valid. tables: block ids per cache group, int32."""
+    """ids: int32 [max_model_len + 1], the first `known` are valid. tables: block ids per cache group, int32.
+
+    failed: a step of it gave an error; works that were planned meanwhile have nothing to build on.
+    """
 
     spec: SamplingSpec
     prompt_len: int
@@ -21,6 +48,7 @@ class Row:
     adapter: int = 0
     carry: bytes = b""
     filled: list[int] = field(default_factory=list)  # valid entries per table
+    failed: bool = False
 
     def append(self, token: int) -> None:
         self.ids[self.known] = token
@@ -44,6 +72,13 @@ class Rows:
     @property
     def used(self) -> int:
         return sum(r is not None for r in self._rows)
+
+    def noted(self, result: StepResult) -> StepResult:
+        """The result, once its errors are remembered."""
+        for row in result.rows:
+            if row.error:
+                self[row.row].failed = True
+        return result
 
     def apply(self, plan: StepPlan) -> None:
         """Frees, fills and extends rows as the plan says. Cannot fail on a sound plan."""

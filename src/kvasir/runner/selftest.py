@@ -20,10 +20,12 @@ from torch import Tensor
 from kvasir import device as devices
 from kvasir.layers.attention import Attention
 from kvasir.layers.batch import TILE, Batch, Slice, make_batch
-from kvasir.layers.kv_cache import KVCache
+from kvasir.layers.gated_delta import GatedDelta
+from kvasir.layers.kv_cache import KVCache, group_layers
 from kvasir.layers.linear import Head
 from kvasir.layers.mlp import MLP, GatedMLP
 from kvasir.ops.linear import linear
+from kvasir.program.executor import Program
 
 _LENGTH = 70  # reaches into the second tile of keys and the third of rows
 _PIECES = (61, 1, 8)  # the border of the tile of keys lies inside the last
@@ -36,7 +38,8 @@ def run(model: Any, cache: KVCache) -> str:
     """ "exact" where the bits depended on nothing that they must not depend on, else "close".
 
     `cache` is the model's own: it gives the device, the block size and the type of keys and values, and stays
-    untouched. The model's first attention, first MLP and its head are tried, with all threads and with one.
+    untouched. The model's first attention of each kind, first MLP and its head are tried, with all threads and with
+    one.
     """
     threads = torch.get_num_threads()
     try:
@@ -45,18 +48,59 @@ def run(model: Any, cache: KVCache) -> str:
         devices.set_threads(threads)
 
 
+def run_program(program: Program) -> str:
+    """ "exact" where a few rows through the whole program have the same bits in one chunk and in pieces beside a
+    neighbour, else "close"; "untested" where the program or its cache is too small for them.
+
+    Uses the first blocks of the cache, which must be free.
+    """
+    length, pieces = 21, (16, 1, 4)
+    cache = program.cache
+    blocks = -(-length // cache.block_size)
+    limits = program.struct
+    if (
+        min(cache.num_blocks) < 2 * blocks + 1
+        or min(limits.max_states, limits.max_work) < 2
+        or limits.max_rows < length
+    ):
+        return "untested"
+    ids = np.arange(2 * length, dtype=np.int32).reshape(2, length) % max(1, program.vocab or 2)
+    tables = [np.arange(1 + blocks * i, 1 + blocks * (i + 1), dtype=np.int32) for i in range(2)]
+    for state, row, table in zip(program.states, ids, tables, strict=False):
+        state.ids, state.max_ids, state.table_blocks = row.ctypes.data, length, blocks
+        for group in range(len(cache.groups)):
+            state.tables[group] = table.ctypes.data
+    whole = _program_rows(program, [(0, 0, length)])
+    start, parts = 0, []
+    for count in pieces:
+        parts.append(_program_rows(program, [(1, 0, 3), (0, start, count)])[3:])
+        start += count
+    for state in program.states[:2]:
+        state.ids = None  # nobody's again
+    return "exact" if np.array_equal(whole.view(np.uint32), np.concatenate(parts).view(np.uint32)) else "close"
+
+
+def _program_rows(program: Program, works: list[tuple[int, int, int]]) -> np.ndarray:
+    """The hidden rows of works (row, start, count)."""
+    for item, (row, start, count) in zip(program.works, works, strict=False):
+        item.row, item.flags, item.start, item.count = row, 0, start, count
+    program.run(len(works), max(start + count for _, start, count in works))
+    return program.hidden(sum(count for *_, count in works)).copy()
+
+
 def _checks(model: Any, cache: KVCache, threads: int) -> Iterator[bool]:
     modules = [module for _, module in model.walk()]
-    attention = next(m for m in modules if isinstance(m, Attention) and m.layer == 0)
+    mixers = {type(m): m for m in reversed(modules) if isinstance(m, Attention | GatedDelta)}.values()
     mlp = next(m for m in modules if isinstance(m, MLP | GatedMLP))
     noise = np.random.default_rng(0).standard_normal((_LENGTH, model.config.width), np.float32)
     rows_nD = torch.from_numpy(noise).to(cache.device)
-    small = _small_cache(cache)
+    small = _small_cache(cache, 1 + max(mixer.layer for mixer in mixers))
 
-    devices.set_threads(threads)
-    whole = _attend(attention, small, rows_nD, (_LENGTH,))
-    devices.set_threads(1)
-    yield torch.equal(whole, _attend(attention, small, rows_nD, _PIECES, _NEIGHBOUR))
+    for mixer in mixers:
+        devices.set_threads(threads)
+        whole = _mix(mixer, small, rows_nD, (_LENGTH,))
+        devices.set_threads(1)
+        yield torch.equal(whole, _mix(mixer, small, rows_nD, _PIECES, _NEIGHBOUR))
 
     batch = _batch(small, [(0, TILE)])
     yield _same_alone(lambda x_TD: mlp(x_TD, batch), rows_nD[:TILE], threads)
@@ -64,10 +108,11 @@ def _checks(model: Any, cache: KVCache, threads: int) -> Iterator[bool]:
     yield all(_same_alone(partial(linear, weight_SNK=w), rows_nD[:TILE], threads) for w in weights)
 
 
-def _small_cache(cache: KVCache) -> KVCache:
-    """A cache like `cache` for the first layer and two sequences, full of NaN."""
-    blocks = 2 * -(-_LENGTH // cache.block_size) + 1
-    small = KVCache(cache.spec[:1], [blocks], cache.block_size, cache.tensors[0].dtype, cache.device)
+def _small_cache(cache: KVCache, layers: int) -> KVCache:
+    """A cache like `cache` for the first layers and two sequences, full of NaN."""
+    spec = cache.spec[:layers]
+    blocks = [2 * -(-_LENGTH // cache.block_size) + 1] * len(group_layers(spec))
+    small = KVCache(spec, blocks, cache.block_size, cache.dtype, cache.device)
     small.fill_(torch.nan)
     return small
 
@@ -77,22 +122,23 @@ def _batch(cache: KVCache, parts: list[tuple[int, int]]) -> Batch:
     blocks = cache.num_blocks[0] // 2
     tables = [np.arange(1 + blocks * i, 1 + blocks * (i + 1), dtype=np.int32) for i in range(len(parts))][::-1]
     slices = [
-        Slice(np.zeros(count, np.int32), start, (table,)) for (start, count), table in zip(parts, tables, strict=True)
+        Slice(np.zeros(count, np.int32), start, (table,) * len(cache.groups))
+        for (start, count), table in zip(parts, tables, strict=True)
     ]
     return make_batch(slices, cache, cache.device)
 
 
-def _attend(
-    attention: Attention, cache: KVCache, rows_nD: Tensor, pieces: tuple[int, ...], neighbour: int = 0
+def _mix(
+    mixer: Attention | GatedDelta, cache: KVCache, rows_nD: Tensor, pieces: tuple[int, ...], neighbour: int = 0
 ) -> Tensor:
-    """The attention of all rows, computed in pieces, each behind `neighbour` rows of another sequence."""
+    """What the rows see of each other, computed in pieces, each behind `neighbour` rows of another sequence."""
     done, start = [], 0
     for count in pieces:
         parts = [(0, neighbour), (start, count)] if neighbour else [(start, count)]
         batch = _batch(cache, parts)
         x_TD = torch.cat([rows_nD[:neighbour], rows_nD[start : start + count]])
         x_TD = F.pad(x_TD, (0, 0, 0, batch.tokens_T.shape[0] - x_TD.shape[0]))
-        done.append(attention(x_TD, batch)[neighbour : neighbour + count])
+        done.append(mixer(x_TD, batch)[neighbour : neighbour + count])
         start += count
     return torch.cat(done)
 

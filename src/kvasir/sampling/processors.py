@@ -57,7 +57,7 @@ def process_(x_V: Tensor, spec: SamplingSpec, ids: np.ndarray, prompt_len: int, 
 
 def mask_(x_V: Tensor, mask: np.ndarray) -> None:
     """mask: int32 words, bit i & 31 of word i >> 5 allows token i. Ids beyond the words are forbidden."""
-    words = np.ascontiguousarray(mask, "<i4")
+    words = np.ascontiguousarray(mask, "<i4") if len(mask) else np.zeros(1, "<i4")
     bits = np.unpackbits(words.view(np.uint8), count=x_V.shape[0], bitorder="little")
     x_V.masked_fill_(torch.from_numpy(bits == 0).to(x_V.device), -math.inf)
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
+
 from kvasir.errors import InvalidRequest
-from kvasir.kv.blocks import KVManager, SequenceBlocks
+from kvasir.kv.blocks import SequenceBlocks
+from kvasir.kv.manager import KVManager
 from kvasir.plan import Capacity, SamplingSpec
 from kvasir.sched.sequence import Sequence
 from kvasir.seeds import answer_seed
 from kvasir.types import Request, Task
+
+SHARED = b"shared:"  # namespaces of it may be stored beyond this engine's life; of others nothing is
 
 
 def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_chunk: int, bidirectional: bool) -> None:
@@ -50,13 +56,16 @@ def make_sequence(
     max_model_len: int,
     eos_ids: frozenset[int],
     blocks: SequenceBlocks,
+    private: bool = False,
+    model: str = "",
 ) -> Sequence:
-    """Answer `index` of a request, with what an earlier engine had streamed of it as known tokens."""
+    """Answer `index` of a request, with what an earlier engine had streamed of it as known tokens. private: it shares
+    cached prefixes with the other answers of its request alone. model: identity of the weights."""
     params = request.params
     ends = eos_ids if request.eos_ids is None else frozenset(request.eos_ids)
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)
     resumed = request.resume_ids[index] if index < len(request.resume_ids) else ()
-    tokens = [*request.prompt_ids, *resumed]
+    tokens = array("i", (*request.prompt_ids, *resumed))
     wants_prompt = params.prompt_logprobs is not None and index == 0 and not resumed
     return Sequence(
         request=request,
@@ -68,8 +77,22 @@ def make_sequence(
         stop_ids=stop_ids,
         max_known=min(len(request.prompt_ids) + (params.max_tokens or max_model_len), max_model_len),
         blocks=blocks,
+        namespace=namespace(request, private, model),
+        packed_prompt=tokens[: len(request.prompt_ids)].tobytes(),
         prompt_logprobs=[None for _ in request.prompt_ids] if wants_prompt else None,
     )
+
+
+def namespace(request: Request, private: bool, model: str = "") -> bytes:
+    """What sequences must have in common, beside their ids, to be of use to each other. An adapter is known by its
+    name alone, which says nothing to another engine."""
+    if private:
+        kind, parts = b"request:", (request.id,)
+    else:
+        kind, parts = SHARED, (model, request.cache_salt or "")
+        if request.adapter:
+            kind, parts = b"adapter:", (*parts, request.adapter)
+    return kind + hashlib.sha256("\0".join(f"{len(p)}:{p}" for p in parts).encode()).digest()
 
 
 def sampling_spec(request: Request, index: int, stop_ids: frozenset[int]) -> SamplingSpec:

@@ -17,7 +17,8 @@ class AdmitFacts:
     indivisible: bool
     blocks_fit: bool  # all that is known now, and one token more, fits the pools
     values_known: bool  # no step under way still samples for it
-    prompt_ready: bool  # not waiting for a sibling's prompt
+    prefix_under_way: bool = False  # one before it in the order of service computes a beginning that both share
+    loading: bool = False  # blocks of it are on their way from a tier
 
 
 Gate = Callable[[AdmitFacts], bool]
@@ -39,28 +40,37 @@ def has_values(f: AdmitFacts) -> bool:
     return f.values_known
 
 
-def has_prompt(f: AdmitFacts) -> bool:
-    return f.prompt_ready
+def has_prefix(f: AdmitFacts) -> bool:
+    return not f.prefix_under_way
+
+
+def has_loads(f: AdmitFacts) -> bool:
+    return not f.loading
 
 
 # Gates that only postpone this one sequence: those behind it may pass.
-OWN_GATES: tuple[Gate, ...] = (has_values, has_prompt)
+OWN_GATES: tuple[Gate, ...] = (has_values, has_loads, has_prefix)
 # Gates of a shared resource: when one is shut, nobody behind may overtake, or the first would starve.
 SHARED_GATES: tuple[Gate, ...] = (has_row, has_budget, has_blocks)
 
 
-def chunk_tokens(pending: int, budget: int, decodes_to_come: int, max_chunk: int, indivisible: bool) -> int:
+def chunk_tokens(
+    pending: int, budget: int, decodes_to_come: int, max_chunk: int, indivisible: bool, prefill: int = 2**31
+) -> int:
     """Tokens a sequence computes in this step: all of `pending`, or what the budget and `max_chunk` leave.
 
     One token of the budget is kept for each of the `decodes_to_come` behind it, so that a long prefill never stalls
-    a decode; but whoever comes first always gets one token of what is left.
+    a decode; but whoever comes first always gets one token of what is left. `prefill` is what is left of the step's
+    allowance for prefills (`step_budget`); one token alone is a decode and needs none of it.
     """
     room = max(budget - decodes_to_come, min(budget, 1))
+    if pending > 1:
+        room = min(room, prefill)
     if indivisible:
         return pending if pending <= room else 0
     return max(0, min(pending, room, max_chunk))
 
 
-def victim(keys: Seq[tuple[int, int]]) -> int:
-    """Index of the running sequence that leaves when blocks run out: last in the order of service."""
+def victim(keys: Seq[tuple]) -> int:
+    """Index of the running sequence that leaves when blocks run out: the one with the last key."""
     return max(range(len(keys)), key=keys.__getitem__)

@@ -3,7 +3,11 @@
 The life of a request: `add` makes a waiting sequence for each of its `n` answers. `plan` gives running sequences some
 of their pending tokens under one budget and lets waiting ones join. `commit` takes the step's result: values become
 known, answers end, deltas go out. `abort` ends answers at any moment. A preempted sequence leaves its row and blocks
-and joins again later; what it had sampled is kept and computed anew.
+and joins again later; what it had sampled is kept.
+
+Whoever leaves, and whoever has computed a piece of its prompt, leaves its blocks to the prefix tree; whoever joins
+takes from there what it finds. So the answers of a request share its prompt, and resuming is a hit like any other.
+Where there is a tier, evicted blocks go there and come back, as long as that is faster than computing them.
 
 Prefill, chunk, decode, resume and prefill-only requests are one case: `known` and `computed` counts that differ.
 Counts advance when a step is planned and values arrive when it is committed, so step N + 1 can be planned while
@@ -13,15 +17,25 @@ step N runs.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from math import inf
 
 from kvasir.errors import InvalidRequest, QueueFull
-from kvasir.kv.blocks import KVManager
-from kvasir.plan import Capacity, Join, RowResult, StepPlan, StepResult, Work, pack_ids
-from kvasir.sched import policy
-from kvasir.sched.admission import make_sequence, refuse_impossible
+from kvasir.kv.manager import KVManager
+from kvasir.kv.node import common
+from kvasir.kv.radix import Hit
+from kvasir.kv.store import Save, Store
+from kvasir.kv.tiers.block import Block
+from kvasir.kv.tiers.connector import KVConnector
+from kvasir.kv.tiers.transfers import QUEUE_BYTES
+from kvasir.plan import Bytes, Capacity, Join, RowResult, StepPlan, StepResult, Work
+from kvasir.sched import policy, slo
+from kvasir.sched.admission import SHARED, make_sequence, refuse_impossible
 from kvasir.sched.sequence import Sequence, Status
-from kvasir.types import Delta, FinishReason, Request, TokenLogprob
+from kvasir.sched.service import TARGETS, Served, Service
+from kvasir.types import Delta, FinishReason, Request, ServiceClass, Target, TokenLogprob
 
 
 class Scheduler:
@@ -35,25 +49,41 @@ class Scheduler:
         bidirectional: bool = False,
         max_chunk: int = 2**31,
         max_waiting: int = 1024,
+        prefix_cache: bool = True,
+        eviction: str = "lru",
+        targets: Mapping[ServiceClass, Target] = TARGETS,
+        clock: Callable[[], float] = time.monotonic,
+        tier: KVConnector | None = None,
+        tier_bytes: int = QUEUE_BYTES,
     ):
         """bidirectional: the model attends in both directions, so prompts are indivisible.
-        max_chunk: most tokens of one sequence in a step. max_waiting: sequences that may wait before QueueFull."""
+        max_chunk: most tokens of one sequence in a step. max_waiting: sequences that may wait before QueueFull.
+        prefix_cache: whether requests share what they begin with; the answers of one request always do.
+        eviction: a name of kv.policy.POLICIES. targets: what each class aims at. clock: seconds, never going back.
+        tier: where evicted blocks go; `tier_bytes` of it may be on their way back at a time."""
         self.capacity = capacity
-        self.kv = KVManager.of(capacity)
+        self.clock = clock
+        self.prefix_cache = prefix_cache
+        self.store = Store(tier, capacity.groups, capacity.block_size, tier_bytes) if tier else None
+        self.kv = KVManager.of(capacity, eviction, self._evicted if tier else None)
         self.eos_ids = frozenset(eos_ids)
         self.bidirectional = bidirectional
         self.max_chunk = min(max_chunk, capacity.max_tokens_per_step)
         self.max_waiting = max_waiting
+        self.service = Service(targets, capacity.max_tokens_per_step, capacity.block_size, self.max_chunk)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._requests: dict[str, list[Sequence]] = {}
         self._free_rows = list(range(capacity.max_rows - 1, -1, -1))
         self._left: list[int] = []
         self._under_way: dict[int, tuple[tuple[Sequence, int], ...]] = {}  # with the count of preemptions then
+        self._saving: dict[int, list[Save]] = {}  # by the steps that save it
+        self._deadlines: list[Sequence] = []  # those that must end in time
         self._step = 0
         self._order = 0
         self.preemptions = self.finished = self.aborted = 0
         self.prompt_tokens = self.generated_tokens = 0
+        self.cached_tokens = self.looked_up_tokens = self.loaded_tokens = 0
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -65,15 +95,29 @@ class Scheduler:
         if len(self.waiting) + request.params.n > self.max_waiting:
             raise QueueFull(f"{len(self.waiting)} answers are waiting already", "try again later")
         sequences = [self._sequence(request, i) for i in range(request.params.n) if i not in request.done]
-        for sibling in sequences[1:]:
-            sibling.leader = sequences[0]
-        sequences[0].siblings = sequences[1:]
+        now, found = self.clock(), self._find(sequences[0])
+        for seq in sequences:
+            seq.arrived = seq.since = now
+            seq.expected = found.tokens if found else 0
+        self._deadlines += [s for s in sequences if request.deadline is not None]
         self._requests[request.id] = sequences
         self.waiting += sequences
 
     def _sequence(self, request: Request, index: int) -> Sequence:
         self._order += 1
-        return make_sequence(request, index, self._order, self.capacity.max_model_len, self.eos_ids, self.kv.new())
+        return make_sequence(
+            request,
+            index,
+            self._order,
+            self.capacity.max_model_len,
+            self.eos_ids,
+            self.kv.new(),
+            self._private(request),
+            self.store.tier.facts.model if self.store else "",
+        )
+
+    def _private(self, request: Request) -> bool:
+        return request.no_cache or not self.prefix_cache
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends one answer or all of a request at once; no delta is owed. Unknown ids are no error."""
@@ -82,11 +126,21 @@ class Scheduler:
                 self._end(seq, FinishReason.ABORT)
                 self.aborted += 1
 
+    def expire(self) -> list[Delta]:
+        """Ends what has not come to its end in time."""
+        now, ended = self.clock(), []
+        for seq in self._deadlines:
+            if seq.status is not Status.FINISHED and slo.expired(now - seq.arrived, seq.request.deadline):
+                self._end(seq, FinishReason.TIMEOUT)
+                ended.append(Delta(seq.request.id, seq.index, finish_reason=FinishReason.TIMEOUT))
+        self._deadlines = [s for s in self._deadlines if s.status is not Status.FINISHED]
+        return ended
+
     def preempt(self, seq: Sequence) -> None:
         """The running sequence leaves its row and gives back its blocks; it waits to join again."""
         self.running.remove(seq)
         self._leave_row(seq)
-        self._drop_blocks(seq)
+        self._leave_blocks(seq)
         seq.status = Status.WAITING
         seq.preemptions += 1
         self.preemptions += 1
@@ -99,43 +153,88 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute and no row to free."""
+        self.kv.tree.expire(self.clock())
+        self._poll()
         step = _Step(self.capacity.max_tokens_per_step)
-        suspect = next((s for s in sorted(self.waiting + self.running, key=_key) if s.suspect), None)
+        living = self.waiting + self.running
+        suspect = min((s for s in living if s.suspect), key=_order, default=None)
         if suspect is not None:
             self._plan_alone(suspect, step)
         else:
-            self._plan_running(step)
-            self._plan_waiting(step)
+            self.service.present(living)
+            self._displace()
+            self._plan_decodes(step)
+            self._plan_prefills(step)
         if not (step.work or self._left):
             return None
-        plan = StepPlan(self._step, tuple(step.joined), tuple(step.work), tuple(self._left), tuple(step.copies))
+        return self._complete(step)
+
+    def _complete(self, step: _Step) -> StepPlan:
+        saves = self.store.take_saves() if self.store else []
+        plan = StepPlan(
+            self._step,
+            tuple(step.joined),
+            tuple(step.work),
+            tuple(self._left),
+            tuple(step.copies),
+            tuple((group, id) for _, group, id in saves),
+            tuple(step.loads),
+        )
         self._left = []
         self._under_way[self._step] = tuple((s, s.preemptions) for s in step.sequences)
+        if saves:
+            self._saving[self._step] = saves
         self._step += 1
         return plan
 
-    def _plan_running(self, step: _Step) -> None:
-        order = sorted((s for s in self.running if s.pending), key=_key)
-        decodes = sum(s.pending == 1 for s in order)
-        for seq in order:
-            decodes -= seq.pending == 1
-            if seq.status is not Status.RUNNING:  # preempted for the sake of one before it
-                continue
-            count = self._chunk(seq, step, decodes)
-            if count and self._make_room(seq, seq.computed + count):
-                self._compute(seq, count, step)
+    def _displace(self) -> None:
+        """When all rows are taken, somebody of a lower class leaves his to the first of a higher one."""
+        if self._free_rows or not self.waiting:
+            return
+        if min(map(self.service.standing, self.waiting)) < max(map(self.service.standing, self.running)):
+            self.preempt(max(self.running, key=self.service.victim_key))
 
-    def _plan_waiting(self, step: _Step) -> None:
-        for seq in sorted(self.waiting, key=_key):
-            facts = self._facts(seq, step)
-            if not all(gate(facts) for gate in policy.OWN_GATES):
-                continue
-            while not facts.blocks_fit and not self.running and self._reclaim_idle(seq):
-                facts = self._facts(seq, step)
-            if not all(gate(facts) for gate in policy.SHARED_GATES):
-                break
-            self._join(seq, step)
-            self._compute(seq, facts.first_chunk, step, joined=True)
+    def _plan_decodes(self, step: _Step) -> None:
+        """One token each for those that want no more."""
+        decodes = [s for s in self.running if s.pending == 1]
+        for seq in sorted(decodes, key=self.service.victim_key) if len(decodes) > step.budget else decodes:
+            if step.budget and seq.status is Status.RUNNING and self._make_room(seq, seq.computed + 1, step):
+                self._compute(seq, 1, step)
+
+    def _plan_prefills(self, step: _Step) -> None:
+        """Pieces of prompts, and of what a preempted sequence computes anew, within the step's allowance."""
+        wanting = [s for s in self.running if s.pending > 1] + (self.waiting if self._free_rows else [])
+        if not wanting:
+            return
+        decodes = list(step.sequences)
+        promoted = any(s.promoted for s in self.waiting) or any(s.promoted for s in self.running)
+        wanting = self.service.order(wanting, self.clock(), promoted)
+        step.prefill = allowance = self.service.allowance(decodes, wanting[0])
+        wanted = sum(s.known - (s.computed or s.expected) for s in wanting)
+        admitting = True
+        for seq in wanting:
+            if seq.status is Status.WAITING:
+                admitting = admitting and self._admit(seq, step)
+            elif id(seq) not in step.planned:
+                count = self._chunk(seq.pending, step)
+                if count and self._make_room(seq, seq.computed + count, step):
+                    self._compute(seq, count, step)
+        self.service.fed(wanted, allowance - step.prefill)
+
+    def _admit(self, seq: Sequence, step: _Step) -> bool:
+        """Lets a waiting sequence join if it can; False when nobody behind it may, or it would starve."""
+        hit, loaded = self._start(seq)
+        facts = self._facts(seq, hit, loaded, step)
+        if not all(gate(facts) for gate in policy.OWN_GATES) or self._begin_fetch(seq, hit):
+            return True
+        if not facts.blocks_fit and not self.running:  # alone it fits, if nothing is held on to
+            self.kv.tree.expire(inf)
+            hit, loaded, facts = None, 0, self._facts(seq, None, 0, step)
+        if not all(gate(facts) for gate in policy.SHARED_GATES):
+            return False
+        self._join(seq, hit, loaded, step)
+        self._compute(seq, facts.first_chunk, step, joined=True)
+        return True
 
     def _plan_alone(self, seq: Sequence, step: _Step) -> None:
         """A step for one sequence alone, as long as it is suspected to have broken an earlier one."""
@@ -144,43 +243,140 @@ class Scheduler:
         others = [s for s in self.running if s is not seq]
         for other in others:
             self.preempt(other)
-        count = self._chunk(seq, step, 0)
-        if seq.status is Status.RUNNING:
-            if self._make_room(seq, seq.computed + count):
-                self._compute(seq, count, step)
-        else:
-            while not self._facts(seq, step).blocks_fit and self._reclaim_idle(seq):
-                pass
-            self._join(seq, step)
-            self._compute(seq, self._chunk(seq, step, 0), step, joined=True)
+        joined = seq.status is Status.WAITING
+        if joined:
+            self.kv.tree.expire(inf)  # alone it fits, if nothing is held on to
+            self._join(seq, None, 0, step)
+        count = self._chunk(seq.pending, step)
+        if self._make_room(seq, seq.computed + count, step):
+            self._compute(seq, count, step, joined)
 
-    def _chunk(self, seq: Sequence, step: _Step, decodes: int) -> int:
-        return policy.chunk_tokens(seq.pending, step.budget, decodes, self.max_chunk, self.bidirectional)
+    def _chunk(self, pending: int, step: _Step) -> int:
+        return policy.chunk_tokens(pending, step.budget, 0, self.max_chunk, self.bidirectional, step.prefill)
 
-    def _facts(self, seq: Sequence, step: _Step) -> policy.AdmitFacts:
-        chunk = policy.chunk_tokens(seq.pending, step.budget, 0, self.max_chunk, self.bidirectional)
+    def _find(self, seq: Sequence) -> Hit | None:
+        """What the prefix tree holds of a waiting sequence. One token at least is left to compute, for its logits."""
+        limit = seq.known - 1
+        if limit < 1 or seq.in_flight or seq.suspect or seq.needs_prompt_rows:
+            return None
+        hit = self.kv.tree.match(seq.namespace, seq.tokens.tobytes(), limit)
+        return hit if hit.tokens else None
+
+    def _start(self, seq: Sequence) -> tuple[Hit | None, int]:
+        """What the tree holds of a waiting sequence, and the tokens up to which blocks behind have arrived, or 0."""
+        hit = self._find(seq)
+        if self.store is None or seq.fetch is None or seq.suspect:
+            return hit, 0
+        size = self.capacity.block_size
+        loaded = self.store.arrived(seq.fetch, hit.tokens // size if hit else 0)
+        return (hit.whole(size) if hit and loaded else hit), loaded
+
+    def _facts(self, seq: Sequence, hit: Hit | None, loaded: int, step: _Step) -> policy.AdmitFacts:
+        found = loaded or (hit.tokens if hit else 0)
+        pending = seq.known - found
+        chunk = self._chunk(pending, step)
         return policy.AdmitFacts(
             free_rows=len(self._free_rows),
-            budget=step.budget,
-            first_chunk=chunk if chunk or not self.bidirectional else seq.pending,
+            budget=step.budget if pending == 1 else min(step.budget, step.prefill),
+            first_chunk=chunk if chunk or not self.bidirectional else pending,
             indivisible=self.bidirectional,
-            blocks_fit=self.kv.fits(seq.blocks, min(seq.known + 1, seq.max_known), self.max_chunk, seq.computed > 0),
+            blocks_fit=self.kv.fits(hit, min(seq.known + 1, seq.max_known), self.max_chunk),
             values_known=seq.in_flight == 0,
-            prompt_ready=seq.leader is None,
+            prefix_under_way=self._coming(seq) - found >= self.capacity.block_size // 2,
+            loading=seq.fetch is not None and seq.fetch.open,
         )
 
-    def _join(self, seq: Sequence, step: _Step) -> None:
+    def _coming(self, seq: Sequence) -> int:
+        """Leading tokens that another sequence computes or loads already and that this one could take from it."""
+        if seq.suspect or seq.needs_prompt_rows:
+            return 0
+        most = 0
+        for other in self.running:
+            if other.stored < other.prompt_len and other.namespace == seq.namespace and not other.suspect:
+                most = max(most, common(other.packed_prompt, seq.packed_prompt))
+        for other in self.waiting if self.store and seq.fetch is None else ():
+            if other.fetch and other.fetch.open and other.namespace == seq.namespace:
+                end = (other.fetch.first + other.fetch.count) * self.capacity.block_size
+                most = max(most, min(common(other.packed_prompt, seq.packed_prompt), end))
+        return min(most, seq.known - 1)
+
+    # -- the tier ----------------------------------------------------------------------------------------------
+
+    def _evicted(self, block: Block, index: int, ids: tuple[int, ...]) -> None:
+        if self.store and block.namespace.startswith(SHARED):
+            self.store.note(block, ids)
+
+    def _begin_fetch(self, seq: Sequence, hit: Hit | None) -> bool:
+        """Asks the tier, once while the sequence waits, for what comes behind the hit; whether to wait for it."""
+        asks = seq.known > 1 and not (seq.suspect or seq.needs_prompt_rows) and seq.namespace.startswith(SHARED)
+        if self.store is None or seq.fetch is not None or not asks:
+            return False
+        found, ids = hit.tokens if hit else 0, seq.tokens[: seq.known - 1].tobytes()
+        seq.fetch = self.store.fetch(
+            seq.namespace, ids, found, lambda tokens: self.service.prefill_seconds(found, tokens), self.clock()
+        )
+        return seq.fetch.open
+
+    def _end_fetch(self, seq: Sequence) -> None:
+        if self.store and seq.fetch:
+            self.store.end(seq.fetch)
+        seq.fetch = None
+
+    def _poll(self, timeout: float = 0.0) -> None:
+        if self.store is None:
+            return
+        now = self.clock()
+        for seq in self.waiting:
+            if seq.fetch and seq.fetch.open:
+                self.store.poll(seq.fetch, now, timeout)
+                timeout = 0.0
+
+    def linger(self, seconds: float) -> None:
+        """To be called when there was nothing to plan: waits so long at most for what comes from the tier."""
+        self._poll(seconds)
+
+    def _save(self, plan: StepPlan, saved: tuple[Bytes, ...]) -> None:
+        saves = self._saving.pop(plan.step, [])
+        for (block, group, _), payload in zip(saves, saved, strict=True):
+            assert self.store
+            self.store.tier.save(block, group, payload)
+
+    def last_plans(self) -> Iterator[StepPlan]:
+        """Steps that compute nothing: each gives some of what the prefix tree holds to the tier, the last used first.
+        To be run and committed one by one when no other is under way."""
+        for block, index, ids in list(self.kv.tree.named()) if self.store else ():
+            self._evicted(block, index, ids)
+            if self.store and self.store.has_saves:
+                yield self._complete(_Step(0))
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _join(self, seq: Sequence, hit: Hit | None, loaded: int, step: _Step) -> None:
         self.waiting.remove(seq)
         self.running.append(seq)
         seq.status = Status.RUNNING
         seq.row = self._free_rows.pop()
-        if seq.computed:
-            step.copies += seq.blocks.make_own(seq.computed)
-        step.joined.append(Join(seq.row, pack_ids(seq.tokens), seq.prompt_len, seq.spec, carry=seq.carry))
+        if hit is not None:
+            step.copies += self.kv.adopt(seq.blocks, hit)
+            seq.computed = hit.tokens  # stored once a step has run: until then a copy may be missing
+        if loaded:
+            assert seq.fetch
+            received = self.kv.receive(seq.blocks, loaded)
+            step.loads += [(group, id, seq.fetch.parts[group, index]) for group, index, id in received]
+            self.loaded_tokens += loaded - seq.computed
+            seq.computed = loaded
+        self._end_fetch(seq)
+        if not seq.preemptions:
+            # What an answer takes from its siblings is no hit: nobody had computed it before.
+            first = seq is self._requests[seq.request.id][0]
+            seq.cached = seq.computed if first else min(seq.computed, seq.expected)
+            self.looked_up_tokens += seq.known
+            self.cached_tokens += seq.cached
+        step.joined.append(Join(seq.row, seq.tokens.tobytes(), seq.prompt_len, seq.spec, carry=seq.carry))
 
     def _compute(self, seq: Sequence, count: int, step: _Step, joined: bool = False) -> None:
         start = seq.computed
-        added = seq.blocks.extend(start + count)
+        added = self.kv.extend(seq.blocks, start + count)
         blocks = seq.blocks.whole() if joined else added
         seq.computed += count
         reached = seq.computed == seq.known
@@ -189,7 +385,10 @@ class Scheduler:
             seq.known += 1
             seq.in_flight += 1
         step.budget -= count
+        if count > 1:
+            step.prefill -= count
         step.sequences.append(seq)
+        step.planned.add(id(seq))
         step.work.append(
             Work(
                 row=seq.row,
@@ -203,30 +402,19 @@ class Scheduler:
             )
         )
 
-    def _make_room(self, seq: Sequence, num_tokens: int) -> bool:
-        """Frees blocks until `seq` can grow to `num_tokens`; False when it had to leave itself."""
-        while any(t.missing(num_tokens) > t.pool.free for t in seq.blocks.tables):
-            if not self._reclaim(seq):
-                self.preempt(seq)
+    def _make_room(self, seq: Sequence, num_tokens: int, step: _Step) -> bool:
+        """Frees blocks until `seq` can grow to `num_tokens`; False when it has to leave itself, or to wait until a step
+        under way has given back what is beyond its window. Who is part of the step already stays."""
+        while not self.kv.grows(seq.blocks, num_tokens):
+            others = [s for s in self.running if id(s) not in step.planned]
+            last = max(others, key=self.service.victim_key)
+            if self.service.victim_key(last) < self.service.victim_key(seq):
+                last = seq
+            if last is seq and seq.under_way:
                 return False
-        return True
-
-    def _reclaim(self, seq: Sequence) -> bool:
-        """Takes blocks from whoever comes after `seq` in the order of service; False when there is nobody."""
-        if any(s is not seq and s.computed for s in self.waiting):
-            return self._reclaim_idle(seq)
-        last = self.running[policy.victim([s.key for s in self.running])] if self.running else seq
-        if last is seq or last.key < seq.key:
-            return False
-        self.preempt(last)
-        return True
-
-    def _reclaim_idle(self, seq: Sequence) -> bool:
-        """Takes the shared prompt blocks of the last waiting sequence that holds some, of `seq` itself at the end."""
-        idle = [s for s in self.waiting if s.computed]
-        if not idle:
-            return False
-        self._drop_blocks(max(idle, key=lambda s: (s is not seq, s.key)))
+            self.preempt(last)
+            if last is seq:
+                return False
         return True
 
     # -- results -----------------------------------------------------------------------------------------------
@@ -234,9 +422,16 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[Delta]:
         """Takes the result of a planned step; returns what it adds to the answers, in the plan's order."""
         sequences = self._under_way.pop(plan.step)
+        self._save(plan, result.saved)
         deltas: list[Delta] = []
+        served: list[Served] = []
+        now = self.clock()
         for (seq, epoch), work, row in zip(sequences, plan.work, result.rows, strict=True):
             seq.in_flight -= work.sample
+            prompt_tokens = max(0, min(work.start + work.count, seq.prompt_len) - work.start)
+            served.append(Served(seq, prompt_tokens, len(row.tokens)))
+            if row.tokens:
+                seq.since = now
             if seq.status is Status.FINISHED:
                 continue
             if row.error:
@@ -245,6 +440,7 @@ class Scheduler:
             delta = self._take(seq, work, row, current=seq.preemptions == epoch)
             if delta is not None:
                 deltas.append(delta)
+        self.service.charge(served)
         return deltas
 
     def _take(self, seq: Sequence, work: Work, row: RowResult, current: bool) -> Delta | None:
@@ -257,14 +453,26 @@ class Scheduler:
             first = work.start + 1
             seq.prompt_logprobs[first : first + len(row.prompt_logprobs)] = [_entry(e) for e in row.prompt_logprobs]
         if current:
-            if end >= seq.prompt_len - 1:
-                self._share_prompt(seq)
+            seq.stored = end
+            if work.start < seq.prompt_len:
+                self._remember(seq)
+                self._pin(seq)
             seq.blocks.trim(end)
         if row.pooled:
             self._end(seq, FinishReason.STOP)
             values = struct.unpack(f"<{len(row.pooled) // 4}f", row.pooled)
             return Delta(seq.request.id, seq.index, finish_reason=FinishReason.STOP, embedding=values)
         return self._extend(seq, row) if row.tokens else None
+
+    def _remember(self, seq: Sequence) -> None:
+        """Leaves what the sequence has computed to the prefix tree, too."""
+        if seq.stored and not seq.suspect:
+            self.kv.tree.insert(seq.namespace, seq.tokens[: seq.stored].tobytes(), seq.blocks.ids)
+
+    def _pin(self, seq: Sequence) -> None:
+        ttl = seq.request.cache_ttl
+        if ttl and seq.stored >= seq.prompt_len and not self._private(seq.request):
+            self.kv.tree.pin(seq.namespace, seq.packed_prompt, self.clock() + ttl)
 
     def _extend(self, seq: Sequence, row: RowResult) -> Delta:
         first = len(seq.tokens) == seq.prompt_len
@@ -288,6 +496,7 @@ class Scheduler:
             prompt_logprobs,
             finish,
             stop,
+            cached_tokens=seq.cached,
         )
 
     def _verdict(self, seq: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
@@ -299,17 +508,30 @@ class Scheduler:
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
         """The step raised. Its only sequence ends with an error; of several, each is tried alone from now on."""
         sequences = [seq for seq, _ in self._under_way.pop(plan.step)]
+        self._saving.pop(plan.step, None)
         for seq, work in zip(sequences, plan.work, strict=True):
             seq.in_flight -= work.sample
             seq.known -= work.sample
         alive = [s for s in sequences if s.status is not Status.FINISHED]
-        if len(alive) == 1:
-            return [self._fail(alive[0], message)]
+        if len(sequences) == 1:
+            return [self._fail(seq, message) for seq in alive]
         for seq in alive:
             seq.suspect = max(seq.suspect, seq.computed, 1)
             if seq.status is Status.RUNNING:
                 self.preempt(seq)
         return []
+
+    def retract(self, plan: StepPlan) -> StepPlan:
+        """Takes back a planned step that builds on one that failed: its sequences leave their rows and wait. Returns
+        what is left of the plan: who joins and who leaves, which the runner must know of."""
+        for (seq, _), work in zip(self._under_way[plan.step], plan.work, strict=True):
+            seq.in_flight -= work.sample
+            seq.known -= work.sample
+            if seq.status is Status.RUNNING:
+                self.preempt(seq)
+        self._under_way[plan.step] = ()
+        self._saving.pop(plan.step, None)
+        return replace(plan, work=(), copies=(), saves=(), loads=())
 
     def _fail(self, seq: Sequence, message: str) -> Delta:
         self._end(seq, FinishReason.ERROR)
@@ -323,48 +545,27 @@ class Scheduler:
             self._leave_row(seq)
         else:
             self.waiting.remove(seq)
-        self._drop_blocks(seq)
+            self._end_fetch(seq)
+        self._leave_blocks(seq, reason)
         seq.status, seq.finish = Status.FINISHED, reason
         self.finished += 1
-        self._pass_on_lead(seq)
-        if seq.leader is not None:
-            seq.leader.siblings.remove(seq)
         siblings = self._requests[seq.request.id]
         siblings.remove(seq)
         if not siblings:
             del self._requests[seq.request.id]
+            if self._private(seq.request):
+                self.kv.tree.drop(seq.namespace)
 
     def _leave_row(self, seq: Sequence) -> None:
         self._left.append(seq.row)
         self._free_rows.append(seq.row)
         seq.row = -1
 
-    def _drop_blocks(self, seq: Sequence) -> None:
+    def _leave_blocks(self, seq: Sequence, reason: FinishReason | None = None) -> None:
+        if reason is not FinishReason.ERROR:
+            self._remember(seq)
         seq.blocks.release()
-        seq.computed = 0
-
-    # -- answers that share a prompt ---------------------------------------------------------------------------
-
-    def _share_prompt(self, seq: Sequence) -> None:
-        """The prompt is in the cache: the siblings get its blocks, all but the last token, which each computes
-        itself to have logits of its own."""
-        for sibling in seq.siblings:
-            sibling.leader = None
-            if sibling.known == sibling.prompt_len and sibling.prompt_len > 1:
-                sibling.blocks = seq.blocks.fork(seq.prompt_len - 1)
-                sibling.computed = seq.prompt_len - 1
-        seq.siblings = []
-
-    def _pass_on_lead(self, seq: Sequence) -> None:
-        """The leader ended before its prompt was ready: its first sibling leads the others."""
-        if not seq.siblings:
-            return
-        heir, *rest = seq.siblings
-        heir.leader = None
-        heir.siblings = rest
-        for sibling in rest:
-            sibling.leader = heir
-        seq.siblings = []
+        seq.computed = seq.stored = 0
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -375,25 +576,32 @@ class Scheduler:
         rows = [s.row for s in self.running] + self._free_rows
         assert sorted(rows) == list(range(self.capacity.max_rows)), "rows are lost or held twice"
         assert sorted(map(id, living)) == sorted(id(s) for r in self._requests.values() for s in r), "a lost sequence"
+        if self.store:
+            assert not any(s.fetch for s in self.running), "a running sequence waits for a tier"
+            assert living or not self.store.num_bytes, "bytes of a tier are held by nobody"
         if not living:
-            assert self.kv.used == 0, f"{self.kv.used} blocks are held by nobody"
+            lost = self.kv.used - self.kv.tree.stats().pinned
+            assert lost == 0, f"{lost} blocks are held by nobody"
 
 
 class _Step:
     """A plan in the making."""
 
-    __slots__ = ("budget", "copies", "joined", "sequences", "work")
+    __slots__ = ("budget", "copies", "joined", "loads", "planned", "prefill", "sequences", "work")
 
     def __init__(self, budget: int):
         self.budget = budget
+        self.prefill = budget  # of it for pieces of more than one token
+        self.planned: set[int] = set()  # identities of `sequences`
         self.joined: list[Join] = []
         self.work: list[Work] = []
         self.copies: list[tuple[int, int, int]] = []
+        self.loads: list[tuple[int, int, Bytes]] = []
         self.sequences: list[Sequence] = []
 
 
-def _key(seq: Sequence) -> tuple[int, int]:
-    return seq.key
+def _order(seq: Sequence) -> int:
+    return seq.order
 
 
 def _entry(raw: tuple) -> TokenLogprob:

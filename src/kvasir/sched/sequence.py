@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from array import array
+from dataclasses import dataclass
 from enum import Enum
 
 from kvasir.kv.blocks import SequenceBlocks
+from kvasir.kv.store import Fetch
 from kvasir.plan import SamplingSpec
 from kvasir.types import FinishReason, Request, Task, TokenLogprob
 
 
 class Status(Enum):
-    WAITING = "waiting"  # no row; may hold the shared prompt blocks of a sibling
+    WAITING = "waiting"  # no row, no blocks
     RUNNING = "running"  # has a row and blocks
     FINISHED = "finished"
 
@@ -22,29 +24,42 @@ class Sequence:
 
     known:    tokens that exist or are being sampled by a step under way (counts; values may lag)
     computed: tokens whose keys and values are in the cache once all planned steps are done
+    stored:   those of them that are there now
     tokens:   the values known on this side; len(tokens) == known - in_flight
+    cached:   tokens that were found in the prefix tree when it first joined
+    expected: tokens that it had of this sequence when it came
+    arrived, since: by the scheduler's clock; `since` is its last token's time, before that `arrived`
+    fetch: while it waits, what was asked of a tier; None: nothing yet
+    promoted: goes first until it ends, having waited too long
     """
 
     request: Request
     index: int
     spec: SamplingSpec
     order: int  # of arrival, over all sequences
-    tokens: list[int]
+    tokens: array[int]
     known: int
     stop_ids: frozenset[int]
     max_known: int  # prompt + max_tokens, within the context
     blocks: SequenceBlocks
+    namespace: bytes  # of the prefix tree
+    packed_prompt: bytes
     status: Status = Status.WAITING
     row: int = -1
     computed: int = 0
+    stored: int = 0
+    cached: int = 0
+    expected: int = 0
+    arrived: float = 0.0
+    since: float = 0.0
+    promoted: bool = False
     in_flight: int = 0
     carry: bytes = b""
+    fetch: Fetch | None = None
     preemptions: int = 0
     suspect: int = 0  # was part of a step that failed: computed alone until it has passed this position
-    leader: Sequence | None = None  # the sibling whose prompt blocks this one waits for
     prompt_logprobs: list[TokenLogprob | None] | None = None
     finish: FinishReason | None = None
-    siblings: list[Sequence] = field(default_factory=list)  # waiting for this one's prompt
 
     @property
     def prompt_len(self) -> int:
@@ -55,13 +70,18 @@ class Sequence:
         return self.request.task is Task.EMBED
 
     @property
+    def needs_prompt_rows(self) -> bool:
+        """Whether outputs of prompt rows are still owed, which only computing gives."""
+        return self.embeds or (self.prompt_logprobs is not None and any(e is None for e in self.prompt_logprobs[1:]))
+
+    @property
+    def under_way(self) -> bool:
+        """Whether steps that compute some of it are planned and not yet committed."""
+        return self.computed > self.stored
+
+    @property
     def pending(self) -> int:
         """Tokens to compute; 0 when all that is known is computed or planned, or the answer is at its length."""
         if not self.embeds and self.known >= self.max_known:
             return 0
         return self.known - self.computed
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Order of service: priority class, then arrival."""
-        return self.request.priority, self.order

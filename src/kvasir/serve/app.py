@@ -1,7 +1,7 @@
 """create_app: the web application over a front half.
 
 A request passes, from the outside in: its metrics, its id, a net for errors, the bounds on headers, Host and
-Origin, CORS, the key, the bounds on the body, and then a route. Everything is plain ASGI, so a stream's
+Origin, CORS, the key, its limits, the bounds on the body, and then a route. Everything is plain ASGI, so a stream's
 chunks go to the socket without a stop.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
+from collections.abc import Callable
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -27,6 +29,7 @@ from kvasir.serve.auth import HostGuard, KeyGuard
 from kvasir.serve.faults import fault_of, openai_response
 from kvasir.serve.limits import BodyLimit, HeaderLimit
 from kvasir.serve.metrics import HttpMeter, Metered
+from kvasir.serve.quota import QuotaGuard, Quotas
 from kvasir.serve.schema import schema_of
 from kvasir.serve.serving import Serving
 from kvasir.serve.settings import ServeSettings
@@ -35,23 +38,25 @@ _LOOPBACK_ORIGIN = r"https?://(([a-z0-9-]+\.)*localhost|127(\.\d+){3}|\[::1\])(:
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-def create_app(front: Front, settings: ServeSettings) -> FastAPI:
+def create_app(front: Front, settings: ServeSettings, clock: Callable[[], int] = time.monotonic_ns) -> FastAPI:
     """The application. The engine behind `front` is started and stopped by the caller, on the same event
-    loop."""
+    loop. clock: nanoseconds, for the limits of keys."""
     app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
-    app.state.serving = Serving(front, settings)
+    quotas = Quotas(settings.all_keys, clock)
+    front.on_tokens = quotas.answer
+    app.state.serving = Serving(front, settings, quotas)
     app.state.http_meter = HttpMeter()
     for router in (*openai.ROUTERS, tokens.router, meta.router):
         app.include_router(router)
     for kind in (KvasirError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(ClientGone, _on_gone)
-    _wrap(app, settings)
+    _wrap(app, settings, quotas)
     app.openapi = lambda: schema_of(app)  # type: ignore[method-assign]
     return app
 
 
-def _wrap(app: FastAPI, settings: ServeSettings) -> None:
+def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas) -> None:
     """Adds the middlewares, innermost first."""
     app.add_middleware(
         BodyLimit,
@@ -59,6 +64,7 @@ def _wrap(app: FastAPI, settings: ServeSettings) -> None:
         max_seconds=settings.body_time,
         max_depth=settings.max_json_depth,
     )
+    app.add_middleware(QuotaGuard, quotas=quotas)
     app.add_middleware(KeyGuard, settings=settings)
     app.add_middleware(
         CORSMiddleware,

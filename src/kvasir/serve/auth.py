@@ -87,25 +87,26 @@ class KeyGuard:
     """401 without a key, on every path but OPEN_PATHS; deny first, so a new route is closed without further
     ado.
 
-    Sets `state["tenant"]`: a name of the key that keeps its prefix cache apart, or None.
+    Sets `state["key"]`: the Key that was given, None where none is needed.
     """
 
     def __init__(self, app: ASGIApp, settings: ServeSettings):
         self.app = app
-        self.digests = [_digest(key.encode()) for key in settings.api_keys]
-        self.share_cache = settings.share_cache
+        self.keys = settings.all_keys
+        self.digests = [_digest(key.secret.encode()) for key in self.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # there is no such route, and none may come in beside the check
             return await send({"type": "websocket.close", "code": 1008})
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        tenant = None
+        key = None
         if self.digests and scope["path"] not in OPEN_PATHS:
             digest = _digest(_given_key(scope))
             # All keys are compared, each in constant time and over digests, so nothing is told by how long
             # it takes.
-            if not sum(hmac.compare_digest(digest, known) for known in self.digests):
+            equal = [hmac.compare_digest(digest, known) for known in self.digests]
+            if not sum(equal):
                 fault = Fault(
                     401,
                     "a valid API key is needed",
@@ -113,8 +114,8 @@ class KeyGuard:
                     headers={"WWW-Authenticate": "Bearer"},
                 )
                 return await refuse(fault, scope, receive, send)
-            tenant = None if self.share_cache else digest.hex()[:16]
-        scope.setdefault("state", {})["tenant"] = tenant
+            key = self.keys[equal.index(True)]
+        scope.setdefault("state", {})["key"] = key
         await self.app(scope, receive, send)
 
 

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from kvasir.errors import EngineDead, InvalidRequest, KvasirError, QueueFull
+from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, LimitExceeded, QueueFull
 
 log = logging.getLogger("kvasir.serve")
 
@@ -21,6 +21,10 @@ _NAMES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too
 
 class ModelNotFound(InvalidRequest):
     """A request names a model that is not served here."""
+
+
+class ClassNotAllowed(InvalidRequest):
+    """A request asks for a better service class than its key may have."""
 
 
 class AnswerFailed(KvasirError):
@@ -43,11 +47,16 @@ def fault_of(error: BaseException) -> Fault:
     match error:
         case ModelNotFound():
             return Fault(404, str(error), "model_not_found", "model")
+        case ClassNotAllowed():
+            return Fault(403, str(error), "class_not_allowed", error.param)
         case InvalidRequest():
             return Fault(400, str(error), "invalid_value", error.param)
         case QueueFull():
-            after = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
-            return Fault(429, str(error), "queue_full", headers=after)
+            return Fault(429, str(error), "queue_full", headers=_retry(error.retry_after))
+        case LimitExceeded():
+            return Fault(429, str(error), "rate_limit_exceeded", headers=_retry(error.retry_after))
+        case DeadlineExceeded():
+            return Fault(408, str(error), "deadline_exceeded", headers=_retry(None))
         case EngineDead():
             return Fault(503, str(error), "engine_unavailable", headers={"Retry-After": "5"})
         case AnswerFailed():
@@ -59,6 +68,11 @@ def fault_of(error: BaseException) -> Fault:
             return Fault(error.status_code, str(error.detail), code, headers=dict(error.headers or {}))
     log.error("a request failed", exc_info=error)
     return Fault(500, "an error inside the server; its log has the details", "internal_error")
+
+
+def _retry(after: float | None) -> dict[str, str]:
+    """When to come back, in whole seconds, or that a client shall not by itself."""
+    return {"x-should-retry": "false"} if after is None else {"Retry-After": str(max(1, math.ceil(after)))}
 
 
 def _of_validation(error: RequestValidationError) -> Fault:

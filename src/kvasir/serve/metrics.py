@@ -123,9 +123,21 @@ class _Scrape:
         yield self._gauge("answers_waiting", "Answers in the queue.", stats.waiting)
         yield self._gauge("kv_usage_ratio", "Part of the KV memory in use.", usage)
         yield self._gauge("kv_blocks", "Blocks of KV memory.", stats.blocks_total)
+        yield self._gauge("kv_cached_blocks", "Blocks that hold cached prefixes alone.", stats.blocks_cached)
+        yield self._counter("prefix_lookup_tokens", "Tokens looked up in the prefix cache.", stats.looked_up_tokens)
+        yield self._counter("prefix_hit_tokens", "Of these, found there.", stats.cached_tokens)
+        yield self._counter("prefix_evicted_blocks", "Blocks taken back from the prefix cache.", stats.evicted_blocks)
+        yield self._counter("tier_hit_tokens", "Tokens read from the disk tier.", stats.tier_loaded_tokens)
+        yield self._outcomes("tier_loads", "Parts of blocks asked of the tier, by outcome.", stats.tier_loads)
+        yield self._outcomes("tier_saves", "Parts of blocks given to the tier, by outcome.", stats.tier_saves)
+        yield self._counter("tier_loaded_bytes", "Bytes read from the tier.", stats.tier_bytes_loaded)
+        yield self._counter("tier_saved_bytes", "Bytes written to the tier.", stats.tier_bytes_saved)
+        yield self._counter("tier_evicted", "Parts that the tier gave up for others.", stats.tier_evicted)
+        yield self._gauge("tier_bytes", "Bytes in the tier.", stats.tier_bytes)
         yield self._counter("preemptions", "Answers that had to leave and come back.", stats.preemptions)
         yield self._counter("engine_steps", "Steps computed.", stats.steps)
         yield self._counter("engine_step_seconds", "Time spent in steps.", stats.step_seconds)
+        yield self._counter("engine_kernel_seconds", "Of it, time inside native programs.", stats.kernel_seconds)
         yield self._counter("engine_answers_finished", "Answers ended in the engine.", stats.finished)
         yield self._counter("engine_answers_aborted", "Of these, ended from outside.", stats.aborted)
 
@@ -137,6 +149,12 @@ class _Scrape:
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(f"kvasir_{name}", text, labels=["model_name"])
         family.add_metric([self.model], value)
+        return family
+
+    def _outcomes(self, name: str, text: str, counts: dict[str, int]) -> Metric:
+        family = CounterMetricFamily(f"kvasir_{name}", text, labels=["model_name", "outcome"])
+        for outcome, count in sorted(counts.items()):
+            family.add_metric([self.model, outcome], count)
         return family
 
     def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:

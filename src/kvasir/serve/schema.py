@@ -26,10 +26,11 @@ _ERROR: dict[str, Any] = {
 _STATUSES = {
     "400": "The request cannot be served as asked; `param` names the field.",
     "401": "A key is needed.",
-    "403": "The Host or Origin is not allowed.",
+    "403": "The Host, the Origin or the service class is not allowed.",
     "404": "There is no such model or route.",
+    "408": "The deadline of the request passed before its answer was complete.",
     "413": "The body is too large.",
-    "429": "The queue is full; Retry-After says when to come back.",
+    "429": "The queue is full or the key is at a limit; Retry-After says when to come back.",
     "500": "The engine failed on this request.",
     "503": "The engine is not available.",
 }

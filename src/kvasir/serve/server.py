@@ -114,11 +114,11 @@ def summary(front: Front, settings: ServeSettings, port: int) -> str:
     """What was started and what the engine decided, for people."""
     info = front.info
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    keys = {0: "no key needed (loopback only)", 1: "one API key"}.get(len(settings.api_keys))
+    keys = {0: "no key needed (loopback only)", 1: "one API key"}.get(len(settings.all_keys))
     return "\n".join(
         (
             f"Kvasir {__version__} serves {', '.join(settings.model_names or (info.name,))}",
             *(f"  {line}" for line in front.engine.summary),
-            f"  address   http://{host}:{port}/v1  ({keys or f'{len(settings.api_keys)} API keys'})",
+            f"  address   http://{host}:{port}/v1  ({keys or f'{len(settings.all_keys)} API keys'})",
         )
     )

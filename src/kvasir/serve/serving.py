@@ -14,19 +14,25 @@ from starlette.responses import Response
 
 from kvasir import __version__
 from kvasir.engine.front import Front
-from kvasir.errors import InvalidRequest
-from kvasir.serve.faults import AnswerFailed, Fault, ModelNotFound, log
+from kvasir.errors import DeadlineExceeded, InvalidRequest
+from kvasir.serve.faults import AnswerFailed, ClassNotAllowed, Fault, ModelNotFound, log
+from kvasir.serve.keys import Key
+from kvasir.serve.quota import Quotas
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.sse import EventStream
-from kvasir.types import FinishReason
+from kvasir.serve.wire import Scheduling
+from kvasir.types import FinishReason, Request, ServiceClass
+
+CLASS_HEADER = "x-kvasir-class"
 
 
 class Serving:
     """One per application, in `app.state.serving`."""
 
-    def __init__(self, front: Front, settings: ServeSettings):
+    def __init__(self, front: Front, settings: ServeSettings, quotas: Quotas):
         self.front = front
         self.settings = settings
+        self.quotas = quotas
         self.created = int(time.time())
 
     @property
@@ -38,7 +44,7 @@ class Serving:
     def fingerprint(self) -> str:
         """Changes when answers may change: with the version, the model or the way it is computed."""
         info = self.front.info
-        facts = (__version__, info.name, info.dtype, info.device, info.executor, info.grade)
+        facts = (__version__, info.name, info.dtype, info.device, info.executor, info.grade, info.numerics)
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
 
     def check_model(self, name: str | None) -> None:
@@ -53,10 +59,30 @@ class Serving:
         special = add_special_tokens is not False
         return await self.front.encode(prompt, add_special_tokens=special, param=param)
 
-    def cache_salt(self, request: HTTPRequest, salt: str | None) -> str | None:
-        """The namespace of the prefix cache: the key's own, divided further by the request's salt."""
-        parts = [p for p in (request.scope["state"].get("tenant"), salt) if p]
-        return "/".join(parts) or None
+    def fields(self, request: HTTPRequest, wire: Scheduling, tier: ServiceClass | None = None) -> dict[str, Any]:
+        """What the core's request carries beside prompt and parameters: whose it is, and when it is served.
+
+        tier: the class that a dialect's own field stands for. Raises InvalidRequest, ClassNotAllowed."""
+        key: Key | None = request.scope["state"].get("key")
+        return {
+            "slo": service_class(wire.service_class, tier, request.headers.get(CLASS_HEADER), key),
+            "priority": wire.priority or 0,
+            "tenant": key.name if key else "",
+            "weight": key.weight if key else 1.0,
+            "deadline": wire.deadline,
+            "cache_salt": self._namespace(key, wire.cache_salt),
+            "no_cache": bool(wire.no_cache),
+            "cache_ttl": wire.cache_ttl,
+        }
+
+    def _namespace(self, key: Key | None, salt: str | None) -> str | None:
+        """Of the prefix cache: the key's own, divided further by the request's salt."""
+        own = key.name if key and not self.settings.share_cache else ""
+        return f"{len(own)}:{own}{salt or ''}" if own or salt else None
+
+    def charge(self, requests: Sequence[Request]) -> None:
+        """Counts the prompts of one HTTP request against its key's limit. Raises LimitExceeded."""
+        self.quotas.prompt(requests[0].tenant, sum(len(r.prompt_ids) for r in requests))
 
     def check_logprobs(self, **asked: int | None) -> None:
         """Raises InvalidRequest for more candidates per token than an answer may carry."""
@@ -82,6 +108,22 @@ class Serving:
         return EventStream(events, to_response=to_response, to_event=to_event, ping=ping)
 
 
+def service_class(field: str | None, tier: ServiceClass | None, header: str | None, key: Key | None) -> ServiceClass:
+    """The class of a request: what its field says, else its tier, its header, its key. Raises InvalidRequest for a
+    header that names no class, ClassNotAllowed for what is above the key."""
+    try:
+        asked = ServiceClass(field) if field else tier or (ServiceClass(header.strip().lower()) if header else None)
+    except ValueError:
+        names = ", ".join(c.value for c in ServiceClass)
+        raise InvalidRequest(f"{CLASS_HEADER} is {header!r:.80}", f"expected one of {names}", CLASS_HEADER) from None
+    if key is None:
+        return asked or ServiceClass.INTERACTIVE
+    if asked and asked.rank < key.limits.max_class.rank:
+        best = key.limits.max_class.value
+        raise ClassNotAllowed(f"this key may not ask for {asked.value}", f"at best {best}", "service_class")
+    return asked or key.slo
+
+
 def serving_of(request: HTTPRequest) -> Serving:
     return request.app.state.serving
 
@@ -95,5 +137,7 @@ def check_finish(reason: FinishReason | None, error: str | None, request_id: str
     if reason is FinishReason.ERROR:
         log.error("request %s failed in the engine: %s", request_id, error)
         raise AnswerFailed(f"the engine failed on request {request_id}", "the server's log has the details")
+    if reason is FinishReason.TIMEOUT:
+        raise DeadlineExceeded("the deadline of the request passed", "what was streamed before stands")
     if reason is FinishReason.ABORT:
         raise AnswerFailed("the request was ended by the server")

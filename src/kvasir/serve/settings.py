@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from dataclasses import dataclass
 
 from kvasir.errors import ConfigError
+from kvasir.serve.keys import Key, check_distinct
 
 MIB = 1 << 20
 
@@ -15,6 +17,7 @@ class ServeSettings:
     """Sizes in bytes and times in seconds unless a name says otherwise.
 
     api_keys: any of them opens every route; without keys only a loopback address may be bound.
+    keys: the same with a name, a class, a share and limits.
     model_names: what clients may call the model; the first is the one answers carry. Empty: the engine's
     own name.
     allowed_hosts / allowed_origins: beside loopback names and the bound address; "*" allows all.
@@ -28,6 +31,7 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    keys: tuple[Key, ...] = ()
     model_names: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
@@ -50,13 +54,18 @@ class ServeSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port is {self.port}", "expected 0 to 65535")
-        if any(len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
-            raise ConfigError("an API key is too weak or malformed", "use 8 or more printable ASCII characters")
-        if not self.api_keys and not is_loopback(self.host):
+        check_distinct(self.all_keys)
+        if not self.all_keys and not is_loopback(self.host):
             raise ConfigError(
                 f"{self.host} is a public address and no API key is set",
                 "set a key, or listen on 127.0.0.1",
             )
+
+    @property
+    def all_keys(self) -> tuple[Key, ...]:
+        """Those without a name of their own are named by their digest."""
+        plain = dict.fromkeys(self.api_keys)
+        return (*self.keys, *(Key(k, hashlib.sha256(k.encode()).hexdigest()[:16]) for k in plain))
 
 
 def is_loopback(host: str) -> bool:

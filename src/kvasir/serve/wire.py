@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -92,6 +92,22 @@ Name = Annotated[str, Field(max_length=1024)]
 Salt = Annotated[str, Field(min_length=1, max_length=256)]
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 TokenIds = Annotated[list[Int32], Field(max_length=1024)]
+
+
+class Scheduling(Wire):
+    """When a request is served, and what it shares.
+
+    service_class: None for the key's. deadline: seconds until which the answer must be complete. cache_salt: requests
+    with different ones share no cached prefix; with no_cache none with anybody. cache_ttl: seconds for which the prompt
+    is kept.
+    """
+
+    service_class: Literal["interactive", "batch", "background"] | None = None
+    priority: Int32 | None = None
+    deadline: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] | None = None
+    cache_salt: Salt | None = None
+    no_cache: bool | None = None
+    cache_ttl: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] | None = None
 
 
 def prompt_list(prompts: Any) -> list[str | list[int]]:

@@ -19,6 +19,8 @@ from kvasir.errors import ConfigError, ModelFileError
 from kvasir.weights.source import WeightSource
 
 Progress = Callable[[int, int], None]  # bytes of the file read so far, and in all
+# (part, its tensor's name, source, name in the source, what to take of it) -> whether it is done with it
+Hold = Callable[[Any, str, WeightSource, str, Any], bool]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SHOWN = 5
@@ -75,9 +77,11 @@ def fill(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    hold: Hold | None = None,
 ) -> int:
     """Gives every part of the model its tensors; returns how many parameters there are.
 
+    hold: asked first for each; where it gave the part a form of its own, it returns True.
     Raises ModelFileError that names the tensor: missing, of another shape, or left over.
     """
     wanted = list(_wanted(model, source))
@@ -85,12 +89,18 @@ def fill(
     _check_all_used(model, source, sizes.keys())
     total, done, parameters = sum(sizes.values()), 0, 0
     for item in wanted:
-        tensor = source.tensor(item.stored, torch.float32 if len(item.shape) == 1 else dtype)
+        parameters += math.prod(item.shape)
+        if hold and hold(item.leaf, item.name, source, item.stored, item.take):
+            done += sizes.pop(item.stored, 0)
+            if progress:
+                progress(done, total)
+            continue
+        exact = len(item.shape) == 1 or getattr(item.leaf, "keeps_float32", False)
+        tensor = source.tensor(item.stored, torch.float32 if exact else dtype)
         taken = item.take.of(tensor) if item.take else tensor
         kept = item.leaf.put(item.name, taken, dtype, torch.device(device))
         if not _is_view_of_file(kept, tensor, source.info(item.stored).dtype):
             source.drop(item.stored)
-        parameters += math.prod(item.shape)
         done += sizes.pop(item.stored, 0)
         if progress:
             progress(done, total)
@@ -110,13 +120,16 @@ def _wanted(model: Fillable, source: WeightSource) -> Iterator[_Wanted]:
 
 
 def _spellings(table: Mapping[str, Any], path: str) -> tuple[Any, list[str]]:
-    """The table's entry for "layers.3.attn.out.weight": what to take, None for a whole tensor, and its names."""
+    """The table's entry for "layers.3.attn.out.weight": what to take, None for a whole tensor, and its names.
+
+    The path's numbers, of the layer and perhaps of the expert, stand for the stars of the names in their order.
+    """
     module, _, kind = path.rpartition(".")
-    layer = re.search(r"\.(\d+)\.", module)
-    entry = table[re.sub(r"\.\d+\.", ".*.", module)]
+    numbers = re.findall(r"\.(\d+)(?=\.)", module)
+    entry = table[re.sub(r"\.\d+(?=\.)", ".*", module)]
     take = None if isinstance(entry, str | tuple) else entry
     names = (take.name,) if take else (entry,) if isinstance(entry, str) else entry
-    return take, [f"{name}.{kind}".replace("*", layer[1] if layer else "*") for name in names]
+    return take, [f"{name.replace('*', '{}').format(*numbers)}.{kind}" for name in names]
 
 
 def _find(asked: list[str], stored: set[str], prefix: str) -> str:

@@ -95,14 +95,21 @@ class GGUFSource:
         tensor = self.model.tensors[name]
         return TensorInfo(name, tensor.shape, tensor.ggml_type.name, tensor.nbytes, self.model.part(name).path)
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A view of plain numbers, else decoded weights. Raises `UnsupportedModel` for Q8_1."""
+    def tensor(self, name: str, dtype: torch.dtype | None = None, index: int | None = None) -> torch.Tensor:
+        """A view of plain numbers, else decoded weights. Raises `UnsupportedModel` for Q8_1.
+
+        index: of a stack of matrices only that one; the others are not touched.
+        """
         tensor = self.model.tensors[name]
         plain = _PLAIN_GGML.get(tensor.ggml_type)
         if plain is not None:
-            return _cast(self.model.part(name).tensor(name, plain), dtype)
-        out = torch.empty(tensor.shape, dtype=dtype or torch.float32)
-        _decode(out.view(-1), self.model.data(name).reshape(-1), tensor.ggml_type)
+            whole = self.model.part(name).tensor(name, plain)
+            return _cast(whole if index is None else whole[index], dtype)
+        shape, data = tensor.shape, self.model.data(name)
+        if index is not None:
+            shape, data = shape[1:], data[index * shape[1] : (index + 1) * shape[1]]
+        out = torch.empty(shape, dtype=dtype or torch.float32)
+        _decode(out.view(-1), data.reshape(-1), tensor.ggml_type)
         return out
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from kvasir.cli.bench.limits import Machine, limits
-from kvasir.cli.bench.measure import MODES, Shape, make_requests, warm_up
+from kvasir.cli.bench.measure import MODES, Shape, kv_bytes, make_requests, warm_up
 from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
 from kvasir.cli.bench.report import Run, as_dict, print_report, summarize, typical_probe, write
 from kvasir.cli.machine import machine_facts, software_facts
-from kvasir.cli.model_facts import Needs, TokenWork, read_needs, read_stored, token_work
+from kvasir.cli.model_facts import TokenWork, read_stored, token_work
 from kvasir.cli.show import bytes_text, count_text
 from kvasir.config import EngineOptions
 from kvasir.engine.front import Front
@@ -48,8 +48,8 @@ def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None
     machine = machine_facts()
     threads = llm.options.threads or machine["cores"]
     runs = asyncio.run(_measure(llm, mode, shape, repeats, threads))
-    work, needs = _work(llm)
-    rows = summarize(runs, limits(_machine(llm, work, needs, typical_probe(runs)), mode, shape))
+    work = _work(llm)
+    rows = summarize(runs, limits(_machine(llm, work, shape, typical_probe(runs)), mode, shape))
     print_report(f"{llm.info.name}, {mode}: {_shape_text(mode, shape)}, {repeats} runs", rows, runs)
     print(_limit_text(work))
     facts = {
@@ -86,16 +86,14 @@ async def _run(front: Front, mode: str, shape: Shape, number: int, repeats: int,
     return Run(figures, gave, others.share())
 
 
-def _work(llm: AsyncLLM) -> tuple[TokenWork, Needs]:
-    stored = read_stored(llm.options.model, llm.options.revision)
-    needs = read_needs(stored.files)
-    return token_work(stored.tensors, needs.vocab_size), needs
+def _work(llm: AsyncLLM) -> TokenWork:
+    """With the weights as the engine holds them where it knows, else as they are in the file."""
+    work = token_work(read_stored(llm.options.model, llm.options.revision).tensors, llm.info.vocab_size)
+    return replace(work, weight_bytes=llm.info.weight_bytes_read or work.weight_bytes)
 
 
-def _machine(llm: AsyncLLM, work: TokenWork, needs: Needs, gave: Probe) -> Machine:
-    kv_dtype = llm.info.dtype if llm.options.kv_dtype == "auto" else llm.options.kv_dtype
-    wide = next(m for m in needs.memory if m.dtype == ("float32" if kv_dtype == "float32" else "bfloat16"))
-    return Machine(work, wide.kv_token, gave, llm.options.max_num_seqs)
+def _machine(llm: AsyncLLM, work: TokenWork, shape: Shape, gave: Probe) -> Machine:
+    return Machine(work, kv_bytes(llm.info, shape.middle) / shape.middle, gave, llm.options.max_num_seqs)
 
 
 def _limit_text(work: TokenWork) -> str:

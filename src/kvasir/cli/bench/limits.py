@@ -1,6 +1,6 @@
 """The limit beside each figure: what this machine could do at best, were the engine perfect.
 
-A step cannot be faster than reading all weights once (as they are in the file) and the keys and values it
+A step cannot be faster than reading all weights once, as the engine holds them, and the keys and values it
 attends to at the measured bandwidth, nor than doing its multiply-adds at the measured rate; both may overlap.
 """
 
@@ -15,11 +15,11 @@ from kvasir.cli.model_facts import TokenWork
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A model's work and a machine's rates, joined. kv_token: bytes of keys and values per token; max_rows:
+    """A model's work and a machine's rates, joined. kv_token: bytes of keys and values per token of context; max_rows:
     sequences computed at once."""
 
     work: TokenWork
-    kv_token: int
+    kv_token: float
     probe: Probe
     max_rows: int = 1
 
@@ -37,7 +37,7 @@ class Machine:
 
 def limits(machine: Machine, mode: str, shape: Shape) -> dict[str, float]:
     """By the names of the figures; a figure without a limit is left out."""
-    steps, middle = shape.output_len - 1, shape.input_len + shape.output_len / 2
+    steps, middle = shape.output_len - 1, shape.middle
     if mode == "throughput":
         return _whole_run(machine, shape, steps, middle)
     first, step = machine.prefill(shape.input_len), machine.decode_step(middle)
@@ -45,6 +45,7 @@ def limits(machine: Machine, mode: str, shape: Shape) -> dict[str, float]:
     if mode == "serve":  # nobody can be served faster than alone
         return {f"{name}_p{p}_s": value for name, value in alone.items() for p in (50, 90, 99)}
     rates = {"prompt_tokens_per_s": shape.input_len / first, "output_tokens_per_s": 1 / step}
+    rates["read_gb_per_s"] = machine.probe.bytes_per_s / 1e9
     return {**{f"{name}_s": value for name, value in alone.items()}, **rates}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from kvasir.engine.front import Front
 from kvasir.errors import KvasirError
-from kvasir.types import Request, SamplingParams
+from kvasir.types import EngineStats, ModelInfo, Request, SamplingParams
 
 SEED = 0
 WARM_UP_TOKENS = 8
@@ -33,6 +33,11 @@ class Shape:
     output_len: int
     num_prompts: int = 1
     request_rate: float = 0.0
+
+    @property
+    def middle(self) -> float:
+        """The context of an answer's middle token."""
+        return self.input_len + self.output_len / 2
 
 
 @dataclass(slots=True)
@@ -68,14 +73,21 @@ def make_requests(front: Front, shape: Shape, count: int, run: int) -> list[Requ
     return [front.resolve(tuple(row), params) for row in ids.tolist()]
 
 
-async def time_request(front: Front, request: Request, begun: float | None = None) -> Timing:
-    """Raises KvasirError where the answer failed or came short: such a run is not measured."""
+async def time_request(
+    front: Front, request: Request, begun: float | None = None, at_first: Callable[[], Awaitable[None]] | None = None
+) -> Timing:
+    """at_first: awaited behind the first token.
+
+    Raises KvasirError where the answer failed or came short: such a run is not measured.
+    """
     timing = Timing(time.perf_counter() if begun is None else begun)
     async with aclosing(front.engine.submit(request)) as deltas:  # type: ignore[type-var]
         async for delta in deltas:
             timing.last = time.perf_counter()
             if not timing.tokens:
                 timing.first, timing.first_tokens = timing.last, len(delta.token_ids)
+                if at_first:
+                    await at_first()
             timing.tokens += len(delta.token_ids)
             if delta.error:
                 raise KvasirError(f"a request failed: {delta.error}", "see the engine's log above")
@@ -90,26 +102,38 @@ async def warm_up(front: Front) -> None:
 
 
 async def latency(front: Front, shape: Shape, run: int) -> Figures:
-    """One request alone."""
-    timing = await time_request(front, make_requests(front, shape, 1, run)[0])
+    """One request alone. What is told of steps is of those behind the prompt, of one token each."""
+    counts: list[EngineStats] = []
+
+    async def count() -> None:
+        counts.append(await front.stats())
+
+    timing = await time_request(front, make_requests(front, shape, 1, run)[0], at_first=count)
+    await count()
     figures = {"ttft_s": timing.ttft, "e2e_s": timing.e2e}
     figures["prompt_tokens_per_s"] = shape.input_len / timing.ttft
     if timing.tpot:
         figures |= {"tpot_s": timing.tpot, "output_tokens_per_s": 1 / timing.tpot}
+        before, after = counts
+        figures |= of_steps(before, after, timing.tpot * (after.steps - before.steps))
+        if weights := front.info.weight_bytes_read:
+            read = weights + kv_bytes(front.info, shape.middle)
+            figures |= {"read_mb_per_step": read / 1e6, "read_gb_per_s": read / timing.tpot / 1e9}
     return figures
 
 
 async def throughput(front: Front, shape: Shape, run: int) -> Figures:
     """All prompts at once; rates over the whole run, prefill and decode together."""
-    requests = make_requests(front, shape, shape.num_prompts, run)
+    requests, before = make_requests(front, shape, shape.num_prompts, run), await front.stats()
     begun = time.perf_counter()
     await _all([time_request(front, request) for request in requests])
-    return _rates(shape, time.perf_counter() - begun)
+    seconds = time.perf_counter() - begun
+    return _rates(shape, seconds) | of_steps(before, await front.stats(), seconds)
 
 
 async def serve(front: Front, shape: Shape, run: int) -> Figures:
     """Poisson arrivals. A request's time counts from when it was due, so that a late start is not hidden."""
-    requests = make_requests(front, shape, shape.num_prompts, run)
+    requests, before = make_requests(front, shape, shape.num_prompts, run), await front.stats()
     begun = time.perf_counter()
     due = (begun + arrivals(shape, run)).tolist()
     timings = await _all([_at(front, request, when) for request, when in zip(requests, due, strict=True)])
@@ -117,7 +141,8 @@ async def serve(front: Front, shape: Shape, run: int) -> Figures:
     for name in ("ttft", "tpot", "e2e"):
         values = [value for timing in timings if (value := getattr(timing, name)) is not None]
         figures |= percentiles(name, values) if values else {}
-    return figures
+    after = await front.stats()
+    return figures | of_steps(before, after, after.step_seconds - before.step_seconds)  # between steps it may idle
 
 
 def arrivals(shape: Shape, run: int) -> np.ndarray:
@@ -151,6 +176,21 @@ def _rates(shape: Shape, seconds: float) -> Figures:
         "prompt_tokens_per_s": count * shape.input_len / seconds,
         "output_tokens_per_s": count * shape.output_len / seconds,
     }
+
+
+def of_steps(before: EngineStats, after: EngineStats, seconds: float) -> Figures:
+    """Of an average step between two counts: its time in kernels, and the gap, which is all else of `seconds`.
+    Nothing where no kernels were counted."""
+    steps, kernels = after.steps - before.steps, after.kernel_seconds - before.kernel_seconds
+    if not steps or not kernels:
+        return {}
+    gap = seconds - kernels
+    return {"step_kernel_ms": 1e3 * kernels / steps, "step_gap_ms": 1e3 * gap / steps, "step_gap_share": gap / seconds}
+
+
+def kv_bytes(info: ModelInfo, context: float) -> float:
+    """Bytes of keys and values that a token attends to behind `context` others."""
+    return sum(size * min(context, window or context) for window, size in info.kv_bytes_per_token)
 
 
 def percentiles(name: str, values: Sequence[float]) -> Figures:

@@ -40,6 +40,18 @@ def relu(x: Tensor) -> Tensor:
     return torch.clamp_min(x, 0.0)
 
 
+@op
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)), the share that a gate lets through."""
+    return 1.0 / (1.0 + torch.exp(-x))
+
+
+@op
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap): x where it is small, never beyond the cap (arXiv:2408.00118)."""
+    return torch.tanh(x / cap) * cap
+
+
 # By the names that config.json uses.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,

@@ -20,7 +20,7 @@ from kvasir.engine.answer import Answer, TextDelta
 from kvasir.errors import InvalidRequest
 from kvasir.serve.asgi import while_connected
 from kvasir.serve.body import JsonRoute
-from kvasir.serve.openai.params import check_stream_options, to_params
+from kvasir.serve.openai.params import TIERS, check_stream_options, to_params
 from kvasir.serve.openai.shapes import (
     STREAMED,
     Chunks,
@@ -44,6 +44,7 @@ router = APIRouter(route_class=JsonRoute)
 async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
     serving = serving_of(request)
     core = await to_request(wire, serving, request)
+    serving.charge([core])
     created = int(time.time())
     if wire.stream:
         events = chat_events(wire, core, serving, created)
@@ -70,8 +71,7 @@ async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) 
         params,
         id=f"chatcmpl-{secrets.token_hex(12)}",
         param="messages",
-        priority=wire.priority or 0,
-        cache_salt=serving.cache_salt(request, wire.cache_salt),
+        **serving.fields(request, wire, TIERS.get(wire.service_tier or "")),
     )
 
 

@@ -44,6 +44,7 @@ DEFAULT_MAX_TOKENS = 16
 async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response:
     serving = serving_of(request)
     prompts = await to_requests(wire, serving, request)
+    serving.charge(prompts)
     job = Job(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
     if wire.stream:
         return serving.stream(job.events(), error_response, error_event)
@@ -70,12 +71,12 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
     max_tokens = 1 if wire.max_tokens == 0 else wire.max_tokens
     scores = _scores_prompt(wire)
     params = to_params(wire, front.info, max_tokens=max_tokens, logprobs=wire.logprobs, prompt_logprobs=scores)
-    salt = serving.cache_salt(request, wire.cache_salt)
+    fields = serving.fields(request, wire)
     requests = []
     for prompt in given:
         ids = await serving.ids_of(prompt, wire.add_special_tokens, "prompt")
         fitted = _fit(params, len(ids), front.info.max_model_len)
-        requests.append(front.resolve(ids, fitted, priority=wire.priority or 0, cache_salt=salt))
+        requests.append(front.resolve(ids, fitted, **fields))
     return requests
 
 

@@ -28,6 +28,7 @@ router = APIRouter(route_class=JsonRoute)
 async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
     serving = serving_of(request)
     requests = await to_requests(wire, serving, request)
+    serving.charge(requests)
     work = all_of(serving.front.embed, requests)
     vectors = await while_connected(request.receive, work)
     tokens = sum(len(core.prompt_ids) for core in requests)
@@ -53,11 +54,11 @@ async def to_requests(wire: EmbeddingRequest, serving: Serving, request: HTTPReq
     inputs = prompt_list(wire.input)
     if len(inputs) > most:
         raise InvalidRequest(f"{len(inputs)} inputs", f"at most {most}", param="input")
-    salt = serving.cache_salt(request, None)
+    fields = serving.fields(request, wire)
     requests = []
     for given in inputs:
         ids = await serving.ids_of(given, wire.add_special_tokens, "input")
-        requests.append(front.resolve_embedding(ids, priority=wire.priority or 0, cache_salt=salt))
+        requests.append(front.resolve_embedding(ids, **fields))
     return requests
 
 

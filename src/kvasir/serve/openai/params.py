@@ -7,7 +7,7 @@ from typing import Any
 from kvasir.errors import InvalidRequest
 from kvasir.serve.openai.wire import STREAM_REFUSED, Sampling
 from kvasir.serve.wire import refuse_fields
-from kvasir.types import ModelInfo, SamplingParams
+from kvasir.types import ModelInfo, SamplingParams, ServiceClass
 
 # Wire fields that SamplingParams has under the same name.
 _SAME = (
@@ -17,6 +17,9 @@ _SAME = (
 )
 # What a model's generation_config.json may recommend.
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+# service_tier -> class; the other tiers ("auto", "default") leave it to the header and the key.
+TIERS = {"priority": ServiceClass.INTERACTIVE, "flex": ServiceClass.BATCH}
 
 
 def to_params(wire: Sampling, info: ModelInfo, **given: Any) -> SamplingParams:

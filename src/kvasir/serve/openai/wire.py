@@ -14,10 +14,9 @@ from kvasir.serve.wire import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
-    Int32,
     Name,
     Prompts,
-    Salt,
+    Scheduling,
     TemplateKwargs,
     TextOrList,
     TokenIds,
@@ -31,7 +30,7 @@ class StreamOptions(Wire):
     include_obfuscation: bool | None = None  # pads chunks against traffic analysis; refused if true
 
 
-class Sampling(Wire):
+class Sampling(Scheduling):
     """The fields that completions and chats share. Ranges are checked by SamplingParams."""
 
     model: Name | None = None
@@ -58,8 +57,6 @@ class Sampling(Wire):
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
-    priority: Int32 | None = None
-    cache_salt: Salt | None = None
     add_special_tokens: bool | None = None
 
 
@@ -135,6 +132,7 @@ class ChatRequest(Sampling):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     response_format: Any = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
     # Without a meaning here: nothing is stored, billed or routed by them.
@@ -152,7 +150,6 @@ class ChatRequest(Sampling):
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    service_tier: Any = None
     store: Any = None
     verbosity: Any = None
     web_search_options: Any = None
@@ -163,7 +160,7 @@ class ChatRequest(Sampling):
     chat_template_kwargs: TemplateKwargs | None = None
 
 
-class EmbeddingRequest(Wire):
+class EmbeddingRequest(Scheduling):
     """POST /v1/embeddings"""
 
     model: Name | None = None
@@ -171,7 +168,6 @@ class EmbeddingRequest(Wire):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: Name | None = None
-    priority: Int32 | None = None
     add_special_tokens: bool | None = None
 
 
@@ -189,7 +185,6 @@ CHAT_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prediction": ((), _LATER),
     "prompt_cache_options": ((), _LATER),
     "prompt_cache_retention": (("in_memory", "in-memory"), _LATER),
-    "service_tier": (("auto", "default"), _LATER),
     "store": ((False,), "nothing is stored here"),
     "verbosity": (("medium",), _LATER),
     "web_search_options": ((), _LATER),

@@ -1,0 +1,175 @@
+"""How each engine is started: its interpreter, its environment, the file it reads; and the talk with its worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from benchmarks.peers.environments import llama_bin, llama_python, missing_llama, missing_vllm, vllm_python
+from benchmarks.peers.models import model_folder, model_gguf
+from benchmarks.peers.places import ROOT, PeerError
+from benchmarks.peers.rows import LLAMA, LLAMA_BENCH, LLAMA_SERVER, OURS, VLLM, VLLM_SERVER, Row
+
+TIMEOUT = 3600.0  # seconds for one answer of a worker
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the engines are started with. binaries: where llama.cpp's programs lie."""
+
+    folder: Path
+    binaries: Path
+    threads: int
+    logs: Path
+
+    def file(self, engine: str, row: Row) -> Path:
+        """What the engine reads: our bf16 models and vLLM's are safetensors, all others GGUF. Raises PeerError."""
+        folder = row.kind == "bf16" and engine.startswith((OURS, VLLM.partition("-")[0]))
+        found = model_folder(self.folder, row.model) if folder else model_gguf(self.folder, row.model, row.kind)
+        if not found.exists():
+            raise PeerError(f"{found} is not there: run `make peers`")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One kind of worker: the module it runs, its interpreter, and what its environment has beside ours."""
+
+    module: str
+    python: Callable[[Setup], Path]
+    environment: Callable[[Setup], dict[str, str]]
+    missing: Callable[[Setup], str | None] = field(default=lambda setup: None)
+
+
+def vllm_environment(setup: Setup) -> dict[str, str]:
+    return {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": f"0-{setup.threads - 1}"}
+
+
+def llama_environment(setup: Setup) -> dict[str, str]:
+    return {"LLAMA_CPP_LIB_PATH": str(llama_bin(setup.folder)), "LLAMA_BIN": str(setup.binaries)}
+
+
+def our_environment(setup: Setup) -> dict[str, str]:
+    return {"PYTHONPATH": str(ROOT / "src")}
+
+
+def _missing_program(name: str) -> Callable[[Setup], str | None]:
+    def missing(setup: Setup) -> str | None:
+        there = (setup.binaries / name).exists()
+        return None if there else f"{name} is not in {setup.binaries}: run `make peers` or give --llama-bin"
+
+    return missing
+
+
+ENGINES = {
+    OURS: Engine("kvasir", lambda setup: Path(sys.executable), our_environment),
+    LLAMA: Engine(
+        "llama", lambda s: llama_python(s.folder), llama_environment, missing=lambda s: missing_llama(s.folder)
+    ),
+    LLAMA_BENCH: Engine(
+        "llama_bench", lambda s: Path(sys.executable), llama_environment, _missing_program("llama-batched-bench")
+    ),
+    VLLM: Engine("vllm", lambda s: vllm_python(s.folder), vllm_environment, lambda s: missing_vllm(s.folder)),
+}
+MISSING: dict[str, Callable[[Setup], str | None]] = {
+    **{name: engine.missing for name, engine in ENGINES.items()},
+    LLAMA_SERVER: _missing_program("llama-server"),
+    VLLM_SERVER: lambda s: missing_vllm(s.folder),
+}
+
+
+def clean_environment(more: dict[str, str]) -> dict[str, str]:
+    """Ours, without what would tell the libraries of one engine or the other how many threads to use."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "KMP_", "GOMP_", "MKL_", "PYTHONPATH"))}
+    return {**kept, **more}
+
+
+class Worker:
+    """A worker's process, started here. Not for use from several threads."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], log: Path):
+        self.name = name
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=clean_environment(environment), text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+        self.peak_rss = 0  # bytes
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, do: str, timeout: float = TIMEOUT, **arguments: Any) -> dict[str, Any]:
+        """Raises PeerError for what the worker refuses, and where it ended or took too long."""
+        sending, replies = self._pipes()
+        timer = threading.Timer(timeout, self._process.kill)
+        timer.start()
+        try:
+            sending.write(json.dumps({"do": do, **arguments}) + "\n")
+            sending.flush()
+            line = replies.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timer.cancel()
+        if not line:
+            raise PeerError(f"{self.name} ended: see {self._log}")
+        reply = json.loads(line)
+        self.peak_rss = max(self.peak_rss, reply["peak_rss"])
+        if "error" in reply:
+            raise PeerError(f"{self.name}: {reply['error']}")
+        return reply["ok"]
+
+    def _pipes(self) -> tuple[IO[str], IO[str]]:
+        assert self._process.stdin and self._process.stdout
+        return self._process.stdin, self._process.stdout
+
+    def close(self) -> None:
+        """Lets it end by itself, for half a minute; what it started and left behind is ended, too."""
+        sending, replies = self._pipes()
+        below = children(self._process.pid)
+        with contextlib.suppress(BrokenPipeError):
+            sending.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        kill(below)
+        replies.close()
+
+
+def children(pid: int) -> list[psutil.Process]:
+    """All processes below this one."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def start(name: str, setup: Setup) -> Worker:
+    """A worker without a model. Raises PeerError where the engine is not set up."""
+    engine = ENGINES[name]
+    if missing := engine.missing(setup):
+        raise PeerError(missing)
+    command = [str(engine.python(setup)), "-m", f"benchmarks.peers.workers.{engine.module}"]
+    return Worker(name, command, engine.environment(setup), setup.logs / f"{name}.log")

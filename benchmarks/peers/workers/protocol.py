@@ -1,0 +1,91 @@
+"""How a worker is spoken to: one JSON object a line, an answer for each, until stdin ends.
+
+    {"do": "load", "model": ..., "threads": 2, ...}         -> {"ok": {...}, "peak_rss": bytes}
+    {"do": "answer", "prompts": [[ids], ...], "new": 128}   -> {"ok": Answer} or {"error": text}
+
+`answer` starts all users together, decodes greedily past any end token, and tells its times: see `Timeline`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+
+class Timeline:
+    """When tokens came, in seconds from the start. Every user must get `new` of them.
+
+    first_s: until the last user had its first token: all prompts are read then.
+    decode_tokens, decode_s: from there to the moment the first user is done, so that all of them run all the time.
+    total_s: the whole.
+    """
+
+    def __init__(self, users: int, new: int):
+        self._new = new
+        self._counts = [0] * users
+        self._events: list[tuple[float, int]] = []  # time, tokens
+        self._first = [0.0] * users
+        self._done = [0.0] * users
+
+    def add(self, time: float, user: int, tokens: int) -> None:
+        if not tokens:
+            return
+        if not self._counts[user]:
+            self._first[user] = time
+        self._counts[user] += tokens
+        self._events.append((time, tokens))
+        if self._counts[user] >= self._new:
+            self._done[user] = time
+
+    def figures(self) -> dict[str, float]:
+        """Raises ValueError where an answer came short, or where the first was done before the last began."""
+        if any(count != self._new for count in self._counts):
+            raise ValueError(f"answers have {sorted(set(self._counts))} tokens, not {self._new}")
+        begun, ended = max(self._first), min(self._done)
+        if self._new > 1 and begun > ended:
+            raise ValueError("an answer was done before all had begun: ask for more new tokens")
+        tokens = sum(tokens for time, tokens in self._events if begun < time <= ended)
+        return {"first_s": begun, "decode_tokens": tokens, "decode_s": ended - begun, "total_s": max(self._done)}
+
+
+def in_step(first_s: float, steps: Sequence[float], users: int) -> dict[str, float]:
+    """The same figures for an engine whose users all go in step: `steps` are the later steps' seconds."""
+    seconds = sum(steps)
+    tokens = users * len(steps)
+    return {"first_s": first_s, "decode_tokens": tokens, "decode_s": seconds, "total_s": first_s + seconds}
+
+
+def serve(worker: Any) -> None:
+    """Answers with the worker's methods of the same names. Whatever an engine prints goes to stderr."""
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            reply = {"ok": getattr(worker, command.pop("do"))(**command)}
+        except Exception as error:
+            traceback.print_exc()
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps({**reply, "peak_rss": peak_rss()}), file=replies)
+
+
+def peak_rss() -> int:
+    """Bytes, over this process and all below it; 0 where the system does not tell."""
+    try:
+        return sum(_high_water(pid) for pid in _tree(os.getpid()))
+    except OSError:
+        return 0
+
+
+def _tree(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [pid, *(below for child in file.read().split() for below in _tree(int(child)))]
+
+
+def _high_water(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as file:
+        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))

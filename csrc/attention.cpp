@@ -1,0 +1,322 @@
+// Attention over the paged cache (mathematics: arXiv:1706.03762, online softmax: arXiv:1805.02867, the paged cache:
+// arXiv:2309.06180).
+//
+// What a row computes follows from its own position alone. It walks the keys it sees in ascending order:
+//
+//     chunk   1024 keys, aligned: maximum, sum of weights and weighted values of its own; merged when it ends
+//     step    64 keys, aligned: scores, their maximum, weights; what the chunk has so far is rescaled
+//     tile    16 keys, one vector of scores
+//
+// An item is up to 16 such rows (neighbouring queries times heads of one KV head) that walk together. Threads share
+// items by what they cost. One that is a large part of a share is cut between chunks: the thread with its first keys
+// merges as it goes, those with the others keep their chunks one by one, and when all have met, the first goes on to
+// merge these in ascending order. So the bits are the same wherever the cuts fall.
+#include "attention_step.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+namespace {
+
+// --- chunks and rows ------------------------------------------------------------------------------------------------
+
+void begin_chunk(AttentionState& state, int64_t rows, int64_t width) {
+    store(state.top, lowest());
+    for (int64_t row = 0; row < rows; ++row) {
+        store(state.sum + row * LANES, broadcast(0.0f));
+        for (int64_t i = 0; i < width; i += LANES) store(state.mixed + row * MAX_HEAD_DIM + i, broadcast(0.0f));
+    }
+}
+
+// A chunk that has been walked, by this thread or another.
+struct Chunk {
+    const float* top;  // [ATTENTION_ROWS]
+    const float* sum;  // [ATTENTION_ROWS]
+    const float* mixed;
+    int64_t stride;  // of mixed, from row to row
+};
+
+void add_weights(const AttentionState& state, int64_t rows, float* sums) {
+    for (int64_t row = 0; row < rows; ++row) sums[row] = sum(load(state.sum + row * LANES));
+}
+
+// total = total e^(its top - new top) + chunk e^(its top - new top), for the rows that see a key of [begin, end).
+void merge_chunk(AttentionState& state, const Chunk& chunk, int64_t rows, int64_t width, int64_t begin, int64_t end) {
+    const f32x16 before = load(state.total_top), of_chunk = load(chunk.top);
+    const f32x16 top = max(of_chunk, before), base = select(less(lowest(), top), top, broadcast(0.0f));
+    float tops[LANES], keep[LANES], take[LANES];
+    store(tops, top);
+    store(keep, exp_down(sub(before, base)));
+    store(take, exp_down(sub(of_chunk, base)));
+    for (int64_t row = 0; row < rows; ++row) {
+        if (state.last[row] <= begin || state.first[row] >= end) continue;
+        const f32x16 kept = broadcast(keep[row]), taken = broadcast(take[row]);
+        float* total = state.total + row * MAX_HEAD_DIM;
+        const float* mixed = chunk.mixed + row * chunk.stride;
+        for (int64_t i = 0; i < width; i += LANES) {
+            store(total + i, fma(load(total + i), kept, mul(load(mixed + i), taken)));
+        }
+        state.total_sum[row] = __builtin_fmaf(state.total_sum[row], keep[row], chunk.sum[row] * take[row]);
+        state.total_top[row] = tops[row];
+    }
+}
+
+void merge_own(AttentionState& state, int64_t rows, int64_t width, int64_t begin, int64_t end) {
+    float sums[ATTENTION_ROWS];
+    add_weights(state, rows, sums);
+    merge_chunk(state, {state.top, sums, state.mixed, MAX_HEAD_DIM}, rows, width, begin, end);
+}
+
+// Top, sum and the rows of mixed, dense, one chunk behind the other.
+float* kept_chunk(AttentionState& state, int64_t rows, int64_t width, int64_t place) {
+    return reinterpret_cast<float*>(&state + 1) + place * kept_floats(rows, width);
+}
+
+void keep_chunk(AttentionState& state, int64_t rows, int64_t width, int64_t place) {
+    float* to = kept_chunk(state, rows, width, place);
+    store(to, load(state.top));
+    add_weights(state, rows, to + ATTENTION_ROWS);
+    float* mixed = to + 2 * ATTENTION_ROWS;
+    for (int64_t row = 0; row < rows; ++row) {
+        std::memcpy(mixed + row * width, state.mixed + row * MAX_HEAD_DIM, static_cast<size_t>(width) * sizeof(float));
+    }
+}
+
+// total / sum of the weights, with the sink as one more weight; zeros where all weights are 0.
+void finish_rows(const AttentionArgs& args, const Item& item, AttentionState& state) {
+    const int64_t rows = item.rows(), dim = args.layout.head_dim;
+    float factor[LANES], weight[LANES];
+    store(weight, load(state.total_sum));
+    store(factor, broadcast(1.0f));
+    if (args.sinks) {
+        float sinks[LANES];
+        store(sinks, lowest());
+        for (int64_t row = 0; row < rows; ++row) sinks[row] = args.sinks[item.head + row % item.heads];
+        const f32x16 before = load(state.total_top), sink = load(sinks), top = max(sink, before);
+        const f32x16 base = select(less(lowest(), top), top, broadcast(0.0f));
+        const f32x16 kept = exp_down(sub(before, base));
+        store(factor, kept);
+        store(weight, fma(load(state.total_sum), kept, exp_down(sub(sink, base))));
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+        const f32x16 kept = broadcast(factor[row]), divisor = broadcast(weight[row] == 0.0f ? 1.0f : weight[row]);
+        const int64_t token = item.span->row + item.query + row / item.heads;
+        float* out = args.out + token * args.out_stride + (item.head + row % item.heads) * dim;
+        const float* total = state.total + row * MAX_HEAD_DIM;
+        for (int64_t i = 0; i < dim; i += LANES) {
+            const f32x16 x = div(mul(load(total + i), kept), divisor);
+            dim - i < LANES ? store_first(out + i, x, dim - i) : store(out + i, x);
+        }
+    }
+}
+
+template <typename F>
+void begin_rows(const AttentionArgs& args, const Item& item, AttentionState& state) {
+    const int64_t rows = item.rows(), dim = args.layout.head_dim, width = padded_dim(args.layout);
+    store(state.total_top, lowest());
+    store(state.total_sum, broadcast(0.0f));
+    for (int64_t row = 0; row < rows; ++row) {
+        const int64_t token = item.span->row + item.query + row / item.heads;
+        F::load_query(state, row, args.q + token * args.q_stride + (item.head + row % item.heads) * dim, dim);
+        state.first[row] = first_seen(args, item.position(row));
+        state.last[row] = last_seen(*item.span, item.position(row));
+        for (int64_t i = 0; i < width; i += LANES) store(state.total + row * MAX_HEAD_DIM + i, broadcast(0.0f));
+    }
+}
+
+// The keys [item.begin, item.end) chunk by chunk. Chunks are merged into the totals where the item's first is among
+// them, else kept. `following`: what this thread walks next, whose first keys are fetched at the end.
+template <typename F>
+void attend(const AttentionArgs& args, const Item& item, const Item& following, AttentionState& state) {
+    const int64_t rows = item.rows(), width = padded_dim(args.layout);
+    begin_rows<F>(args, item, state);
+    const int64_t first_step = item.begin / STEP_TOKENS * STEP_TOKENS;
+    Step step, next;
+    next.find(args, item, first_step);
+    for (int64_t chunk = item.begin / CHUNK_TOKENS * CHUNK_TOKENS; chunk < item.end; chunk += CHUNK_TOKENS) {
+        begin_chunk(state, rows, width);
+        const int64_t end = lesser(chunk + CHUNK_TOKENS, item.end);
+        for (int64_t at = larger(chunk, first_step); at < end; at += STEP_TOKENS) {
+            step = next;
+            if (at + STEP_TOKENS < item.end) {
+                next.find(args, item, at + STEP_TOKENS);
+            } else {
+                next.find(args, following, following.begin / STEP_TOKENS * STEP_TOKENS);
+            }
+            score<F>(state, step, next, rows, args.layout);
+            weigh<F>(args, item, state, step);
+            mix<F>(args, state, step, next, rows);
+        }
+        if (item.begin == item.low) {
+            merge_own(state, rows, width, chunk, end);
+        } else {
+            keep_chunk(state, rows, width, (chunk - item.begin) / CHUNK_TOKENS);
+            state.kept_end = end;
+        }
+    }
+    if (item.begin == item.low && item.end == item.high) finish_rows(args, item, state);
+}
+
+AttentionState& state_of(const AttentionArgs& args, int32_t thread) {
+    return *reinterpret_cast<AttentionState*>(args.scratch + thread * attention_scratch(args.layout, args.heads));
+}
+
+// Goes on where attend left an item, with the chunks that the threads behind this one kept.
+void merge_kept(const AttentionArgs& args, const Item& item, int32_t thread) {
+    AttentionState& state = state_of(args, thread);
+    const int64_t rows = item.rows(), width = padded_dim(args.layout);
+    int64_t begin = item.end;
+    while (begin < item.high) {
+        AttentionState& other = state_of(args, ++thread);
+        for (int64_t place = 0; begin < other.kept_end; ++place, begin += CHUNK_TOKENS) {
+            const float* kept = kept_chunk(other, rows, width, place);
+            const Chunk chunk{kept, kept + ATTENTION_ROWS, kept + 2 * ATTENTION_ROWS, width};
+            merge_chunk(state, chunk, rows, width, begin, lesser(begin + CHUNK_TOKENS, item.high));
+        }
+    }
+    finish_rows(args, item, state);
+}
+
+// --- the work, and a thread's share of it ---------------------------------------------------------------------------
+
+// Items of fewer keys, or of less than this part of a thread's share, are not cut: it would gain less than it costs.
+constexpr int64_t WHOLE_TOKENS = 2 * CHUNK_TOKENS, WHOLE_PART = 32;
+
+// How heads and queries are put together. A KV head's group is cut into equal parts of at most 16 heads.
+struct Cut {
+    int64_t group, heads, parts, queries;
+
+    explicit Cut(const AttentionArgs& args) {
+        group = args.heads / args.layout.kv_heads;
+        parts = (group + ATTENTION_ROWS - 1) / ATTENTION_ROWS;
+        heads = (group + parts - 1) / parts;
+        queries = ATTENTION_ROWS / heads;
+    }
+};
+
+// What all heads' items at one place of a span have in common. The cost is about how long they take: steps over the
+// cache, each as long as its loads and its rows.
+struct Queries {
+    int64_t first, count, low, high, cost;
+
+    Queries(const AttentionArgs& args, const Span& span, const Cut& cut, int64_t query) {
+        first = query;
+        count = lesser(cut.queries, span.count - query);
+        low = first_seen(args, span.start + query);
+        high = last_seen(span, span.start + query + count - 1);
+        const int64_t steps = (high + STEP_TOKENS - 1) / STEP_TOKENS - low / STEP_TOKENS;
+        cost = (steps + 1) * (6 + count * cut.heads);
+    }
+};
+
+// The pieces in this thread's share of the cost: items, or runs of their chunks. All threads count through all items in
+// one order, and round the same border alike.
+struct Walk {
+    const AttentionArgs& args;
+    const Cut cut;
+    const int64_t lanes;  // KV heads times the parts of their groups
+    int64_t fair;         // the cost of an equal share
+    bool cuts = false;    // whether items may have been cut: the same for all threads
+    int64_t begin, end, at = 0, span = 0, lane = 0, query = 0;
+
+    Walk(const AttentionArgs& args, const Team& team) : args(args), cut(args), lanes(args.layout.kv_heads * cut.parts) {
+        int64_t all = 0, dearest = 0;
+        for (int64_t i = 0; i < args.num_spans; ++i) all += lanes * cost_of(args.spans[i], dearest);
+        begin = all * team.thread / team.threads;
+        end = all * (team.thread + 1) / team.threads;
+        fair = all / team.threads;
+        cuts = team.threads > 1 && dearest * WHOLE_PART >= fair;
+    }
+
+    bool find(Item& item) {
+        while (span < args.num_spans && at < end) {
+            const Span& of = args.spans[span];
+            if (lane == 0 && query == 0) {
+                int64_t dearest = 0;
+                const int64_t cost = lanes * cost_of(of, dearest);
+                if (cost == 0 || at + cost <= begin) {
+                    at += cost;
+                    ++span;
+                    continue;
+                }
+            }
+            const Queries queries(args, of, cut, query);
+            const int64_t from = border(queries, begin), to = border(queries, end);
+            if (from < to) item = this_one(of, queries, from, to);
+            at += queries.cost;
+            query += cut.queries;
+            if (query >= of.count) {
+                query = 0;
+                span += ++lane == lanes;
+                lane %= lanes;
+            }
+            if (from < to) return true;
+        }
+        return false;
+    }
+
+  private:
+    // Of one KV head's part of a span; `dearest` rises to the cost of its longest items that are long enough to be cut.
+    int64_t cost_of(const Span& of, int64_t& dearest) const {
+        int64_t cost = 0;
+        for (int64_t from = 0; from < of.count; from += cut.queries) {
+            const Queries queries(args, of, cut, from);
+            cost += queries.cost;
+            if (queries.high - queries.low >= WHOLE_TOKENS) dearest = larger(dearest, queries.cost);
+        }
+        return cost;
+    }
+
+    bool is_cut(const Queries& queries) const {
+        const int64_t chunks = (queries.high - 1) / CHUNK_TOKENS - queries.low / CHUNK_TOKENS;  // behind the first
+        const int64_t size = kept_floats(queries.count * cut.heads, padded_dim(args.layout));
+        return cuts && queries.high - queries.low >= WHOLE_TOKENS && queries.cost * WHOLE_PART >= fair &&
+               chunks * size <= kept_room(args.layout);
+    }
+
+    // The key at which a border between shares, counted in cost, divides the items that begin at `at`.
+    int64_t border(const Queries& queries, int64_t cost) const {
+        const int64_t low = queries.low, high = queries.high, inside = cost - at;
+        if (inside <= 0) return low;
+        if (inside >= queries.cost) return high;
+        if (!is_cut(queries)) return 2 * inside < queries.cost ? low : high;
+        const int64_t key = low + inside * (high - low) / queries.cost;
+        const int64_t chunk = (key + CHUNK_TOKENS / 2) / CHUNK_TOKENS * CHUNK_TOKENS;
+        return larger(low, lesser(chunk, high));
+    }
+
+    Item this_one(const Span& of, const Queries& queries, int64_t from, int64_t to) const {
+        const int64_t kv_head = lane / cut.parts, head = kv_head * cut.group + lane % cut.parts * cut.heads;
+        const int64_t heads = lesser(cut.heads, (kv_head + 1) * cut.group - head);
+        return {&of, kv_head, head, heads, queries.first, queries.count, queries.low, queries.high, from, to};
+    }
+};
+
+template <typename F>
+void attend_share(const AttentionArgs& args, const Team& team) {
+    AttentionState& state = state_of(args, team.thread);
+    state.kept_end = 0;
+    Walk walk(args, team);
+    Item item{}, following;
+    for (bool more = walk.find(following); more;) {
+        item = following;
+        more = walk.find(following);
+        attend<F>(args, item, more ? following : item, state);
+    }
+    if (!walk.cuts) return;
+    team.barrier();
+    if (item.begin == item.low && item.end < item.high) merge_kept(args, item, team.thread);
+}
+
+}  // namespace
+
+void attention(const AttentionArgs& args, const Team& team) {
+    switch (args.layout.format) {
+        case CACHE_F32: return attend_share<Float32>(args, team);
+        case CACHE_F16: return attend_share<Float16>(args, team);
+        case CACHE_INT8: return attend_share<Int8>(args, team);
+        default: return attend_share<Bfloat16>(args, team);
+    }
+}
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir

@@ -1,0 +1,67 @@
+// Keys and values in the paged cache, and attention over them.
+//
+//     cache of a layer    [blocks][kv head][block size / 16 tiles of 16 tokens]; keys and values apart
+//     tile of keys        bf16: [d / 2][16 tokens][2]     (pairs of dimensions, so that q k needs no sum across lanes)
+//     tile of values      bf16: [16 / 2 tokens][d][2]     (pairs of tokens, so that p v needs no transposition)
+#pragma once
+
+#include <cstdint>
+
+#include "team.h"
+
+namespace kvasir {
+
+enum CacheFormat : int32_t { CACHE_F32 = 0, CACHE_BF16 = 1, CACHE_F16 = 2, CACHE_INT8 = 3 };
+
+constexpr int64_t TILE_TOKENS = 16;
+
+struct CacheLayout {
+    int32_t format;
+    int32_t kv_heads;
+    int32_t head_dim;    // 2 to 256, even
+    int32_t block_size;  // a multiple of 16
+};
+
+// Bytes of one block of one layer's keys, and of its values (the same).
+int64_t cache_block_bytes(const CacheLayout& layout);
+
+// One sequence's part of a step: rows [row, row + count) are positions [start, start + count).
+struct Span {
+    int64_t row, start, count;
+    const int32_t* table;  // block ids that cover [0, start + count); those wholly behind a window may be stale
+    int32_t causal;        // 0: every row sees all of [0, start + count)
+    int32_t reserved;
+};
+
+struct StoreArgs {
+    CacheLayout layout;
+    uint8_t* k;  // the layer's block 0
+    uint8_t* v;
+    const float* k_rows;  // [rows, kv heads, d], row stride in floats
+    const float* v_rows;
+    int64_t k_stride, v_stride;
+    const int64_t* slots;  // per row: block * block size + place
+    int64_t rows;
+};
+
+struct AttentionArgs {
+    CacheLayout layout;
+    const uint8_t* k;
+    const uint8_t* v;
+    const float* q;  // [rows, heads, d]
+    float* out;      // [rows, heads, d]
+    int64_t q_stride, out_stride;
+    int32_t heads;   // a multiple of kv heads
+    int32_t window;  // keys a row may see, itself included; 0 for all
+    float scale;
+    float softcap;              // 0 for none: scores become cap * tanh(score / cap)
+    const float* sinks;         // per head one more score without a value, or null
+    const float* alibi_slopes;  // per head: slope * (key position - query position) is added to the score, or null
+    const Span* spans;
+    int64_t num_spans;
+    uint8_t* scratch;  // `attention_scratch` bytes for each thread, one behind the other; free at the next barrier
+};
+
+int64_t attention_scratch(const CacheLayout& layout, int32_t heads);
+
+}  // namespace kvasir

@@ -1,0 +1,343 @@
+// One step of the walk: 64 keys in up to four tiles meet the rows of an item. Scores, weights, weighted values.
+//
+// Rows share the loads. What they do not share is masked: a key that a row does not see has the weight 0 by selection,
+// and its value is never multiplied into that row, since what lies there may be NaN.
+#pragma once
+
+#include "attention_formats.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+namespace {
+
+constexpr int64_t TILES = STEP_TOKENS / TILE_TOKENS;
+
+// The rows and vectors that a kernel keeps in registers; they change the speed only.
+#if defined(KVASIR_AVX512)
+constexpr int MOST_ROWS = 8, MOST_SUMS = 16;
+#elif defined(KVASIR_AVX2)
+constexpr int MOST_ROWS = 4, MOST_SUMS = 4;
+#else
+constexpr int MOST_ROWS = 1, MOST_SUMS = 1;
+#endif
+constexpr int vectors_for(int rows) { return MOST_SUMS / rows < 8 ? MOST_SUMS / rows : 8; }
+
+#if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
+#define KVASIR_UNROLL _Pragma("GCC unroll 16")
+#else
+#define KVASIR_UNROLL  // plain C++ has no registers to keep apart, and would only grow
+#endif
+
+KVASIR_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+KVASIR_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+KVASIR_INLINE f32x16 lowest() { return broadcast(-__builtin_inff()); }
+
+template <typename T>
+KVASIR_INLINE T word_at(const uint8_t* from) {
+    T word;
+    std::memcpy(&word, from, sizeof word);
+    return word;
+}
+
+KVASIR_INLINE void prefetch(const uint8_t* from) { __builtin_prefetch(from, 0, 2); }
+
+// e^a for a that is not above 0, to about one unit in the last place; 0 below -87.3, NaN for NaN. As exp() does it, but
+// n comes out of one multiply-add: behind a number this large there is no room for a fraction, and its last bits are
+// the exponent of 2^n (none for n = -127, which makes the factor 0).
+KVASIR_INLINE f32x16 exp_down(f32x16 a) {
+    const f32x16 large = broadcast(12582912.0f + 127.0f);
+    const f32x16 x = max(broadcast(-88.0f), a);
+    const f32x16 shifted = fma(x, broadcast(1.44269504088896341f), large), n = sub(shifted, large);
+    const f32x16 r = fma(n, broadcast(2.12194440e-4f), fma(n, broadcast(-0.693359375f), x));
+    f32x16 p = broadcast(1.9875691500e-4f);
+    p = fma(p, r, broadcast(1.3981999507e-3f));
+    p = fma(p, r, broadcast(8.3334519073e-3f));
+    p = fma(p, r, broadcast(4.1665795894e-2f));
+    p = fma(p, r, broadcast(1.6666665459e-1f));
+    p = fma(p, r, broadcast(5.0000001201e-1f));
+    p = add(fma(p, mul(r, r), r), broadcast(1.0f));
+    return mul(p, bits_to_float(shift_left<23>(float_to_bits(shifted))));
+}
+
+// --- an item, and its place in the cache ----------------------------------------------------------------------------
+
+// Queries [query, query + queries) of a span, each with the heads [head, head + heads) that share a KV head.
+struct Item {
+    const Span* span;
+    int64_t kv_head, head, heads, query, queries;
+    int64_t low, high;   // the keys that some of its rows see: [low, high)
+    int64_t begin, end;  // those of them that this thread walks
+
+    int64_t rows() const { return queries * heads; }
+    int64_t position(int64_t row) const { return span->start + query + row / heads; }
+};
+
+// What one row sees: the keys [first, last).
+KVASIR_INLINE int64_t first_seen(const AttentionArgs& args, int64_t position) {
+    return args.window > 0 ? larger(0, position - args.window + 1) : 0;
+}
+KVASIR_INLINE int64_t last_seen(const Span& span, int64_t position) {
+    return span.causal ? position + 1 : span.start + span.count;
+}
+
+// The tiles of a step that some row of the item sees: [first, last) of its four. The others' places hold another's
+// address.
+struct Step {
+    int64_t begin;  // the position of its first key
+    int64_t first, last;
+    const uint8_t* keys[TILES];
+    const uint8_t* values[TILES];
+
+    KVASIR_INLINE void find(const AttentionArgs& args, const Item& item, int64_t at) {
+        const CacheLayout& layout = args.layout;
+        begin = at;
+        first = larger(0, (item.low - at) / TILE_TOKENS);
+        last = lesser(TILES, (item.high - at + TILE_TOKENS - 1) / TILE_TOKENS);
+        const int32_t per_block = layout.block_size / static_cast<int32_t>(TILE_TOKENS);
+        for (int64_t i = 0; i < TILES; ++i) {
+            const int64_t place = i < first ? first : i < last ? i : last - 1;
+            const int32_t tile = static_cast<int32_t>(at / TILE_TOKENS + place);
+            const int64_t block = item.span->table[tile / per_block];
+            const int64_t head = block * layout.kv_heads + item.kv_head;
+            const int64_t offset = head * head_bytes(layout) + tile % per_block * tile_bytes(layout);
+            keys[i] = args.k + offset;
+            values[i] = args.v + offset;
+        }
+    }
+};
+
+// --- the kernels ----------------------------------------------------------------------------------------------------
+
+template <int N>
+struct Number {
+    static constexpr int value = N;
+};
+
+// Calls body(Number<R>, row) for runs of as many rows as the registers hold.
+template <typename Body>
+KVASIR_INLINE void in_runs(int64_t rows, Body body) {
+    int64_t row = 0;
+    if constexpr (MOST_ROWS >= 8) {
+        for (; row + 8 <= rows; row += 8) body(Number<8>{}, row);
+    }
+    if constexpr (MOST_ROWS >= 4) {
+        for (; row + 4 <= rows; row += 4) body(Number<4>{}, row);
+        for (; row + 2 <= rows; row += 2) body(Number<2>{}, row);
+    }
+    for (; row < rows; ++row) body(Number<1>{}, row);
+}
+
+// Scores of R rows over V tiles from `tile` on. Lanes are keys; each adds its products in ascending order of dimension.
+// Meanwhile the next step's keys at the same offsets are fetched, into the second cache: the first is full.
+template <typename F, int R, int V>
+void score_tiles(AttentionState& state, const Step& step, const Step& next, int64_t row, int64_t tile,
+                 const CacheLayout& layout) {
+    typename F::Sum sum[R][V];
+    const uint8_t *keys[V], *ahead[V];
+    KVASIR_UNROLL
+    for (int v = 0; v < V; ++v) {
+        keys[v] = step.keys[tile + v];
+        ahead[v] = next.keys[tile + v];
+        KVASIR_UNROLL
+        for (int r = 0; r < R; ++r) sum[r][v] = F::start(state, row + r);
+    }
+    const uint8_t* query = state.query + row * QUERY_BYTES;
+    const int64_t steps = (layout.head_dim + F::DIMS - 1) / F::DIMS;
+    for (int64_t i = 0; i < steps; ++i) {
+        typename F::Key key[V];
+        KVASIR_UNROLL
+        for (int v = 0; v < V; ++v) {
+            key[v] = F::load_key(keys[v] + i * F::KEY_BYTES);
+            prefetch(ahead[v] + i * F::KEY_BYTES);
+        }
+        KVASIR_UNROLL
+        for (int r = 0; r < R; ++r) {
+            const auto word = word_at<typename F::Query>(query + r * QUERY_BYTES + i * 4);
+            KVASIR_UNROLL
+            for (int v = 0; v < V; ++v) sum[r][v] = F::dot(sum[r][v], key[v], word);
+        }
+    }
+    const int64_t scales = tile_numbers(layout);
+    KVASIR_UNROLL
+    for (int r = 0; r < R; ++r) {
+        float* out = state.score + (row + r) * STEP_TOKENS + tile * TILE_TOKENS;
+        KVASIR_UNROLL
+        for (int v = 0; v < V; ++v) store(out + v * LANES, F::score(sum[r][v], state, row + r, keys[v] + scales));
+    }
+}
+
+template <typename F>
+void score(AttentionState& state, const Step& step, const Step& next, int64_t rows, const CacheLayout& layout) {
+    in_runs(rows, [&](auto number, int64_t row) {
+        constexpr int R = decltype(number)::value, V = vectors_for(R) < 4 ? vectors_for(R) : 4;
+        int64_t tile = step.first;
+        for (; tile + V <= step.last; tile += V) score_tiles<F, R, V>(state, step, next, row, tile, layout);
+        for (; tile < step.last; ++tile) score_tiles<F, R, 1>(state, step, next, row, tile, layout);
+    });
+}
+
+// Turns dot products into scores, -inf where the row does not see the key, and gives their maximum.
+float finish_scores(const AttentionArgs& args, const Item& item, AttentionState& state, const Step& step, int64_t row) {
+    static const int32_t lanes[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    float* scores = state.score + row * STEP_TOKENS;
+    const int64_t head = item.head + row % item.heads;
+    const int64_t first = state.first[row] - step.begin, last = state.last[row] - step.begin;
+    const bool whole = first <= 0 && last >= STEP_TOKENS;
+    const f32x16 scale = broadcast(args.scale);
+    f32x16 top = lowest();
+    KVASIR_UNROLL
+    for (int64_t i = 0; i < STEP_TOKENS; i += LANES) {
+        f32x16 x = mul(load(scores + i), scale);
+        if (args.softcap > 0.0f) x = mul(tanh(div(x, broadcast(args.softcap))), broadcast(args.softcap));
+        if (args.alibi_slopes) {
+            const int32_t away = static_cast<int32_t>(step.begin + i - item.position(row));
+            x = fma(to_float(add(load(lanes), broadcast_i32(away))), broadcast(args.alibi_slopes[head]), x);
+        }
+        if (!whole) {
+            x = select(first_lanes(larger(0, lesser(LANES, last - i))), x, lowest());
+            x = select(first_lanes(larger(0, lesser(LANES, first - i))), lowest(), x);
+        }
+        store(scores + i, x);
+        top = max(top, x);
+    }
+    return greatest(top);
+}
+
+// The weights e^(score - top), their sum, and the rescaling of what the chunk has so far. Where a row sees nothing, or
+// nothing above -inf, top counts as 0 and the weights are 0.
+template <typename F>
+void weigh(const AttentionArgs& args, const Item& item, AttentionState& state, const Step& step) {
+    const int64_t rows = item.rows(), width = padded_dim(args.layout), scales = tile_numbers(args.layout);
+    float tops[ATTENTION_ROWS];
+    store(tops, lowest());
+    for (int64_t row = 0; row < rows; ++row) tops[row] = finish_scores(args, item, state, step, row);
+    const f32x16 before = load(state.top), top = max(load(tops), before);  // a NaN leaves `before`
+    const f32x16 base = select(less(lowest(), top), top, broadcast(0.0f));
+    store(state.top, top);
+    store(state.factor, exp_down(sub(before, base)));
+    store(tops, base);
+    for (int64_t row = 0; row < rows; ++row) {
+        const f32x16 row_top = broadcast(tops[row]), factor = broadcast(state.factor[row]);
+        f32x16 weight[TILES];
+        KVASIR_UNROLL
+        for (int64_t i = 0; i < TILES; ++i) {
+            weight[i] = exp_down(sub(load(state.score + row * STEP_TOKENS + i * LANES), row_top));
+            uint8_t* to = state.weight + row * WEIGHT_BYTES + i * (WEIGHT_BYTES / F::TOKENS / TILES);
+            F::store_weights(to, weight[i], step.values[i] + scales);
+        }
+        float* sum = state.sum + row * LANES;
+        const f32x16 added = add(add(weight[0], weight[1]), add(weight[2], weight[3]));
+        store(sum, fma(load(sum), factor, added));
+        if (state.factor[row] == 1.0f) continue;
+        float* mixed = state.mixed + row * MAX_HEAD_DIM;
+        for (int64_t i = 0; i < width; i += LANES) store(mixed + i, mul(load(mixed + i), factor));
+    }
+}
+
+// Adds the weighted values of the steps [from, to) of TOKENS keys to V vectors of R rows, all of which see them all.
+// Meanwhile the next step's values at the same offsets are fetched.
+template <typename F, int R, int V>
+void mix_vectors(AttentionState& state, const Step& step, const Step& next, int64_t row, int64_t from, int64_t to,
+                 int64_t column, int64_t width) {
+    constexpr int64_t PER_TILE = TILE_TOKENS / F::TOKENS;
+    f32x16 sum[R][V];
+    float* mixed = state.mixed + row * MAX_HEAD_DIM + column;
+    KVASIR_UNROLL
+    for (int r = 0; r < R; ++r) {
+        KVASIR_UNROLL
+        for (int v = 0; v < V; ++v) sum[r][v] = load(mixed + r * MAX_HEAD_DIM + v * LANES);
+    }
+    const int64_t line = width / LANES * F::VALUE_BYTES, start = column / LANES * F::VALUE_BYTES;
+    for (int64_t tile = from / PER_TILE; tile * PER_TILE < to; ++tile) {
+        const int64_t first = larger(0, from - tile * PER_TILE), last = lesser(PER_TILE, to - tile * PER_TILE);
+        const uint8_t* values = step.values[tile] + start;
+        const uint8_t* ahead = next.values[tile] + start;
+        const uint8_t* weights = state.weight + row * WEIGHT_BYTES + tile * PER_TILE * 4;
+        for (int64_t i = first; i < last; ++i) {
+            typename F::Value value[V];
+            KVASIR_UNROLL
+            for (int v = 0; v < V; ++v) value[v] = F::load_value(values + i * line + v * F::VALUE_BYTES);
+            KVASIR_UNROLL
+            for (int64_t byte = 0; byte < V * F::VALUE_BYTES; byte += 64) prefetch(ahead + i * line + byte);
+            KVASIR_UNROLL
+            for (int r = 0; r < R; ++r) {
+                const auto weight = word_at<typename F::Weight>(weights + r * WEIGHT_BYTES + i * 4);
+                KVASIR_UNROLL
+                for (int v = 0; v < V; ++v) sum[r][v] = F::mix(sum[r][v], value[v], weight);
+            }
+        }
+    }
+    KVASIR_UNROLL
+    for (int r = 0; r < R; ++r) {
+        KVASIR_UNROLL
+        for (int v = 0; v < V; ++v) store(mixed + r * MAX_HEAD_DIM + v * LANES, sum[r][v]);
+    }
+}
+
+// All columns from `column` on, V vectors at a time, then half as many.
+template <typename F, int R, int V>
+KVASIR_INLINE void mix_columns(AttentionState& state, const Step& step, const Step& next, int64_t row, int64_t from,
+                               int64_t to, int64_t column, int64_t width) {
+    for (; column + V * LANES <= width; column += V * LANES) {
+        mix_vectors<F, R, V>(state, step, next, row, from, to, column, width);
+    }
+    if constexpr (V > 1) mix_columns<F, R, V / 2>(state, step, next, row, from, to, column, width);
+}
+
+template <typename F, int R>
+void mix_rows(AttentionState& state, const Step& step, const Step& next, int64_t row, int64_t from, int64_t to,
+              int64_t width) {
+    mix_columns<F, R, vectors_for(R)>(state, step, next, row, from, to, 0, width);
+}
+
+// One token of a pair into one row.
+template <typename F>
+void mix_half(AttentionState& state, const Step& step, int64_t row, int64_t token, int64_t width) {
+    const int64_t pair = token % TILE_TOKENS / 2;
+    const uint8_t* values = step.values[token / TILE_TOKENS] + pair * (width / LANES * F::VALUE_BYTES);
+    const auto weight = word_at<typename F::Weight>(state.weight + row * WEIGHT_BYTES + token / 2 * 4);
+    float* mixed = state.mixed + row * MAX_HEAD_DIM;
+    for (int64_t i = 0; i < width; i += LANES) {
+        const typename F::Value value = F::load_value(values + i / LANES * F::VALUE_BYTES);
+        store(mixed + i, F::mix_half(load(mixed + i), value, weight, token % 2 != 0));
+    }
+}
+
+// The values of the keys [from, to) of the step into one row: whole pairs, and halves at the ends.
+template <typename F>
+void mix_row(AttentionState& state, const Step& step, const Step& next, int64_t row, int64_t from, int64_t to,
+             int64_t width) {
+    if (from >= to) return;
+    if (from % F::TOKENS) mix_half<F>(state, step, row, from++, width);
+    if (from < to / F::TOKENS * F::TOKENS) {
+        mix_rows<F, 1>(state, step, next, row, from / F::TOKENS, to / F::TOKENS, width);
+    }
+    if (to % F::TOKENS && from < to) mix_half<F>(state, step, row, to - 1, width);
+}
+
+// The values into all rows: together where all see them, and row by row at the edges.
+template <typename F>
+void mix(const AttentionArgs& args, AttentionState& state, const Step& step, const Step& next, int64_t rows) {
+    const int64_t width = padded_dim(args.layout);
+    in_runs(rows, [&](auto number, int64_t row) {
+        constexpr int R = decltype(number)::value;
+        int64_t from[R], to[R], common_from = 0, common_to = STEP_TOKENS;
+        for (int r = 0; r < R; ++r) {
+            from[r] = larger(0, state.first[row + r] - step.begin);
+            to[r] = lesser(STEP_TOKENS, state.last[row + r] - step.begin);
+            common_from = larger(common_from, (from[r] + F::TOKENS - 1) / F::TOKENS * F::TOKENS);
+            common_to = lesser(common_to, to[r] / F::TOKENS * F::TOKENS);
+        }
+        if (common_from < common_to) {
+            for (int r = 0; r < R; ++r) mix_row<F>(state, step, next, row + r, from[r], common_from, width);
+            mix_rows<F, R>(state, step, next, row, common_from / F::TOKENS, common_to / F::TOKENS, width);
+            for (int r = 0; r < R; ++r) mix_row<F>(state, step, next, row + r, common_to, to[r], width);
+        } else {
+            for (int r = 0; r < R; ++r) mix_row<F>(state, step, next, row + r, from[r], to[r], width);
+        }
+    });
+}
+
+}  // namespace
+}  // namespace KVASIR_ISA
+}  // namespace kvasir

@@ -1,0 +1,143 @@
+#include "experts.h"
+
+#include <cstring>
+
+#include "dispatch.h"
+
+namespace kvasir {
+namespace {
+
+// The sum by halving: the first half plus the second, an odd length filled up by a zero.
+float tree_sum(float* values, int64_t count) {
+    while (count > 1) {
+        if (count % 2) values[count++] = 0.0f;
+        for (int64_t i = 0; i < count / 2; ++i) values[i] += values[i + count / 2];
+        count /= 2;
+    }
+    return values[0];
+}
+
+void sort_slots(const Experts& e, const int32_t* ids, int64_t rows) {
+    std::memset(e.begins, 0, static_cast<size_t>(e.experts + 1) * sizeof *e.begins);
+    for (int64_t i = 0; i < rows * e.top_k; ++i) ++e.begins[ids[i] + 1];
+    for (int64_t x = 0; x < e.experts; ++x) e.begins[x + 1] += e.begins[x];
+    for (int64_t i = 0; i < rows * e.top_k; ++i) {
+        const int64_t slot = e.begins[ids[i]]++;
+        e.slots[i] = slot;
+        e.sources[slot] = i / e.top_k;
+    }
+    for (int64_t x = e.experts; x > 0; --x) e.begins[x] = e.begins[x - 1];
+    e.begins[0] = 0;
+}
+
+struct Product {
+    const Matrix* matrices;
+    float* out;
+};
+
+// Each product's matrix of every expert over the expert's slots. The panels of all used experts in a row are cut
+// evenly: a panel costs its bytes and, for each slot, a part of them.
+void multiply(const Experts& e, const Product* products, int64_t num_products, const Team& team) {
+    const Matrix& first = products[0].matrices[0];
+    const int64_t count = panels(first), row_bytes = activated_bytes(first);
+    const auto cost = [&](int64_t x) {
+        const int64_t slots = e.begins[x + 1] - e.begins[x];
+        return slots ? slots + 8 : 0;
+    };
+    int64_t total = 0, seen = 0;
+    for (int64_t x = 0; x < e.experts; ++x) total += cost(x) * count * num_products;
+    const int64_t begin = total * team.thread / team.threads, end = total * (team.thread + 1) / team.threads;
+    for (int64_t x = 0; x < e.experts; ++x) {
+        const int64_t each = cost(x), slots = e.begins[x + 1] - e.begins[x];
+        for (int64_t i = 0; each && i < num_products; ++i, seen += each * count) {
+            const auto border = [&](int64_t at) {
+                const int64_t inside = at <= seen ? 0 : (at - seen) / each;
+                return inside < count ? inside : count;
+            };
+            const int64_t from = border(begin), to = border(end);
+            if (from >= to) continue;
+            const Matrix& m = products[i].matrices[x];
+            kernels().linear(m, e.activated + e.begins[x] * row_bytes, slots, from, to,
+                             products[i].out + e.begins[x] * m.rows, m.rows, nullptr, nullptr, 0);
+        }
+    }
+}
+
+void prepare_down(const Experts& e, int64_t slot) {
+    const int64_t row_bytes = activated_bytes(e.down[0]);
+    float* gate = e.gate_out + slot * e.inner;
+    kernels().gated(e.function, gate, gate, e.up_out + slot * e.inner, e.inner);
+    kernels().prepare(e.down[0], e.activated + slot * row_bytes, gate, e.inner, 1);
+}
+
+void combine(const Experts& e, float* out, const float* weights, int64_t row) {
+    std::memset(out, 0, static_cast<size_t>(e.width) * sizeof *out);
+    for (int64_t j = 0; j < e.top_k; ++j) {
+        float* part = e.down_out + e.slots[row * e.top_k + j] * e.width;
+        kernels().scale(part, part, weights[j], e.width);
+        kernels().add(out, out, part, e.width);
+    }
+}
+
+void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t rows,
+              const Team& team) {
+    team.barrier();
+    if (team.thread == 0) sort_slots(e, ids, rows);
+    team.barrier();
+    const Range slots = share(team, rows * e.top_k);
+    const int64_t row_bytes = activated_bytes(e.gate[0]);
+    for (int64_t s = slots.begin; s < slots.end; ++s) {
+        kernels().prepare(e.gate[0], e.activated + s * row_bytes, x + e.sources[s] * e.width, e.width, 1);
+    }
+    team.barrier();
+    const Product in[] = {{e.gate, e.gate_out}, {e.up, e.up_out}};
+    multiply(e, in, 2, team);
+    team.barrier();
+    for (int64_t s = slots.begin; s < slots.end; ++s) prepare_down(e, s);
+    team.barrier();
+    const Product down[] = {{e.down, e.down_out}};
+    multiply(e, down, 1, team);
+    team.barrier();
+    const Range mine = share(team, rows);
+    for (int64_t r = mine.begin; r < mine.end; ++r) combine(e, out + r * e.width, weights + r * e.top_k, r);
+}
+
+}  // namespace
+
+void route_row(int32_t* ids, float* weights, const float* logits, int64_t experts, int64_t top_k, bool normalise,
+               float* room) {
+    float* exps = room;
+    float* sums = room + experts;
+    float greatest = logits[0];
+    for (int64_t x = 1; x < experts; ++x) greatest = logits[x] > greatest ? logits[x] : greatest;
+    for (int64_t x = 0; x < experts; ++x) exps[x] = logits[x] - greatest;
+    kernels().activate(FUNCTION_EXP, exps, exps, experts);
+    // An expert is chosen if fewer than top_k come before it in the order of logits, lower ids first among equals.
+    int64_t chosen = 0;
+    for (int64_t x = 0; x < experts && chosen < top_k; ++x) {
+        int64_t before = 0;
+        for (int64_t y = 0; y < experts; ++y) before += logits[y] > logits[x] || (logits[y] == logits[x] && y < x);
+        if (before < top_k) ids[chosen++] = static_cast<int32_t>(x);
+    }
+    // Logits with NaN have no order: any distinct ids will do, the weights are NaN then.
+    for (int32_t x = 0; chosen < top_k; ++x) {
+        bool there = false;
+        for (int64_t j = 0; j < chosen; ++j) there = there || ids[j] == x;
+        if (!there) ids[chosen++] = x;
+    }
+    int64_t count = normalise ? top_k : experts;
+    for (int64_t i = 0; i < count; ++i) sums[i] = exps[normalise ? ids[i] : i];
+    const float total = tree_sum(sums, count);
+    for (int64_t j = 0; j < top_k; ++j) weights[j] = exps[ids[j]] / total;
+}
+
+void run_experts(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t rows,
+                 const Team& team) {
+    for (int64_t first = 0; first < rows; first += e.max_rows) {
+        const int64_t count = rows - first < e.max_rows ? rows - first : e.max_rows;
+        run_pass(e, out + first * e.width, x + first * e.width, ids + first * e.top_k, weights + first * e.top_k, count,
+                 team);
+    }
+}
+
+}  // namespace kvasir

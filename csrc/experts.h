@@ -1,0 +1,35 @@
+// Mixtures of experts: the choice, and the experts' MLPs over the rows that chose them.
+#pragma once
+
+#include "kernels.h"
+
+namespace kvasir {
+
+// The experts of one layer and the room to run them. Letters: E experts, k of them for each row.
+struct Experts {
+    int64_t experts, top_k, width, inner;
+    int64_t max_rows;  // computed at a time; more come in several passes
+    int32_t function, reserved;
+    const Matrix* gate;  // [E]; of one format, as are up and down
+    const Matrix* up;
+    const Matrix* down;
+    int64_t* begins;     // [E + 1]: where each expert's slots begin
+    int64_t* slots;      // [max rows * k]: the slot of each choice; slots are sorted by expert, then by row
+    int64_t* sources;    // [max rows * k]: the row of each slot
+    uint8_t* activated;  // [max rows * k] rows, first for gate and up, then for down
+    float* gate_out;     // [max rows * k, inner]
+    float* up_out;
+    float* down_out;     // [max rows * k, width]
+};
+
+// One row: the top_k ids of `logits` [experts], ascending, and their weights; equal logits go to the lower id. A weight
+// is the expert's share in the softmax over all experts, or, to normalise, over the chosen ones. Both sums go by the
+// halving tree in ascending id. room: [2 * experts + 32].
+void route_row(int32_t* ids, float* weights, const float* logits, int64_t experts, int64_t top_k, bool normalise,
+               float* room);
+
+// out[row] = the sum over its experts, ascending, of weight * down(f(gate(x)) * up(x)); all threads of the team call it.
+void run_experts(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t rows,
+                 const Team& team);
+
+}  // namespace kvasir

@@ -1,0 +1,24 @@
+// Products with packed matrices: by the kind of their numbers.
+#include "linear.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+
+static bool is_float(const Matrix& m) { return m.format < FORMAT_Q4_0; }
+
+void prepare(const Matrix& m, uint8_t* out, const float* x, int64_t x_stride, int64_t rows) {
+    (is_float(m) ? prepare_float : prepare_int)(m, out, x, x_stride, rows);
+}
+
+void linear(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t first_panel, int64_t last_panel,
+            float* out, int64_t out_stride, const float* bias, const float* residual, int64_t residual_stride) {
+    (is_float(m) ? linear_float : linear_int)(m, activated, rows, first_panel, last_panel, out, out_stride, bias,
+                                              residual, residual_stride);
+}
+
+void lookup_rows(const Matrix& m, float* out, int64_t out_stride, const int64_t* ids, int64_t count) {
+    (is_float(m) ? lookup_float : lookup_int)(m, out, out_stride, ids, count);
+}
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir

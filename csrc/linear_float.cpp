@@ -1,0 +1,263 @@
+// Products with matrices of floats. One chain of fused multiply-adds per output element and segment, in ascending k,
+// whatever the tile: a lane is a row of the matrix, and no sum goes across lanes.
+//
+//     tile    up to TILE_ROWS rows of activations x TILE_PANELS panels, its sums in registers
+//     order   a group of panels meets all rows before the next group. The processor fetches so many streams ahead by
+//             itself: asking for the next group as well cost more than it gained, with one row most of all
+#include <cstring>
+
+#include "linear.h"
+#include "simd.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+namespace {
+
+#if defined(KVASIR_AVX512)
+constexpr int TILE_ROWS = 6, TILE_PANELS = 4;  // 24 sums of 32 registers
+#elif defined(KVASIR_AVX2)
+constexpr int TILE_ROWS = 6, TILE_PANELS = 1;  // 12 of 16
+#else
+constexpr int TILE_ROWS = 4, TILE_PANELS = 1;
+#endif
+
+// What 16 rows of a panel hold of COLUMNS columns, and how it meets the same columns of one row of activations, whose
+// numbers are X. Stored as Number, of which `widen` makes 16 float32.
+struct WeightF32 {
+    using X = float;
+    using Number = float;
+    static constexpr int64_t COLUMNS = 1, BYTES = 64;
+    static KVASIR_INLINE f32x16 widen(const Number* from) { return load(from); }
+    f32x16 w;
+    KVASIR_INLINE explicit WeightF32(const uint8_t* from) : w(load(reinterpret_cast<const Number*>(from))) {}
+    KVASIR_INLINE f32x16 add_to(f32x16 sum, const X* x) const { return fma(w, broadcast(x[0]), sum); }
+};
+
+struct WeightF16 {
+    using X = float;
+    using Number = uint16_t;
+    static constexpr int64_t COLUMNS = 1, BYTES = 32;
+    static KVASIR_INLINE f32x16 widen(const Number* from) { return load_f16(from); }
+    f32x16 w;
+    KVASIR_INLINE explicit WeightF16(const uint8_t* from) : w(load_f16(reinterpret_cast<const Number*>(from))) {}
+    KVASIR_INLINE f32x16 add_to(f32x16 sum, const X* x) const { return fma(w, broadcast(x[0]), sum); }
+};
+
+struct WeightBF16 {
+    using X = float;
+    using Number = uint16_t;
+    static constexpr int64_t COLUMNS = 2, BYTES = 64;
+    static KVASIR_INLINE f32x16 widen(const Number* from) { return load_bf16(from); }
+    u16x32 pairs;
+    KVASIR_INLINE explicit WeightBF16(const uint8_t* from)
+        : pairs(load_pairs(reinterpret_cast<const uint16_t*>(from))) {}
+    KVASIR_INLINE f32x16 add_to(f32x16 sum, const X* x) const {
+        return fma(odd_bf16(pairs), broadcast(x[1]), fma(even_bf16(pairs), broadcast(x[0]), sum));
+    }
+};
+
+struct WeightPairs {  // bfloat16 against bfloat16
+    using X = uint16_t;
+    static constexpr int64_t COLUMNS = 2, BYTES = 64;
+    u16x32 pairs;
+    KVASIR_INLINE explicit WeightPairs(const uint8_t* from)
+        : pairs(load_pairs(reinterpret_cast<const uint16_t*>(from))) {}
+    KVASIR_INLINE f32x16 add_to(f32x16 sum, const X* x) const {
+        uint32_t pair;
+        std::memcpy(&pair, x, sizeof pair);
+        return dot_bf16(sum, pairs, pair);
+    }
+};
+
+struct Product {
+    const Matrix& m;
+    const uint8_t* activated;
+    int64_t activated_bytes, panel_bytes;
+    float* out;
+    int64_t out_stride;
+    const float* bias;
+    const float* residual;
+    int64_t residual_stride;
+};
+
+template <int ROWS, int PANELS>
+struct Tile {
+    f32x16 sum[ROWS][PANELS];
+};
+
+// One segment: `steps` weights of each panel, from `w` on, against each row's activations, from `x` on.
+template <class Weight, int ROWS, int PANELS>
+KVASIR_INLINE void multiply(Tile<ROWS, PANELS>& tile, const uint8_t* w, int64_t panel_bytes,
+                            const typename Weight::X* x, int64_t x_stride, int64_t steps) {
+    f32x16 sum[ROWS][PANELS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; ++p) sum[r][p] = broadcast(0.0f);
+    }
+    for (int64_t step = 0; step < steps; ++step) {
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; ++p) {
+            const Weight weight(w + p * panel_bytes);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r) sum[r][p] = weight.add_to(sum[r][p], x + r * x_stride);
+        }
+        w += Weight::BYTES;
+        x += Weight::COLUMNS;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; ++p) tile.sum[r][p] = sum[r][p];
+    }
+}
+
+template <int ROWS, int PANELS>
+KVASIR_INLINE void add_tile(Tile<ROWS, PANELS>& right, const Tile<ROWS, PANELS>& left) {
+    for (int r = 0; r < ROWS; ++r) {
+        for (int p = 0; p < PANELS; ++p) right.sum[r][p] = add(left.sum[r][p], right.sum[r][p]);
+    }
+}
+
+// Adds bias and residual and writes the columns that the matrix has.
+template <int ROWS, int PANELS>
+KVASIR_INLINE void finish(const Product& job, const Tile<ROWS, PANELS>& tile, int64_t first_row, int64_t panel) {
+    for (int p = 0; p < PANELS; ++p) {
+        const int64_t n = (panel + p) * PANEL, count = job.m.rows - n;
+        const bool whole = count >= PANEL;
+        for (int r = 0; r < ROWS; ++r) {
+            f32x16 sum = tile.sum[r][p];
+            if (job.bias) sum = add(sum, whole ? load(job.bias + n) : load_first(job.bias + n, count));
+            if (job.residual) {
+                const float* residual = job.residual + (first_row + r) * job.residual_stride + n;
+                sum = add(whole ? load(residual) : load_first(residual, count), sum);
+            }
+            float* out = job.out + (first_row + r) * job.out_stride + n;
+            if (whole) store(out, sum);
+            else store_first(out, sum, count);
+        }
+    }
+}
+
+template <class Weight, int ROWS, int PANELS>
+void tile_of(const Product& job, int64_t first_row, int64_t panel) {
+    using X = typename Weight::X;
+    const int64_t cols = segment_cols(job.m), steps = cols / Weight::COLUMNS;
+    const int64_t x_stride = job.activated_bytes / static_cast<int64_t>(sizeof(X));
+    const X* x = reinterpret_cast<const X*>(job.activated) + first_row * x_stride;
+    const uint8_t* w = job.m.data + panel * job.panel_bytes;
+    Tile<ROWS, PANELS> part[4];  // of 1, 2, 4 and 8 segments, each waiting for its neighbour
+    int level = 0;
+    for (int32_t s = 0; s < job.m.segments; ++s) {
+        Tile<ROWS, PANELS> sum;
+        multiply<Weight>(sum, w + s * steps * Weight::BYTES, job.panel_bytes, x + s * cols, x_stride, steps);
+        for (level = 0; s >> level & 1; ++level) add_tile(sum, part[level]);
+        part[level] = sum;
+    }
+    finish(job, part[level], first_row, panel);
+}
+
+// A tile of `rows` rows, at most ROWS.
+template <class Weight, int ROWS, int PANELS>
+KVASIR_INLINE void tile_of_rows(const Product& job, int64_t rows, int64_t first_row, int64_t panel) {
+    if constexpr (ROWS > 1) {
+        if (rows < ROWS) return tile_of_rows<Weight, ROWS - 1, PANELS>(job, rows, first_row, panel);
+    }
+    tile_of<Weight, ROWS, PANELS>(job, first_row, panel);
+}
+
+// The panels [panel, last) by groups of PANELS, as far as these go, in tiles of at most ROWS rows. Returns where the
+// rest begins.
+template <class Weight, int ROWS, int PANELS>
+int64_t groups_of(const Product& job, int64_t rows, int64_t panel, int64_t last) {
+    const int64_t tiles = (rows + ROWS - 1) / ROWS;
+    for (; panel + PANELS <= last; panel += PANELS) {
+        for (int64_t t = 0; t < tiles; ++t) {
+            const int64_t first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
+            tile_of_rows<Weight, ROWS, PANELS>(job, count, first, panel);
+        }
+    }
+    return panel;
+}
+
+template <class Weight>
+void product(const Product& job, int64_t rows, int64_t panel, int64_t last) {
+    // A single row waits for memory alone, which is fastest read as one stream.
+    if (rows > 1) panel = groups_of<Weight, TILE_ROWS, TILE_PANELS>(job, rows, panel, last);
+    groups_of<Weight, TILE_ROWS, 1>(job, rows, panel, last);
+}
+
+// A segment's activations: `count` columns, zeros up to `padded`.
+void copy_as_f32(float* to, const float* from, int64_t count, int64_t padded) {
+    std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+    std::memset(to + count, 0, static_cast<size_t>(padded - count) * sizeof(float));
+}
+
+void copy_as_bf16(uint16_t* to, const float* from, int64_t count, int64_t padded) {
+    int64_t k = 0;
+    for (; k + LANES <= count; k += LANES) store_bf16(to + k, load(from + k));
+    if (k == padded) return;
+    uint16_t rest[LANES] = {};
+    if (k < count) store_bf16(rest, load_first(from + k, count - k));
+    std::memcpy(to + k, rest, static_cast<size_t>(padded - k) * sizeof(uint16_t));
+}
+
+// One row of the matrix as float32 [cols].
+template <class Weight>
+void widen_row(const Matrix& m, float* out, int64_t row) {
+    using Number = typename Weight::Number;
+    constexpr int64_t GROUP = Weight::COLUMNS;
+    const int64_t cols = m.cols / m.segments;
+    const uint8_t* panel = m.data + row / PANEL * panel_bytes(m);
+    const Number* lane = reinterpret_cast<const Number*>(panel) + row % PANEL * GROUP;
+    for (int32_t s = 0; s < m.segments; ++s, lane += segment_cols(m) * PANEL, out += cols) {
+        for (int64_t k = 0; k < cols; k += LANES) {
+            const int64_t count = cols - k < LANES ? cols - k : LANES;
+            Number numbers[LANES] = {};
+            for (int64_t i = 0; i < count; ++i) {
+                numbers[i] = lane[(k + i) / GROUP * GROUP * PANEL + (k + i) % GROUP];
+            }
+            if (count == LANES) store(out + k, Weight::widen(numbers));
+            else store_first(out + k, Weight::widen(numbers), count);
+        }
+    }
+}
+
+}  // namespace
+
+void prepare_float(const Matrix& m, uint8_t* out, const float* x, int64_t x_stride, int64_t rows) {
+    const int64_t bytes = activated_bytes(m), cols = m.cols / m.segments, padded = segment_cols(m);
+    const bool narrow = m.activation == ACT_BF16;
+    for (int64_t row = 0; row < rows; ++row, out += bytes, x += x_stride) {
+        for (int64_t s = 0; s < m.segments; ++s) {
+            if (narrow) copy_as_bf16(reinterpret_cast<uint16_t*>(out) + s * padded, x + s * cols, cols, padded);
+            else copy_as_f32(reinterpret_cast<float*>(out) + s * padded, x + s * cols, cols, padded);
+        }
+    }
+}
+
+void linear_float(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t first_panel, int64_t last_panel,
+                  float* out, int64_t out_stride, const float* bias, const float* residual, int64_t residual_stride) {
+    const Product job = {m,          activated, activated_bytes(m), panel_bytes(m), out,
+                         out_stride, bias,      residual,           residual_stride};
+    switch (m.format) {
+        case FORMAT_F32: return product<WeightF32>(job, rows, first_panel, last_panel);
+        case FORMAT_F16: return product<WeightF16>(job, rows, first_panel, last_panel);
+        default: break;
+    }
+    if (m.activation == ACT_BF16) return product<WeightPairs>(job, rows, first_panel, last_panel);
+    product<WeightBF16>(job, rows, first_panel, last_panel);
+}
+
+void lookup_float(const Matrix& m, float* out, int64_t out_stride, const int64_t* ids, int64_t count) {
+    for (int64_t i = 0; i < count; ++i, out += out_stride) {
+        switch (m.format) {
+            case FORMAT_F32: widen_row<WeightF32>(m, out, ids[i]); break;
+            case FORMAT_F16: widen_row<WeightF16>(m, out, ids[i]); break;
+            default: widen_row<WeightBF16>(m, out, ids[i]); break;
+        }
+    }
+}
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir

@@ -1,0 +1,279 @@
+// One primitive does it all: a signal that is raised and awaited. A run is opened by one, ends by another where the
+// caller stays apart, and a barrier is a signal raised by whoever arrives last.
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <initializer_list>
+#include <new>
+
+#include "dispatch.h"
+#include "kvasir_cpu.h"
+
+namespace kvasir {
+
+// How long to wait in which manner. Some ten microseconds of pauses cover the unequal shares of one step; a peer that
+// has lost its processor gets ours by yielding; and a pool without work sleeps before a millisecond has passed. With
+// more threads than processors a peer is always without one, and nobody pauses.
+constexpr int PAUSES = 1000;
+constexpr int YIELDS = 1000;
+
+static void relax() {
+#if defined(KVASIR_X86)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");  // "yield" does nothing on most
+#endif
+}
+
+// An event that repeats. Whoever waits remembers how often it had been raised before.
+struct Signal {
+    alignas(64) std::atomic<uint32_t> raised;
+    std::atomic<int32_t> sleepers;
+    pthread_mutex_t lock;
+    pthread_cond_t up;
+
+    void open();
+    void close();
+    void raise();
+    void wait(uint32_t seen, int32_t pauses, int32_t yields);
+    void sleep(uint32_t seen);
+};
+
+void Signal::open() {
+    pthread_mutex_init(&lock, nullptr);
+    pthread_cond_init(&up, nullptr);
+}
+
+void Signal::close() {
+    pthread_cond_destroy(&up);
+    pthread_mutex_destroy(&lock);
+}
+
+void Signal::raise() {
+    // Of these two and the two of a thread that goes to sleep, in one order for all, either it sees the signal or we
+    // see the sleeper.
+    raised.fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers.load(std::memory_order_seq_cst) == 0) return;
+    pthread_mutex_lock(&lock);
+    pthread_cond_broadcast(&up);
+    pthread_mutex_unlock(&lock);
+}
+
+void Signal::wait(uint32_t seen, int32_t pauses, int32_t yields) {
+    for (int32_t i = 0; i < pauses; ++i) {
+        if (raised.load(std::memory_order_acquire) != seen) return;
+        relax();
+    }
+    for (int32_t i = 0; i < yields; ++i) {
+        if (raised.load(std::memory_order_acquire) != seen) return;
+        sched_yield();
+    }
+    sleep(seen);
+}
+
+void Signal::sleep(uint32_t seen) {
+    pthread_mutex_lock(&lock);
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    while (raised.load(std::memory_order_seq_cst) == seen) pthread_cond_wait(&up, &lock);
+    sleepers.fetch_sub(1, std::memory_order_relaxed);
+    pthread_mutex_unlock(&lock);
+}
+
+struct Worker {
+    Pool* pool;
+    pthread_t handle;
+    int32_t thread;
+    int32_t processor;  // -1: any
+};
+
+struct Pool {
+    int32_t threads;
+    int32_t first;   // thread of the first worker: 1, or 0 where the caller stays apart
+    int32_t pauses;  // of the threads, and of a caller that stays apart
+    int32_t caller_pauses;
+    Worker* workers;  // [threads], those before `first` unused
+    void (*body)(const Team& team, void* context);
+    void* context;
+    uint32_t awaited;  // how often `done` will have been raised when the last started run ends
+    Signal begin, all, done;
+    alignas(64) std::atomic<int32_t> arrived;  // of those that meet at `all`
+
+    void meet();
+};
+
+void Pool::meet() {
+    const uint32_t seen = all.raised.load(std::memory_order_relaxed);  // it cannot change before we arrive
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < threads) return all.wait(seen, pauses, YIELDS);
+    arrived.store(0, std::memory_order_relaxed);
+    all.raise();
+}
+
+void Team::barrier() const {
+    if (threads > 1) pool->meet();
+}
+
+#if defined(__linux__)
+
+// How many processors the caller may run on.
+static int32_t count_processors() {
+    cpu_set_t allowed;
+    return sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : CPU_SETSIZE;
+}
+
+// One of them for each worker, in turn.
+static void choose_processors(Worker* workers, int32_t count) {
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    int32_t processor = -1;
+    for (int32_t i = 0; i < count; ++i) {
+        do {
+            processor = (processor + 1) % CPU_SETSIZE;
+        } while (!CPU_ISSET(processor, &allowed));
+        workers[i].processor = processor;
+    }
+}
+
+static void stay_on(int32_t processor) {
+    if (processor < 0) return;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(processor, &one);
+    sched_setaffinity(0, sizeof one, &one);  // where it fails, the thread runs anywhere
+}
+
+#else
+
+static int32_t count_processors() { return static_cast<int32_t>(sysconf(_SC_NPROCESSORS_ONLN)); }
+static void choose_processors(Worker*, int32_t) {}
+static void stay_on(int32_t) {}
+
+#endif
+
+static void* work(void* argument) {
+    const Worker& worker = *static_cast<Worker*>(argument);
+    Pool* pool = worker.pool;
+    stay_on(worker.processor);
+    const FloatMode mode;
+    const Team team{worker.thread, pool->threads, pool};
+    for (uint32_t seen = 0;; ++seen) {
+        pool->begin.wait(seen, pool->pauses, YIELDS);
+        if (pool->body == nullptr) return nullptr;
+        pool->body(team, pool->context);
+        team.barrier();
+        if (worker.thread == 0) pool->done.raise();
+    }
+}
+
+// Ends a pool of which only the threads below `started` exist.
+static void end(Pool* pool, int32_t started) {
+    pool->body = nullptr;
+    pool->begin.raise();
+    for (int32_t i = pool->first; i < started; ++i) pthread_join(pool->workers[i].handle, nullptr);
+    for (Signal* signal : {&pool->begin, &pool->all, &pool->done}) signal->close();
+    delete[] pool->workers;
+    delete pool;
+}
+
+Pool* pool_create(int32_t threads, bool pin, bool apart) {
+    if (threads < 1 || threads > POOL_MAX) return nullptr;
+    Pool* pool = new (std::nothrow) Pool{};
+    Worker* workers = new (std::nothrow) Worker[threads];
+    if (pool == nullptr || workers == nullptr) {
+        delete pool;
+        delete[] workers;
+        return nullptr;
+    }
+    const int32_t processors = count_processors();
+    pool->threads = threads;
+    pool->first = apart ? 0 : 1;
+    pool->pauses = threads <= processors ? PAUSES : 0;
+    pool->caller_pauses = threads < processors ? PAUSES : 0;
+    pool->workers = workers;
+    for (Signal* signal : {&pool->begin, &pool->all, &pool->done}) signal->open();
+    for (int32_t i = 0; i < threads; ++i) workers[i] = {pool, {}, i, -1};
+    if (pin) choose_processors(workers, threads);
+    for (int32_t i = pool->first; i < threads; ++i) {
+        if (pthread_create(&workers[i].handle, nullptr, work, &workers[i]) == 0) continue;
+        end(pool, i);
+        return nullptr;
+    }
+    return pool;
+}
+
+void pool_destroy(Pool* pool) {
+    if (pool != nullptr) end(pool, pool->threads);
+}
+
+void pool_start(Pool* pool, void (*body)(const Team& team, void* context), void* context) {
+    pool->body = body;
+    pool->context = context;
+    pool->begin.raise();
+    ++pool->awaited;
+    if (pool->first == 0) return;
+    const FloatMode mode;
+    const Team team{0, pool->threads, pool};
+    body(team, context);
+    team.barrier();
+}
+
+void pool_wait(Pool* pool) {
+    // A caller without a processor of its own sleeps at once: what it burns, it takes from the threads.
+    if (pool->first == 0) pool->done.wait(pool->awaited - 1, pool->caller_pauses, 0);
+}
+
+void pool_run(Pool* pool, void (*body)(const Team& team, void* context), void* context) {
+    pool_start(pool, body, context);
+    pool_wait(pool);
+}
+
+namespace {
+
+// Each thread writes a number and reads those of all others, with one barrier between; the next round writes to the
+// other half, since a neighbour may still be reading.
+struct Selftest {
+    int64_t rounds;
+    int64_t (*written)[2];  // [threads]
+    int64_t* totals;        // [threads]
+};
+
+void selftest(const Team& team, void* context) {
+    const Selftest& test = *static_cast<const Selftest*>(context);
+    int64_t total = 0;
+    for (int64_t round = 0; round < test.rounds; ++round) {
+        test.written[team.thread][round % 2] = round * team.threads + team.thread;
+        team.barrier();
+        for (int32_t i = 0; i < team.threads; ++i) total += test.written[i][round % 2];
+    }
+    test.totals[team.thread] = total;
+}
+
+}  // namespace
+}  // namespace kvasir
+
+// pool_create as an address; null where it fails.
+KVASIR_API void* kvasir_pool_create(int32_t threads, int32_t pin, int32_t apart) {
+    return kvasir::pool_create(threads, pin != 0, apart != 0);
+}
+
+KVASIR_API void kvasir_pool_destroy(void* pool) { kvasir::pool_destroy(static_cast<kvasir::Pool*>(pool)); }
+
+// One run with `rounds` barriers, over which all threads read what all have written. Returns the sum of all that was
+// read, n * (n^2 r (r - 1) / 2 + r n (n - 1) / 2) for n threads and r rounds; -1 without memory.
+KVASIR_API int64_t kvasir_pool_selftest(void* address, int64_t rounds) {
+    kvasir::Pool* pool = static_cast<kvasir::Pool*>(address);
+    kvasir::Selftest test{rounds, new (std::nothrow) int64_t[pool->threads][2],
+                          new (std::nothrow) int64_t[pool->threads]};
+    int64_t total = -1;
+    if (test.written != nullptr && test.totals != nullptr) {
+        kvasir::pool_run(pool, kvasir::selftest, &test);
+        total = 0;
+        for (int32_t i = 0; i < pool->threads; ++i) total += test.totals[i];
+    }
+    delete[] test.written;
+    delete[] test.totals;
+    return total;
+}

@@ -1,0 +1,365 @@
+// Carries out a program: the gather, the walk over the instructions, each thread's share of them.
+#include "program.h"
+
+#include <time.h>
+
+#include <cstring>
+
+#include "dispatch.h"
+#include "kvasir_cpu.h"
+
+namespace kvasir {
+namespace {
+
+uint64_t now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+// One run: what the threads share.
+struct Run {
+    Program* program;
+    int64_t rows;                 // token rows
+    int64_t chosen, chosen_first; // rows of the chosen section, and where they begin in program->chosen
+    int64_t num_spans;
+    bool sampling;
+};
+
+// ---- gather ----------------------------------------------------------------------------------------------------
+
+int32_t gather_adapter(Program& p, int64_t adapter, int64_t row, int64_t count) {
+    const Adapters* all = p.adapters;
+    if (adapter && (!all || adapter < 0 || adapter >= all->count || !all->tables[adapter])) return RUN_BAD_ADAPTER;
+    for (int64_t i = 0; all && i < count; ++i) all->of_rows[row + i] = static_cast<int32_t>(adapter);
+    if (adapter) p.adapted += count;
+    return RUN_OK;
+}
+
+int32_t gather_work(Program& p, const Work& work, int64_t span, int64_t row) {
+    if (work.row < 0 || work.row >= p.max_states) return RUN_BAD_WORK;
+    const RowState& state = p.states[work.row];
+    if (!state.ids || work.start < 0 || work.count < 1 || work.count > state.max_ids - work.start) return RUN_BAD_WORK;
+    const int64_t end = work.start + work.count;
+    if (end > state.table_blocks * p.block_size) return RUN_BAD_BLOCK;
+    for (int64_t i = 0; i < work.count; ++i) {
+        p.tokens[row + i] = state.ids[work.start + i];
+        p.positions[row + i] = work.start + i;
+    }
+    for (int64_t g = 0; g < p.groups; ++g) {
+        const int32_t* table = state.tables[g];
+        const int64_t window = p.windows[g];
+        const int64_t low = window && work.start >= window ? work.start - window + 1 : 0;
+        for (int64_t b = low / p.block_size; b * p.block_size < end; ++b) {
+            if (table[b] <= 0 || table[b] >= p.num_blocks[g]) return RUN_BAD_BLOCK;
+        }
+        for (int64_t i = 0; i < work.count; ++i) {
+            const int64_t position = work.start + i;
+            p.slots[g][row + i] = table[position / p.block_size] * p.block_size + position % p.block_size;
+        }
+        p.spans[g][span] = {row, work.start, work.count, table, !(work.flags & WORK_BIDIRECTIONAL), 0};
+    }
+    return gather_adapter(p, state.adapter, row, work.count);
+}
+
+int32_t gather(Run& run, const Work* works, int64_t num_works) {
+    Program& p = *run.program;
+    p.adapted = 0;
+    if (num_works > p.max_work) return RUN_TOO_MANY;
+    for (int64_t w = 0; w < num_works; ++w) {
+        const Work& work = works[w];
+        if (work.count > p.max_rows - run.rows) return RUN_TOO_MANY;
+        if (const int32_t error = gather_work(p, work, w, run.rows)) return error;
+        run.rows += work.count;
+        if (!(work.flags & WORK_SAMPLE)) continue;
+        SampleRow& spec = p.specs[run.chosen];
+        spec = p.states[work.row].spec;
+        spec.position = spec.num_ids = work.start + work.count;
+        spec.ids = p.states[work.row].ids;
+        if (spec.position >= p.states[work.row].max_ids) return RUN_BAD_WORK;
+        p.chosen[run.chosen] = run.rows - 1;
+        p.sampler_rows[run.chosen] = work.row;
+        ++run.chosen;
+    }
+    run.num_spans = num_works;
+    return RUN_OK;
+}
+
+// ---- instructions ----------------------------------------------------------------------------------------------
+
+template <typename T>
+T* at(const void* pointer) {
+    return const_cast<T*>(static_cast<const T*>(pointer));
+}
+
+// The same sums as the kernel's own, in the same order, with what adapters add between the product and the bias.
+void adapted_panels(const LinearPart& part, int64_t i, const Program& p, int64_t rows, int64_t first, int64_t last) {
+    const Kernels& k = kernels();
+    const Matrix& m = *part.matrix;
+    float* sums = part.out == part.residual ? p.adapters->sums : part.out;
+    k.linear(m, part.activated, rows, first, last, sums, part.out_stride, nullptr, nullptr, 0);
+    adapter_add(*p.adapters, part.slot, i, sums, part.out_stride, rows, first, last);
+    const int64_t n = first * PANEL, count = (last * PANEL < m.rows ? last * PANEL : m.rows) - n;
+    for (int64_t row = 0; row < rows; ++row) {
+        float* sum = sums + row * part.out_stride + n;
+        if (part.bias) k.add(sum, sum, part.bias + n, count);
+        if (part.residual) {
+            k.add(part.out + row * part.out_stride + n, part.residual + row * part.residual_stride + n, sum, count);
+        }
+    }
+}
+
+void run_panels(const LinearPart& part, int64_t i, const Program& p, int64_t rows, int64_t first, int64_t last) {
+    if (p.adapted && part.slot >= 0) return adapted_panels(part, i, p, rows, first, last);
+    kernels().linear(*part.matrix, part.activated, rows, first, last, part.out, part.out_stride, part.bias,
+                     part.residual, part.residual_stride);
+}
+
+// This thread's share of all panels of all parts, which cost what their bytes do.
+void run_linear(const Instr& in, const Program& p, int64_t rows, const Team& team) {
+    const LinearPart* parts = at<LinearPart>(in.p[0]);
+    if (p.adapted) {
+        for (int64_t i = 0; i < in.n[0]; ++i) {
+            if (parts[i].slot >= 0) adapter_inner(*p.adapters, parts[i].slot, i, at<float>(in.p[1]), rows, team);
+        }
+        team.barrier();
+    }
+    int64_t total = 0;
+    for (int64_t i = 0; i < in.n[0]; ++i) total += panels(*parts[i].matrix) * panel_bytes(*parts[i].matrix);
+    const int64_t begin = total / team.threads * team.thread;
+    const int64_t end = team.thread + 1 == team.threads ? total : total / team.threads * (team.thread + 1);
+    int64_t seen = 0;
+    for (int64_t i = 0; i < in.n[0]; ++i) {
+        const LinearPart& part = parts[i];
+        const Matrix& m = *part.matrix;
+        const int64_t bytes = panel_bytes(m), count = panels(m);
+        // Borders in whole pairs of panels; both neighbours round the same border alike.
+        const auto border = [&](int64_t cost) {
+            const int64_t inside = cost - seen;
+            if (inside <= 0) return int64_t{0};
+            const int64_t pairs = (inside / bytes + 1) / 2 * 2;
+            return pairs < count ? pairs : count;
+        };
+        const int64_t first = border(begin), last = end == total ? count : border(end);
+        if (first < last) run_panels(part, i, p, rows, first, last);
+        seen += count * bytes;
+    }
+}
+
+void run_rope(const Instr& in, const int64_t* positions, Range r) {
+    const RopeTable& table = *at<RopeTable>(in.p[2]);
+    for (int64_t row = r.begin; row < r.end; ++row) {
+        const int64_t angle = positions[row] * in.n[2];
+        kernels().rope(at<float>(in.p[0]) + row * in.n[4], in.n[4], at<float>(in.p[1]) + row * in.n[3], in.n[3],
+                       table.cos + angle, table.sin + angle, in.n[2], 1, in.n[0], in.n[1], in.n[2]);
+    }
+}
+
+void run_attention(const Instr& in, const Run& run, const Team& team) {
+    const Program& p = *run.program;
+    AttentionArgs args = *at<AttentionArgs>(in.p[0]);
+    args.spans = p.spans[in.n[0]];
+    args.num_spans = run.num_spans;
+    args.scratch = p.scratch;
+    kernels().attention(args, team);
+}
+
+void run_store(const Instr& in, const Run& run, Range r) {
+    StoreArgs args = *at<StoreArgs>(in.p[0]);
+    args.slots = run.program->slots[in.n[0]];
+    args.rows = run.rows;
+    kernels().store_kv(args, r.begin, r.end);
+}
+
+void run_sample(const Instr& in, const Run& run, const Team& team) {
+    const Program& p = *run.program;
+    SampleArgs args = {};
+    args.logits = at<float>(in.p[0]);
+    args.stride = args.vocab = in.n[0];
+    args.rows = run.chosen;
+    args.specs = p.specs + run.chosen_first;
+    args.results = p.results + run.chosen_first;
+    args.scratch = p.scratch;
+    kernels().sample(args, team);
+    team.barrier();
+    if (team.thread != 0) return;
+    for (int64_t i = 0; i < run.chosen; ++i) {
+        const Sampled& sampled = args.results[i];
+        if (sampled.error) continue;
+        RowState& state = p.states[p.sampler_rows[run.chosen_first + i]];
+        state.ids[args.specs[i].position] = sampled.token;
+    }
+}
+
+void run_elementwise(const Instr& in, Range r) {
+    const int64_t width = in.n[0], first = r.begin * width, count = (r.end - r.begin) * width;
+    float* out = at<float>(in.p[0]) + first;
+    const float* a = at<float>(in.p[1]) + first;
+    const Kernels& k = kernels();
+    switch (in.op) {
+        case OP_ACTIVATE: return k.activate(static_cast<int32_t>(in.n[1]), out, a, count);
+        case OP_GATED: return k.gated(static_cast<int32_t>(in.n[1]), out, a, at<float>(in.p[2]) + first, count);
+        case OP_ADD: return k.add(out, a, at<float>(in.p[2]) + first, count);
+        case OP_MULTIPLY: return k.multiply(out, a, at<float>(in.p[2]) + first, count);
+        case OP_SCALE: return k.scale(out, a, in.f[0], count);
+        case OP_SOFTCAP: return k.softcap(out, a, in.f[0], count);
+        default:
+            for (int64_t row = 0; row < r.end - r.begin; ++row) {
+                k.add(out + row * width, a + row * width, at<float>(in.p[2]), width);
+            }
+    }
+}
+
+void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
+    const Range r = share(team, rows);
+    const int64_t count = r.end - r.begin;
+    if (count <= 0) return;
+    const Program& p = *run.program;
+    const Kernels& k = kernels();
+    switch (in.op) {
+        case OP_EMBED: {
+            const int64_t* ids = (in.n[1] ? p.positions : p.tokens) + r.begin;
+            return k.lookup(*at<Matrix>(in.p[0]), at<float>(in.p[1]) + r.begin * in.n[0], in.n[0], ids, count);
+        }
+        case OP_RMS_NORM:
+            for (int64_t h = 0; h < in.n[0]; ++h) {
+                k.rms_norm(at<float>(in.p[0]) + r.begin * in.n[3] + h * in.n[1], in.n[3],
+                           at<float>(in.p[1]) + r.begin * in.n[2] + h * in.n[1], in.n[2], at<float>(in.p[2]), count,
+                           in.n[1], in.f[0]);
+            }
+            return;
+        case OP_LAYER_NORM:
+            return k.layer_norm(at<float>(in.p[0]) + r.begin * in.n[0], in.n[0], at<float>(in.p[1]) + r.begin * in.n[0],
+                                in.n[0], at<float>(in.p[2]), at<float>(in.p[3]), count, in.n[0], in.f[0]);
+        case OP_PREPARE: {
+            const Matrix& m = *at<Matrix>(in.p[0]);
+            return k.prepare(m, at<uint8_t>(in.p[1]) + r.begin * activated_bytes(m),
+                             at<float>(in.p[2]) + r.begin * in.n[0], in.n[0], count);
+        }
+        case OP_ROPE: return run_rope(in, p.positions, r);
+        case OP_STORE: return run_store(in, run, r);
+        case OP_ROUTE: {
+            const int64_t experts = in.n[0], top_k = in.n[1], room = 2 * experts + 32;
+            for (int64_t row = r.begin; row < r.end; ++row) {
+                route_row(at<int32_t>(in.p[0]) + row * top_k, at<float>(in.p[1]) + row * top_k,
+                          at<float>(in.p[2]) + row * experts, experts, top_k, in.n[2] != 0,
+                          at<float>(in.p[3]) + team.thread * room);
+            }
+            return;
+        }
+        case OP_CHOOSE:
+            for (int64_t row = r.begin; row < r.end; ++row) {
+                const int64_t from = p.chosen[run.chosen_first + row];
+                std::memcpy(at<float>(in.p[0]) + row * in.n[0], at<float>(in.p[1]) + from * in.n[0],
+                            static_cast<size_t>(in.n[0]) * sizeof(float));
+            }
+            return;
+        default: return run_elementwise(in, r);
+    }
+}
+
+void run_call(const Instr& in, int64_t rows) {
+    using Function = void (*)(void*, int64_t);
+    Function function;
+    std::memcpy(&function, &in.p[0], sizeof function);
+    function(at<void>(in.p[1]), rows);
+}
+
+void run_instr(const Instr& in, const Run& run, int64_t rows, const Team& team) {
+    switch (in.op) {
+        case OP_LINEAR: return run_linear(in, *run.program, rows, team);
+        case OP_ATTENTION: return run_attention(in, run, team);
+        case OP_EXPERTS:
+            return run_experts(*at<Experts>(in.p[0]), at<float>(in.p[1]), at<float>(in.p[2]), at<int32_t>(in.p[3]),
+                               at<float>(in.p[4]), rows, team);
+        case OP_SAMPLE: return run.sampling ? run_sample(in, run, team) : void();
+        case OP_CALL: return team.thread == 0 ? run_call(in, rows) : void();
+        default: return run_rows(in, run, rows, team);
+    }
+}
+
+void walk(const Run& run, int64_t first, int64_t last, int64_t rows, const Team& team) {
+    const Program& p = *run.program;
+    uint64_t* times = team.thread == 0 ? p.nanoseconds : nullptr;
+    uint64_t begun = times ? now() : 0;
+    for (int64_t i = first; i < last; ++i) {
+        const Instr& in = p.instrs[i];
+        if (in.flags & BARRIER) team.barrier();
+        run_instr(in, run, rows, team);
+        if (times) {
+            const uint64_t ended = now();
+            times[i] += ended - begun;
+            begun = ended;
+        }
+    }
+    team.barrier();
+}
+
+void run_sections(Run& run, const Team& team) {
+    const Program& p = *run.program;
+    const int64_t all = run.chosen;
+    if (run.rows) walk(run, 0, p.chosen_from, run.rows, team);
+    for (run.chosen_first = 0; run.chosen_first < all; run.chosen_first += p.max_chosen) {
+        const int64_t left = all - run.chosen_first;
+        run.chosen = left < p.max_chosen ? left : p.max_chosen;
+        walk(run, p.chosen_from, p.count, run.chosen, team);
+    }
+}
+
+// One pass over the program by one thread. `started` holds what the threads share and outlives the call that began it.
+void run_body(const Team& team, void* context) {
+    Program& p = *static_cast<Program*>(context);
+    Run run = {&p, p.started.rows, p.started.chosen, 0, p.started.spans, p.started.sampling != 0};
+    const uint64_t begun = team.thread == 0 ? now() : 0;
+    run_sections(run, team);
+    if (team.thread != 0) return;
+    p.kernel_nanoseconds = now() - begun;
+    if (p.nanoseconds) p.nanoseconds[p.count] += p.kernel_nanoseconds;
+}
+
+void start(const Run& run, Pool* pool) {
+    run.program->started = {run.rows, run.chosen, run.num_spans, run.sampling};
+    pool_start(pool, run_body, run.program);
+}
+
+}  // namespace
+}  // namespace kvasir
+
+using namespace kvasir;
+
+// Begins one step: computes all works, and samples for those that ask. At its end, results are in program->results, in
+// the order of the works that sample, and sampled tokens have been written into the rows' ids. Where the pool's caller
+// stays apart, this returns at once and kvasir_program_wait at the end; nobody changes rows or results in between.
+// Returns a RunError; nothing has begun then.
+KVASIR_API int32_t kvasir_program_start(Program* program, void* pool, const Work* works, int64_t num_works) {
+    Run run = {program, 0, 0, 0, 0, true};
+    if (const int32_t error = gather(run, works, num_works)) return error;
+    start(run, static_cast<Pool*>(pool));
+    return RUN_OK;
+}
+
+KVASIR_API void kvasir_program_wait(void* pool) { pool_wait(static_cast<Pool*>(pool)); }
+
+// A whole step in one call.
+KVASIR_API int32_t kvasir_program_run(Program* program, void* pool, const Work* works, int64_t num_works) {
+    if (const int32_t error = kvasir_program_start(program, pool, works, num_works)) return error;
+    kvasir_program_wait(pool);
+    return RUN_OK;
+}
+
+// The chosen section alone, without sampling, over rows of the last run: their logits stay in the program's buffer.
+// count is at most max_chosen.
+KVASIR_API int32_t kvasir_program_logits(Program* program, void* pool, const int64_t* rows, int64_t count) {
+    if (count > program->max_chosen) return RUN_TOO_MANY;
+    for (int64_t i = 0; i < count; ++i) {
+        if (rows[i] < 0 || rows[i] >= program->max_rows) return RUN_BAD_WORK;
+        program->chosen[i] = rows[i];
+    }
+    start({program, 0, count, 0, 0, false}, static_cast<Pool*>(pool));
+    pool_wait(static_cast<Pool*>(pool));
+    return RUN_OK;
+}
+
+KVASIR_API int64_t kvasir_attention_scratch(const CacheLayout* layout, int32_t heads) {
+    return attention_scratch(*layout, heads);
+}

@@ -1,0 +1,125 @@
+// A program: the forward of a model as a flat list of kernel calls over buffers that were laid out once. Sizes come
+// from the step, so one program serves every batch, chunk and length. One call of `kvasir_program_run` is one step.
+//
+//     gather    work items -> tokens, positions, slots, spans        (thread 0)
+//     rows      the instructions up to `chosen_from`, over all token rows of the step
+//     chosen    the rest, over the rows whose logits are wanted, at most `max_chosen` at a time
+//
+// All threads walk the list together. An instruction that reads what other threads wrote has BARRIER set; row by row
+// instructions split the rows alike, so between them there is none.
+#pragma once
+
+#include "adapters.h"
+#include "experts.h"
+#include "kernels.h"
+#include "pool.h"
+
+namespace kvasir {
+
+constexpr int64_t MAX_GROUPS = 8;
+
+enum Op : int32_t {
+    OP_EMBED = 0,       // p: matrix, out                    n: width, source (0 tokens, 1 positions)
+    OP_RMS_NORM = 1,    // p: out, x, weight                 n: heads, width of one, x stride, out stride   f: eps
+    OP_LAYER_NORM = 2,  // p: out, x, weight, bias           n: width                          f: eps
+    OP_PREPARE = 3,     // p: matrix, out, x                 n: x stride
+    OP_LINEAR = 4,      // p: LinearPart[], x                n: how many
+    OP_ROPE = 5,        // p: out, x, RopeTable              n: heads, head_dim, half, x stride, out stride
+    OP_STORE = 6,       // p: StoreArgs                      n: group
+    OP_ATTENTION = 7,   // p: AttentionArgs                  n: group
+    OP_ACTIVATE = 8,    // p: out, x                         n: width, function
+    OP_GATED = 9,       // p: out, gate, up                  n: width, function
+    OP_ADD = 10,        // p: out, a, b                      n: width
+    OP_MULTIPLY = 11,   // p: out, a, b                      n: width
+    OP_ADD_VECTOR = 12, // p: out, x, vector                 n: width
+    OP_SCALE = 13,      // p: out, x                         n: width                          f: factor
+    OP_SOFTCAP = 14,    // p: out, x                         n: width                          f: cap
+    OP_CHOOSE = 15,     // p: out, x                         n: width          rows of x by the step's choice
+    OP_SAMPLE = 16,     // p: logits                         n: vocabulary
+    OP_ROUTE = 17,      // p: ids, weights, logits, room     n: experts, top k, normalise
+    OP_EXPERTS = 18,    // p: Experts, out, x, ids, weights
+    OP_CALL = 19,       // p: function(context, rows), context: a call out, on thread 0 alone
+};
+
+enum Flag : int32_t { BARRIER = 1 };
+
+struct Instr {
+    int32_t op, flags;
+    int64_t n[8];
+    float f[2];
+    const void* p[6];
+};
+
+// out = residual + (bias + (adapter + product)), in that order whatever of it is there.
+struct LinearPart {
+    const Matrix* matrix;
+    const uint8_t* activated;
+    float* out;
+    int64_t out_stride;
+    const float* bias;
+    const float* residual;
+    int64_t residual_stride;
+    int64_t slot;  // its place in adapters' tables, -1 for none; only matrices of the rows section have one
+};
+
+struct RopeTable {
+    const float* cos;  // [positions, half]
+    const float* sin;
+};
+
+// What the runner keeps of a sequence: its ids and block tables stay where they are from joining to leaving.
+struct RowState {
+    int32_t* ids;
+    const int32_t* tables[MAX_GROUPS];
+    int64_t max_ids;
+    int64_t table_blocks;
+    SampleRow spec;  // position and ids are filled in by the step
+    int64_t adapter;  // 0 for none
+};
+
+enum WorkFlag : int32_t { WORK_SAMPLE = 1, WORK_BIDIRECTIONAL = 2 };
+
+struct Work {
+    int32_t row, flags;
+    int64_t start, count;
+};
+
+// What a run was begun with.
+struct Started {
+    int64_t rows, chosen, spans, sampling;
+};
+
+struct Program {
+    const Instr* instrs;
+    int64_t count, chosen_from;
+    int64_t max_rows, max_chosen, max_work, max_states;
+    int64_t groups, block_size;
+    int64_t num_blocks[MAX_GROUPS], windows[MAX_GROUPS];
+    // Buffers of the gather, [max_rows] each but for spans and works, which are [max_work].
+    int64_t* tokens;
+    int64_t* positions;
+    int64_t* slots[MAX_GROUPS];
+    Span* spans[MAX_GROUPS];
+    int64_t* chosen;
+    int32_t* sampler_rows;
+    SampleRow* specs;
+    RowState* states;  // [max_states]
+    Sampled* results;  // [max_work], in the order of the works that sample
+    uint8_t* scratch;  // scratch_bytes for each thread
+    int64_t scratch_bytes;
+    uint64_t* nanoseconds;  // [count + 1] added up per instruction and for the whole, or null
+    uint64_t kernel_nanoseconds;  // of the last run
+    Started started;
+    const Adapters* adapters;  // null: there are none
+    int64_t adapted;           // rows of the last run that have one
+};
+
+enum RunError : int32_t {
+    RUN_OK = 0,
+    RUN_TOO_MANY = 1,   // more rows or works than the buffers hold
+    RUN_BAD_WORK = 2,   // tokens that the row does not have
+    RUN_BAD_BLOCK = 3,  // a block id out of range
+    RUN_BAD_ADAPTER = 4,  // an adapter that is not there
+};
+
+}  // namespace kvasir

@@ -1,0 +1,200 @@
+// What is done to rows one by one; the contracts stand in kernels.h and abi_rows.cpp.
+//
+// The last elements of a row, fewer than a vector, go through the same operations as the others: the bits of an element
+// do not depend on where it lies.
+#include "rows.h"
+
+#include "simd.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+
+// Up to a vector: whole ones, and at the end of a row the first lanes of one.
+KVASIR_INLINE f32x16 load_some(const float* from, int64_t count) {
+    return count < LANES ? load_first(from, count) : load(from);
+}
+KVASIR_INLINE void store_some(float* to, f32x16 a, int64_t count) {
+    count < LANES ? store_first(to, a, count) : store(to, a);
+}
+
+static float sum_of_row(const float* x, int64_t cols) {
+    f32x16 total = broadcast(0.0f);
+    for (int64_t i = 0; i < cols; i += LANES) total = add(total, load_some(x + i, cols - i));
+    return sum(total);
+}
+
+// The sum of (x - centre)^2.
+static float sum_of_squares(const float* x, int64_t cols, float centre) {
+    const f32x16 c = broadcast(centre);
+    f32x16 total = broadcast(0.0f);
+    int64_t i = 0;
+    for (; i + LANES <= cols; i += LANES) {
+        const f32x16 a = sub(load(x + i), c);
+        total = fma(a, a, total);
+    }
+    if (i < cols) {
+        const f32x16 a = select(first_lanes(cols - i), sub(load_first(x + i, cols - i), c), broadcast(0.0f));
+        total = fma(a, a, total);
+    }
+    return sum(total);
+}
+
+// A true division and square root: the processors' estimate instructions differ from one another.
+static float inverse_root(float mean, float eps) { return 1.0f / __builtin_sqrtf(mean + eps); }
+
+// out[i] = f(a[i]), and the same of two and three arguments.
+template <typename F>
+static void map(float* out, const float* a, int64_t count, F f) {
+    for (int64_t i = 0; i < count; i += LANES) store_some(out + i, f(load_some(a + i, count - i)), count - i);
+}
+
+template <typename F>
+static void map(float* out, const float* a, const float* b, int64_t count, F f) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        const int64_t rest = count - i;
+        store_some(out + i, f(load_some(a + i, rest), load_some(b + i, rest)), rest);
+    }
+}
+
+template <typename F>
+static void map(float* out, const float* a, const float* b, const float* c, int64_t count, F f) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        const int64_t rest = count - i;
+        store_some(out + i, f(load_some(a + i, rest), load_some(b + i, rest), load_some(c + i, rest)), rest);
+    }
+}
+
+namespace {
+
+struct None {
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const { return x; }
+};
+struct Silu {
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const {
+        return div(x, add(broadcast(1.0f), exp(sub(broadcast(0.0f), x))));
+    }
+};
+struct Gelu {
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const {
+        const f32x16 p = add(broadcast(1.0f), erf(mul(x, broadcast(0.707106781f))));
+        return mul(mul(x, broadcast(0.5f)), p);
+    }
+};
+struct GeluTanh {
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const {
+        const f32x16 inner = fma(mul(mul(x, x), x), broadcast(0.044715f), x);
+        const f32x16 p = add(broadcast(1.0f), tanh(mul(inner, broadcast(0.797884561f))));
+        return mul(mul(x, broadcast(0.5f)), p);
+    }
+};
+struct Relu {  // NaN stays NaN
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const {
+        return select(less_equal(x, broadcast(0.0f)), broadcast(0.0f), x);
+    }
+};
+struct Exp {
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const { return exp(x); }
+};
+template <typename F>
+struct Gated {
+    KVASIR_INLINE f32x16 operator()(f32x16 gate, f32x16 up) const { return mul(F()(gate), up); }
+};
+struct Scale {
+    f32x16 factor;
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const { return mul(x, factor); }
+    KVASIR_INLINE f32x16 operator()(f32x16 x, f32x16 weight) const { return mul(mul(x, factor), weight); }
+};
+struct Softcap {
+    f32x16 cap;
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const { return mul(tanh(div(x, cap)), cap); }
+};
+struct Centre {
+    f32x16 mean, factor;
+    KVASIR_INLINE f32x16 operator()(f32x16 x, f32x16 weight, f32x16 bias) const {
+        return fma(mul(sub(x, mean), factor), weight, bias);
+    }
+};
+struct Add {
+    KVASIR_INLINE f32x16 operator()(f32x16 a, f32x16 b) const { return add(a, b); }
+};
+struct Multiply {
+    KVASIR_INLINE f32x16 operator()(f32x16 a, f32x16 b) const { return mul(a, b); }
+};
+
+}  // namespace
+
+void rms_norm(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight, int64_t rows,
+              int64_t cols, float eps) {
+    for (int64_t row = 0; row < rows; ++row, x += x_stride, out += out_stride) {
+        const float factor = inverse_root(sum_of_squares(x, cols, 0.0f) / static_cast<float>(cols), eps);
+        map(out, x, weight, cols, Scale{broadcast(factor)});
+    }
+}
+
+void layer_norm(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight,
+                const float* bias, int64_t rows, int64_t cols, float eps) {
+    for (int64_t row = 0; row < rows; ++row, x += x_stride, out += out_stride) {
+        const float mean = sum_of_row(x, cols) / static_cast<float>(cols);
+        const float factor = inverse_root(sum_of_squares(x, cols, mean) / static_cast<float>(cols), eps);
+        map(out, x, weight, bias, cols, Centre{broadcast(mean), broadcast(factor)});
+    }
+}
+
+// Both halves are read before either is written: out may be x.
+static void turn_head(float* out, const float* x, const float* cos, const float* sin, int64_t half) {
+    for (int64_t i = 0; i < half; i += LANES) {
+        const int64_t rest = half - i;
+        const f32x16 a = load_some(x + i, rest), b = load_some(x + half + i, rest);
+        const f32x16 c = load_some(cos + i, rest), s = load_some(sin + i, rest);
+        store_some(out + i, sub(mul(a, c), mul(b, s)), rest);
+        store_some(out + half + i, add(mul(b, c), mul(a, s)), rest);
+    }
+}
+
+void rope(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* cos, const float* sin,
+          int64_t angle_stride, int64_t rows, int64_t heads, int64_t head_dim, int64_t half) {
+    const int64_t turned = 2 * half;
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t head = 0; head < heads; ++head) {
+            float* to = out + row * out_stride + head * head_dim;
+            const float* from = x + row * x_stride + head * head_dim;
+            turn_head(to, from, cos + row * angle_stride, sin + row * angle_stride, half);
+            if (to != from) map(to + turned, from + turned, head_dim - turned, None());
+        }
+    }
+}
+
+void activate(int32_t function, float* out, const float* x, int64_t count) {
+    switch (function) {
+        case FUNCTION_SILU: return map(out, x, count, Silu());
+        case FUNCTION_GELU: return map(out, x, count, Gelu());
+        case FUNCTION_GELU_TANH: return map(out, x, count, GeluTanh());
+        case FUNCTION_RELU: return map(out, x, count, Relu());
+        case FUNCTION_EXP: return map(out, x, count, Exp());
+        default: return map(out, x, count, None());
+    }
+}
+
+void gated(int32_t function, float* out, const float* gate, const float* up, int64_t count) {
+    switch (function) {
+        case FUNCTION_SILU: return map(out, gate, up, count, Gated<Silu>());
+        case FUNCTION_GELU: return map(out, gate, up, count, Gated<Gelu>());
+        case FUNCTION_GELU_TANH: return map(out, gate, up, count, Gated<GeluTanh>());
+        case FUNCTION_RELU: return map(out, gate, up, count, Gated<Relu>());
+        case FUNCTION_EXP: return map(out, gate, up, count, Gated<Exp>());
+        default: return map(out, gate, up, count, Gated<None>());
+    }
+}
+
+void add_rows(float* out, const float* a, const float* b, int64_t count) { map(out, a, b, count, Add()); }
+
+void multiply_rows(float* out, const float* a, const float* b, int64_t count) { map(out, a, b, count, Multiply()); }
+
+void scale_rows(float* out, const float* a, float factor, int64_t count) {
+    map(out, a, count, Scale{broadcast(factor)});
+}
+
+void softcap_rows(float* out, const float* a, float cap, int64_t count) { map(out, a, count, Softcap{broadcast(cap)}); }
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir

@@ -1,0 +1,17 @@
+// What is done to rows one by one: norms, rotary embedding, activation functions, sums, lookups.
+#pragma once
+
+#include <cstdint>
+
+namespace kvasir {
+
+enum Function : int32_t {
+    FUNCTION_NONE = 0,
+    FUNCTION_SILU = 1,
+    FUNCTION_GELU = 2,
+    FUNCTION_GELU_TANH = 3,
+    FUNCTION_RELU = 4,
+    FUNCTION_EXP = 5,
+};
+
+}  // namespace kvasir

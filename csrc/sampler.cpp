@@ -1,0 +1,186 @@
+// Rows of logits to tokens: the operations of kvasir/sampling in the same order, each with its own rounding, so that
+// the bits are the reference's. What differs is how little is looked at: the maxima of blocks are found first, and a
+// block whose maximum is too low for a question is skipped.
+#include "sampler_parts.h"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+namespace kvasir {
+namespace KVASIR_ISA {
+namespace {
+
+constexpr double GREEDY_BELOW = 1e-5;
+
+// The reference computes with denormals, the threads of the pool without.
+#if defined(__SSE2__)
+class Denormals {
+  public:
+    Denormals() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+    ~Denormals() { _mm_setcsr(saved_); }
+    Denormals(const Denormals&) = delete;
+
+  private:
+    unsigned saved_;
+};
+#elif defined(__aarch64__)
+class Denormals {
+  public:
+    Denormals() {
+        asm volatile("mrs %0, fpcr" : "=r"(saved_));
+        asm volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+    }
+    ~Denormals() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+    Denormals(const Denormals&) = delete;
+
+  private:
+    uint64_t saved_;
+};
+#else
+class Denormals {};
+#endif
+
+Logits unmeasured(const float* x, int64_t vocab, const float* maxima) {
+    return {x, vocab, (vocab + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK, maxima, -INFINITE};
+}
+
+KVASIR_INLINE float merged(float peak, float other) { return other > peak || other != other ? other : peak; }
+
+// Writes the maxima of these blocks. Returns the greatest, NaN if there is one in them.
+float measure(const Logits& row, Range blocks, float* maxima) {
+    float peak = -INFINITE;
+    f32x16 bad = broadcast(0.0f);
+    for (int64_t b = blocks.begin; b < blocks.end; ++b) {
+        const int64_t begin = b * SAMPLE_BLOCK, end = lesser(begin + SAMPLE_BLOCK, row.vocab);
+        f32x16 most = broadcast(-INFINITE);
+        for (int64_t i = begin; i < end; i += LANES) {
+            const f32x16 a = load_within(row.x, i, end);
+            most = max(a, most);
+            bad = select(unordered(a, a), a, bad);
+        }
+        maxima[b] = greatest(most);
+        peak = maxima[b] > peak ? maxima[b] : peak;
+    }
+    return any(unordered(bad, bad)) ? __builtin_nanf("") : peak;
+}
+
+Logits measured(const float* x, int64_t vocab, float* maxima) {
+    Logits row = unmeasured(x, vocab, maxima);
+    row.peak = measure(row, {0, row.blocks}, maxima);
+    return row;
+}
+
+// The lowest id at the peak.
+int64_t first_at_peak(const Logits& row) {
+    int64_t id = 0;
+    while (row.maxima[id / SAMPLE_BLOCK] != row.peak) id += SAMPLE_BLOCK;
+    while (row.x[id] != row.peak) ++id;
+    return id;
+}
+
+int64_t choose(const Logits& row, const SampleRow& spec, Candidate* scratch) {
+    const int64_t top = first_at_peak(row);
+    if (!(spec.temperature >= GREEDY_BELOW)) return top;
+    const Scale scale(row.peak, 1.0 / spec.temperature);
+    return draw(row, scale, cut_of(row, spec, scale, scratch), spec, top);
+}
+
+// ---- rows ----
+
+// What a thread found in its part of a row.
+struct Part {
+    float peak;
+    int64_t total;
+};
+
+// One thread's scratch, in the order and sizes of `sample_scratch`.
+struct Scratch {
+    Candidate* candidates;  // [vocab]
+    float* x;               // [vocab, up to a multiple of 16]
+    float* raw_maxima;      // [blocks]
+    float* maxima;          // [blocks]
+    Part* part;
+
+    Scratch(const SampleArgs& args, int32_t thread) {
+        const int64_t size = sample_scratch(args.vocab), blocks = (args.vocab + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK;
+        uint8_t* from = args.scratch + thread * size;
+        candidates = reinterpret_cast<Candidate*>(from);
+        x = reinterpret_cast<float*>(candidates + args.vocab);
+        raw_maxima = x + (args.vocab + LANES - 1) / LANES * LANES;
+        maxima = raw_maxima + blocks;
+        part = reinterpret_cast<Part*>(from + size - sizeof(Part));
+    }
+};
+
+bool is_sound(float peak) { return peak > -INFINITE; }  // NaN is not
+
+int64_t total_asked(const SampleRow& spec, const Logits& raw, Range blocks) {
+    const bool asked = spec.logprobs >= 0 && is_sound(raw.peak);
+    return asked ? total_weight(raw, blocks, Scale(raw.peak, 1.0)) : 0;
+}
+
+// The result of a row whose raw logits are measured. total: as total_asked gives it.
+void finish(const SampleArgs& args, int64_t r, const Logits& raw, int64_t total, const Scratch& scratch) {
+    const SampleRow& spec = args.specs[r];
+    Sampled& result = args.results[r];
+    result.token = -1;
+    result.logprob = 0.0f;
+    result.rank = 0;
+    result.error = is_sound(raw.peak) ? SAMPLE_OK : raw.peak != raw.peak ? SAMPLE_NAN : SAMPLE_ALL_LOW;
+    if (result.error != SAMPLE_OK) return;
+    Logits row = raw;
+    if (changes_logits(spec)) {
+        result.error = process(scratch.x, raw.x, args.vocab, spec, reinterpret_cast<uint8_t*>(scratch.candidates));
+        if (result.error != SAMPLE_OK) return;
+        row = measured(scratch.x, args.vocab, scratch.maxima);
+        if (!is_sound(row.peak)) result.error = SAMPLE_NOTHING_ALLOWED;
+        if (result.error != SAMPLE_OK) return;
+    }
+    result.token = static_cast<int32_t>(choose(row, spec, scratch.candidates));
+    if (spec.logprobs >= 0) describe(result, raw, total, spec.logprobs, scratch.candidates);
+}
+
+void sample_alone(const SampleArgs& args, int64_t r, const Scratch& scratch) {
+    const Logits raw = measured(args.logits + r * args.stride, args.vocab, scratch.raw_maxima);
+    finish(args, r, raw, total_asked(args.specs[r], raw, {0, raw.blocks}), scratch);
+}
+
+// The whole team measures and adds up one row; the first thread does the rest.
+void sample_together(const SampleArgs& args, int64_t r, const Team& team) {
+    const Scratch shared(args, 0), own(args, team.thread);
+    Logits raw = unmeasured(args.logits + r * args.stride, args.vocab, shared.raw_maxima);
+    const Range blocks = share(team, raw.blocks);
+    own.part->peak = measure(raw, blocks, shared.raw_maxima);
+    team.barrier();
+    for (int32_t t = 0; t < team.threads; ++t) raw.peak = merged(raw.peak, Scratch(args, t).part->peak);
+    own.part->total = total_asked(args.specs[r], raw, blocks);
+    team.barrier();
+    if (team.thread == 0) {
+        int64_t total = 0;
+        for (int32_t t = 0; t < team.threads; ++t) total += Scratch(args, t).part->total;
+        finish(args, r, raw, total, shared);
+    }
+    team.barrier();
+}
+
+// Not to be inlined: nothing of it may move out of the time in which denormals count.
+__attribute__((noinline)) void sample_rows(const SampleArgs& args, const Team& team) {
+    if (2 * args.rows <= team.threads) {
+        for (int64_t r = 0; r < args.rows; ++r) sample_together(args, r, team);
+        return;
+    }
+    const Scratch scratch(args, team.thread);
+    const Range rows = share(team, args.rows);
+    for (int64_t r = rows.begin; r < rows.end; ++r) sample_alone(args, r, scratch);
+}
+
+}  // namespace
+
+void sample(const SampleArgs& args, const Team& team) {
+    [[maybe_unused]] const Denormals denormals;
+    sample_rows(args, team);
+}
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir

@@ -1,0 +1,62 @@
+// Rows of logits to tokens, in the bits of the reference sampler (kvasir/sampling).
+#pragma once
+
+#include <cstdint>
+
+#include "team.h"
+
+namespace kvasir {
+
+struct SampleRow {
+    double temperature, top_p, min_p;
+    float presence_penalty, frequency_penalty, repetition_penalty;
+    int32_t top_k;
+    uint64_t seed;
+    int64_t position;
+    const int32_t* ids;  // all known ids, the prompt first
+    int64_t num_ids, prompt_len;
+    int64_t min_tokens;
+    const int32_t* stop_ids;
+    int64_t num_stop_ids;
+    const int32_t* bias_ids;  // unique
+    const float* bias;
+    int64_t num_bias;
+    const int32_t* mask;  // words of a grammar, or null; bit i & 31 of word i >> 5 allows token i
+    int64_t mask_words;
+    int32_t logprobs;  // -1 for none, else how many of the best beside the chosen one, at most MAX_LOGPROBS
+    int32_t reserved;
+};
+
+constexpr int32_t MAX_LOGPROBS = 128;
+
+enum SampleError : int32_t {
+    SAMPLE_OK = 0,
+    SAMPLE_NAN = 1,              // a logit is NaN
+    SAMPLE_ALL_LOW = 2,          // no logit is above -inf
+    SAMPLE_NOTHING_ALLOWED = 3,  // none is after mask, min_tokens, bias and penalties
+    SAMPLE_BIAS_OUTSIDE = 4,     // a bias names an id outside the vocabulary
+};
+
+struct Sampled {
+    int32_t token;  // -1 with an error
+    int32_t error;
+    float logprob;  // the rest is written only where logprobs are asked for
+    int32_t rank;
+    int32_t best_ids[MAX_LOGPROBS];  // as many as asked for, at most the vocabulary
+    float best_logprobs[MAX_LOGPROBS];
+};
+
+struct SampleArgs {
+    const float* logits;  // [rows, stride], left unchanged
+    int64_t stride, vocab, rows;
+    const SampleRow* specs;
+    Sampled* results;
+    uint8_t* scratch;  // sample_scratch(vocab) bytes for each thread of the team, aligned to 8
+};
+
+constexpr int64_t SAMPLE_BLOCK = 256;  // logits whose maximum is kept
+constexpr int64_t MAX_SAMPLE_VOCAB = int64_t{1} << 22;  // so that the sum of all weights fits an int64
+
+int64_t sample_scratch(int64_t vocab);  // a multiple of 64
+
+}  // namespace kvasir

@@ -1,0 +1,137 @@
+// Gumbel-max with noise from a counter (Philox). Tokens are screened with float32 bounds; exact scores are computed for
+// the few that may win.
+#include "sampler_parts.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+namespace {
+
+constexpr int64_t GROUP = 32;                   // tokens whose noise is made together: 8 counters, 4 words each
+constexpr double LEAST_LOG_E = -22.8738569855;  // a little below -33 ln 2, the least that any word gives
+constexpr float SLACK = 1e-3f;                  // the float32 bounds err by less than a tenth of it
+
+// Words of the tokens 4 * first_block to 4 * first_block + 31, as pairs of 32 bits.
+KVASIR_INLINE void noise(int64_t* words, uint64_t seed, int64_t position, int64_t first_block) {
+    static const int64_t STEPS[] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const i64x8 by0 = broadcast_i64(0xd2511f53), by1 = broadcast_i64(0xcd9e8d57);
+    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    i64x8 c0 = broadcast_i64(position), c1 = add(broadcast_i64(first_block), load(STEPS));
+    i64x8 c2 = broadcast_i64(0), c3 = c2;
+    for (int round = 0; round < 10; ++round) {  // high halves hold rests that no product reads
+        const i64x8 product0 = multiply_words(by0, c0), product1 = multiply_words(by1, c2);
+        c0 = bit_xor(bit_xor(shift_right<32>(product1), c1), broadcast_i64(k0));
+        c2 = bit_xor(bit_xor(shift_right<32>(product0), c3), broadcast_i64(k1));
+        c1 = product1;
+        c3 = product0;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    const i64x8 low = broadcast_i64(0xffffffff);
+    store_pairs(words, bit_or(bit_and(c0, low), shift_left<32>(c1)), bit_or(bit_and(c2, low), shift_left<32>(c3)));
+}
+
+double log_exponential(uint32_t word) {
+    const double one_minus_u = ((4294967296.0 - 0.5) - static_cast<double>(word)) * 0x1p-32;
+    return log(-log(one_minus_u));
+}
+
+// Below log(e) of each word, but for rounding: e > u >= 2 * half / 2^32, and log2 lies above the straight lines that
+// a float's bits describe (Mitchell, 1962).
+KVASIR_INLINE f32x16 lower_bound(i32x16 words) {
+    const f32x16 half = to_float(shift_right<1>(words));
+    const f32x16 log2_u = sub(mul(to_float(float_to_bits(half)), broadcast(0x1p-23f)), broadcast(127.0f + 31.0f));
+    return mul(log2_u, broadcast(0.693147182f));
+}
+
+// The token with the least log(e) - z of those that the cut keeps, ties to the lowest id. Starts from `top`, which is
+// kept whatever the cut; what cannot reach the best score so far is left out by z alone, then by the bound above.
+class Draw {
+  public:
+    Draw(const Logits& row, const Scale& scale, uint64_t cut, const SampleRow& spec)
+        : row_(row),
+          scale_(scale),
+          cut_value_(value_of(cut)),
+          cut_id_(id_of(cut)),
+          seed_(spec.seed),
+          position_(spec.position & 0xffffffff),
+          peak_(broadcast(row.peak < GREATEST ? row.peak : GREATEST)),
+          factor_(broadcast(static_cast<float>(scale.factor))) {}
+
+    int64_t from(int64_t top) {
+        noise(words_, seed_, position_, top / GROUP * (GROUP / 4));
+        best_ = log_exponential(word(top % GROUP)) - scale_.of(row_.x[top]);
+        best_id_ = top;
+        for (int64_t b = 0; b < row_.blocks; ++b) {
+            const float most = row_.maxima[b];
+            if (!(most >= cut_value_) || scale_.of(most) < LEAST_LOG_E - best_) continue;
+            const int64_t begin = b * SAMPLE_BLOCK, end = lesser(begin + SAMPLE_BLOCK, row_.vocab);
+            for (int64_t i = begin; i < end; i += GROUP) group(i, end);
+        }
+        return best_id_;
+    }
+
+  private:
+    void group(int64_t begin, int64_t end) {
+        const f32x16 none = broadcast(-INFINITE);
+        const f32x16 x0 = load_within(row_.x, begin, end);
+        const f32x16 x1 = begin + LANES < end ? load_within(row_.x, begin + LANES, end) : none;
+        const f32x16 z0 = z_of(x0), z1 = z_of(x1);
+        const uint32_t within0 = kept(x0, z0), within1 = kept(x1, z1);
+        if (!(within0 | within1)) return;
+        noise(words_, seed_, position_, begin / 4);
+        const int32_t* words = reinterpret_cast<const int32_t*>(words_);
+        const f32x16 bar = broadcast(static_cast<float>(best_) + SLACK);
+        const uint32_t open0 = within0 & lanes(less_equal(sub(lower_bound(load(words)), z0), bar));
+        const uint32_t open1 = within1 & lanes(less_equal(sub(lower_bound(load(words + LANES)), z1), bar));
+        for (uint32_t open = open0 | open1 << LANES; open; open &= open - 1) {
+            const int64_t place = __builtin_ctz(open);
+            consider(begin + place, word(place));
+        }
+    }
+
+    // Not NaN, and not below the true z but for rounding, for all that the cut keeps.
+    f32x16 z_of(f32x16 x) const {
+        return mul(max(min(sub(x, peak_), broadcast(0.0f)), broadcast(-GREATEST)), factor_);
+    }
+
+    uint32_t kept(f32x16 x, f32x16 z) const {
+        const f32x16 reach = broadcast(static_cast<float>(LEAST_LOG_E - best_) - SLACK);
+        return lanes(less_equal(broadcast(cut_value_), x)) & lanes(less_equal(reach, z));
+    }
+
+    void consider(int64_t id, uint32_t word) {
+        const float x = row_.x[id];
+        if (x == cut_value_ && id > cut_id_) return;
+        const double score = log_exponential(word) - scale_.of(x);
+        if (score < best_ || (score == best_ && id < best_id_)) {
+            best_ = score;
+            best_id_ = id;
+        }
+    }
+
+    uint32_t word(int64_t place) const {
+        uint32_t one;
+        std::memcpy(&one, reinterpret_cast<const char*>(words_) + 4 * place, sizeof one);
+        return one;
+    }
+
+    const Logits& row_;
+    const Scale& scale_;
+    const float cut_value_;
+    const int64_t cut_id_;
+    const uint64_t seed_;
+    const int64_t position_;
+    const f32x16 peak_, factor_;
+    alignas(64) int64_t words_[GROUP / 2];
+    double best_;
+    int64_t best_id_;
+};
+
+}  // namespace
+
+int64_t draw(const Logits& row, const Scale& scale, uint64_t cut, const SampleRow& spec, int64_t top) {
+    return Draw(row, scale, cut, spec).from(top);
+}
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir

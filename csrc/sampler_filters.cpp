@@ -1,0 +1,156 @@
+// Every filter keeps a head of one list, the tokens by descending logit and ascending id. A head is told by the key of
+// its last token, its cut: no list is put in order, and filters meet as the greatest of their cuts.
+#include "sampler_parts.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+namespace {
+
+constexpr int64_t FEW = 64;          // so many are put in order by insertion
+constexpr int64_t FIRST_LIST = 256;  // tokens listed at first for top-p
+
+// Lists the tokens from `least` to `most`, each with a weight of 1. `to` has room for all.
+int64_t collect(const Logits& row, float least, float most, Candidate* to) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < row.blocks; ++b) {
+        if (!(row.maxima[b] >= least)) continue;
+        const int64_t begin = b * SAMPLE_BLOCK, end = lesser(begin + SAMPLE_BLOCK, row.vocab);
+        for (int64_t i = begin; i < end; i += LANES) {
+            const f32x16 x = load_within(row.x, i, end);
+            uint32_t found = lanes(less_equal(broadcast(least), x)) & lanes(less_equal(x, broadcast(most)));
+            for (found &= within(end - i); found; found &= found - 1) {
+                const int64_t id = i + __builtin_ctz(found);
+                to[count++] = {key_of(row.x[id], id), 1};
+            }
+        }
+    }
+    return count;
+}
+
+void put_in_order(Candidate* list, int64_t count) {
+    for (int64_t i = 1; i < count; ++i) {
+        const Candidate one = list[i];
+        int64_t place = i;
+        for (; place > 0 && list[place - 1].key < one.key; --place) list[place] = list[place - 1];
+        list[place] = one;
+    }
+}
+
+// The key of the last token of the shortest head whose weights reach `target`, which all together do. By digits from
+// the top (radix selection): of each, only the candidates in the digit where the target is reached stay in the list.
+uint64_t cut_at(Candidate* list, int64_t count, int64_t target) {
+    for (int shift = 64 - DIGIT_BITS; count > FEW; shift = shift > DIGIT_BITS ? shift - DIGIT_BITS : 0) {
+        int64_t sums[DIGITS] = {};
+        const auto digit = [shift](const Candidate& c) { return c.key >> shift & (DIGITS - 1); };
+        for (int64_t i = 0; i < count; ++i) sums[digit(list[i])] += list[i].weight;
+        uint64_t reached = DIGITS - 1;
+        while (target > sums[reached]) target -= sums[reached--];
+        int64_t kept = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            const Candidate one = list[i];
+            list[kept] = one;
+            kept += digit(one) == reached;
+        }
+        count = kept;
+    }
+    put_in_order(list, count);
+    int64_t last = 0;
+    while (target > list[last].weight) target -= list[last++].weight;
+    return list[last].key;
+}
+
+// A value that at least so many tokens reach (or as many as there are blocks): one in each of the best blocks.
+float value_reached_by(const Logits& row, int64_t count, Candidate* scratch) {
+    for (int64_t b = 0; b < row.blocks; ++b) scratch[b] = {key_of(row.maxima[b], b), 1};
+    return value_of(cut_at(scratch, row.blocks, lesser(count, row.blocks)));
+}
+
+// The cut behind the best `count` tokens, at most all.
+uint64_t cut_at_count(const Logits& row, int64_t count, Candidate* scratch) {
+    int64_t listed = collect(row, value_reached_by(row, count, scratch), INFINITE, scratch);
+    if (listed < count) listed = collect(row, -INFINITE, INFINITE, scratch);
+    return cut_at(scratch, listed, count);
+}
+
+// Lists the tokens from the key `first` down to the key `last`.
+int64_t list_between(const Logits& row, uint64_t first, uint64_t last, Candidate* to) {
+    const int64_t count = collect(row, value_of(last), value_of(first), to);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const Candidate one = to[i];
+        to[kept] = one;
+        kept += one.key >= last && one.key <= first;
+    }
+    return kept;
+}
+
+// The share p of a weight, rounded up, at least 1.
+int64_t mass_of(int64_t total, double p) {
+    const double share = static_cast<double>(total) * p;
+    const int64_t below = static_cast<int64_t>(share);
+    const int64_t mass = below + (static_cast<double>(below) < share);
+    return mass > 1 ? mass : 1;
+}
+
+// top-p among what top-k has left. The weights may not reach a mass that was rounded up: then nothing is cut.
+uint64_t cut_at_mass_within(const Logits& row, uint64_t cut, const Scale& scale, double p, Candidate* scratch) {
+    const int64_t count = list_between(row, FIRST_KEY, cut, scratch);
+    const int64_t total = weigh(scratch, count, scale), mass = mass_of(total, p);
+    return total >= mass ? cut_at(scratch, count, mass) : 0;
+}
+
+// top-p among all tokens. The nucleus mostly ends among few; else the first digit of its cut comes from all weights.
+uint64_t cut_at_mass(const Logits& row, const Scale& scale, double p, Candidate* scratch) {
+    int64_t mass = mass_of(total_weight(row, {0, row.blocks}, scale), p);
+    int64_t count = collect(row, value_reached_by(row, FIRST_LIST, scratch), INFINITE, scratch);
+    if (weigh(scratch, count, scale) >= mass) return cut_at(scratch, count, mass);
+    int64_t sums[DIGITS];
+    weigh_by_digit(sums, row, scale);
+    uint64_t digit = DIGITS - 1;
+    for (; mass > sums[digit]; --digit) {
+        mass -= sums[digit];
+        if (digit == 0) return 0;
+    }
+    const uint64_t last = digit << (64 - DIGIT_BITS), first = last + ((uint64_t{1} << (64 - DIGIT_BITS)) - 1);
+    count = list_between(row, first < FIRST_KEY ? first : FIRST_KEY, last, scratch);
+    weigh(scratch, count, scale);
+    return cut_at(scratch, count, mass);
+}
+
+// min-p: the cut at the least float32 that reaches the bound, as z ascends with the logit.
+uint64_t cut_at_probability(float peak, const Scale& scale, double min_p) {
+    const double bound = log(min_p > 1e-300 ? min_p : 1e-300);
+    uint64_t low = key_of(-GREATEST, 0) >> 32, high = key_of(peak, 0) >> 32;
+    while (low < high) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (scale.of(value_of(middle << 32)) >= bound) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return high << 32;
+}
+
+}  // namespace
+
+uint64_t cut_of(const Logits& row, const SampleRow& spec, const Scale& scale, Candidate* scratch) {
+    uint64_t cut = 0;
+    if (spec.top_k > 0 && spec.top_k < row.vocab) {
+        cut = cut_at_count(row, spec.top_k, scratch);
+        if (spec.top_p < 1.0) cut = greater(cut, cut_at_mass_within(row, cut, scale, spec.top_p, scratch));
+    } else if (spec.top_p < 1.0) {
+        cut = cut_at_mass(row, scale, spec.top_p, scratch);
+    }
+    if (spec.min_p > 0.0) cut = greater(cut, cut_at_probability(row.peak, scale, spec.min_p));
+    return greater(cut, key_of(-GREATEST, 0x7fffffff));  // what is at -inf is out
+}
+
+int64_t best_in_order(const Logits& row, int64_t count, Candidate* to) {
+    const int64_t listed = list_between(row, FIRST_KEY, cut_at_count(row, count, to), to);
+    put_in_order(to, listed);
+    return listed;
+}
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir

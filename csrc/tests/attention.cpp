@@ -1,0 +1,275 @@
+// Attention over the paged cache: against a softmax in float64, the bits of a row against everything around it, and
+// nothing read or written outside (caches and tables end at a forbidden page, and what nobody owns is NaN).
+#include "../attention_layout.h"
+
+#include "../kvasir_cpu.h"
+#include "check.h"
+
+KVASIR_API int64_t kvasir_cache_block_bytes(const kvasir::CacheLayout* layout);
+KVASIR_API int32_t kvasir_store_kv(const kvasir::StoreArgs* args);
+KVASIR_API int32_t kvasir_attention(kvasir::AttentionArgs* args, int32_t threads);
+
+namespace {
+
+using kvasir_test::Guarded;
+using kvasir_test::require;
+using kvasir_test::same;
+
+// One sequence of `length` tokens, and how it is attended to.
+struct Case {
+    int32_t format, heads, kv_heads, dim, block;
+    int64_t length;
+    int32_t window = 0;
+    bool causal = true, sinks = false, alibi = false;
+    float softcap = 0.0f;
+};
+
+struct Data {
+    std::vector<float> q, k, v, sinks, slopes;
+};
+
+Data draw(const Case& c) {
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    const auto fill = [&](std::vector<float>& to, int64_t count, float size) {
+        to.resize(static_cast<size_t>(count));
+        for (float& value : to) value = size * normal(random);
+    };
+    Data data;
+    fill(data.q, c.length * c.heads * c.dim, 2.0f);
+    fill(data.k, c.length * c.kv_heads * c.dim, 1.0f);
+    fill(data.v, c.length * c.kv_heads * c.dim, 1.0f);
+    fill(data.sinks, c.heads, 2.0f);
+    fill(data.slopes, c.heads, 0.05f);
+    return data;
+}
+
+float scale_of(const Case& c) { return 1.0f / std::sqrt(static_cast<float>(c.dim)); }
+
+void expect(const Case& c, const Data& data, std::vector<double>& out) {
+    out.assign(data.q.size(), 0.0);
+    std::vector<double> weight(static_cast<size_t>(c.length));
+    const int64_t group = c.heads / c.kv_heads;
+    for (int64_t p = 0; p < c.length; ++p) {
+        const int64_t first = c.window && p >= c.window ? p - c.window + 1 : 0, last = c.causal ? p + 1 : c.length;
+        for (int64_t h = 0; h < c.heads; ++h) {
+            double sum = c.sinks ? std::exp(static_cast<double>(data.sinks[h])) : 0.0;
+            for (int64_t j = first; j < last; ++j) {
+                double x = 0.0;
+                for (int64_t i = 0; i < c.dim; ++i) {
+                    x += static_cast<double>(data.q[(p * c.heads + h) * c.dim + i]) *
+                         data.k[(j * c.kv_heads + h / group) * c.dim + i];
+                }
+                x *= scale_of(c);
+                if (c.softcap > 0.0f) x = c.softcap * std::tanh(x / c.softcap);
+                if (c.alibi) x += static_cast<double>(data.slopes[h]) * static_cast<double>(j - p);
+                sum += weight[j] = std::exp(x);
+            }
+            for (int64_t j = first; j < last; ++j) {
+                for (int64_t i = 0; i < c.dim; ++i) {
+                    out[(p * c.heads + h) * c.dim + i] +=
+                        weight[j] / sum * data.v[(j * c.kv_heads + h / group) * c.dim + i];
+                }
+            }
+        }
+    }
+}
+
+// Steps of the given sizes (the last repeats) through a cache of NaN in scattered blocks, by `threads` threads.
+std::vector<float> attend(const Case& c, const Data& data, std::vector<int64_t> sizes, int32_t threads) {
+    kvasir::CacheLayout layout{c.format, c.kv_heads, c.dim, c.block};
+    const int64_t bytes = kvasir_cache_block_bytes(&layout), blocks = (c.length + c.block - 1) / c.block;
+    Guarded<uint8_t> k(blocks * bytes), v(blocks * bytes);
+    std::memset(k.data, 0xff, static_cast<size_t>(blocks * bytes));
+    std::memset(v.data, 0xff, static_cast<size_t>(blocks * bytes));
+    Guarded<int32_t> table(blocks);
+    const int64_t scratch_bytes = kvasir::attention_scratch(layout, c.heads);
+    Guarded<uint8_t> scratch(threads * scratch_bytes);
+    std::vector<float> out(data.q.size(), 5.0f);
+    std::vector<int64_t> slots;
+    const int64_t q_row = c.heads * c.dim, kv_row = c.kv_heads * c.dim;
+    for (int64_t start = 0, step = 0; start < c.length; ++step) {
+        const int64_t size = sizes[std::min(static_cast<size_t>(step), sizes.size() - 1)];
+        const int64_t count = std::min(size, c.length - start);
+        for (int64_t i = 0; i < blocks; ++i) table[i] = static_cast<int32_t>(blocks - 1 - i);
+        const int64_t low = c.window ? std::max<int64_t>(0, start - c.window + 1) : 0;
+        for (int64_t i = 0; i < low / c.block; ++i) table[i] = 1 << 30;  // stale: not to be followed
+        slots.clear();
+        for (int64_t p = start; p < start + count; ++p) slots.push_back(table[p / c.block] * c.block + p % c.block);
+        const kvasir::StoreArgs store{layout, k.data, v.data, &data.k[start * kv_row], &data.v[start * kv_row],
+                                      kv_row, kv_row, slots.data(), count};
+        require(kvasir_store_kv(&store) == 0, "store_kv takes the layout");
+        const kvasir::Span span{0, start, count, table.data, c.causal, 0};
+        kvasir::AttentionArgs args{};
+        args.layout = layout;
+        args.k = k.data;
+        args.v = v.data;
+        Guarded<float> q(count * q_row), mixed(count * q_row);
+        std::memcpy(q.data, &data.q[start * q_row], static_cast<size_t>(count * q_row) * sizeof(float));
+        args.q = q.data;
+        args.out = mixed.data;
+        args.q_stride = args.out_stride = q_row;
+        args.heads = c.heads;
+        args.window = c.window;
+        args.scale = scale_of(c);
+        args.softcap = c.softcap;
+        args.sinks = c.sinks ? data.sinks.data() : nullptr;
+        args.alibi_slopes = c.alibi ? data.slopes.data() : nullptr;
+        args.spans = &span;
+        args.num_spans = 1;
+        args.scratch = scratch.data;
+        require(kvasir_attention(&args, threads) == 0, "attention takes the layout");
+        std::memcpy(&out[start * q_row], mixed.data, static_cast<size_t>(count * q_row) * sizeof(float));
+        start += count;
+    }
+    return out;
+}
+
+// The last `counts[i]` rows of sequences of `lengths[i]` tokens in one step, by `threads` threads; `cuts` grows by the
+// threads that began inside an item.
+std::vector<float> attend_last(const Case& c, const std::vector<int64_t>& lengths, const std::vector<int64_t>& counts,
+                               int32_t threads, int64_t& cuts) {
+    kvasir::CacheLayout layout{c.format, c.kv_heads, c.dim, c.block};
+    std::vector<int64_t> slots;
+    std::vector<kvasir::Span> spans;
+    std::vector<std::vector<int32_t>> tables(lengths.size());
+    int64_t blocks = 0, rows = 0;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+        for (int64_t p = 0; p < lengths[i]; ++p) {
+            if (p % c.block == 0) tables[i].push_back(static_cast<int32_t>(blocks++));
+            slots.push_back(tables[i].back() * c.block + p % c.block);
+        }
+        spans.push_back({rows, lengths[i] - counts[i], counts[i], tables[i].data(), c.causal, 0});
+        rows += counts[i];
+    }
+    Case all = c;
+    all.length = static_cast<int64_t>(slots.size());
+    const Data data = draw(all);
+    const int64_t bytes = kvasir_cache_block_bytes(&layout), kv_row = c.kv_heads * c.dim, q_row = c.heads * c.dim;
+    Guarded<uint8_t> k(blocks * bytes), v(blocks * bytes);
+    std::memset(k.data, 0xff, static_cast<size_t>(blocks * bytes));
+    std::memset(v.data, 0xff, static_cast<size_t>(blocks * bytes));
+    const kvasir::StoreArgs store{layout, k.data, v.data, data.k.data(), data.v.data(), kv_row, kv_row, slots.data(),
+                                  all.length};
+    require(kvasir_store_kv(&store) == 0, "store_kv takes the layout");
+    const int64_t scratch_bytes = kvasir::attention_scratch(layout, c.heads);
+    Guarded<uint8_t> scratch(threads * scratch_bytes);
+    std::memset(scratch.data, 0x7f, static_cast<size_t>(threads * scratch_bytes));
+    std::vector<float> out(static_cast<size_t>(rows * q_row), 5.0f);
+    kvasir::AttentionArgs args{};
+    args.layout = layout;
+    args.k = k.data;
+    args.v = v.data;
+    args.q = data.q.data();
+    args.out = out.data();
+    args.q_stride = args.out_stride = q_row;
+    args.heads = c.heads;
+    args.window = c.window;
+    args.scale = scale_of(c);
+    args.sinks = c.sinks ? data.sinks.data() : nullptr;
+    args.spans = spans.data();
+    args.num_spans = static_cast<int64_t>(spans.size());
+    args.scratch = scratch.data;
+    require(kvasir_attention(&args, threads) == 0, "attention takes the layout");
+    for (int32_t t = 0; t < threads; ++t) {
+        cuts += reinterpret_cast<const kvasir::AttentionState*>(scratch.data + t * scratch_bytes)->kept_end > 0;
+    }
+    return out;
+}
+
+// What the first instruction set computed, case by case.
+std::vector<std::vector<float>> first_results;
+size_t place_of_case = 0;
+
+void check(const Case& c) {
+    const Data data = draw(c);
+    std::vector<double> expected;
+    expect(c, data, expected);
+    const std::vector<float> whole = attend(c, data, {c.length}, 1);
+    const double tolerance[] = {2e-6, 1.2e-2, 1.5e-3, 4e-2};  // F32, BF16, F16, INT8
+    double most = 0.0;
+    for (size_t i = 0; i < whole.size(); ++i) most = std::max(most, std::fabs(whole[i] - expected[i]));
+    if (!(most < 2.5 * tolerance[c.format])) {
+        std::fprintf(stderr, "format %d, %d heads of %d, %lld tokens: off by %g\n", c.format, c.heads, c.dim,
+                     static_cast<long long>(c.length), most);
+    }
+    require(most < 2.5 * tolerance[c.format], "attention agrees with float64");
+    const int64_t size = static_cast<int64_t>(whole.size());
+    require(same(attend(c, data, {c.length}, 3).data(), whole.data(), size), "attention: threads change no bits");
+    if (place_of_case == first_results.size()) first_results.push_back(whole);
+    require(same(first_results[place_of_case++].data(), whole.data(), size), "attention: all instruction sets agree");
+    if (!c.causal) return;
+    require(same(attend(c, data, {1}, 1).data(), whole.data(), size), "attention: token by token, the same bits");
+    require(same(attend(c, data, {3, 17, 1, 40}, 2).data(), whole.data(), size), "attention: chunks change no bits");
+}
+
+// Sequences long enough to be cut between threads, alone and among others.
+void check_cuts(const Case& c, const std::vector<int64_t>& lengths, const std::vector<int64_t>& counts,
+                const std::vector<int32_t>& teams = {2, 3, 5, 16}, bool fits = true) {
+    int64_t cuts = 0;
+    const std::vector<float> whole = attend_last(c, lengths, counts, 1, cuts);
+    require(cuts == 0, "attention: one thread cuts nothing");
+    const int64_t size = static_cast<int64_t>(whole.size());
+    if (place_of_case == first_results.size()) first_results.push_back(whole);
+    require(same(first_results[place_of_case++].data(), whole.data(), size), "attention: all instruction sets agree");
+    for (const int32_t threads : teams) {
+        const std::vector<float> found = attend_last(c, lengths, counts, threads, cuts);
+        require(same(found.data(), whole.data(), size), "attention: cuts between threads change no bits");
+    }
+    require((cuts > 0) == fits, "attention: what is long, and fits, is cut");
+}
+
+// A NaN token reaches those that see it and no others.
+void check_poison(Case c, bool in_values) {
+    const int64_t bad = 21, row = c.heads * c.dim;
+    Data data = draw(c);
+    const std::vector<float> clean = attend(c, data, {c.length}, 1);
+    (in_values ? data.v : data.k)[bad * c.kv_heads * c.dim] = NAN;
+    const std::vector<float> found = attend(c, data, {c.length}, 1);
+    const int64_t until = c.window ? std::min(c.length, bad + c.window) : c.length;
+    require(same(&found[0], &clean[0], bad * row), "attention: a later NaN reaches no earlier row");
+    require(until == c.length || same(&found[until * row], &clean[until * row], (c.length - until) * row),
+            "attention: a NaN behind the window reaches no row");
+    for (int64_t p = bad; p < until; ++p) require(std::isnan(found[p * row]), "attention: a NaN that is seen is NaN");
+}
+
+}  // namespace
+
+void test_attention() {
+    place_of_case = 0;
+    for (int32_t format = 0; format < 4; ++format) {
+        check({format, 2, 1, 10, 16, 70});
+        check({format, 3, 3, 8, 32, 67, 20});
+        check({format, 14, 2, 16, 48, 85});
+        Case soft{format, 4, 2, 80, 16, 66, 33};
+        soft.softcap = 5.0f;
+        soft.sinks = true;
+        check(soft);
+        Case both{format, 17, 1, 16, 128, 40};
+        both.causal = false;
+        both.alibi = true;
+        check(both);
+        check_poison({format, 4, 2, 16, 16, 60}, false);
+        check_poison({format, 4, 2, 16, 16, 60, 25}, true);
+        check_poison({format, 4, 4, 16, 64, 60}, true);
+    }
+    check({kvasir::CACHE_BF16, 1, 1, 2, 64, 1100});
+    for (int32_t format = 0; format < 4; ++format) {
+        const Case one{format, 2, 1, 8, 64, 0};
+        check_cuts(one, {9001}, {1});
+        check_cuts(one, {100, 5000, 0, 17}, {1, 1, 0, 1});
+    }
+    Case window{kvasir::CACHE_BF16, 3, 3, 10, 16, 0, 3000};
+    window.sinks = true;
+    check_cuts(window, {6200}, {1});
+    check_cuts({kvasir::CACHE_BF16, 2, 1, 10, 16, 0, 3096}, {4123}, {7});  // a chunk that only some rows see
+    check_cuts({kvasir::CACHE_BF16, 17, 1, 16, 32, 0}, {4100}, {7});
+    check_cuts({kvasir::CACHE_F32, 1, 1, 256, 128, 0}, {2048, 2100}, {1, 2});
+    Case both{kvasir::CACHE_BF16, 2, 2, 16, 16, 0};
+    both.causal = false;
+    check_cuts(both, {3500, 60}, {3, 60});
+    // Full items, of which the second thread would have more chunks to keep than it has room for.
+    check_cuts({kvasir::CACHE_F32, 16, 1, 2, 64, 0}, {130 * 1024, 132 * 1024}, {1, 1}, {2}, false);
+    kvasir::CacheLayout odd{kvasir::CACHE_BF16, 1, 7, 16};
+    require(kvasir_cache_block_bytes(&odd) == -1, "an odd width is refused");
+}

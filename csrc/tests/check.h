@@ -1,0 +1,65 @@
+// What the kernels' own tests share. They run under the address and undefined-behaviour sanitizers: every array ends at
+// a page that may not be touched, so that reading or writing one element too many is a fault also inside vector
+// instructions.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace kvasir_test {
+
+// An array whose last element is the last before a forbidden page.
+template <typename T>
+class Guarded {
+  public:
+    explicit Guarded(int64_t count) {
+        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        const size_t used = (static_cast<size_t>(count) * sizeof(T) + page - 1) / page * page;
+        size_ = used + page;
+        base_ = static_cast<char*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0));
+        if (base_ == MAP_FAILED || mprotect(base_ + used, page, PROT_NONE) != 0) std::abort();
+        data = reinterpret_cast<T*>(base_ + used) - count;
+    }
+    Guarded(const Guarded&) = delete;
+    ~Guarded() { munmap(base_, size_); }
+
+    T& operator[](int64_t i) { return data[i]; }
+
+    T* data;
+
+  private:
+    char* base_;
+    size_t size_;
+};
+
+// The same bits, any NaN counting as the same NaN.
+inline bool same(const float* a, const float* b, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+        if (!(std::isnan(a[i]) && std::isnan(b[i])) && std::memcmp(a + i, b + i, sizeof(float)) != 0) return false;
+    }
+    return true;
+}
+
+inline void require(bool holds, const char* what) {
+    if (holds) return;
+    std::fprintf(stderr, "failed: %s\n", what);
+    std::exit(1);
+}
+
+}  // namespace kvasir_test
+
+// One per family; each tries every instruction set in force by `kvasir_set_isa`.
+void test_rows();
+void test_linear();
+void test_attention();
+void test_sampler();
+void test_program();

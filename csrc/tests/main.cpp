@@ -1,0 +1,15 @@
+// Runs every kernel on every instruction set this machine has, over odd shapes and hostile values.
+#include "../kvasir_cpu.h"
+#include "check.h"
+
+int main() {
+    for (int32_t place = 0; kvasir_set_isa(place) == place; ++place) {
+        test_rows();
+        test_linear();
+        test_attention();
+        test_sampler();
+        test_program();
+        std::printf("kernels on %s: checked\n", kvasir_isa_name());
+    }
+    return 0;
+}

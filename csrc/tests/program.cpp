@@ -1,0 +1,490 @@
+// The walk over whole programs: against the same instructions in float64, and the bits of every row and every sampled
+// token against other threads, other steps and other instruction sets. Steps that cannot be are refused untouched.
+#include "../pool.h"
+#include "programs.h"
+
+KVASIR_API int32_t kvasir_program_run(kvasir::Program* program, void* pool, const kvasir::Work* works,
+                                      int64_t num_works);
+KVASIR_API int32_t kvasir_program_logits(kvasir::Program* program, void* pool, const int64_t* rows, int64_t count);
+KVASIR_API void kvasir_sample(kvasir::SampleArgs* args, void* pool);
+
+namespace {
+
+using namespace kvasir_test;
+
+constexpr int64_t VOCAB = 300, WIDTH = 32, ANSWER = 6, GROUPS = 2;
+constexpr int64_t PROMPTS[] = {33, 17, 1, 40, 5};
+constexpr int64_t SEQUENCES = 5, MAX_IDS = 40 + ANSWER;
+
+// ---- programs ----
+
+void decoder(Builder& b, const Numbers& numbers) {
+    constexpr int64_t HEADS = 4, KV_HEADS = 2, DIM = 8, KV = KV_HEADS * DIM, INNER = 96;
+    const Numbers plain = {FORMAT_F32, ACT_F32, numbers.cache};
+    float* x = b.embed(numbers, WIDTH, VOCAB, false);
+    for (int64_t layer = 0; layer < 2; ++layer) {
+        float *q = b.rows(WIDTH), *k = b.rows(KV), *v = b.rows(KV), *mixed = b.rows(WIDTH);
+        b.linear(b.rms_norm(x, WIDTH), {{b.matrices(numbers, WIDTH, WIDTH), b.vector(WIDTH), q, nullptr},
+                                        {b.matrices(plain, KV, WIDTH), b.vector(KV), k, nullptr},
+                                        {b.matrices(numbers, KV, WIDTH), nullptr, v, nullptr}});
+        b.add(OP_RMS_NORM, {q, q, b.vector(DIM, 1.0f)}, {HEADS, DIM, WIDTH, WIDTH}, 1e-6f);
+        b.rope(q, HEADS, DIM, 3, MAX_IDS);
+        b.rope(k, KV_HEADS, DIM, 3, MAX_IDS);
+        b.attention(numbers, mixed, q, k, v, HEADS, KV_HEADS, DIM, layer);
+        b.linear(mixed, {{b.matrices(plain, WIDTH, WIDTH, 8), b.vector(WIDTH), x, x}});
+        float *gate = b.rows(INNER), *up = b.rows(INNER);
+        b.linear(b.rms_norm(x, WIDTH), {{b.matrices(numbers, INNER, WIDTH), nullptr, gate, nullptr},
+                                        {b.matrices(numbers, INNER, WIDTH), b.vector(INNER), up, nullptr}});
+        b.add(OP_GATED, {gate, gate, up}, {INNER, FUNCTION_SILU});
+        b.linear(gate, {{b.matrices(numbers, WIDTH, INNER, numbers.format == FORMAT_Q8_0 ? 1 : 4), nullptr, x, x}});
+    }
+    b.head(numbers, b.rms_norm(x, WIDTH), WIDTH, VOCAB);
+}
+
+void negate(void* context, int64_t rows) {
+    Call& call = *static_cast<Call*>(context);
+    ++call.calls;
+    for (int64_t i = 0; i < rows * call.width; ++i) call.out[i] = -call.x[i];
+}
+
+void other_ops(Builder& b, const Numbers& numbers) {
+    constexpr int64_t HEADS = 2, DIM = 14, KV = HEADS * DIM, INNER = 50;
+    float* x = b.embed(numbers, WIDTH, VOCAB, false);
+    b.add(OP_ADD, {x, b.embed(numbers, WIDTH, MAX_IDS, true), x}, {WIDTH});
+    float *q = b.rows(KV), *k = b.rows(KV), *v = b.rows(KV), *mixed = b.rows(KV), *y = b.rows(WIDTH);
+    b.linear(b.layer_norm(x, WIDTH), {{b.matrices(numbers, KV, WIDTH), b.vector(KV), q, nullptr},
+                                      {b.matrices(numbers, KV, WIDTH), b.vector(KV), k, nullptr},
+                                      {b.matrices(numbers, KV, WIDTH), b.vector(KV), v, nullptr}});
+    b.attention(numbers, mixed, q, k, v, HEADS, HEADS, DIM, 0);
+    b.linear(mixed, {{b.matrices(numbers, WIDTH, KV, 2), nullptr, y, nullptr}});
+    b.add(OP_ADD_VECTOR, {y, y, b.vector(WIDTH)}, {WIDTH});
+    b.add(OP_SCALE, {y, y}, {WIDTH}, 0.7f);
+    b.add(OP_ADD, {x, x, y}, {WIDTH});
+    float *h = b.rows(INNER), *up = b.rows(INNER), *negated = b.rows(INNER);
+    b.linear(b.layer_norm(x, WIDTH), {{b.matrices(numbers, INNER, WIDTH), nullptr, h, nullptr},
+                                      {b.matrices(numbers, INNER, WIDTH), nullptr, up, nullptr}});
+    b.add(OP_ACTIVATE, {h, h}, {INNER, FUNCTION_GELU});
+    b.add(OP_MULTIPLY, {h, h, up}, {INNER});
+    Call* call = b.memory.keep<Call>(1);
+    *call = {h, negated, INNER, 0};
+    const void* function;
+    void (*address)(void*, int64_t) = negate;
+    std::memcpy(&function, &address, sizeof function);
+    b.add(OP_CALL, {function, call}, {});
+    b.add(OP_ACTIVATE, {negated, negated}, {INNER, FUNCTION_RELU});
+    b.linear(negated, {{b.matrices(numbers, WIDTH, INNER), nullptr, y, nullptr}});
+    b.add(OP_SOFTCAP, {y, y}, {WIDTH}, 0.5f);
+    b.add(OP_ADD, {x, x, y}, {WIDTH});
+    b.head(numbers, b.layer_norm(x, WIDTH), WIDTH, VOCAB);
+}
+
+// Which experts the rows choose: as it comes, never the last, or all the same two.
+enum Choice { ANY, NOT_LAST, SAME };
+
+void mixture(Builder& b, const Numbers& numbers, Choice choice, bool normalise) {
+    constexpr int64_t EXPERTS = 5, TOP_K = 2, INNER = 32, ROOM = 4;
+    float *x = b.embed(numbers, WIDTH, VOCAB, false), *scores = b.rows(EXPERTS), *out = b.rows(WIDTH);
+    float* n = b.rms_norm(x, WIDTH);
+    float* bias = b.vector(EXPERTS);
+    if (choice == NOT_LAST) bias[EXPERTS - 1] = -100.0f;
+    if (choice == SAME) bias[1] = bias[3] = 100.0f;
+    b.linear(n, {{b.matrices(FLOAT, EXPERTS, WIDTH), bias, scores, nullptr}});
+    int32_t* ids = b.memory.work<int32_t>(Builder::MAX_ROWS * TOP_K);
+    float* weights = b.rows(TOP_K);
+    b.add(OP_ROUTE, {ids, weights, scores, b.memory.work<float>((2 * EXPERTS + 32) * b.threads)},
+          {EXPERTS, TOP_K, normalise});
+    const int64_t slots = ROOM * TOP_K;
+    Experts* e = b.memory.keep<Experts>(1);
+    *e = {};
+    e->experts = EXPERTS;
+    e->top_k = TOP_K;
+    e->width = WIDTH;
+    e->inner = INNER;
+    e->max_rows = ROOM;
+    e->function = FUNCTION_SILU;
+    e->gate = b.matrices(numbers, INNER, WIDTH, 1, EXPERTS);
+    e->up = b.matrices(numbers, INNER, WIDTH, 1, EXPERTS);
+    e->down = b.matrices(numbers, WIDTH, INNER, 1, EXPERTS);
+    e->begins = b.memory.work<int64_t>(EXPERTS + 1);
+    e->slots = b.memory.work<int64_t>(slots);
+    e->sources = b.memory.work<int64_t>(slots);
+    e->activated =
+        b.memory.work<uint8_t>(slots * kvasir_activated_bytes(numbers.format, numbers.activation, WIDTH, 1));
+    e->gate_out = b.memory.work<float>(slots * INNER);
+    e->up_out = b.memory.work<float>(slots * INNER);
+    e->down_out = b.memory.work<float>(slots * WIDTH);
+    b.add(OP_EXPERTS, {e, out, n, ids, weights}, {});
+    b.add(OP_ADD, {x, x, out}, {WIDTH});
+    b.head(numbers, b.rms_norm(x, WIDTH), WIDTH, VOCAB);
+}
+
+struct Case {
+    const char* name;
+    Numbers numbers;
+    void (*build)(Builder& b, const Numbers& numbers);
+    double tolerance;  // against float64, relative to the greatest value
+};
+
+const Case CASES[] = {
+    {"decoder of floats", FLOAT, decoder, 2e-5},
+    {"decoder of bytes", BYTES, decoder, 0.05},
+    {"other ops of floats", FLOAT, other_ops, 2e-5},
+    {"other ops of pairs", PAIRS, other_ops, 0.05},
+    {"mixture", FLOAT, [](Builder& b, const Numbers& n) { mixture(b, n, ANY, true); }, 2e-5},
+    {"mixture with an idle expert", BYTES, [](Builder& b, const Numbers& n) { mixture(b, n, NOT_LAST, false); }, 0.05},
+    {"mixture of one choice", PAIRS, [](Builder& b, const Numbers& n) { mixture(b, n, SAME, true); }, 0.05},
+};
+
+// ---- sessions ----
+
+// A sequence with what was computed of it, by position.
+struct Sequence {
+    int64_t prompt, known, computed;
+    int32_t *ids, *tables[GROUPS];
+    std::vector<float> hidden, logits;
+};
+
+class Session {
+  public:
+    // apart: the caller is no thread of the pool
+    Session(const Case& c, int32_t threads, bool apart = false)
+        : b(threads), pool_(pool_create(threads, false, apart)) {
+        c.build(b, c.numbers);
+        Memory& m = b.memory;
+        p.instrs = b.instrs.data();
+        p.count = static_cast<int64_t>(b.instrs.size());
+        p.chosen_from = b.chosen_from;
+        p.max_rows = Builder::MAX_ROWS;
+        p.max_chosen = Builder::MAX_CHOSEN;
+        p.max_work = Builder::MAX_WORK;
+        p.max_states = SEQUENCES;
+        p.groups = GROUPS;
+        p.block_size = Builder::BLOCK;
+        p.tokens = m.work<int64_t>(p.max_rows);
+        p.positions = m.work<int64_t>(p.max_rows);
+        for (int64_t g = 0; g < GROUPS; ++g) {
+            p.num_blocks[g] = Builder::BLOCKS;
+            p.windows[g] = b.windows[g];
+            p.slots[g] = m.work<int64_t>(p.max_rows);
+            p.spans[g] = m.work<Span>(p.max_work);
+        }
+        p.chosen = m.work<int64_t>(p.max_work);
+        p.sampler_rows = m.work<int32_t>(p.max_work);
+        p.specs = m.work<SampleRow>(p.max_work);
+        p.states = m.keep<RowState>(p.max_states);
+        p.results = m.work<Sampled>(p.max_work);
+        p.scratch_bytes = b.scratch_bytes;
+        p.scratch = m.work<uint8_t>(threads * p.scratch_bytes);
+        p.nanoseconds = m.keep<uint64_t>(p.count + 1);
+        for (int64_t i = 0; i < SEQUENCES; ++i) join(i);
+    }
+    ~Session() { pool_destroy(pool_); }
+    Session(const Session&) = delete;
+
+    int32_t run(const Work* works, int64_t count) { return kvasir_program_run(&p, pool_, works, count); }
+    int32_t logits(const int64_t* rows, int64_t count) { return kvasir_program_logits(&p, pool_, rows, count); }
+
+    // The rest of what a sequence knows, at most so many tokens; with a sample behind the last.
+    Work work(int64_t row, int64_t most) const {
+        const Sequence& s = sequences[row];
+        const int64_t count = std::min(s.known - s.computed, most);
+        const bool samples = s.computed + count == s.known;
+        return {static_cast<int32_t>(row), samples ? WORK_SAMPLE : 0, s.computed, count};
+    }
+    bool finished(int64_t row) const { return sequences[row].known == sequences[row].prompt + ANSWER; }
+
+    void step(const std::vector<Work>& works) {
+        b.memory.poison();
+        for (const Work& work : works) forget_behind_window(work);
+        require(run(works.data(), static_cast<int64_t>(works.size())) == RUN_OK, "a step runs");
+        int64_t row = 0, samples = 0;
+        for (const Work& work : works) {
+            Sequence& s = sequences[work.row];
+            const float* hidden = b.hidden + row * b.hidden_width;
+            s.hidden.insert(s.hidden.end(), hidden, hidden + work.count * b.hidden_width);
+            row += work.count;
+            s.computed += work.count;
+            if (work.flags & WORK_SAMPLE) ++s.known;
+        }
+        const std::vector<Sampled> results(p.results, p.results + Builder::MAX_WORK);
+        row = 0;
+        for (const Work& work : works) {
+            read_logits(sequences[work.row], row, work.count);
+            row += work.count;
+            if (work.flags & WORK_SAMPLE) check_sampled(work, results[static_cast<size_t>(samples++)]);
+        }
+    }
+
+    Builder b;
+    Program p = {};
+    Sequence sequences[SEQUENCES];
+
+  private:
+    void join(int64_t i) {
+        Sequence& s = sequences[i];
+        s.prompt = s.known = PROMPTS[i];
+        s.computed = 0;
+        const int64_t length = s.prompt + ANSWER, blocks = (length + Builder::BLOCK - 1) / Builder::BLOCK;
+        s.ids = b.memory.keep<int32_t>(length);
+        for (int64_t t = 0; t < s.prompt; ++t) s.ids[t] = static_cast<int32_t>((7 * t * t + 3 * t + 11 * i) % VOCAB);
+        RowState& state = p.states[i];
+        state = {};
+        state.ids = s.ids;
+        state.max_ids = length;
+        state.table_blocks = blocks;
+        for (int64_t g = 0; g < GROUPS; ++g) {
+            state.tables[g] = s.tables[g] = b.memory.keep<int32_t>(blocks);
+            for (int64_t j = 0; j < blocks; ++j) s.tables[g][j] = static_cast<int32_t>(1 + i + SEQUENCES * j);
+        }
+        SampleRow& spec = state.spec;
+        spec.temperature = i == 0 ? 0.0 : 0.5 + 0.5 * static_cast<double>(i);
+        spec.top_p = i == 2 ? 0.9 : 1.0;
+        spec.top_k = i == 3 ? 40 : 0;
+        spec.repetition_penalty = i == 4 ? 1.3f : 1.0f;
+        spec.seed = 100 + static_cast<uint64_t>(i);
+        spec.prompt_len = s.prompt;
+        spec.logprobs = static_cast<int32_t>(i) - 1;
+    }
+
+    // Blocks wholly behind the window are not the sequence's any more.
+    void forget_behind_window(const Work& work) {
+        const int64_t behind = work.start - b.windows[1] + 1;
+        for (int64_t j = 0; (j + 1) * Builder::BLOCK <= behind; ++j) sequences[work.row].tables[1][j] = -7;
+    }
+
+    void read_logits(Sequence& s, int64_t first, int64_t count) {
+        for (int64_t at = 0; at < count; at += p.max_chosen) {
+            const int64_t rows[] = {first + at, first + at + 1}, some = std::min(p.max_chosen, count - at);
+            require(logits(rows, some) == RUN_OK, "logits of the last run");
+            s.logits.insert(s.logits.end(), b.logits, b.logits + some * b.vocab);
+        }
+    }
+
+    // The sampler alone on the row's logits, which are the last that were read.
+    void check_sampled(const Work& work, const Sampled& found) {
+        Sequence& s = sequences[work.row];
+        SampleRow spec = p.states[work.row].spec;
+        spec.position = spec.num_ids = s.computed;
+        spec.ids = s.ids;
+        Sampled alone = {};
+        std::vector<uint64_t> scratch(static_cast<size_t>(kvasir_sample_scratch(VOCAB)) / 8);
+        SampleArgs args = {&s.logits[s.logits.size() - VOCAB], VOCAB, VOCAB, 1, &spec, &alone,
+                           reinterpret_cast<uint8_t*>(scratch.data())};
+        kvasir_sample(&args, nullptr);
+        require(found.error == SAMPLE_OK && found.token == alone.token, "the token that the row's logits give");
+        require(s.ids[s.computed] == found.token, "a sampled token is the sequence's next");
+        if (spec.logprobs < 0) return;
+        require(same(&found.logprob, &alone.logprob, 1) && found.rank == alone.rank, "its log-probability");
+    }
+
+    Pool* pool_;
+};
+
+void one_by_one(Session& session) {
+    for (int64_t i = 0; i < SEQUENCES; ++i) {
+        while (!session.finished(i)) session.step({session.work(i, Builder::MAX_ROWS)});
+    }
+}
+
+// Steps of many sequences, in any order and in pieces of up to `most` tokens.
+void together(Session& session, int64_t most, std::mt19937& random) {
+    while (true) {
+        std::vector<int64_t> open;
+        for (int64_t i = 0; i < SEQUENCES; ++i) {
+            if (!session.finished(i)) open.push_back(i);
+        }
+        if (open.empty()) return;
+        std::shuffle(open.begin(), open.end(), random);
+        std::vector<Work> works;
+        int64_t room = Builder::MAX_ROWS;
+        for (const int64_t i : open) {
+            const int64_t count = std::min(room, 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most)));
+            if (count == 0 || (random() % 5 == 0 && !works.empty())) continue;
+            works.push_back(session.work(i, count));
+            room -= works.back().count;
+        }
+        session.step(works);
+    }
+}
+
+// ---- checks ----
+
+void require_near(const std::vector<double>& expected, const std::vector<float>& found, double tolerance,
+                  const char* name) {
+    double most = 0, error = 0;
+    for (size_t i = 0; i < found.size(); ++i) {
+        most = std::max(most, std::fabs(expected[i]));
+        error = std::max(error, std::isfinite(found[i]) ? std::fabs(found[i] - expected[i]) : INFINITY);
+    }
+    if (!(error < tolerance * most)) std::fprintf(stderr, "%s: off by %g of %g\n", name, error, most);
+    require(error < tolerance * most, "a program agrees with float64");
+}
+
+void require_same(const Session& a, const Session& b, const char* what) {
+    for (int64_t i = 0; i < SEQUENCES; ++i) {
+        const Sequence &s = a.sequences[i], &t = b.sequences[i];
+        require(std::equal(s.ids, s.ids + s.known, t.ids), what);
+        require(s.hidden.size() == t.hidden.size() && s.logits.size() == t.logits.size(), what);
+        require(same(s.hidden.data(), t.hidden.data(), static_cast<int64_t>(s.hidden.size())), what);
+        require(same(s.logits.data(), t.logits.data(), static_cast<int64_t>(s.logits.size())), what);
+    }
+}
+
+void require_unowned(const Session& session) {
+    for (const Builder::Cache& cache : session.b.caches) {
+        for (int64_t i = 0; i < cache.block_bytes; ++i) {
+            require(cache.k[i] == POISON && cache.v[i] == POISON, "the block of nobody stays as it was");
+        }
+    }
+}
+
+// What the first instruction set computed, case by case.
+std::vector<std::unique_ptr<Session>> first_sessions;
+
+void check(const Case& c, size_t place, std::mt19937& random) {
+    std::unique_ptr<Session> alone = std::make_unique<Session>(c, 1);
+    one_by_one(*alone);
+    for (const Sequence& s : alone->sequences) {
+        Plain plain(alone->b, s.ids, s.computed, true);
+        require_near(plain.hidden(), s.hidden, c.tolerance, c.name);
+        require_near(plain.logits(), s.logits, c.tolerance, c.name);
+    }
+    for (const int32_t threads : {1, 2, 3}) {
+        for (const int64_t most : {3, 40}) {
+            Session session(c, threads, most == 3);
+            together(session, most, random);
+            require_same(session, *alone, "threads and steps change no bits");
+            require_unowned(session);
+        }
+    }
+    if (place == first_sessions.size()) {
+        first_sessions.push_back(std::move(alone));
+    } else {
+        require_same(*first_sessions[place], *alone, "all instruction sets agree");
+    }
+}
+
+// Whole texts in which every token sees all others, two in one step.
+void check_bidirectional(const Case& c) {
+    Session session(c, 2);
+    const Work works[] = {{4, WORK_BIDIRECTIONAL, 0, 5}, {1, WORK_BIDIRECTIONAL, 0, 17}};
+    require(session.run(works, 2) == RUN_OK, "a step of whole texts runs");
+    const float* from = session.b.hidden;
+    for (const Work& work : works) {
+        Plain plain(session.b, session.sequences[work.row].ids, work.count, false);
+        const std::vector<float> found(from, from + work.count * WIDTH);
+        require_near(plain.hidden(), found, c.tolerance, c.name);
+        from += work.count * WIDTH;
+    }
+}
+
+void check_calls() {
+    Session session(CASES[2], 3);
+    session.step({session.work(0, 30), session.work(1, 10)});
+    session.step({session.work(0, 3)});
+    for (const Instr& in : session.b.instrs) {
+        if (in.op == OP_CALL) require(static_cast<const Call*>(in.p[1])->calls == 2, "one call out in each step");
+    }
+}
+
+// ---- what cannot be ----
+
+void require_refused(Session& session, std::vector<Work> works, int32_t error, const char* what) {
+    session.b.memory.poison();
+    const std::vector<uint8_t> before = session.b.memory.copy();
+    Guarded<Work> exact(static_cast<int64_t>(works.size()));
+    std::copy(works.begin(), works.end(), exact.data);
+    const int32_t found = session.run(exact.data, static_cast<int64_t>(works.size()));
+    if (found != error) std::fprintf(stderr, "%s: %d\n", what, found);
+    require(found == error, "what cannot be is refused for the right reason");
+    Program& p = session.p;  // the gather may have begun to fill these
+    std::memset(p.tokens, POISON, static_cast<size_t>(p.max_rows) * sizeof *p.tokens);
+    std::memset(p.positions, POISON, static_cast<size_t>(p.max_rows) * sizeof *p.positions);
+    std::memset(p.chosen, POISON, static_cast<size_t>(p.max_work) * sizeof *p.chosen);
+    std::memset(p.sampler_rows, POISON, static_cast<size_t>(p.max_work) * sizeof *p.sampler_rows);
+    std::memset(static_cast<void*>(p.specs), POISON, static_cast<size_t>(p.max_work) * sizeof *p.specs);
+    for (int64_t g = 0; g < GROUPS; ++g) {
+        std::memset(p.slots[g], POISON, static_cast<size_t>(p.max_rows) * sizeof *p.slots[g]);
+        std::memset(static_cast<void*>(p.spans[g]), POISON, static_cast<size_t>(p.max_work) * sizeof *p.spans[g]);
+    }
+    require(session.b.memory.copy() == before, "what is refused computes nothing");
+}
+
+void check_refusals() {
+    constexpr int64_t MOST = std::numeric_limits<int64_t>::max(), LEAST = std::numeric_limits<int64_t>::min();
+    constexpr int64_t ROWS = Builder::MAX_ROWS;
+    Session session(CASES[0], 2);
+    RowState* states = session.p.states;
+    const Work good = {1, WORK_SAMPLE, 0, 17};
+    const auto refused = [&](std::vector<Work> works, int32_t error, const char* what) {
+        require_refused(session, works, error, what);
+        if (works.size() > 1) return;
+        works.insert(works.begin(), good);
+        require_refused(session, works, error, what);
+    };
+    require(session.run(nullptr, Builder::MAX_WORK + 1) == RUN_TOO_MANY, "too many works are not read");
+    require(session.run(nullptr, 0) == RUN_OK, "a step of nothing runs");
+    refused({{0, 0, 0, ROWS + 1}}, RUN_TOO_MANY, "too many rows");
+    refused({{0, 0, 0, MOST}}, RUN_TOO_MANY, "far too many rows");
+    refused({{0, 0, 0, 30}, {1, 0, 0, 11}}, RUN_TOO_MANY, "too many rows together");
+    for (const int32_t row : {-1, static_cast<int32_t>(SEQUENCES), std::numeric_limits<int32_t>::max(),
+                              std::numeric_limits<int32_t>::min()}) {
+        refused({{row, 0, 0, 1}}, RUN_BAD_WORK, "a row out of range");
+    }
+    for (const int64_t count : {int64_t{0}, int64_t{-1}, LEAST}) {
+        refused({{0, 0, 0, count}}, RUN_BAD_WORK, "no tokens");
+        refused({{0, 0, MOST, count}}, RUN_BAD_WORK, "no tokens behind everything");
+        refused({{0, 0, -1, count}}, RUN_BAD_WORK, "no tokens before everything");
+    }
+    for (const int64_t start : {int64_t{-1}, int64_t{39}, int64_t{1000}, MOST, LEAST}) {
+        refused({{0, 0, start, 1}}, RUN_BAD_WORK, "a start out of range");
+    }
+    refused({{0, 0, 33 + ANSWER - 9, 10}}, RUN_BAD_WORK, "an end out of range");
+    refused({{0, WORK_SAMPLE, 33, ANSWER}}, RUN_BAD_WORK, "no place for the sampled token");
+    require_refused(session, {{0, 0, 0, 20}, {1, 0, 0, 18}, {4, 0, 12, 1}}, RUN_BAD_WORK, "the last of three");
+
+    int32_t* ids = states[0].ids;
+    states[0].ids = nullptr;
+    refused({{0, 0, 0, 1}}, RUN_BAD_WORK, "a row that nobody has");
+    states[0].ids = ids;
+    for (const int64_t adapter : {int64_t{1}, int64_t{-1}, MOST}) {
+        states[0].adapter = adapter;
+        refused({{0, 0, 0, 1}}, RUN_BAD_ADAPTER, "an adapter of a program without any");
+    }
+    states[0].adapter = 0;
+    states[0].table_blocks = 2;
+    refused({{0, 0, 30, 3}}, RUN_BAD_BLOCK, "a table that ends before");
+    states[0].table_blocks = 3;
+    for (int64_t g = 0; g < GROUPS; ++g) {
+        int32_t& block = session.sequences[0].tables[g][2];
+        const int32_t own = block;
+        for (const int32_t id : {0, -1, static_cast<int32_t>(Builder::BLOCKS), std::numeric_limits<int32_t>::max(),
+                                 std::numeric_limits<int32_t>::min()}) {
+            block = id;
+            refused({{0, 0, 20, 13}}, RUN_BAD_BLOCK, "a block out of range");
+        }
+        block = own;
+    }
+    int32_t& first = session.sequences[0].tables[1][0];
+    first = 0;
+    refused({{0, 0, 34, 1}}, RUN_BAD_BLOCK, "a block that the window still sees");
+    const Work behind = {0, 0, 35, 1};
+    require(session.run(&behind, 1) == RUN_OK, "blocks behind the window may be anything");
+
+    const int64_t rows[] = {0, 1, 2}, below[] = {0, -1}, above[] = {ROWS, 0};
+    require(session.logits(rows, Builder::MAX_CHOSEN + 1) == RUN_TOO_MANY, "too many rows of logits");
+    require(session.logits(below, 2) == RUN_BAD_WORK, "logits of a row below");
+    require(session.logits(above, 2) == RUN_BAD_WORK, "logits of a row above");
+    require(session.logits(nullptr, 0) == RUN_OK, "logits of nothing");
+}
+
+}  // namespace
+
+void test_program() {
+    std::mt19937 random(5);
+    size_t place = 0;
+    for (const Case& c : CASES) check(c, place++, random);
+    check_bidirectional(CASES[2]);
+    check_calls();
+    check_refusals();
+}

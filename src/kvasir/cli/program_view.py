@@ -1,0 +1,69 @@
+"""`kvasir inspect --program`: the instructions that a step of the model runs, as the program executor has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvasir.cli.show import bytes_text, print_pairs, print_table
+
+_ROWS = 512
+
+
+def program_facts(model: str, quantize: str = "", dtype: str = "auto") -> dict[str, Any]:
+    """Loads the model, quantized if asked, and lays out its program for steps of 512 rows.
+
+    Raises KvasirError where it cannot run as one.
+    """
+    from kvasir.ops import native
+    from kvasir.program.cache import NativeCache
+    from kvasir.program.executor import Program
+    from kvasir.runner.load import Wish, load_model
+    from kvasir.weights.find import find_model
+
+    loaded = load_model(find_model(model), dtype, wish=Wish("program", quantize=quantize))
+    assert loaded.trace is not None
+    spec = loaded.model.cache_spec()
+    kv_dtype = "float32" if "float32" in str(loaded.dtype) else "bfloat16"
+    groups = len({(c.kind, c.kv_heads, c.head_dim, c.window) for c in spec})
+    cache = NativeCache(spec, [2] * groups, 64, kv_dtype)
+    program = Program(loaded.trace, cache, max_rows=_ROWS, max_work=1, max_states=1, threads=1)
+    steps = program.lowered.steps
+    barriers = [*(s.barrier for s in steps), *([True] if program.vocab else [])]
+    try:
+        return {
+            "model": model,
+            "class": loaded.architecture,
+            "isa": native.isa(),
+            "traced_ops": len(loaded.trace.graph.nodes),
+            "rows": _ROWS,
+            "arena_bytes": program.lowered.arena,
+            "weight_bytes": dict(loaded.formats),
+            "barriers": sum(barriers),
+            "chosen_from": program.lowered.chosen_from,
+            "instructions": [
+                {"text": text, "barrier": barrier} for text, barrier in zip(program.names, barriers, strict=True)
+            ],
+        }
+    finally:
+        program.close()
+
+
+def show_program(facts: dict[str, Any]) -> None:
+    formats = sorted(facts["weight_bytes"].items(), key=lambda item: -item[1])
+    print_pairs(
+        [
+            (
+                "program",
+                f"{facts['class']}: {facts['traced_ops']} ops traced, {len(facts['instructions'])} instructions",
+            ),
+            ("threads meet", f"{facts['barriers']} times a step"),
+            ("weights", ", ".join(f"{name} {bytes_text(size)}" for name, size in formats)),
+            ("buffers", f"{bytes_text(facts['arena_bytes'])} for {facts['rows']} rows at once"),
+            ("kernels", facts["isa"]),
+        ]
+    )
+    rows = []
+    for number, instruction in enumerate(facts["instructions"]):
+        domain = "rows" if number < facts["chosen_from"] else "chosen"
+        rows.append((number, domain, "|" if instruction["barrier"] else "", instruction["text"]))
+    print_table((">#", "over", "", "instruction"), rows, "Instructions (| threads meet before it)")

@@ -1,0 +1,137 @@
+"""`kvasir simulate`: a trace served in virtual time, to see what a policy, a memory or a faster machine would do."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvasir.cli.machine import machine_facts, software_facts
+from kvasir.cli.show import print_pairs
+from kvasir.cli.simulate import report
+from kvasir.cli.simulate.trace import Asked, Prompts, read_trace
+from kvasir.cli.simulate.world import POLICIES, Setup, World
+from kvasir.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvasir.cli.simulate.calibrate import Calibration
+
+# Seconds per prefill token, decode row, key read and step: about an 8B model in 16 bits on a large GPU.
+COSTS = (1e-4, 5e-5, 1e-8, 8e-3)
+
+
+def run(
+    trace: Path | None,
+    rates: str,
+    memory: int,
+    policies: str,
+    costs: str | None,
+    model: str | None,
+    rows: int,
+    step_tokens: int,
+    block_size: int,
+    limit: int | None,
+    out: Path | None,
+) -> None:
+    """Raises KvasirError."""
+    if costs is not None and model is not None:
+        raise ConfigError("costs and a model to measure them with", "give one of them")
+    if trace is None and model is None:
+        raise ConfigError("nothing to do", "give a trace, or --calibrate a model")
+    measured = _calibrate(model, out) if model is not None else None
+    chosen = measured.costs if measured else read_costs(costs) if costs else COSTS
+    if trace is not None:
+        setup = Setup("", chosen, 1.0, memory, rows, step_tokens, block_size)
+        setups = [replace(setup, policy=p, rate=r) for p in _policies(policies) for r in _numbers("rate", rates)]
+        _simulate(trace, setups, limit, measured, out)
+
+
+def _simulate(
+    trace: Path, setups: list[Setup], limit: int | None, measured: Calibration | None, out: Path | None
+) -> None:
+    asked, setup = read_trace(trace, limit), setups[0]
+    check_memory([setup.memory], asked, setup.block_size)
+    prompts, rows = Prompts(asked), []
+    for s in setups:
+        with progress_bar(f"{s.policy} x {s.rate:g}", len(asked)) as progress:
+            rows.append(report.summarize(s, World(asked, s, prompts).run(progress)))
+    targets = f"{setup.target.ttft:g} s and {setup.target.tpot:g} s"
+    title = f"{trace.name}: {len(asked)} requests, {setup.memory} tokens of memory, targets {targets}"
+    report.print_rows(rows, title)
+    if out:
+        fixed = {name: value for name, value in asdict(setup).items() if name not in ("policy", "rate")}
+        facts = {"trace": trace.name, "requests": len(asked), "setup": fixed, "software": software_facts()}
+        facts |= {"calibration": asdict(measured) if measured else None, "rows": rows}
+        report.write(out, f"simulate-{trace.stem}", facts, lambda figure: report.plot_rows(figure, rows, title))
+
+
+def check_memory(sizes: Sequence[int], asked: list[Asked], block_size: int) -> None:
+    """Raises ConfigError where the longest request could never be served."""
+    longest = max(a.prompt + a.answer for a in asked)
+    if small := [size for size in sizes if size < longest + block_size]:
+        raise ConfigError(f"a memory of {small[0]} tokens", f"the longest request has {longest}")
+
+
+def _policies(text: str) -> list[str]:
+    names = [*POLICIES] if text == "all" else text.split(",")
+    if unknown := [name for name in names if name not in POLICIES]:
+        raise ConfigError(f"policy {unknown[0]!r}", f"expected all, or some of {', '.join(POLICIES)}")
+    return names
+
+
+def _calibrate(model: str, out: Path | None) -> Calibration:
+    from kvasir.cli.simulate.calibrate import calibrate
+
+    found, name = calibrate(model), Path(model).name
+    units = ("prefill token", "decode row", "key", "step")
+    print_pairs((unit, f"{1e6 * cost:.4g} us") for unit, cost in zip(units, found.costs, strict=True))
+    print(
+        f"error over {found.held_out} steps that were not fitted: median {found.median_error:.1%}, "
+        f"p90 {found.p90_error:.1%}, of their sum {found.total_error:.1%}"
+    )
+    if out:
+        facts = {"model": name, **asdict(found), "machine": machine_facts(), "software": software_facts()}
+        report.write_json(out / f"costs-{name}.json", facts)
+    return found
+
+
+def read_costs(text: str) -> tuple[float, float, float, float]:
+    """From "a,b,c,d", or a file that a calibration wrote. Raises ConfigError."""
+    if "," in text:
+        found = _numbers("costs", text, zero=True)
+    else:
+        try:
+            held = json.loads(Path(text).read_text(encoding="utf-8"))["costs"]
+            found = _numbers("costs", ",".join(map(str, held)), zero=True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{text} holds no costs", "give a,b,c,d or a file with costs") from error
+    if len(found) != 4 or not any(found):
+        raise ConfigError(f"costs {text!r}", "expected seconds per prefill token, decode row, key, step; not all 0")
+    return found[0], found[1], found[2], found[3]
+
+
+def _numbers(name: str, text: str, zero: bool = False) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [math.nan]
+    if not all((n > 0 or (zero and n == 0)) and n < math.inf for n in found):
+        raise ConfigError(f"{name} is {text!r}", "expected positive numbers with commas between them")
+    return found
+
+
+@contextmanager
+def progress_bar(name: str, total: int) -> Iterator:
+    """Gives a function that is told how many of `total` are done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda done: bar.update(task, completed=done)

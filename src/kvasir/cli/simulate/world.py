@@ -1,0 +1,221 @@
+"""A service in virtual time: the real scheduler, pool and prefix tree; a machine that only counts; a clock of its own.
+
+    due requests -> Scheduler.add -> plan -> the clock moves by what the step takes -> commit -> times of tokens
+
+How long a step takes, `StepTime` says: seconds per prefill token, decode row, key read and step. The scheduler's own
+model of that begins empty and learns, as in an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvasir.cli.simulate.trace import Asked, Prompts
+from kvasir.errors import QueueFull
+from kvasir.plan import CacheGroup, Capacity, RowResult, StepPlan, StepResult
+from kvasir.sched.budget import StepTime, predict
+from kvasir.sched.scheduler import Scheduler
+from kvasir.sched.sequence import Sequence
+from kvasir.sched.service import TARGETS, Service, load_of
+from kvasir.types import Delta, Request, SamplingParams, ServiceClass, Target
+
+POLICIES = ("ours", "fcfs", "static")
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What serves. costs: as StepTime has them. rate: the trace's requests come so many times as fast. memory: tokens.
+    step_tokens: that a step takes; fcfs and static take more where a single prompt is longer."""
+
+    policy: str
+    costs: tuple[float, float, float, float]
+    rate: float = 1.0
+    memory: int = 400_000
+    rows: int = 256
+    step_tokens: int = 2048
+    block_size: int = 64
+    max_waiting: int = 1024
+    target: Target = TARGETS[ServiceClass.INTERACTIVE]
+
+
+@dataclass(slots=True)
+class Served:
+    """One request, in seconds of the virtual clock."""
+
+    arrived: float
+    first: float = 0.0
+    last: float = 0.0
+    tokens: int = 0
+    done: bool = False
+
+    @property
+    def ttft(self) -> float:
+        return self.first - self.arrived
+
+    @property
+    def tpot(self) -> float:
+        """Per token behind the first; 0 where there is none."""
+        return (self.last - self.first) / max(1, self.tokens - 1)
+
+    def meets(self, target: Target) -> bool:
+        return self.done and self.ttft <= target.ttft and self.tpot <= target.tpot
+
+
+@dataclass(slots=True)
+class Outcome:
+    """served: in the order of the trace, None for those that were refused. waited: sequences times seconds.
+    span: seconds in which requests came."""
+
+    served: list[Served | None]
+    span: float
+    seconds: float = 0.0
+    waited: float = 0.0
+    most_waiting: int = 0
+    steps: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class WholePrompts(Service):
+    """What engines did before chunks: whole prompts in the order of arrival, whoever waits for his next token."""
+
+    def order(self, candidates: list[Sequence], now: float, promoted: bool) -> list[Sequence]:
+        return sorted(candidates, key=lambda seq: seq.order)
+
+    def allowance(self, decodes: list[Sequence], first: Sequence | None) -> int:
+        return max(self._whole, first.pending) if first else self._whole
+
+
+class World:
+    """One run. `prompts` are those of the trace."""
+
+    def __init__(self, trace: list[Asked], setup: Setup, prompts: Prompts | None = None):
+        self.trace, self.setup = trace, setup
+        self.prompts = prompts or Prompts(trace)
+        self.now = 0.0
+        self.truth = StepTime(setup.costs)
+        self.scheduler = self._make_scheduler()
+        sampled = (self.prompts.answer_id,)
+        self._results = [(RowResult(row), RowResult(row, sampled)) for row in range(setup.rows)]
+        self.outcome = Outcome([None] * len(trace), trace[-1].at / setup.rate)
+        self._due = 0  # index of the next request to come
+        self._held: list[int] = []  # static: those that came while a batch was computed
+
+    def _make_scheduler(self) -> Scheduler:
+        s, whole = self.setup, self.setup.policy != "ours"
+        longest = max(a.prompt + a.answer for a in self.trace)
+        group = CacheGroup("full", (0,), bytes_per_block=1)
+        capacity = Capacity(
+            max_rows=s.rows,
+            max_tokens_per_step=s.step_tokens + longest + s.rows if whole else s.step_tokens,
+            max_model_len=longest,
+            block_size=s.block_size,
+            groups=(group,),
+            num_blocks=(s.memory // s.block_size + 1,),
+            vocab_size=self.prompts.vocab_size,
+        )
+        targets = {c: s.target for c in ServiceClass}
+        made = Scheduler(
+            capacity, bidirectional=whole, max_waiting=s.max_waiting, targets=targets, clock=lambda: self.now
+        )
+        if whole:
+            made.service = WholePrompts(targets, s.step_tokens, s.block_size, capacity.max_tokens_per_step)
+        return made
+
+    def run(self, progress: Progress = lambda done: None) -> Outcome:
+        """Until all is answered. progress: told how many requests came to an end."""
+        ended = 0
+        while self._due < len(self.trace) or self._held or self.scheduler.has_work():
+            self._receive()
+            before = self.scheduler.finished
+            self._step()
+            if self.scheduler.finished != before:
+                ended += self.scheduler.finished - before
+                progress(ended)
+        return self._finish()
+
+    # -- what comes --------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        if not (self._held or self.scheduler.has_work()):
+            self.now = max(self.now, self._when(self._due))
+        while self._due < len(self.trace) and self._when(self._due) <= self.now:
+            if self.setup.policy == "static":
+                self._hold(self._due)
+            else:
+                self._add(self._due)
+            self._due += 1
+        if self._held and not self.scheduler.has_work():
+            self._batch()
+
+    def _when(self, index: int) -> float:
+        return self.trace[index].at / self.setup.rate
+
+    def _hold(self, index: int) -> None:
+        if len(self._held) < self.setup.max_waiting:
+            self._held.append(index)
+
+    def _batch(self) -> None:
+        """The first in the queue, as many as there are rows and memory for: they begin together, and others begin
+        when all of them have ended. That the answers' lengths are known beforehand is a present to it."""
+        size, room = 0, self.scheduler.kv.total
+        for index in self._held[: self.setup.rows]:
+            room -= -(-(self.trace[index].prompt + self.trace[index].answer) // self.setup.block_size)
+            if size and room < 0:
+                break
+            size += 1
+        chosen, self._held = self._held[:size], self._held[size:]
+        for index in chosen:
+            self._add(index)
+
+    def _add(self, index: int) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=self.trace[index].answer, ignore_eos=True, seed=0)
+        try:
+            self.scheduler.add(Request(str(index), self.prompts.ids(index), params))
+        except QueueFull:
+            return
+        self.outcome.served[index] = Served(self._when(index))
+
+    # -- what is done ------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        scheduler, outcome = self.scheduler, self.outcome
+        plan = scheduler.plan()
+        assert plan is not None, "nobody can be served, and nobody ends"
+        waiting = len(scheduler.waiting) + len(self._held)
+        seconds = predict(self.truth, load_of(plan.work)) if plan.work else 0.0
+        self.now += seconds
+        outcome.waited += waiting * seconds
+        outcome.most_waiting = max(outcome.most_waiting, waiting)
+        outcome.steps += 1
+        if plan.work:
+            scheduler.service.observe(plan, seconds)
+        for delta in scheduler.commit(plan, self._result(plan)):
+            self._note(delta)
+
+    def _result(self, plan: StepPlan) -> StepResult:
+        return StepResult(plan.step, tuple(self._results[w.row][w.sample] for w in plan.work))
+
+    def _note(self, delta: Delta) -> None:
+        served = self.outcome.served[int(delta.id)]
+        assert served is not None and delta.error is None, delta.error
+        if not served.tokens:
+            served.first = self.now
+        served.tokens += len(delta.token_ids)
+        served.last = self.now
+        served.done = delta.finish_reason is not None
+
+    def _finish(self) -> Outcome:
+        s, outcome = self.scheduler, self.outcome
+        s.check()
+        outcome.seconds = self.now
+        outcome.counts = {
+            "preemptions": s.preemptions,
+            "prompt_tokens": s.prompt_tokens,
+            "generated_tokens": s.generated_tokens,
+            "looked_up_tokens": s.looked_up_tokens,
+            "cached_tokens": s.cached_tokens,
+            "evicted_blocks": s.kv.tree.stats().evicted,
+        }
+        return outcome

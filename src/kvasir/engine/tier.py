@@ -1,0 +1,64 @@
+"""The disk tier of an engine: which bytes in its folder are of this model, computed and laid out as here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from kvasir.config import EngineConfig, EngineOptions
+from kvasir.kv.tiers.block import Facts, GroupFacts, layout
+from kvasir.kv.tiers.disk import DiskTier
+from kvasir.layers.kv_cache import KVCache
+from kvasir.plan import CacheGroup
+from kvasir.program.cache import NativeCache
+from kvasir.types import ModelInfo
+from kvasir.weights.find import ModelFiles
+
+SAMPLES = 16  # pieces of each weight file that its identity is made of, beside its size and time
+SAMPLE_BYTES = 1 << 16
+SCAN_SECONDS = 2.0  # the start waits so long at most for the folder to be listed
+
+
+def make_tier(
+    options: EngineOptions, config: EngineConfig, files: ModelFiles, info: ModelInfo, cache: KVCache | NativeCache
+) -> DiskTier:
+    """The tier over `config.cache_dir`. Raises ConfigError."""
+    assert config.cache_dir
+    facts = Facts(identity(options, config, files), info.numerics, config.block_size, group_facts(config, cache))
+    tier = DiskTier(Path(config.cache_dir).expanduser(), facts, config.cache_disk)
+    tier.wait_scanned(SCAN_SECONDS)
+    return tier
+
+
+def identity(options: EngineOptions, config: EngineConfig, files: ModelFiles) -> str:
+    """Of the weights, and of all else that the bits of keys and values depend on beside the numerics version.
+
+    Block size and type of keys and values are part of it, so that engines that differ in them share a folder in peace.
+    """
+    ways = (config.dtype, options.quantize or "", config.executor, config.kv_dtype, str(config.block_size))
+    configuration = files.config.read_bytes() if files.config else b""
+    lines = [hashlib.sha256(configuration).hexdigest(), *ways, *(_file_digest(path) for path in files.weights)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    """Of a file's size, time and samples: to read all of it would take as long as loading it."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        info = os.fstat(file.fileno())
+        digest.update(f"{info.st_size} {info.st_mtime_ns}\n".encode())
+        for i in range(SAMPLES):
+            file.seek(max(0, info.st_size - SAMPLE_BYTES) * i // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def group_facts(config: EngineConfig, cache: KVCache | NativeCache) -> tuple[GroupFacts, ...]:
+    return tuple(_group_facts(config.kv_dtype, cache, g, group) for g, group in enumerate(cache.groups))
+
+
+def _group_facts(kv_dtype: str, cache: KVCache | NativeCache, index: int, group: CacheGroup) -> GroupFacts:
+    spec = cache.spec[group.layers[0]]
+    text = layout(group.kind, kv_dtype, group.layers, spec.kv_heads, spec.head_dim, cache.order(index))
+    return GroupFacts(text, cache.export(index, 0).nbytes)

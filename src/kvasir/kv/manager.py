@@ -1,0 +1,122 @@
+"""KVManager: the pools of all cache groups, the blocks that sequences take from them, and what is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvasir.kv.blocks import BlockTable, SequenceBlocks, blocks_for, first_needed
+from kvasir.kv.policy import POLICIES
+from kvasir.kv.pool import SCRATCH, BlockPool
+from kvasir.kv.radix import Hit, OnEvict, PrefixTree
+from kvasir.plan import CacheGroup, Capacity
+
+
+class KVManager:
+    """Owns the pools and the prefix tree. Holds no list of sequences: handles belong to their sequences."""
+
+    def __init__(
+        self,
+        groups: tuple[CacheGroup, ...],
+        num_blocks: tuple[int, ...],
+        block_size: int,
+        eviction: str = "lru",
+        on_evict: OnEvict | None = None,
+    ):
+        """eviction: which idle block goes first, a name of kv.policy.POLICIES. on_evict: see PrefixTree."""
+        assert len(groups) == len(num_blocks)
+        self.groups = groups
+        self.block_size = block_size
+        self.pools = tuple(BlockPool(n) for n in num_blocks)
+        self.tree = PrefixTree(self.pools, groups, block_size, POLICIES[eviction], on_evict)
+
+    @classmethod
+    def of(cls, capacity: Capacity, eviction: str = "lru", on_evict: OnEvict | None = None) -> KVManager:
+        return cls(capacity.groups, capacity.num_blocks, capacity.block_size, eviction, on_evict)
+
+    # -- the blocks of a sequence ------------------------------------------------------------------------------
+
+    def new(self) -> SequenceBlocks:
+        pairs = zip(self.pools, self.groups, strict=True)
+        return SequenceBlocks(tuple(BlockTable(p, self.block_size, g.window) for p, g in pairs))
+
+    def adopt(self, blocks: SequenceBlocks, hit: Hit) -> list[tuple[int, int, int]]:
+        """A sequence without blocks goes on from a hit. Returns (group, source, target) of the block of which it shares
+        only the beginning, to be copied before the step's forward."""
+        self.tree.use(hit)
+        for table, ids in zip(blocks.tables, hit.blocks, strict=True):
+            table.adopt(ids)
+        if hit.tokens % self.block_size:
+            for group in range(len(self.pools)):
+                self._free(group, 1)
+        return blocks.make_own(hit.tokens)
+
+    def receive(self, blocks: SequenceBlocks, num_tokens: int) -> list[tuple[int, int, int]]:
+        """Takes blocks for what comes from outside: whole ones, up to `num_tokens`. Returns (group, index, id) of
+        those to be written; what a window has passed by then stays without."""
+        taken: list[tuple[int, int, int]] = []
+        for group, table in enumerate(blocks.tables):
+            table.trim(num_tokens)
+            passed = first_needed(num_tokens, table.window, self.block_size)
+            table.ids += [SCRATCH] * (passed - len(table.ids))
+            self._free(group, table.missing(num_tokens))
+            first, ids = table.extend(num_tokens)
+            taken += [(group, first + i, id) for i, id in enumerate(ids)]
+        return taken
+
+    def extend(self, blocks: SequenceBlocks, num_tokens: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Takes what a sequence needs to hold `num_tokens`, of which the caller knows that it can be had. Returns
+        (first new index, new ids) per group."""
+        for group, table in enumerate(blocks.tables):
+            self._free(group, table.missing(num_tokens))
+        return blocks.extend(num_tokens)
+
+    def _free(self, group: int, n: int) -> None:
+        short = n - self.pools[group].free
+        if short > 0:
+            self.tree.evict(group, short)
+
+    # -- whether it fits ---------------------------------------------------------------------------------------
+
+    def grows(self, blocks: SequenceBlocks, num_tokens: int) -> bool:
+        """Whether a sequence can be extended to `num_tokens` now."""
+        return all(t.missing(num_tokens) <= t.pool.available for t in blocks.tables)
+
+    def fits(self, hit: Hit | None, num_tokens: int, chunk: int) -> bool:
+        """Whether a new sequence that goes on from `hit` can come to `num_tokens`, `chunk` tokens a step."""
+        for g, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            held = [b for b in hit.blocks[g] if b != SCRATCH] if hit else []
+            whole = hit.tokens // self.block_size if hit else 0
+            missing = blocks_for(num_tokens, self.block_size) - whole
+            if group.window:
+                missing = min(missing, self._live(group, num_tokens, chunk))
+            if missing > pool.available - sum(pool.is_idle(b) for b in held):
+                return False
+        return True
+
+    def can_ever_hold(self, num_tokens: int, chunk: int) -> bool:
+        """Whether a sequence of `num_tokens`, computed at most `chunk` a step, fits when it is alone."""
+        return all(
+            self._live(group, num_tokens, chunk) <= pool.total
+            for pool, group in zip(self.pools, self.groups, strict=True)
+        )
+
+    def _live(self, group: CacheGroup, num_tokens: int, chunk: int) -> int:
+        """Blocks of the group that are held at once when `num_tokens` are computed `chunk` a step."""
+        live = min(num_tokens, group.window + chunk + self.block_size) if group.window else num_tokens
+        return blocks_for(live, self.block_size)
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    @property
+    def total(self) -> int:
+        return sum(p.total for p in self.pools)
+
+    @property
+    def used(self) -> int:
+        """Blocks that somebody beside the prefix tree holds."""
+        return sum(p.used for p in self.pools)
+
+    def check(self, holders: Iterable[SequenceBlocks]) -> None:
+        """Recomputes all counts from the living handles and the tree. Raises AssertionError."""
+        held = list(holders)
+        self.tree.check([[h.tables[g].ids for h in held] for g in range(len(self.pools))])

@@ -1,0 +1,555 @@
+"""The prefix tree: which tokens' keys and values lie in which blocks, over all cache groups.
+
+block_size 4, one sequence "abcdefghij" and one "abcdefxy", then a third "abcdKLMN":
+
+    root (namespace) -- abcd -+- efgh ij        a node is a run of blocks; it begins at a block boundary
+                              +- efxy           children may begin alike: the shared "ef" is a partial match
+                              +- KLMN
+
+A node's blocks are cached in the pool (`keep`); running sequences share them. What nobody else holds is idle and goes
+when a pool needs blocks: in full groups from the leaves' ends, in window groups anywhere.
+
+A match claims L tokens only where every group can go on from L:
+
+    full    all blocks of [0, L)
+    window  the blocks of [max(0, L - window + 1), L)
+
+The state of a recurrent layer is in this a window group with window 2: the block of token L - 1 holds the state at its
+start and the inputs since, from which the state at L is computed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+from kvasir.kv.blocks import blocks_for, first_needed
+from kvasir.kv.node import ID_BYTES, Node, Queue, common
+from kvasir.kv.policy import Policy, lru
+from kvasir.kv.pool import SCRATCH, BlockPool
+from kvasir.kv.tiers.block import Block
+from kvasir.plan import CacheGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The first `tokens` of a prompt are in the cache.
+
+    blocks: per group one id for each begun block, SCRATCH where the group can do without. They are not shared yet and
+    good until the tree next changes. When `tokens` ends inside a block, the last ones may hold more than was asked
+    for, of somebody else: whoever goes on from there copies them first (BlockTable.make_own).
+    """
+
+    tokens: int
+    blocks: tuple[list[int], ...]
+    node: Node | None = None
+
+    def whole(self, block_size: int) -> Hit | None:
+        """Its whole blocks, for one who goes on from further behind: window groups may miss what they need here."""
+        n = self.tokens // block_size
+        return Hit(n * block_size, tuple(ids[:n] for ids in self.blocks), self.node) if n else None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Over all groups. idle: blocks that the tree alone holds. pinned: blocks that pins hold. hits, hit_tokens: taken
+    by `use`. evicted: blocks freed by `evict`."""
+
+    nodes: int
+    blocks: int
+    idle: int
+    pinned: int
+    hits: int
+    hit_tokens: int
+    evicted: int
+
+
+@dataclass(slots=True)
+class _Pin:
+    until: float
+    blocks: tuple[list[int], ...]
+
+
+# (the block's name, its index in the sequence, per group the id that is let go or SCRATCH)
+OnEvict = Callable[[Block, int, tuple[int, ...]], None]
+
+
+class PrefixTree:
+    """One tree for all groups, with a root for each namespace; what is in different namespaces never meets.
+
+    Owns one count of each block in it, and those of the pins. Knows no clock: for the policy it counts ticks, and the
+    time until which something is pinned is compared with what `expire` is told.
+    on_evict: called before a whole block is freed by `evict`, while its content is still there.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[BlockPool],
+        groups: Sequence[CacheGroup],
+        block_size: int,
+        policy: Policy = lru,
+        on_evict: OnEvict | None = None,
+    ):
+        assert len(pools) == len(groups) > 0 and all(group.window != 1 for group in groups)
+        self.pools = tuple(pools)
+        self.block_size = block_size
+        self._windows = {g: group.window for g, group in enumerate(groups) if group.window}
+        self._full = tuple(g for g, group in enumerate(groups) if not group.window)
+        self._on_evict = on_evict
+        self._block_bytes = block_size * ID_BYTES
+        self._roots: dict[bytes, Node] = {}
+        self._pins: dict[tuple[bytes, bytes], _Pin] = {}
+        self._leaves = Queue(policy)  # all leaves, when there is a full group
+        # Per window group: nodes with blocks before their last window, which only a branch there would need; all.
+        self._middles = {g: Queue(policy) for g in self._windows}
+        self._ends = {g: Queue(policy) for g in self._windows}
+        self._expiry = inf  # no pin ends earlier
+        self._tick = 0
+        self._nodes = self._dead = 0
+        self._hits = self._hit_tokens = self._evicted = 0
+
+    # -- matching ----------------------------------------------------------------------------------------------
+
+    def match(self, namespace: bytes, ids: bytes, limit: int | None = None) -> Hit:
+        """The longest beginning of `ids` (packed), of at most `limit` tokens, from which every group can go on.
+        Changes nothing: say `use` when the hit is taken."""
+        if limit is not None:
+            ids = ids[: max(0, limit) * ID_BYTES]
+        path, tokens = self._walk(namespace, ids)
+        tables: tuple[list[int], ...] = tuple([] for _ in self.pools)
+        for node in path:
+            for table, blocks in zip(tables, node.blocks, strict=True):
+                table += blocks
+        tokens = self._resumable(tables, tokens)
+        for table in tables:
+            del table[blocks_for(tokens, self.block_size) :]
+        for g, window in self._windows.items():
+            needed = self._first_needed(tokens, window)
+            tables[g][:needed] = [SCRATCH] * needed
+        node = next((n for n in reversed(path) if n.start * self.block_size < tokens), None)
+        return Hit(tokens, tables, node)
+
+    def use(self, hit: Hit) -> None:
+        """Counts a hit that is taken, for the policy and the statistics."""
+        self._hits += hit.tokens > 0
+        self._hit_tokens += hit.tokens
+        self._stamp(hit.node, hits=1)
+
+    def _walk(self, namespace: bytes, ids: bytes) -> tuple[list[Node], int]:
+        """The nodes along `ids` and how many tokens they match; only the last may match in part."""
+        path: list[Node] = []
+        node = self._roots.get(namespace)
+        at = 0
+        while node is not None and at < len(ids):
+            node = node.find(ids[at : at + self._block_bytes])
+            if node is None:
+                break
+            path.append(node)
+            if not ids.startswith(node.ids, at):
+                at += common(node.ids, ids[at : at + len(node.ids)]) * ID_BYTES
+                break
+            at += len(node.ids)
+        return path, at // ID_BYTES
+
+    def _first_needed(self, tokens: int, window: int) -> int:
+        """Index of the first block that a window group needs to go on from `tokens`."""
+        return first_needed(tokens, window, self.block_size)
+
+    def _resumable(self, tables: tuple[list[int], ...], tokens: int) -> int:
+        """The largest number of tokens, at most `tokens`, at which no window group misses a block."""
+        asked = -1
+        while tokens != asked:
+            asked = tokens
+            for g, window in self._windows.items():
+                table, i = tables[g], blocks_for(tokens, self.block_size)
+                first = self._first_needed(tokens, window)
+                while i > first:
+                    i -= 1
+                    if table[i] == SCRATCH:
+                        while i and table[i - 1] == SCRATCH:
+                            i -= 1
+                        tokens = i * self.block_size
+                        first = self._first_needed(tokens, window)
+        return tokens
+
+    # -- inserting ---------------------------------------------------------------------------------------------
+
+    def insert(self, namespace: bytes, ids: bytes, tables: Sequence[Sequence[int]], priority: int = 0) -> None:
+        """A sequence has computed exactly `ids` (packed) into the blocks of `tables`, one table a group, and will
+        write to none of these positions again. It still holds the blocks: release them afterwards, not before.
+
+        Blocks of tokens that the tree knows already stay the sequence's own. A partly filled last block is taken too,
+        and replaced by one that holds more of the same. Window groups: SCRATCH first, then blocks; where the tree has
+        none, it takes them, so inserting before blocks behind the window are returned makes later branches hits.
+        """
+        assert len(ids) % ID_BYTES == 0 and len(tables) == len(self.pools)
+        assert all(len(t) * self._block_bytes >= len(ids) for t in tables), "a table is shorter than its tokens"
+        if not ids:
+            return
+        path, tokens = self._walk(namespace, ids)
+        first = {g: bisect_left(tables[g], True, key=bool) for g in self._windows}
+        for node in path:
+            self._fill(node, tokens, tables, first)
+        last = path[-1] if path else self._root(namespace)
+        if tokens * ID_BYTES < len(ids):
+            last = self._lengthen(last, tokens, ids, tables)
+        self._stamp(last, priority=priority)
+        self._settle(last)
+
+    def _lengthen(self, last: Node, tokens: int, ids: bytes, tables: Sequence[Sequence[int]]) -> Node:
+        """`last` matches up to `tokens`, and `ids` go on. Returns the leaf that holds their end."""
+        if self._end(last) > tokens:
+            last = self._branch(last, tokens)
+        elif last.parent is not None and not last.children:
+            self._grow(last, ids, tables)
+            return last
+        return self._sprout(last, ids, tables)
+
+    def _stamp(self, node: Node | None, hits: int = 0, priority: int = 0) -> None:
+        """One tick later: the node and those above it are used."""
+        self._tick += 1
+        while node is not None:
+            node.last_used = self._tick
+            node.hits += hits
+            node.priority = max(node.priority, priority)
+            node = node.parent
+
+    def _root(self, namespace: bytes) -> Node:
+        if namespace not in self._roots:
+            self._roots[namespace] = Node(namespace, None, 0, b"", tuple([] for _ in self.pools))
+        return self._roots[namespace]
+
+    def _end(self, node: Node) -> int:
+        """Tokens up to the end of the node."""
+        return node.start * self.block_size + len(node.ids) // ID_BYTES
+
+    def _fill(self, node: Node, tokens: int, tables: Sequence[Sequence[int]], first: dict[int, int]) -> None:
+        """Gives a node, equal to the sequence up to `tokens`, the window blocks that it misses. A block of which only
+        a part is equal stays: the sequence's may hold less."""
+        if self._end(node) <= tokens:
+            equal = node.num_blocks
+        else:
+            equal = tokens // self.block_size - node.start
+        for g in self._windows:
+            blocks, table = node.blocks[g], tables[g]
+            begin = max(0, first[g] - node.start)
+            missing = [i for i in range(begin, equal) if blocks[i] == SCRATCH != table[node.start + i]]
+            if missing:
+                for i in missing:
+                    blocks[i] = table[node.start + i]
+                self.pools[g].keep(blocks[i] for i in missing)
+                node.low[g] = min(node.low[g], missing[0])
+                self._enqueue_window(node, g)
+
+    def _grow(self, leaf: Node, ids: bytes, tables: Sequence[Sequence[int]]) -> None:
+        """The run of a leaf goes on. Its partly filled last block is the same with more tokens in it, or let go for
+        another that has them."""
+        whole = len(leaf.ids) // self._block_bytes
+        if whole == 0:
+            self._rename(leaf, self._head(ids, leaf.start))
+        leaf.ids = ids[leaf.start * self._block_bytes :]
+        for g, blocks in enumerate(leaf.blocks):
+            tail = blocks[whole:]
+            new = self._cut_table(tables[g], leaf.start + whole, ids)
+            same = tail[:1] == new[:1]
+            if not same:
+                self.pools[g].forget(tail)
+            self.pools[g].keep(new[same:])
+            blocks[whole:] = new
+            leaf.low[g] = min(leaf.low[g], whole)
+        self._enqueue(leaf)
+
+    def _rename(self, leaf: Node, head: bytes) -> None:
+        """The leaf's first block holds more tokens. Its place among its neighbours is the same: none began alike."""
+        assert leaf.parent is not None
+        leaf.parent.heads[leaf.parent.slot(leaf.ids)] = head
+
+    def _branch(self, node: Node, tokens: int) -> Node:
+        """The node below which a run can begin that leaves `node` at `tokens`, inside it."""
+        parent = node.parent
+        assert parent is not None
+        whole = tokens // self.block_size - node.start
+        if whole == 0:
+            return parent
+        upper = node.split(whole, node.ids[: self._block_bytes])
+        self._nodes += 1
+        for g in self._windows:
+            self._enqueue_window(upper, g)
+        return upper
+
+    def _sprout(self, parent: Node, ids: bytes, tables: Sequence[Sequence[int]]) -> Node:
+        """A new leaf with what comes after `parent`."""
+        start = parent.start + parent.num_blocks
+        blocks = tuple(self._cut_table(table, start, ids) for table in tables)
+        for pool, new in zip(self.pools, blocks, strict=True):
+            pool.keep(new)
+        leaf = Node(parent.namespace, parent, start, ids[start * self._block_bytes :], blocks)
+        leaf.created = self._tick + 1
+        parent.add(self._head(ids, start), leaf)
+        self._nodes += 1
+        self._enqueue(leaf)
+        return leaf
+
+    def _head(self, ids: bytes, block: int) -> bytes:
+        return ids[block * self._block_bytes : (block + 1) * self._block_bytes]
+
+    def _cut_table(self, table: Sequence[int], start: int, ids: bytes) -> list[int]:
+        return list(table[start : blocks_for(len(ids), self._block_bytes)])
+
+    def _enqueue(self, leaf: Node) -> None:
+        self._enqueue_leaf(leaf)
+        for g in self._windows:
+            self._enqueue_window(leaf, g)
+
+    def _enqueue_leaf(self, leaf: Node) -> None:
+        if self._full:
+            self._leaves.push(leaf)
+
+    def _enqueue_window(self, node: Node, group: int) -> None:
+        self._middles[group].push(node)
+        self._ends[group].push(node)
+
+    # -- evicting ----------------------------------------------------------------------------------------------
+
+    def evict(self, group: int, n: int) -> int:
+        """Frees at least `n` blocks of a group, or all its idle ones; returns how many. Others may be freed along,
+        and blocks that somebody holds may leave the tree, but what is available in any group never falls."""
+        before = [pool.free for pool in self.pools]
+        pool = self.pools[group]
+        target = pool.free + min(n, pool.idle)
+        if group in self._full:
+            self._evict_leaves(group, target)
+            while pool.free < target:
+                self._cut_below_idle(group)
+                self._evict_leaves(group, target)
+        else:
+            self._evict_window(group, target, self._middles[group], middle=True)
+            self._evict_window(group, target, self._ends[group], middle=False)
+        self._evicted += sum(p.free - b for p, b in zip(self.pools, before, strict=True))
+        return pool.free - before[group]
+
+    def _evict_leaves(self, group: int, target: int) -> None:
+        """Block by block from the ends of leaves."""
+        pool = self.pools[group]
+        held: list[Node] = []
+        while pool.free < target and (leaf := self._leaves.pop()):
+            if leaf.children:
+                continue
+            end, blocks = leaf.num_blocks, leaf.blocks[group]
+            while end and pool.free < target and pool.is_idle(blocks[end - 1]):
+                end -= 1
+                self._let_go(leaf, end, range(len(self.pools)))
+            if end == leaf.num_blocks:
+                held.append(leaf)
+            else:
+                self._settle(leaf)
+        self._leaves.put_back(held)
+
+    def _cut_below_idle(self, group: int) -> None:
+        """All leaves end in blocks that somebody holds, who had computed his own copy of an idle block above them.
+        The tree lets go of what is below the deepest such block, so that this one is the end of a leaf."""
+        pool = self.pools[group]
+        depth, node = -1, None
+        for candidate in self._all():
+            blocks = candidate.blocks[group]
+            idle = next((i for i in range(len(blocks) - 1, -1, -1) if pool.is_idle(blocks[i])), None)
+            if idle is not None and candidate.start + idle > depth:
+                depth, node = candidate.start + idle, candidate
+        assert node is not None, "idle blocks are not in the tree"
+        self._cut(node, depth - node.start + 1)
+
+    def _evict_window(self, group: int, target: int, queue: Queue, middle: bool) -> None:
+        """Single blocks, from the beginnings of nodes: their ends are where most sequences go on."""
+        pool = self.pools[group]
+        rest: list[Node] = []
+        while pool.free < target and (node := queue.pop()):
+            blocks = node.blocks[group]
+            stop = self._last_window(node, group) if middle else len(blocks)
+            low = node.low[group]
+            while low < stop and blocks[low] == SCRATCH:
+                low += 1
+            node.low[group] = low
+            for i in range(low, stop):
+                if pool.is_idle(blocks[i]):
+                    self._let_go(node, i, (group,))
+                    if pool.free == target:
+                        break
+            if any(blocks[low:stop]):
+                rest.append(node)
+            self._settle(node)
+        queue.put_back(rest)
+
+    def _last_window(self, node: Node, group: int) -> int:
+        """Index in the node of the first block needed to go on from its end, or from one token before, as a prompt
+        does that is sent again."""
+        first = max(0, self._end(node) - self._windows[group]) // self.block_size
+        return min(max(0, first - node.start), node.num_blocks)
+
+    def _let_go(self, node: Node, index: int, groups: Iterable[int]) -> None:
+        """Forgets the blocks of some groups at an index of a node, which becomes SCRATCH there."""
+        ids = self._head(node.ids, index)
+        if self._on_evict is not None and len(ids) == self._block_bytes:
+            gone = tuple(
+                b[index] if g in groups and p.is_idle(b[index]) else SCRATCH
+                for g, (b, p) in enumerate(zip(node.blocks, self.pools, strict=True))
+            )
+            self._on_evict(
+                Block(node.namespace, node.parent_key(index, self._block_bytes), ids), node.start + index, gone
+            )
+        for g in groups:
+            self.pools[g].forget((node.blocks[g][index],))
+            node.blocks[g][index] = SCRATCH
+
+    # -- taking out --------------------------------------------------------------------------------------------
+
+    def _settle(self, node: Node) -> None:
+        """Takes a leaf's end without any block out of the tree, with the ancestors that this leaves as such."""
+        while not node.children:
+            if node.parent is None:
+                self._roots.pop(node.namespace, None)
+                return
+            end = node.num_blocks
+            while end and not any(blocks[end - 1] for blocks in node.blocks):
+                end -= 1
+            if end:
+                node.shorten(end, self._block_bytes)
+                self._enqueue_leaf(node)
+                return
+            parent = node.parent
+            parent.remove(node.ids[: self._block_bytes])
+            self._bury(node)
+            node = parent
+
+    def _bury(self, node: Node) -> None:
+        """The queues notice dead nodes when they come up; those of a queue that is never asked must go, too."""
+        node.parent, node.ids = None, b""
+        self._nodes -= 1
+        self._dead += 1
+        if self._dead > self._nodes + 1000:
+            self._dead = 0
+            for queue in (self._leaves, *self._middles.values(), *self._ends.values()):
+                queue.sweep()
+
+    def _cut(self, node: Node, num_blocks: int) -> None:
+        """Lets go of all that comes after the first blocks of a node, whoever holds it."""
+        below = list(node.tree())[1:]
+        node.heads, node.children = [], []
+        for lost in below:
+            self._forget(lost, 0)
+            self._bury(lost)
+        self._forget(node, num_blocks)
+        self._settle(node)
+
+    def _forget(self, node: Node, start: int) -> None:
+        for pool, blocks in zip(self.pools, node.blocks, strict=True):
+            pool.forget(blocks[start:])
+            blocks[start:] = [SCRATCH] * len(blocks[start:])
+
+    def drop(self, namespace: bytes) -> None:
+        """Nothing of the namespace is found from now on. What sequences hold of it stays theirs alone."""
+        self._unpin([key for key in self._pins if key[0] == namespace])
+        if namespace in self._roots:
+            self._cut(self._roots[namespace], 0)
+
+    def clear(self) -> None:
+        for namespace in list(self._roots):
+            self.drop(namespace)
+
+    # -- pinning -----------------------------------------------------------------------------------------------
+
+    def pin(self, namespace: bytes, ids: bytes, until: float) -> int:
+        """Keeps the whole blocks of a prefix, as far as it is cached, from being evicted until `expire` is told a time
+        of at least `until`; a second pin of the same prefix can only prolong it. Returns the tokens pinned."""
+        hit = self.match(namespace, ids)
+        hit = self.match(namespace, ids, hit.tokens - hit.tokens % self.block_size)
+        if hit.tokens:
+            key = (namespace, ids[: hit.tokens * ID_BYTES])
+            if key in self._pins:
+                self._pins[key].until = max(self._pins[key].until, until)
+            else:
+                self._pins[key] = _Pin(until, hit.blocks)
+                for pool, blocks in zip(self.pools, hit.blocks, strict=True):
+                    pool.share(b for b in blocks if b != SCRATCH)
+            self._expiry = min(self._expiry, until)
+        return hit.tokens
+
+    def expire(self, now: float) -> None:
+        """Ends the pins whose time has come. `math.inf` ends all."""
+        if now >= self._expiry:
+            self._unpin([key for key, pin in self._pins.items() if pin.until <= now])
+            self._expiry = min((pin.until for pin in self._pins.values()), default=inf)
+
+    def _unpin(self, keys: Iterable[tuple[bytes, bytes]]) -> None:
+        for key in keys:
+            for pool, blocks in zip(self.pools, self._pins.pop(key).blocks, strict=True):
+                pool.release(b for b in blocks if b != SCRATCH)
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        return Stats(
+            nodes=self._nodes,
+            blocks=sum(pool.cached for pool in self.pools),
+            idle=sum(pool.idle for pool in self.pools),
+            pinned=len({(g, b) for p in self._pins.values() for g, ids in enumerate(p.blocks) for b in ids if b}),
+            hits=self._hits,
+            hit_tokens=self._hit_tokens,
+            evicted=self._evicted,
+        )
+
+    def named(self) -> Iterator[tuple[Block, int, tuple[int, ...]]]:
+        """All whole blocks as `on_evict` has them, those last used first, no block before the one it follows."""
+        for node in sorted(self._all(), key=lambda node: -node.last_used):
+            for i in range(len(node.ids) // self._block_bytes):
+                parent = node.parent_key(i, self._block_bytes)
+                ids = tuple(blocks[i] for blocks in node.blocks)
+                yield Block(node.namespace, parent, self._head(node.ids, i)), node.start + i, ids
+
+    def _all(self) -> Iterator[Node]:
+        for root in self._roots.values():
+            yield from root.tree()
+
+    def check(self, holders: Sequence[Iterable[Sequence[int]]]) -> None:
+        """Recomputes the pools' counts from the tree, its pins and the tables of all sequences (`holders`: per group),
+        and proves the tree's own rules. Raises AssertionError."""
+        nodes = list(self._all())
+        for g, (pool, tables) in enumerate(zip(self.pools, holders, strict=True)):
+            pins = [pin.blocks[g] for pin in self._pins.values()]
+            pool.check([*tables, *pins], [node.blocks[g] for node in nodes])
+        for root in self._roots.values():
+            assert root.parent is None and root.children and not root.ids, "an empty root"
+        inner = [node for node in nodes if node.parent is not None]
+        assert len(inner) == self._nodes, f"{self._nodes} nodes are counted, {len(inner)} are there"
+        for node in nodes:
+            self._check_children(node)
+        for node in inner:
+            self._check_node(node)
+        for (namespace, ids), pin in self._pins.items():
+            assert self.match(namespace, ids).blocks == pin.blocks, "a pinned prefix is lost"
+
+    def _check_children(self, node: Node) -> None:
+        heads = [child.ids[: self._block_bytes] for child in node.children]
+        assert node.heads == heads == sorted(heads), "children are not in order"
+        assert not any(b.startswith(a) for a, b in pairwise(heads)), "a child is the beginning of another"
+        for child in node.children:
+            assert child.parent is node and child.namespace == node.namespace, "a child has another parent"
+            assert child.start == node.start + node.num_blocks, "a child starts in the wrong place"
+
+    def _check_node(self, node: Node) -> None:
+        num_blocks = blocks_for(len(node.ids), self._block_bytes)
+        assert num_blocks and all(len(blocks) == num_blocks for blocks in node.blocks), "blocks and ids differ"
+        assert not node.children or len(node.ids) % self._block_bytes == 0, "a partly filled block is not at the end"
+        assert node.children or any(b[-1] for b in node.blocks), "a leaf ends without a block"
+        assert all(b != SCRATCH for g in self._full for b in node.blocks[g]), "a full group misses a block"
+        assert node.children or not self._full or node in self._leaves, "a leaf is in no queue"
+        for g in self._windows:
+            blocks, middle = node.blocks[g], self._last_window(node, g)
+            assert not any(blocks[: node.low[g]]), "there are blocks below the lowest"
+            assert not any(blocks) or node in self._ends[g], "window blocks are in no queue"
+            assert not any(blocks[:middle]) or node in self._middles[g], "a middle is in no queue"
+        for i, digest in enumerate(node.digests):
+            parent = node.parent_key(i, self._block_bytes)
+            assert digest == Block(node.namespace, parent, self._head(node.ids, i)).key, "a digest of other ids"

@@ -1,0 +1,179 @@
+"""Store: blocks beyond the pools. What is evicted is saved to a tier; what a waiting sequence begins with is fetched.
+
+    prompt     |----- hit in the tree -----|--- fetched ---|--- computed ---|
+               0                         first        first + count
+
+A fetch ends when all its parts are there, when one fails, or at its deadline; whatever leading blocks arrived by then
+are used, the rest is computed. Bytes are checked by the tier before they get here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from kvasir.kv.blocks import first_needed
+from kvasir.kv.node import ID_BYTES
+from kvasir.kv.pool import SCRATCH
+from kvasir.kv.tiers.block import Block, chain
+from kvasir.kv.tiers.connector import Failed, KVConnector, worth
+from kvasir.plan import CacheGroup
+
+Part = tuple[int, int]  # group, index of the block in its sequence
+Save = tuple[Block, int, int]  # group, block id
+
+UNKNOWN_SECONDS = 5.0  # a fetch may take so long when nobody knows how long computing takes
+PATIENCE = 2.0  # and else so many times what computing would take
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """Blocks [first, first + count) of one sequence. tickets: of parts on their way; parts: what has arrived.
+    count 0: the tier was asked and had nothing that was worth it."""
+
+    first: int = 0
+    count: int = 0
+    deadline: float = inf
+    tickets: dict[Part, int] = field(default_factory=dict)
+    parts: dict[Part, memoryview] = field(default_factory=dict)
+
+    @property
+    def open(self) -> bool:
+        return bool(self.tickets)
+
+
+def reach(
+    groups: Sequence[CacheGroup], block_size: int, first: int, count: int, have: Callable[[int, int], bool]
+) -> int:
+    """How many blocks behind the first `first`, at most `count`, bring every group to where it can go on.
+    have(group, index): whether that block can be had."""
+    full = [g for g, group in enumerate(groups) if not group.window]
+    count = next((i for i in range(count) if not all(have(g, first + i) for g in full)), count)
+    windows = [(g, group.window) for g, group in enumerate(groups) if group.window]
+    while count:
+        end = first + count
+        missing = max(
+            (
+                i
+                for g, window in windows
+                for i in range(max(first, first_needed(end * block_size, window, block_size)), end)
+                if not have(g, i)
+            ),
+            default=end,
+        )
+        if missing == end:
+            break
+        count = missing - first
+    return count
+
+
+class Store:
+    """One tier under the pools. max_bytes: of all parts that fetches hold or wait for. Used by the scheduler alone."""
+
+    def __init__(self, tier: KVConnector, groups: Sequence[CacheGroup], block_size: int, max_bytes: int):
+        self.tier = tier
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.max_bytes = max_bytes
+        self.num_bytes = 0  # of the parts of all fetches
+        self.unused: Counter[str] = Counter()  # parts: "late" (computed instead), "slow" (not asked for)
+        self._sizes = [group.num_bytes for group in tier.facts.groups]
+        self._saves: list[Save] = []
+
+    # -- saving ------------------------------------------------------------------------------------------------
+
+    def note(self, block: Block, ids: Sequence[int]) -> None:
+        """Block `ids[g]` of group g, unless SCRATCH, is to be saved before anybody writes to it."""
+        for group, id in enumerate(ids):
+            if id != SCRATCH and not self.tier.has((block.key,), group):
+                self._saves.append((block, group, id))
+
+    @property
+    def has_saves(self) -> bool:
+        return bool(self._saves)
+
+    def take_saves(self) -> list[Save]:
+        """What is to be saved by the next step, before all else."""
+        saves, self._saves = self._saves, []
+        return saves
+
+    # -- fetching ----------------------------------------------------------------------------------------------
+
+    def fetch(self, namespace: bytes, ids: bytes, known: int, seconds: Callable[[int], float], now: float) -> Fetch:
+        """Begins to load what comes behind the first `known` tokens of `ids` (packed), as far as the tier has it.
+
+        seconds(n): the time to compute n tokens behind them, 0 for unknown.
+        """
+        first = known // self.block_size
+        room = max(0, self.max_bytes - self.num_bytes) // sum(self._sizes)
+        if len(ids) < (first + 1) * self.block_size * ID_BYTES or not room:
+            return Fetch()
+        blocks = chain(namespace, ids[: (first + room) * self.block_size * ID_BYTES], self.block_size)
+
+        def have(group: int, index: int) -> bool:
+            return self.tier.has((blocks[index].key,), group) > 0
+
+        count = reach(self.groups, self.block_size, first, len(blocks) - first, have)
+        if not count:
+            return Fetch()
+        tokens = (first + count) * self.block_size - known
+        parts, compute = self._parts(first, count), seconds(tokens)
+        stats = self.tier.stats()
+        num_bytes = sum(self._sizes[g] for g, _ in parts)
+        if not worth(num_bytes + stats.open_bytes, tokens, stats.read_rate, tokens / compute if compute > 0 else 0.0):
+            self.unused["slow"] += len(parts)
+            return Fetch()
+        fetch = Fetch(first, count, now + (PATIENCE * compute or UNKNOWN_SECONDS))
+        fetch.tickets = {(g, i): self.tier.start_load(blocks[i], g) for g, i in parts}
+        self.num_bytes += num_bytes
+        return fetch
+
+    def _parts(self, first: int, count: int) -> list[Part]:
+        end = first + count
+        lows = (max(first, first_needed(end * self.block_size, g.window, self.block_size)) for g in self.groups)
+        return sorted(((g, i) for g, low in enumerate(lows) for i in range(low, end)), key=lambda part: part[1])
+
+    def poll(self, fetch: Fetch, now: float, timeout: float = 0.0) -> None:
+        """Takes what has arrived; waits for the next part at most `timeout` seconds."""
+        for part, ticket in list(fetch.tickets.items()):
+            found = self.tier.poll(ticket, timeout)
+            if found is None:
+                break
+            timeout = 0.0
+            del fetch.tickets[part]
+            if isinstance(found, Failed):
+                self.num_bytes -= self._sizes[part[0]]
+                self._give_up(fetch)
+                return
+            fetch.parts[part] = found
+        if fetch.open and now > fetch.deadline:
+            self.unused["late"] += len(fetch.tickets)
+            self._give_up(fetch)
+
+    def _give_up(self, fetch: Fetch) -> None:
+        """What has arrived stays."""
+        for (group, _), ticket in fetch.tickets.items():
+            self.tier.cancel(ticket)
+            self.num_bytes -= self._sizes[group]
+        fetch.tickets = {}
+
+    def arrived(self, fetch: Fetch, first: int) -> int:
+        """Tokens up to which all is there, for a sequence that has its first `first` blocks; 0 for nothing more."""
+        if not fetch.first <= first < fetch.first + fetch.count:
+            return 0
+        count = reach(
+            self.groups,
+            self.block_size,
+            first,
+            fetch.first + fetch.count - first,
+            lambda g, i: (g, i) in fetch.parts,
+        )
+        return (first + count) * self.block_size if count else 0
+
+    def end(self, fetch: Fetch) -> None:
+        """The sequence needs nothing of it any more."""
+        self._give_up(fetch)
+        self.num_bytes -= sum(self._sizes[g] for g, _ in fetch.parts)
+        fetch.parts = {}

@@ -1,0 +1,92 @@
+"""KVConnector: what the engine sees of a tier. Every call returns at once; disks and peers wait in threads.
+
+The life of a load:
+
+    has(keys) -> n          from memory alone, and perhaps too few
+    start_load -> ticket    queued
+    poll(ticket)            None ... None, then once the bytes or Failed; the ticket is gone
+    cancel(ticket)          at any time before that
+
+A load that fails, for whatever reason, means that the tokens are computed instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvasir.kv.tiers.block import Block, Facts
+
+Bytes = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why there are no bytes: a reason of record.Unusable."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """Counts since the start, by outcome, and the present state.
+
+    loads: "loaded" and the reasons of Failed. saves: "saved", and why a part was not: "known" (it is there already),
+    "full" (the queue), "large" (more than the tier), "paused" (after an error), "error", "closed".
+    read_rate: bytes a second, 0 when not known.
+    """
+
+    loads: dict[str, int]
+    saves: dict[str, int]
+    bytes_loaded: int
+    bytes_saved: int
+    evicted: int
+    read_rate: float
+    open_loads: int  # tickets
+    open_bytes: int  # of the parts that they name
+    queued_bytes: int = 0  # to be saved
+    num_parts: int = 0
+    num_bytes: int = 0
+
+
+class KVConnector(Protocol):
+    """Safe to call from several threads."""
+
+    facts: Facts
+
+    def has(self, keys: Sequence[bytes], group: int = 0) -> int:
+        """How many of the leading `keys` can be loaded, as far as is known without asking anybody."""
+        ...
+
+    def start_load(self, block: Block, group: int = 0) -> int:
+        """Begins to load one part; returns its ticket, to be polled to its end or cancelled."""
+        ...
+
+    def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
+        """The part's bytes, checked and read-only; Failed; or None: not yet. A thread that may wait gives a timeout."""
+        ...
+
+    def cancel(self, ticket: int) -> None:
+        """Forgets a ticket, finished or not."""
+        ...
+
+    def save(self, block: Block, group: int, payload: Bytes) -> bool:
+        """Hands over one part, which nobody may write to from now on; False when it will not be kept."""
+        ...
+
+    def stats(self) -> TierStats: ...
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Ends the threads. What is queued to be saved is written until the timeout; open loads fail."""
+        ...
+
+
+def worth(num_bytes: int, num_tokens: int, read_rate: float, recompute_rate: float) -> bool:
+    """Whether reading `num_bytes` (with those queued before) is faster than computing `num_tokens`.
+
+    Rates in bytes and tokens a second; 0 is unknown, and then reading is worth a try, which measures it.
+    """
+    if read_rate <= 0 or recompute_rate <= 0:
+        return True
+    return num_bytes / read_rate < num_tokens / recompute_rate

@@ -1,0 +1,324 @@
+"""DiskTier: parts of blocks as files of one bounded folder, found again after a restart.
+
+    folder/ab/ab12…ef.0       key and group in hex: a record, whole, or it would not have this name
+    folder/tmp-…              being written, under a lock that dies with its writer
+
+A file is written under a temporary name, synced, then renamed: at any moment of a death there is the whole file or
+none. Several engines may share the folder. None trusts what the others, or a former life of itself, left there: each
+record is compared and its checksum computed on reading, and a file that vanishes is a miss.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import stat
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kvasir.kv.tiers import record
+from kvasir.kv.tiers.block import Block, Facts, Name
+from kvasir.kv.tiers.connector import Bytes, Failed, TierStats
+from kvasir.kv.tiers.folder import make_private
+from kvasir.kv.tiers.record import Unusable
+from kvasir.kv.tiers.transfers import QUEUE_BYTES, Loads, Meter, Worker
+
+Save = tuple[Block, int, memoryview]
+
+SCAN_SECONDS = 60.0  # so often the folder is listed anew, for what other engines wrote and removed
+SCAN_SHARE = 16  # and whenever we have written this part of the bound, so that they and we keep it together
+PAUSE_SECONDS = 5.0  # without a write after one that failed: a full disk is not asked at every block
+FILE_NAME = re.compile(r"([0-9a-f]{64})\.([0-9]|[1-9][0-9])")
+TEMPORARY = "tmp-"
+
+
+class Index:
+    """What the folder holds, as far as we know: name -> bytes, least recently used first. Any thread may call."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._sizes: OrderedDict[Name, int] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __contains__(self, name: Name) -> bool:
+        return name in self._sizes
+
+    def put(self, name: Name, size: int) -> None:
+        with self._lock:
+            self.num_bytes += size - self._sizes.pop(name, 0)
+            self._sizes[name] = size
+
+    def touch(self, name: Name) -> None:
+        with self._lock, suppress(KeyError):
+            self._sizes.move_to_end(name)
+
+    def remove(self, name: Name) -> None:
+        with self._lock:
+            self.num_bytes -= self._sizes.pop(name, 0)
+
+    def pop_oldest(self) -> Name:
+        with self._lock:
+            name, size = self._sizes.popitem(last=False)
+            self.num_bytes -= size
+            return name
+
+    def replace(self, files: Sequence[tuple[Name, int]]) -> None:
+        with self._lock:
+            self._sizes = OrderedDict(files)
+            self.num_bytes = sum(self._sizes.values())
+
+
+class DiskTier:
+    """A KVConnector over `folder`, which is made with mode 0700 and refused if it is a link or open to others.
+
+    max_bytes: of all files. queue_bytes: of parts that wait to be written; beyond it they are dropped.
+    load_bytes: of parts being read or read and not yet fetched. Raises ConfigError; afterwards no error of the disk is
+    raised, all are counted.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        facts: Facts,
+        max_bytes: int,
+        *,
+        queue_bytes: int = QUEUE_BYTES,
+        load_bytes: int = QUEUE_BYTES,
+    ):
+        make_private(folder)
+        self.facts = facts
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._index = Index()
+        self._meter = Meter()
+        self._queued: set[Name] = set()
+        self._unscanned = 0  # bytes written since the last listing
+        self._resume_at = 0.0  # time.monotonic() from which we write again
+        self._scanned = threading.Event()
+        self._loads = Loads("kv-disk-load", self._read, load_bytes, self._meter)
+        self._saver: Worker[Save] = Worker("kv-disk-save", self._save, queue_bytes, SCAN_SECONDS)
+
+    # -- the protocol --------------------------------------------------------------------------------------
+
+    def has(self, keys: Sequence[bytes], group: int = 0) -> int:
+        for i, key in enumerate(keys):
+            if (key, group) not in self._index:
+                return i
+        return len(keys)
+
+    def start_load(self, block: Block, group: int = 0) -> int:
+        return self._loads.start(block, group, self.facts.groups[group].num_bytes)
+
+    def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
+        return self._loads.poll(ticket, timeout)
+
+    def cancel(self, ticket: int) -> None:
+        self._loads.cancel(ticket)
+
+    def save(self, block: Block, group: int, payload: Bytes) -> bool:
+        payload = memoryview(payload).cast("B")
+        assert self.facts.admits(block, group), "a block of another store"
+        assert payload.nbytes == self.facts.groups[group].num_bytes, "a part has the size its group declares"
+        name = (block.key, group)
+        if refusal := self._refusal(name, payload.nbytes):
+            self._meter.save(refusal)
+            return False
+        self._queued.add(name)
+        if self._saver.put((block, group, payload), payload.nbytes):
+            return True
+        self._queued.discard(name)
+        self._meter.save("full")
+        return False
+
+    def _refusal(self, name: Name, num_bytes: int) -> str:
+        if name in self._index or name in self._queued:
+            return "known"
+        if num_bytes + record.PREFIX.size + record.MAX_HEADER > self._max_bytes:
+            return "large"
+        return "paused" if time.monotonic() < self._resume_at else ""
+
+    def stats(self) -> TierStats:
+        return self._meter.stats(
+            self._loads,
+            queued_bytes=self._saver.cost,
+            num_parts=len(self._index),
+            num_bytes=self._index.num_bytes,
+        )
+
+    def close(self, timeout: float = 5.0) -> None:
+        self._loads.close()
+        for _ in self._saver.close(timeout):
+            self._meter.save("closed")
+
+    def wait_scanned(self, timeout: float) -> bool:
+        """Waits until the folder was listed for the first time: before that nothing of a former life is known."""
+        return self._scanned.wait(timeout)
+
+    # -- reading: the thread of the loads --------------------------------------------------------------------
+
+    def _path(self, name: Name) -> Path:
+        key = name[0].hex()
+        return self._folder / key[:2] / f"{key}.{name[1]}"
+
+    def _read(self, block: Block, group: int) -> memoryview:
+        """A part that is what was asked. Any other file of its name is removed. Raises Unusable."""
+        name = (block.key, group)
+        try:
+            payload = self._open_and_read(block, group)
+        except FileNotFoundError:
+            self._index.remove(name)
+            raise Unusable("missing") from None
+        except OSError:
+            self._index.remove(name)
+            raise Unusable("io") from None
+        except Unusable:
+            self._remove(name)
+            raise
+        self._index.touch(name)
+        return payload
+
+    def _open_and_read(self, block: Block, group: int) -> memoryview:
+        # O_NONBLOCK: opening a named pipe would wait for its writer.
+        with _opened(self._path((block.key, group)), os.O_RDONLY | os.O_NONBLOCK) as fd:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise Unusable("corrupt")
+            payload = record.unseal(self.facts, block, group, info.st_size, lambda buffer: _fill(fd, buffer))
+            with suppress(OSError):  # a folder that is read only still serves
+                os.utime(fd)  # the order of use, also for the next life and for other engines
+            return payload
+
+    def _remove(self, name: Name) -> None:
+        self._index.remove(name)
+        with suppress(OSError):
+            self._path(name).unlink(missing_ok=True)
+
+    # -- writing: the thread of the saves --------------------------------------------------------------------
+
+    def _save(self, job: Save | None) -> None:
+        if job is None or self._unscanned * SCAN_SHARE > self._max_bytes:
+            self._scan()
+        if job is None:
+            return
+        block, group, payload = job
+        name = (block.key, group)
+        try:
+            if time.monotonic() < self._resume_at:
+                self._meter.save("paused")
+            else:
+                self._write(name, record.seal(self.facts, block, group, payload), payload)
+        except OSError:
+            self._resume_at = time.monotonic() + PAUSE_SECONDS
+            self._meter.save("error")
+        finally:
+            self._queued.discard(name)
+
+    def _write(self, name: Name, head: bytes, payload: memoryview) -> None:
+        size = len(head) + payload.nbytes
+        self._make_room(size)
+        path = self._path(name)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with _temporary(self._folder) as (fd, temporary):
+            _drain(fd, memoryview(head))
+            _drain(fd, payload)
+            os.fsync(fd)
+            os.rename(temporary, path)
+        self._index.put(name, size)
+        self._unscanned += size
+        self._meter.save("saved", payload.nbytes)
+
+    def _make_room(self, size: int) -> None:
+        while len(self._index) and self._index.num_bytes + size > self._max_bytes:
+            self._remove(self._index.pop_oldest())
+            self._meter.evict()
+
+    def _scan(self) -> None:
+        """Builds the index from names, sizes and times of use; contents are read when they are asked for."""
+        self._unscanned = 0
+        try:
+            files = sorted(self._files())
+            self._index.replace([(name, size) for _, name, size in files])
+            self._make_room(0)
+        except OSError:
+            self._meter.save("error")
+        self._scanned.set()
+
+    def _files(self) -> Iterator[tuple[int, Name, int]]:
+        for entry in _listed(self._folder):
+            if entry.name.startswith(TEMPORARY):
+                _remove_abandoned(entry.path)
+            elif len(entry.name) == 2 and entry.is_dir(follow_symlinks=False):
+                yield from _parts(entry)
+
+
+def _parts(folder: os.DirEntry) -> Iterator[tuple[int, Name, int]]:
+    for entry in _listed(folder.path):
+        match = FILE_NAME.fullmatch(entry.name)
+        if not match or not entry.name.startswith(folder.name):
+            continue
+        with suppress(FileNotFoundError):  # another engine removed it since
+            info = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(info.st_mode):
+                yield info.st_mtime_ns, (bytes.fromhex(match[1]), int(match[2])), info.st_size
+
+
+def _listed(folder: Path | str) -> list[os.DirEntry]:
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
+@contextmanager
+def _temporary(folder: Path) -> Iterator[tuple[int, Path]]:
+    """A new file under its writer's lock, removed when the block raises."""
+    while True:
+        path = folder / (TEMPORARY + secrets.token_hex(8))
+        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink == 0:
+                continue  # before it was locked another engine took it for a dead one's
+            try:
+                yield fd, path
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+            return
+
+
+def _remove_abandoned(path: str) -> None:
+    """Removes a temporary file whose writer is dead: a living one holds its lock."""
+    with suppress(OSError), _opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+
+
+@contextmanager
+def _opened(path: Path | str, flags: int) -> Iterator[int]:
+    """A file descriptor of `path` itself, never of what it links to; new files have mode 0600."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _fill(fd: int, buffer: memoryview) -> None:
+    """Reads all of `buffer`. Raises Unusable when the file has become shorter."""
+    while buffer:
+        n = os.readv(fd, [buffer])
+        if n == 0:
+            raise Unusable("truncated")
+        buffer = buffer[n:]
+
+
+def _drain(fd: int, buffer: memoryview) -> None:
+    while buffer:
+        buffer = buffer[os.write(fd, buffer) :]

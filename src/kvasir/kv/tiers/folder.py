@@ -1,0 +1,33 @@
+"""A folder of this user alone: what lies in it was written by us, what is put into it is read by nobody else."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from kvasir.errors import ConfigError
+
+
+def check_private(path: Path) -> None:
+    """Raises ConfigError unless `path` is a folder, no link to one, of this user and closed to others."""
+    try:
+        info = os.lstat(path)
+    except OSError as e:
+        raise ConfigError(f"{path}: {e.strerror}") from None
+    if not stat.S_ISDIR(info.st_mode):
+        raise ConfigError(f"{path} is not a folder", "a link to one is refused too: give the folder itself")
+    if info.st_uid != os.getuid():
+        raise ConfigError(f"{path} belongs to another user")
+    if info.st_mode & 0o077:
+        raise ConfigError(f"{path} is open to others", f"chmod 700 {path}")
+
+
+def make_private(path: Path) -> None:
+    """Makes the folder with mode 0700 where it is missing, and checks it. Raises ConfigError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be made: {e.strerror}") from None
+    check_private(path)

@@ -1,0 +1,353 @@
+"""Blocks of another engine of this host, over a Unix socket: PeerServer gives what its tier has, PeerTier asks.
+
+A peer is read from only; what an engine computes is kept in its own tier. A peer that is dead, slow, of another model
+or out of its mind is a miss: every exchange ends by a deadline, and after one that failed the peer is left alone for a
+while.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from kvasir.errors import ConfigError
+from kvasir.kv.tiers import record, wire
+from kvasir.kv.tiers.block import Block, Facts, Name
+from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector, TierStats
+from kvasir.kv.tiers.folder import check_private, make_private
+from kvasir.kv.tiers.record import Unusable
+from kvasir.kv.tiers.transfers import QUEUE_BYTES, Loads, Meter, Worker
+from kvasir.kv.tiers.wire import Wire, WireError
+
+log = logging.getLogger("kvasir.kv")
+
+T = TypeVar("T")
+
+EXCHANGE_SECONDS = 5.0
+LOAD_SECONDS = 4.0  # of them for the server's own tier
+IDLE_SECONDS = 300.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+MAX_CONNECTIONS = 32
+MAX_PATH = 100  # bytes: what every system takes as the name of a socket
+
+KNOWN_SECONDS = 10.0  # an answer of a peer is believed so long
+UNKNOWN_SECONDS = 2.0
+MAX_ANSWERS = 1 << 16
+
+
+class Link:
+    """One connection to a server, made when it is needed. Used by one thread."""
+
+    def __init__(self, path: Path, facts: Facts):
+        self._path = path
+        self._facts = facts
+        self._wire: Wire | None = None
+        self._pause = 0.0
+        self._retry_at = 0.0
+        self._closed = False
+
+    def exchange(self, kind: int, body: bytes, answer: Callable[[Wire], T]) -> T:
+        """Sends a frame and reads the answer to it. Raises Unusable("peer") at once or within EXCHANGE_SECONDS."""
+        if self._closed or time.monotonic() < self._retry_at:
+            raise Unusable("peer")
+        try:
+            link = self._wire or self._connect()
+            link.begin(EXCHANGE_SECONDS)
+            link.send(kind, body)
+            result = answer(link)
+        except (OSError, WireError, ConfigError):
+            self._fail()
+            raise Unusable("peer") from None
+        except Unusable:  # the rest of the record was not read
+            self._fail()
+            raise
+        self._pause = 0.0
+        return result
+
+    def _connect(self) -> Wire:
+        check_private(self._path.parent)
+        link = self._wire = Wire(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        link.sock.settimeout(EXCHANGE_SECONDS)
+        link.sock.connect(os.fspath(self._path))
+        link.begin(EXCHANGE_SECONDS)
+        link.send(wire.HELLO, self._facts.digest())
+        link.head({wire.WELCOME: 0})
+        return link
+
+    def _fail(self) -> None:
+        self._drop()
+        self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
+        self._retry_at = time.monotonic() + self._pause
+
+    def _drop(self) -> None:
+        if self._wire:
+            self._wire.close()
+            self._wire = None
+
+    def shut(self) -> None:
+        """From another thread: an exchange that runs fails at once, and so does every later one."""
+        self._closed = True
+        link = self._wire
+        if link:
+            link.shut()
+
+    def close(self) -> None:
+        """When no thread uses it any more."""
+        self._closed = True
+        self._drop()
+
+
+class PeerTier:
+    """A KVConnector over the socket of a PeerServer.
+
+    `has` answers from what the peer said in the last seconds; what is not known is asked in the background, so that a
+    later call knows. load_bytes: of parts on the way or not yet fetched.
+    """
+
+    def __init__(self, path: Path, facts: Facts, *, load_bytes: int = QUEUE_BYTES):
+        self.facts = facts
+        self._meter = Meter()
+        self._lock = threading.Lock()
+        self._answers: OrderedDict[Name, tuple[bool, float]] = OrderedDict()  # there is it or not, until when
+        self._asked: set[Name] = set()
+        self._questions = Link(path, facts)
+        self._records = Link(path, facts)
+        self._asker: Worker[tuple[list[bytes], int]] = Worker("kv-peer-ask", self._ask, 4 * wire.MAX_KEYS)
+        self._loads = Loads("kv-peer-load", self._read, load_bytes, self._meter)
+
+    def has(self, keys: Sequence[bytes], group: int = 0) -> int:
+        now = time.monotonic()
+        n, oldest = len(keys), None
+        for i, key in enumerate(keys):
+            there, until = self._answers.get((key, group), (False, 0.0))
+            if until < now and oldest is None:
+                oldest = i  # believed once more while it is asked: to load in vain costs little
+            if not there:
+                n = i
+                break
+        if oldest is not None:
+            self._wonder(list(keys[oldest : oldest + wire.MAX_KEYS]), group)
+        return n
+
+    def _wonder(self, keys: list[bytes], group: int) -> None:
+        """Queues a question, unless it is on its way."""
+        first = (keys[0], group)
+        with self._lock:
+            if first in self._asked:
+                return
+            self._asked.add(first)
+        if not self._asker.put((keys, group), len(keys)):
+            self._asked.discard(first)
+
+    def _ask(self, job: tuple[list[bytes], int] | None) -> None:
+        if job is None:
+            return
+        keys, group = job
+        try:
+            n = self._questions.exchange(wire.HAS, wire.pack_has(keys, group), _read_count)
+            self._learn(keys[: n + 1], group, n)
+        except Unusable:
+            with self._lock:
+                self._answers.clear()
+        finally:
+            with self._lock:
+                self._asked.discard((keys[0], group))
+
+    def _learn(self, keys: list[bytes], group: int, n: int) -> None:
+        """Of the keys the first `n` are there; what comes after is not."""
+        now = time.monotonic()
+        with self._lock:
+            for i, key in enumerate(keys):
+                self._answers.pop((key, group), None)
+                self._answers[key, group] = (True, now + KNOWN_SECONDS) if i < n else (False, now + UNKNOWN_SECONDS)
+            while len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
+
+    def start_load(self, block: Block, group: int = 0) -> int:
+        return self._loads.start(block, group, self.facts.groups[group].num_bytes)
+
+    def _read(self, block: Block, group: int) -> memoryview:
+        def answer(link: Wire) -> memoryview | None:
+            kind, length = link.head({wire.RECORD: record.max_size(self.facts, group), wire.MISS: 0})
+            return record.unseal(self.facts, block, group, length, link.fill) if kind == wire.RECORD else None
+
+        try:
+            payload = self._records.exchange(wire.LOAD, wire.pack_load(block, group), answer)
+        except Unusable:
+            with self._lock:
+                self._answers.clear()
+            raise
+        if payload is None:
+            self._learn([block.key], group, 0)
+            raise Unusable("missing")
+        return payload
+
+    def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
+        return self._loads.poll(ticket, timeout)
+
+    def cancel(self, ticket: int) -> None:
+        self._loads.cancel(ticket)
+
+    def save(self, block: Block, group: int, payload: Bytes) -> bool:
+        """Never: a peer keeps what it computed itself."""
+        return False
+
+    def stats(self) -> TierStats:
+        return self._meter.stats(self._loads)
+
+    def close(self, timeout: float = 5.0) -> None:
+        for link in (self._questions, self._records):
+            link.shut()
+        self._loads.close()
+        self._asker.close(0.0)
+        for link in (self._questions, self._records):
+            link.close()
+
+
+def _read_count(link: Wire) -> int:
+    _, length = link.head({wire.COUNT: wire.NUMBER.size})
+    if length != wire.NUMBER.size:
+        raise WireError("no number")
+    return wire.NUMBER.unpack(link.body(length))[0]
+
+
+class PeerServer:
+    """Serves the parts of `tier` on a socket of mode 0600 in a folder of mode 0700. Raises ConfigError."""
+
+    def __init__(self, path: Path, tier: KVConnector):
+        self._path = path
+        self._tier = tier
+        self._hello = tier.facts.digest()
+        self._lock = threading.Lock()
+        self._connections: set[Wire] = set()
+        self._threads: set[threading.Thread] = set()
+        self._closing = threading.Event()
+        self._listener = _listen(path)
+        self._acceptor = threading.Thread(target=self._accept, name="kv-peer-accept", daemon=True)
+        self._acceptor.start()
+
+    def _accept(self) -> None:
+        self._listener.settimeout(0.2)
+        while not self._closing.is_set():
+            with suppress(OSError):  # nobody came, or no descriptor was left for him
+                sock, _ = self._listener.accept()
+                self._admit(Wire(sock))
+
+    def _admit(self, link: Wire) -> None:
+        with self._lock:
+            if len(self._connections) >= MAX_CONNECTIONS:
+                link.close()
+                return
+            self._connections.add(link)
+            thread = threading.Thread(target=self._serve, args=(link,), name="kv-peer-serve", daemon=True)
+            self._threads.add(thread)
+        thread.start()
+
+    def _serve(self, link: Wire) -> None:
+        try:
+            if self._greet(link):
+                while not self._closing.is_set():
+                    self._answer(link)
+        except (OSError, WireError) as e:
+            log.debug("a peer's connection ends: %s", e)
+        except Exception:
+            log.exception("a peer's question failed")
+        finally:
+            with self._lock:
+                self._connections.discard(link)
+                self._threads.discard(threading.current_thread())
+            link.close()
+
+    def _greet(self, link: Wire) -> bool:
+        link.begin(EXCHANGE_SECONDS)
+        _, length = link.head({wire.HELLO: len(self._hello)})
+        same = link.body(length) == self._hello
+        link.send(wire.WELCOME if same else wire.FOREIGN)
+        return same
+
+    def _answer(self, link: Wire) -> None:
+        link.begin(IDLE_SECONDS)
+        kind, length = link.head({wire.HAS: wire.HAS_BYTES, wire.LOAD: wire.LOAD_BYTES})
+        link.begin(EXCHANGE_SECONDS)
+        body = link.body(length)
+        if kind == wire.HAS:
+            keys, group = wire.unpack_has(body)
+            if group >= len(self._tier.facts.groups):
+                raise WireError("a group of another store")
+            link.send(wire.COUNT, wire.NUMBER.pack(self._tier.has(keys, group)))
+        else:
+            self._give(link, *wire.unpack_load(body))
+
+    def _give(self, link: Wire, block: Block, group: int) -> None:
+        if not self._tier.facts.admits(block, group):
+            raise WireError("a part of another store")
+        payload = self._load(block, group)
+        if payload is None:
+            link.send(wire.MISS)
+        else:
+            link.send(wire.RECORD, record.seal(self._tier.facts, block, group, payload), payload)
+
+    def _load(self, block: Block, group: int) -> memoryview | None:
+        ticket = self._tier.start_load(block, group)
+        result = self._tier.poll(ticket, LOAD_SECONDS)
+        if result is None:
+            self._tier.cancel(ticket)
+        return None if isinstance(result, Failed) else result
+
+    def close(self) -> None:
+        """Ends all connections. The tier stays open: it is the engine's."""
+        self._closing.set()
+        self._acceptor.join()
+        self._listener.close()
+        with self._lock:
+            threads = list(self._threads)
+            for link in self._connections:
+                link.shut()
+        for thread in threads:
+            thread.join(EXCHANGE_SECONDS)
+        self._path.unlink(missing_ok=True)
+
+
+def _listen(path: Path) -> socket.socket:
+    if len(os.fsencode(path)) > MAX_PATH:
+        raise ConfigError(f"{path} is too long for a socket's name", f"at most {MAX_PATH} bytes")
+    make_private(path.parent)
+    _remove_dead(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(os.fspath(path))  # nobody else can enter the folder while the mode is not yet set
+        os.chmod(path, 0o600)
+        listener.listen()
+    except OSError as e:
+        listener.close()
+        raise ConfigError(f"{path}: {e.strerror}") from None
+    return listener
+
+
+def _remove_dead(path: Path) -> None:
+    """Removes the socket of a server that is gone. Raises ConfigError for one that lives and for anything else."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"{path} is there and is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass
+    raise ConfigError(f"{path} is served by another engine", "give this one another path")

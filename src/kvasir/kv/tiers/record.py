@@ -1,0 +1,120 @@
+"""A part as bytes: the same in a file and in a message.
+
+    prefix   magic, format, bytes of header and payload, SHA-256 of all the rest
+    header   msgpack of everything that must be equal: namespace, parent, ids, group, the store's facts
+    payload  the group's bytes
+
+A reader knows what the header must be and how long the payload is. So nothing that a record says about itself is
+believed: it is compared, and no size out of a record is ever allocated beyond what was expected.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from hashlib import sha256
+
+import msgspec
+
+from kvasir.kv.tiers.block import ID_BYTES, MAX_BLOCK_SIZE, MAX_NAMESPACE, MAX_TEXT, Block, Facts
+
+MAGIC = b"kvasirkv"
+FORMAT = 1
+PREFIX = struct.Struct("<8sIIQ32s")
+DIGEST_AT = PREFIX.size - 32
+# Four bytes a character of UTF-8; 256 for the key, the numbers and msgpack's own bytes.
+MAX_HEADER = MAX_NAMESPACE + MAX_BLOCK_SIZE * ID_BYTES + 3 * MAX_TEXT * 4 + 256
+
+
+class Unusable(Exception):
+    """A part that cannot be had. `reason` is counted and is one word:
+
+    missing, truncated, corrupt, stale (another format or numerics version), foreign (another model, layout, namespace
+    or block than its name says), io, peer (it does not answer), busy, closed, error.
+    """
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    namespace: bytes
+    parent: bytes
+    ids: bytes
+    group: int
+    model: str
+    layout: str
+    block_size: int
+    num_bytes: int
+    numerics: str
+
+
+def _header(facts: Facts, block: Block, group: int) -> bytes:
+    part = facts.groups[group]
+    names = (block.namespace, block.parent, block.ids, group)
+    return msgspec.msgpack.encode(
+        Header(*names, facts.model, part.layout, facts.block_size, part.num_bytes, facts.numerics)
+    )
+
+
+def _digest(head: bytes | bytearray, header: bytes | bytearray, payload: memoryview) -> bytes:
+    """Over the prefix up to the digest, the header and the payload."""
+    total = sha256(head[:DIGEST_AT])
+    total.update(header)
+    total.update(payload)
+    return total.digest()
+
+
+def max_size(facts: Facts, group: int) -> int:
+    """Bytes of the longest record of a group."""
+    return PREFIX.size + MAX_HEADER + facts.groups[group].num_bytes
+
+
+def seal(facts: Facts, block: Block, group: int, payload: memoryview) -> bytes:
+    """Prefix and header of the record that ends with `payload` (contiguous bytes)."""
+    header = _header(facts, block, group)
+    bare = PREFIX.pack(MAGIC, FORMAT, len(header), payload.nbytes, b"")[:DIGEST_AT]
+    return bare + _digest(bare, header, payload) + header
+
+
+def unseal(facts: Facts, block: Block, group: int, size: int, fill: Callable[[memoryview], None]) -> memoryview:
+    """The payload of a record of `size` bytes, if it is the one that was asked.
+
+    `fill(buffer)` reads the next bytes, all of them, or raises. Raises Unusable.
+    """
+    if size < PREFIX.size:
+        raise Unusable("truncated")
+    head = _read(PREFIX.size, fill)
+    magic, version, header_bytes, payload_bytes, digest = PREFIX.unpack(head)
+    if magic != MAGIC or header_bytes > MAX_HEADER:
+        raise Unusable("corrupt")
+    if version != FORMAT:
+        raise Unusable("stale")
+    if size != PREFIX.size + header_bytes + payload_bytes:
+        raise Unusable("truncated")
+    expected = _header(facts, block, group)
+    header = _read(header_bytes, fill)
+    if header != expected:
+        raise Unusable(_difference(header, facts))
+    if payload_bytes != facts.groups[group].num_bytes:
+        raise Unusable("corrupt")
+    payload = memoryview(_read(payload_bytes, fill))
+    if _digest(head, header, payload) != digest:
+        raise Unusable("corrupt")
+    return payload.toreadonly()
+
+
+def _read(num_bytes: int, fill: Callable[[memoryview], None]) -> bytearray:
+    buffer = bytearray(num_bytes)
+    fill(memoryview(buffer))
+    return buffer
+
+
+def _difference(header: bytes | bytearray, facts: Facts) -> str:
+    """Why a header that is not the expected one is of no use."""
+    try:
+        found = msgspec.msgpack.decode(header, type=Header)
+    except (msgspec.DecodeError, ValueError):
+        return "corrupt"
+    return "stale" if found.model == facts.model and found.numerics != facts.numerics else "foreign"

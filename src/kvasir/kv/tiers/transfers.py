@@ -1,0 +1,226 @@
+"""The threads behind a connector: a worker over a bounded queue, loads by ticket, and what both have counted."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from kvasir.kv.tiers.block import Block
+from kvasir.kv.tiers.connector import Failed, TierStats
+from kvasir.kv.tiers.record import Unusable
+
+log = logging.getLogger("kvasir.kv")
+
+Job = TypeVar("Job")
+
+QUEUE_BYTES = 256 << 20  # of a queue, when nothing else is said
+RATE_DECAY = 0.9  # per load: about the last ten count
+RATE_SECONDS = 60.0  # a rate that was not measured for so long is unknown, so that a slow tier is tried again
+
+
+class Meter:
+    """Counts of loads and saves by outcome, and the rate of reading. Any thread may write."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self.loads: Counter[str] = Counter()
+        self.saves: Counter[str] = Counter()
+        self.bytes_loaded = self.bytes_saved = self.evicted = 0
+        self._rate_bytes = self._rate_seconds = 0.0
+        self._measured = 0.0
+
+    def load(self, outcome: str) -> None:
+        with self._lock:
+            self.loads[outcome] += 1
+
+    def save(self, outcome: str, num_bytes: int = 0) -> None:
+        with self._lock:
+            self.saves[outcome] += 1
+            self.bytes_saved += num_bytes
+
+    def evict(self) -> None:
+        with self._lock:
+            self.evicted += 1
+
+    def loaded(self, num_bytes: int, seconds: float) -> None:
+        with self._lock:
+            self.loads["loaded"] += 1
+            self.bytes_loaded += num_bytes
+            self._rate_bytes = self._rate_bytes * RATE_DECAY + num_bytes
+            self._rate_seconds = self._rate_seconds * RATE_DECAY + seconds
+            self._measured = time.monotonic()
+
+    def read_rate(self) -> float:
+        """Bytes a second, 0 when not known."""
+        with self._lock:
+            old = time.monotonic() - self._measured > RATE_SECONDS
+            return 0.0 if old or not self._rate_seconds else self._rate_bytes / self._rate_seconds
+
+    def stats(self, loads: Loads, **state: int) -> TierStats:
+        rate = self.read_rate()
+        with self._lock:
+            return TierStats(
+                loads=dict(self.loads),
+                saves=dict(self.saves),
+                bytes_loaded=self.bytes_loaded,
+                bytes_saved=self.bytes_saved,
+                evicted=self.evicted,
+                read_rate=rate,
+                open_loads=len(loads),
+                open_bytes=loads.num_bytes,
+                **state,
+            )
+
+
+class Worker(Generic[Job]):
+    """One thread that runs jobs in order. The queue is bounded in the jobs' cost; `put` never waits.
+
+    `run(None)` is called at the start and whenever `interval` seconds have passed without a job.
+    """
+
+    def __init__(self, name: str, run: Callable[[Job | None], None], max_cost: int, interval: float | None = None):
+        self._run = run
+        self._max_cost = max_cost
+        self._interval = interval
+        self._queue: deque[tuple[Job, int]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self.cost = 0  # of what is queued or running
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: Job, cost: int) -> bool:
+        """False when the queue is full or closed. A job dearer than the bound is taken when nothing else is there."""
+        with self._changed:
+            if self._closing or (self.cost and self.cost + cost > self._max_cost):
+                return False
+            self._queue.append((job, cost))
+            self.cost += cost
+            self._changed.notify()
+            return True
+
+    def _loop(self) -> None:
+        self._guarded(None)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing, self._interval)
+                if self._closing and not self._queue:
+                    return
+                job, cost = self._queue.popleft() if self._queue else (None, 0)
+            self._guarded(job)
+            del job  # not kept alive by a thread that waits for the next
+            with self._changed:
+                self.cost -= cost
+
+    def _guarded(self, job: Job | None) -> None:
+        try:
+            self._run(job)
+        except Exception:
+            log.exception("a transfer failed; the thread goes on")
+
+    def close(self, timeout: float) -> list[Job]:
+        """Runs what is queued until the timeout; returns the jobs that were dropped then."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout)
+        with self._changed:
+            dropped = [job for job, _ in self._queue]
+            self._queue.clear()
+        self._thread.join(1.0)
+        return dropped
+
+
+class _Load:
+    __slots__ = ("block", "cancelled", "group", "num_bytes", "result")
+
+    def __init__(self, block: Block, group: int, num_bytes: int):
+        self.block = block
+        self.group = group
+        self.num_bytes = num_bytes
+        self.cancelled = False
+        self.result: memoryview | Failed | None = None
+
+
+class Loads:
+    """Loads by ticket, one after the other. At most `max_bytes` are asked for or lie unfetched at a time.
+
+    `read(block, group)` gives a part's bytes or raises Unusable.
+    """
+
+    def __init__(self, name: str, read: Callable[[Block, int], memoryview], max_bytes: int, meter: Meter):
+        self._read = read
+        self._max_bytes = max_bytes
+        self._meter = meter
+        self._tickets = itertools.count(1)
+        self._open: dict[int, _Load] = {}
+        self._done = threading.Condition()
+        self.num_bytes = 0  # of open tickets
+        # A cancelled load stays queued until its turn, when it costs nothing: the bound is `num_bytes`.
+        self._worker: Worker[_Load] = Worker(name, self._run, max_cost=1 << 62)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def start(self, block: Block, group: int, num_bytes: int) -> int:
+        load = _Load(block, group, num_bytes)
+        with self._done:
+            ticket = next(self._tickets)
+            self._open[ticket] = load
+            full = self.num_bytes > 0 and self.num_bytes + num_bytes > self._max_bytes
+            self.num_bytes += num_bytes
+        if full or not self._worker.put(load, 1):
+            self._finish(load, self._failed("busy" if full else "closed"))
+        return ticket
+
+    def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
+        with self._done:
+            load = self._open[ticket]
+            if timeout > 0:
+                self._done.wait_for(lambda: load.result is not None, timeout)
+            if load.result is not None:
+                self._forget(ticket)
+            return load.result
+
+    def cancel(self, ticket: int) -> None:
+        with self._done:
+            if ticket in self._open:
+                self._forget(ticket)
+
+    def _forget(self, ticket: int) -> None:
+        load = self._open.pop(ticket)
+        load.cancelled = True
+        self.num_bytes -= load.num_bytes
+
+    def _failed(self, reason: str) -> Failed:
+        self._meter.load(reason)
+        return Failed(reason)
+
+    def _run(self, load: _Load | None) -> None:
+        if load is None or load.cancelled:
+            return
+        try:
+            begin = time.perf_counter()
+            result = self._read(load.block, load.group)
+            self._meter.loaded(result.nbytes, time.perf_counter() - begin)
+        except Unusable as e:
+            result = self._failed(e.reason)
+        except Exception:
+            log.exception("a load failed")
+            result = self._failed("error")
+        self._finish(load, result)
+
+    def _finish(self, load: _Load, result: memoryview | Failed) -> None:
+        with self._done:
+            load.result = result
+            self._done.notify_all()
+
+    def close(self) -> None:
+        """Loads that have not begun fail."""
+        for load in self._worker.close(0.0):
+            self._finish(load, self._failed("closed"))

@@ -1,0 +1,115 @@
+"""Frames between PeerTier and PeerServer: kind (1 byte), length (8 bytes), body. A receiver says before what it takes.
+
+engine that asks           engine that answers
+HELLO facts' digest   ->   WELCOME, or FOREIGN and the end
+HAS   group, keys     ->   COUNT   how many of the leading keys
+LOAD  a part's name   ->   RECORD  as in a file, or MISS
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+import msgspec
+
+from kvasir.kv.tiers.block import KEY_BYTES, MAX_BLOCK_SIZE, MAX_NAMESPACE, Block
+
+HELLO, WELCOME, FOREIGN, HAS, COUNT, LOAD, RECORD, MISS = range(1, 9)
+
+FRAME = struct.Struct("<BQ")
+NUMBER = struct.Struct("<I")
+MAX_KEYS = 4096  # of one question
+HAS_BYTES = NUMBER.size + MAX_KEYS * KEY_BYTES
+LOAD_BYTES = MAX_NAMESPACE + MAX_BLOCK_SIZE * 4 + KEY_BYTES + 64
+
+
+class WireError(Exception):
+    """The other side said what it must not say, or went away. The connection is of no use any more."""
+
+
+class Want(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    namespace: bytes
+    parent: bytes
+    ids: bytes
+    group: int
+
+
+class Wire:
+    """One connected stream socket. Whatever is begun must end before `deadline` (time.monotonic()): OSError if not."""
+
+    def __init__(self, sock: socket.socket):
+        self.sock = sock
+        self.deadline = 0.0
+
+    def begin(self, seconds: float) -> None:
+        self.deadline = time.monotonic() + seconds
+
+    def _limit(self) -> None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the peer is too slow")
+        self.sock.settimeout(left)
+
+    def send(self, kind: int, *parts: bytes | memoryview) -> None:
+        head = FRAME.pack(kind, sum(len(part) for part in parts))
+        for part in (head, *parts):
+            self._limit()
+            self.sock.sendall(part)
+
+    def fill(self, buffer: memoryview) -> None:
+        """Receives all of `buffer`."""
+        while buffer:
+            self._limit()
+            n = self.sock.recv_into(buffer)
+            if n == 0:
+                raise WireError("the peer has gone")
+            buffer = buffer[n:]
+
+    def head(self, most: Mapping[int, int]) -> tuple[int, int]:
+        """Kind and length of the next frame. Raises WireError unless it is a kind of `most`, and no longer."""
+        head = bytearray(FRAME.size)
+        self.fill(memoryview(head))
+        kind, length = FRAME.unpack(head)
+        if kind not in most or length > most[kind]:
+            raise WireError(f"a frame of kind {kind} and {length} bytes")
+        return kind, length
+
+    def body(self, length: int) -> bytearray:
+        buffer = bytearray(length)
+        self.fill(memoryview(buffer))
+        return buffer
+
+    def shut(self) -> None:
+        """From another thread: what waits on the socket fails."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def pack_has(keys: list[bytes], group: int) -> bytes:
+    return NUMBER.pack(group) + b"".join(keys)
+
+
+def unpack_has(body: bytes | bytearray) -> tuple[list[bytes], int]:
+    if len(body) < NUMBER.size or (len(body) - NUMBER.size) % KEY_BYTES:
+        raise WireError("keys of a broken length")
+    (group,) = NUMBER.unpack_from(body)
+    return [bytes(body[i : i + KEY_BYTES]) for i in range(NUMBER.size, len(body), KEY_BYTES)], group
+
+
+def pack_load(block: Block, group: int) -> bytes:
+    return msgspec.msgpack.encode(Want(block.namespace, block.parent, block.ids, group))
+
+
+def unpack_load(body: bytes | bytearray) -> tuple[Block, int]:
+    try:
+        want = msgspec.msgpack.decode(body, type=Want)
+    except (msgspec.DecodeError, ValueError):
+        raise WireError("no name of a part") from None
+    return Block(want.namespace, want.parent, want.ids), want.group

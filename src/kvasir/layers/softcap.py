@@ -1,0 +1,18 @@
+"""Values that are kept within a bound."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kvasir.layers.module import Module
+from kvasir.ops.activation import softcap
+
+
+class SoftCap(Module):
+    """x: float32 of any shape, bent to stay below `cap`; 0 leaves it as it is."""
+
+    def __init__(self, cap: float):
+        self.cap = cap
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return softcap(x, self.cap) if self.cap else x

@@ -1,0 +1,34 @@
+"""Gemma 3 with eyes (`Gemma3ForConditionalGeneration`): the text part of it, which is all of it without images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from kvasir.errors import ModelFileError
+from kvasir.models.config import Fields
+from kvasir.models.gemma3_text import Gemma3Config, Gemma3Text
+
+
+class Gemma3WholeConfig(Gemma3Config):
+    """Of the text model; the parts for images are passed over."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Gemma3Config:
+        f = Fields(config)
+        text, tied = f.get("text_config"), f.flag("tie_word_embeddings", True)
+        if not isinstance(text, Mapping):
+            raise ModelFileError(f"{f.where}: text_config is missing", "expected the object of the text model")
+        f.finish()
+        return Gemma3Config.from_hf({**text, "tie_word_embeddings": tied})
+
+
+class Gemma3(Gemma3Text):
+    Config = Gemma3WholeConfig
+    prefix: ClassVar[str] = "language_model."
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """What is there for images, and a copy of the tied table."""
+        text = (f"(language_model\\.)?{pattern}" for pattern in super().ignored)
+        return (*text, r"(vision_tower|multi_modal_projector)\..*")

@@ -1,0 +1,78 @@
+"""Mixtral (arXiv:2401.04088): Mistral whose MLPs are mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.errors import ModelFileError
+from kvasir.layers.mlp import GatedMLP
+from kvasir.layers.module import Take
+from kvasir.layers.moe import MoE
+from kvasir.models.config import MAX_EXPERTS, MAX_POSITIONS, Fields
+from kvasir.models.decoder import DecoderConfig, read_sizes
+from kvasir.models.llama import Llama
+
+_DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+
+
+@dataclass(frozen=True, slots=True)
+class MixtralConfig(DecoderConfig):
+    """expert_inner: the width inside an expert. top_k: experts of a token. normalise: their weights add up to
+    one. sparse: per layer, whether it has experts instead of a plain MLP."""
+
+    num_experts: int = 0
+    top_k: int = 0
+    expert_inner: int = 0
+    normalise: bool = True
+    sparse: tuple[bool, ...] = ()
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> MixtralConfig:
+        f = Fields({**_DEFAULTS, **config})
+        sizes = read_sizes(f)
+        layers = sizes["num_layers"]
+        window = f.integer("sliding_window", 1, MAX_POSITIONS, 0)
+        num_experts, top_k = read_experts(f, num_experts=8, top_k=2)
+        f.finish()
+        return cls(
+            **sizes,
+            windows=(window,) * layers,
+            num_experts=num_experts,
+            top_k=top_k,
+            expert_inner=sizes["inner"],
+            sparse=(True,) * layers,
+        )
+
+
+def read_experts(f: Fields, *, num_experts: int, top_k: int) -> tuple[int, int]:
+    """How many experts there are and how many a token goes to; the arguments are the family's defaults."""
+    for training in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"):
+        f.get(training)
+    old = f.integer("num_experts", 1, MAX_EXPERTS, num_experts)
+    num_experts = f.integer("num_local_experts", 1, MAX_EXPERTS, old)
+    top_k = f.integer("num_experts_per_tok", 1, MAX_EXPERTS, top_k)
+    if top_k > num_experts:
+        raise ModelFileError(f"{f.where}: num_experts_per_tok is {top_k}", f"there are {num_experts} experts")
+    return num_experts, top_k
+
+
+class Mixtral(Llama):
+    Config = MixtralConfig
+    config: MixtralConfig
+
+    def _mlp(self, layer: int, c: MixtralConfig) -> GatedMLP | MoE:
+        if not c.sparse[layer]:
+            return GatedMLP(c.width, c.inner, c.act)
+        return MoE(c.width, c.expert_inner, c.num_experts, c.top_k, act=c.act, normalise=c.normalise)
+
+    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        moe = "model.layers.*.block_sparse_moe."
+        return {
+            **super().names(),
+            "layers.*.mlp.router": moe + "gate",
+            "layers.*.mlp.experts.*.gate_up.gate": moe + "experts.*.w1",
+            "layers.*.mlp.experts.*.gate_up.up": moe + "experts.*.w3",
+            "layers.*.mlp.experts.*.down": moe + "experts.*.w2",
+        }

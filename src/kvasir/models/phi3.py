@@ -1,0 +1,44 @@
+"""Phi-3, Phi-3.5 and Phi-4 mini (arXiv:2404.14219): Llama whose checkpoints hold q, k and v in one matrix, gate and
+up in another. A part of a head may turn, and all layers may have a window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.layers.module import Take
+from kvasir.models.config import MAX_POSITIONS, Fields
+from kvasir.models.decoder import DecoderConfig, read_sizes
+from kvasir.models.llama import Llama
+
+_DEFAULTS = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
+
+
+@dataclass(frozen=True, slots=True)
+class Phi3Config(DecoderConfig):
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Phi3Config:
+        f = Fields({**_DEFAULTS, **config})
+        sizes = read_sizes(f, partial=True)
+        window = f.integer("sliding_window", 1, MAX_POSITIONS, 0)
+        f.expect("attention_bias", False)
+        f.finish()
+        return cls(**sizes, windows=(window,) * sizes["num_layers"])
+
+
+class Phi3(Llama):
+    Config = Phi3Config
+
+    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        c, layer = self.config, "model.layers.*."
+        q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        rows = {
+            "attn.qkv.q": ("self_attn.qkv_proj", 0, q),
+            "attn.qkv.k": ("self_attn.qkv_proj", q, q + kv),
+            "attn.qkv.v": ("self_attn.qkv_proj", q + kv, q + 2 * kv),
+            "mlp.gate_up.gate": ("mlp.gate_up_proj", 0, c.inner),
+            "mlp.gate_up.up": ("mlp.gate_up_proj", c.inner, 2 * c.inner),
+        }
+        taken = {f"layers.*.{path}": Take(layer + name, (a, b)) for path, (name, a, b) in rows.items()}
+        return {**super().names(), **taken}

@@ -1,0 +1,60 @@
+"""Qwen3, mixtures of experts (arXiv:2505.09388): Qwen3 some or all of whose MLPs are mixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.errors import ModelFileError
+from kvasir.layers.module import Take
+from kvasir.models.config import MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields
+from kvasir.models.decoder import read_sizes
+from kvasir.models.mixtral import Mixtral, MixtralConfig, read_experts
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3MoeConfig(MixtralConfig):
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Qwen3MoeConfig:
+        f = Fields(config)
+        sizes = read_sizes(f, kv_heads=4)
+        layers, bias = sizes["num_layers"], f.flag("attention_bias", False)
+        window = f.integer("sliding_window", 1, MAX_POSITIONS, 4096 if "sliding_window" not in config else 0)
+        if not f.flag("use_sliding_window", False):
+            window = 0
+        f.get("max_window_layers")  # of the dense Qwens; here a window is for all layers
+        num_experts, top_k = read_experts(f, num_experts=128, top_k=8)
+        settings = {
+            "windows": (window,) * layers,
+            "num_experts": num_experts,
+            "top_k": top_k,
+            "expert_inner": f.integer("moe_intermediate_size", 1, MAX_WIDTH, 768),
+            "normalise": f.flag("norm_topk_prob", False),
+            "sparse": read_sparse_layers(f, layers),
+        }
+        f.finish()
+        return cls(**sizes, **settings, qkv_bias=bias, out_bias=bias, head_norm=True)
+
+
+def read_sparse_layers(f: Fields, layers: int) -> tuple[bool, ...]:
+    """Every `decoder_sparse_step`th layer has experts, those in `mlp_only_layers` never."""
+    step = f.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
+    dense = f.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(i) is int for i in dense):
+        raise ModelFileError(f"{f.where}: mlp_only_layers is {dense!r:.80}", "expected a list of layer numbers")
+    return tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
+
+
+class Qwen3Moe(Mixtral):
+    Config = Qwen3MoeConfig
+
+    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        mlp = "model.layers.*.mlp."
+        return {
+            **super().names(),
+            "layers.*.mlp.router": mlp + "gate",
+            "layers.*.mlp.experts.*.gate_up.gate": mlp + "experts.*.gate_proj",
+            "layers.*.mlp.experts.*.gate_up.up": mlp + "experts.*.up_proj",
+            "layers.*.mlp.experts.*.down": mlp + "experts.*.down_proj",
+        }

@@ -1,0 +1,151 @@
+"""Qwen3-Next: three layers of Gated DeltaNet (arXiv:2412.06464) for each of gated attention, and mixtures whose rows
+all go to a shared expert too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.layers.attention import GatedAttention
+from kvasir.layers.block import Block
+from kvasir.layers.gated_delta import GatedDelta, Heads
+from kvasir.layers.kv_cache import LayerCache
+from kvasir.layers.mlp import GatedMLP
+from kvasir.layers.module import Take
+from kvasir.layers.moe import SharedMoE
+from kvasir.layers.norm import OffsetRMSNorm
+from kvasir.models.config import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
+from kvasir.models.decoder import read_sizes
+from kvasir.models.mixtral import read_experts
+from kvasir.models.qwen3_moe import Qwen3Moe, Qwen3MoeConfig, read_sparse_layers
+
+_DEFAULTS = {"intermediate_size": 5632, "partial_rotary_factor": 0.25}
+_MAX_TAPS = 8  # a cache block has at least as many tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3NextConfig(Qwen3MoeConfig):
+    """recurrent: per layer, whether it is a Gated DeltaNet, whose heads are `delta` and whose convolution has `taps`.
+    shared_inner: the width inside the shared expert."""
+
+    recurrent: tuple[bool, ...] = ()
+    delta: Heads = field(kw_only=True)
+    taps: int = 0
+    shared_inner: int = 0
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Qwen3NextConfig:
+        f = Fields({**_DEFAULTS, **config})
+        sizes = read_sizes(f, kv_heads=2, head_dim=256, partial=True)
+        layers, bias = sizes["num_layers"], f.flag("attention_bias", False)
+        num_experts, top_k = read_experts(f, num_experts=512, top_k=10)
+        settings = {
+            "windows": (0,) * layers,
+            "num_experts": num_experts,
+            "top_k": top_k,
+            "expert_inner": f.integer("moe_intermediate_size", 1, MAX_WIDTH, 512),
+            "shared_inner": f.integer("shared_expert_intermediate_size", 1, MAX_WIDTH, 512),
+            "normalise": f.flag("norm_topk_prob", True),
+            "sparse": read_sparse_layers(f, layers),
+            "recurrent": _recurrent_layers(f, layers),
+            "delta": _read_heads(f),
+            "taps": f.integer("linear_conv_kernel_dim", 1, _MAX_TAPS, 4),
+        }
+        f.finish()
+        return cls(**sizes, **settings, qkv_bias=bias, out_bias=bias, head_norm=True)
+
+
+def _read_heads(f: Fields) -> Heads:
+    heads = Heads(
+        f.integer("linear_num_key_heads", 1, MAX_HEADS, 16),
+        f.integer("linear_num_value_heads", 1, MAX_HEADS, 32),
+        f.integer("linear_key_head_dim", 1, MAX_HEAD_DIM, 128),
+        f.integer("linear_value_head_dim", 1, MAX_HEAD_DIM, 128),
+    )
+    if heads.v % heads.qk:
+        raise ModelFileError(f"{f.where}: {heads.v} linear value heads cannot share {heads.qk} key heads")
+    return heads
+
+
+def _recurrent_layers(f: Fields, layers: int) -> tuple[bool, ...]:
+    """By `layer_types`; without it, all but every `full_attention_interval`th."""
+    interval = f.integer("full_attention_interval", 1, MAX_LAYERS, 4)
+    kinds = f.get("layer_types")
+    if kinds is None:
+        return tuple((i + 1) % interval != 0 for i in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise ModelFileError(f"{f.where}: layer_types is {kinds!r:.80}", f"expected a list of {layers} names")
+    for kind in kinds:
+        if kind not in ("full_attention", "linear_attention"):
+            raise UnsupportedModel(f"{f.where}: layer_types names {kind!r:.80}",
+                                   "supported: full_attention, linear_attention")  # fmt: skip
+    return tuple(kind == "linear_attention" for kind in kinds)
+
+
+class Qwen3Next(Qwen3Moe):
+    Config = Qwen3NextConfig
+    config: Qwen3NextConfig
+
+    def __init__(self, config: Qwen3NextConfig):
+        super().__init__(config)
+        self.norm = OffsetRMSNorm(config.width, config.norm_eps)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return (*super().ignored, r"mtp\..*")  # a head that drafts tokens
+
+    def _block(self, layer: int, c: Qwen3NextConfig) -> Block:
+        return Block(
+            OffsetRMSNorm(c.width, c.norm_eps),
+            self._delta(layer, c) if c.recurrent[layer] else self._attention(layer, c),
+            OffsetRMSNorm(c.width, c.norm_eps),
+            self._mlp(layer, c),
+        )
+
+    def _delta(self, layer: int, c: Qwen3NextConfig) -> GatedDelta:
+        return GatedDelta(layer, c.width, c.delta, c.taps, c.norm_eps, c.act)
+
+    def _attention(self, layer: int, c: Qwen3NextConfig) -> GatedAttention:
+        return GatedAttention(
+            layer,
+            c.width,
+            c.heads,
+            c.kv_heads,
+            c.head_dim,
+            rope=self.rope,
+            bias=c.qkv_bias,
+            out_bias=c.out_bias,
+            head_norm_eps=c.norm_eps,
+            head_norm=OffsetRMSNorm,
+        )
+
+    def _mlp(self, layer: int, c: Qwen3NextConfig) -> GatedMLP | SharedMoE:
+        if not c.sparse[layer]:
+            return GatedMLP(c.width, c.inner, c.act)
+        return SharedMoE(
+            c.width, c.expert_inner, c.num_experts, c.top_k, c.shared_inner, act=c.act, normalise=c.normalise
+        )
+
+    def cache_spec(self) -> tuple[LayerCache, ...]:
+        c = self.config
+        full = LayerCache("full", c.kv_heads, c.head_dim)
+        return tuple(b.attn.cache() if isinstance(b.attn, GatedDelta) else full for b in self.layers)
+
+    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        layer = "model.layers.*."
+        return {
+            **super().names(),
+            "layers.*.attn": layer + "linear_attn",
+            "layers.*.attn.qkvz": layer + "linear_attn.in_proj_qkvz",
+            "layers.*.attn.ba": layer + "linear_attn.in_proj_ba",
+            "layers.*.attn.conv": layer + "linear_attn.conv1d",
+            "layers.*.attn.norm": layer + "linear_attn.norm",
+            "layers.*.attn.out": (layer + "self_attn.o_proj", layer + "linear_attn.out_proj"),
+            "layers.*.mlp.shared.gate_up.gate": layer + "mlp.shared_expert.gate_proj",
+            "layers.*.mlp.shared.gate_up.up": layer + "mlp.shared_expert.up_proj",
+            "layers.*.mlp.shared.down": layer + "mlp.shared_expert.down_proj",
+            "layers.*.mlp.shared_gate": layer + "mlp.shared_expert_gate",
+        }

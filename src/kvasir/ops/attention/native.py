@@ -1,0 +1,206 @@
+"""The structures of csrc/attention.h; the paged cache and attention over it on tensors, for tests.
+
+A model's program fills the structures and calls the kernels itself. The cache is bytes here: its tiles are the kernels'
+own affair (csrc/attention_layout.h), and differ from the torch body's [blocks, block size, K, d].
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, byref, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir.ops import native
+from kvasir.ops.attention.plan import Span
+
+FORMATS = ("float32", "bfloat16", "float16", "int8")  # in the order of CacheFormat
+_MAX = (1 << 31) - 1
+
+
+class CacheLayout(Structure):
+    _fields_ = (("format", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32), ("block_size", c_int32))
+
+
+class SpanStruct(Structure):
+    _fields_ = (
+        ("row", c_int64),
+        ("start", c_int64),
+        ("count", c_int64),
+        ("table", c_void_p),
+        ("causal", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class StoreArgs(Structure):
+    _fields_ = (
+        ("layout", CacheLayout),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("k_rows", c_void_p),
+        ("v_rows", c_void_p),
+        ("k_stride", c_int64),
+        ("v_stride", c_int64),
+        ("slots", c_void_p),
+        ("rows", c_int64),
+    )
+
+
+class AttentionArgs(Structure):
+    _fields_ = (
+        ("layout", CacheLayout),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("q", c_void_p),
+        ("out", c_void_p),
+        ("q_stride", c_int64),
+        ("out_stride", c_int64),
+        ("heads", c_int32),
+        ("window", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("sinks", c_void_p),
+        ("alibi_slopes", c_void_p),
+        ("spans", c_void_p),
+        ("num_spans", c_int64),
+        ("scratch", c_void_p),
+    )
+
+
+@cache
+def _call(name: str, result: Any, *arguments: Any) -> Any:
+    return native.declare(name, result, *arguments)
+
+
+def cache_block_bytes(layout: CacheLayout) -> int:
+    """Bytes of one block of one layer's keys, and as many for its values; negative where there is no such kernel."""
+    return _call("kvasir_cache_block_bytes", c_int64, c_void_p)(byref(layout))
+
+
+def attention_scratch(layout: CacheLayout, heads: int) -> int:
+    """Bytes of scratch that each thread needs."""
+    return _call("kvasir_attention_scratch", c_int64, c_void_p, c_int32)(byref(layout), heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a layer's cache is stored. format: one of FORMATS. head_dim: even, to 256. block_size: times 16."""
+
+    format: str
+    kv_heads: int
+    head_dim: int
+    block_size: int
+
+    def block_bytes(self) -> int:
+        """Bytes of one block of one layer's keys, and of its values. Raises ValueError if there is no such kernel."""
+        size = cache_block_bytes(self._struct())
+        if size < 0:
+            raise ValueError(f"the native kernels have no cache like {self}")
+        return size
+
+    def new_cache(self, blocks: int) -> Tensor:
+        """Keys and values of one layer, uint8 [2, blocks, block bytes], every number in it NaN (or a NaN scale)."""
+        return torch.full((2, blocks, self.block_bytes()), 0xFF, dtype=torch.uint8)
+
+    def _struct(self) -> CacheLayout:
+        sizes = (self.kv_heads, self.head_dim, self.block_size)
+        if self.format not in FORMATS or not all(0 < size <= _MAX for size in sizes):
+            raise ValueError(f"the native kernels have no cache like {self}")
+        return CacheLayout(FORMATS.index(self.format), *sizes)
+
+
+def store_kv(layout: Layout, cache: Tensor, k_TKd: Tensor, v_TKd: Tensor, slots_T: Tensor) -> None:
+    """Writes rows of keys and values, float32 [T, K, d], rounded to the cache's format, into their slots.
+
+    slots: int64, block * block size + place in the block. Raises ValueError for arrays or slots that do not fit.
+    """
+    rows = slots_T.shape[0]
+    shape = (rows, layout.kv_heads, layout.head_dim)
+    k, v = _halves(layout, cache)
+    k_rows, v_rows = native.address(k_TKd, "k", shape), native.address(v_TKd, "v", shape)
+    slots = native.address(slots_T, "slots", (rows,), "int64")
+    if rows and not 0 <= int(slots_T.min()) <= int(slots_T.max()) < cache.shape[1] * layout.block_size:
+        raise ValueError(f"slots must be below {cache.shape[1] * layout.block_size}")
+    stride = layout.kv_heads * layout.head_dim
+    args = StoreArgs(layout._struct(), k, v, k_rows, v_rows, stride, stride, slots, rows)
+    _call("kvasir_store_kv", c_int32, c_void_p)(byref(args))
+
+
+def attention(
+    layout: Layout,
+    cache: Tensor,
+    q_THd: Tensor,
+    spans: Sequence[Span],
+    scale: float,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks_H: Tensor | None = None,
+    alibi_slopes_H: Tensor | None = None,
+    threads: int = 1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """softmax(q k^T * scale) v of the spans' rows, float32 [T, H, d]; other rows of `out` (zeros) stay as they are.
+
+    threads: of a team that lives for this call. Raises ValueError for what does not fit.
+    """
+    rows, heads, _ = q_THd.shape
+    out = torch.zeros_like(q_THd) if out is None else out
+    shape = (rows, heads, layout.head_dim)
+    if heads == 0 or heads % layout.kv_heads or threads < 1 or not 0 <= window <= _MAX:
+        raise ValueError(f"{heads} heads, {layout.kv_heads} KV heads, {threads} threads, window {window}")
+    struct = layout._struct()
+    k, v = _halves(layout, cache)
+    tables = [np.ascontiguousarray(span.table, np.int32) for span in spans]
+    for span, table in zip(spans, tables, strict=True):
+        _check(layout, cache, span, table, rows, window)
+    scratch = torch.empty(threads * attention_scratch(struct, heads) + 64, dtype=torch.uint8)
+    parts = [
+        SpanStruct(span.row, span.start, span.count, table.ctypes.data, span.causal, 0)
+        for span, table in zip(spans, tables, strict=True)
+    ]
+    args = AttentionArgs(
+        struct,
+        k,
+        v,
+        native.address(q_THd, "q", shape),
+        native.address(out, "out", shape, writable=True),
+        heads * layout.head_dim,
+        heads * layout.head_dim,
+        heads,
+        window,
+        scale,
+        softcap,
+        None if sinks_H is None else native.address(sinks_H, "sinks", (heads,)),
+        None if alibi_slopes_H is None else native.address(alibi_slopes_H, "alibi_slopes", (heads,)),
+        ctypes.cast((SpanStruct * len(parts))(*parts), c_void_p),
+        len(parts),
+        -(-scratch.data_ptr() // 64) * 64,
+    )
+    if _call("kvasir_attention", c_int32, c_void_p, c_int32)(byref(args), threads) != 0:
+        raise ValueError(f"no team of {threads} threads")
+    return out
+
+
+def _halves(layout: Layout, cache: Tensor) -> tuple[int, int]:
+    """Where the keys and the values of a layer's cache lie."""
+    shape = (2, cache.shape[1], layout.block_bytes())
+    base = native.address(cache, "cache", shape, "uint8", writable=True)
+    return base, base + shape[1] * shape[2]
+
+
+def _check(layout: Layout, cache: Tensor, span: Span, table: np.ndarray, rows: int, window: int) -> None:
+    """Raises ValueError for a span whose rows or blocks are not there; blocks behind the window may be stale."""
+    if not (0 <= span.row <= rows - span.count and span.count >= 0 <= span.start and span.end <= _MAX):
+        raise ValueError(f"a span of rows {span.row} to {span.row + span.count} of {rows}, from {span.start}")
+    first = max(0, span.start - window + 1) // layout.block_size if window else 0
+    used = table[first : -(-span.end // layout.block_size)]
+    if len(table) * layout.block_size < span.end or ((used < 0) | (used >= cache.shape[1])).any():
+        raise ValueError(f"the table of a span to {span.end} names blocks that are not there")

@@ -1,0 +1,150 @@
+"""The gated delta rule over paged states: linear attention whose memory is one matrix per head.
+
+    S <- exp(g) S;   S <- S + beta (v - S k) k^T;   o = S q          for one token after the other
+
+(arXiv:2412.06464), q and k normalised, behind a short causal convolution of what comes in. It is computed as it is
+written, token by token: the operations of a row are those of the way from the start of its block to it, however that
+way was cut into steps. Sums go by the halving tree, everything else element by element.
+
+A block of the cache holds the state at its start and, as rows, the inputs of the tokens before it that the
+convolution reaches, then those of its own tokens:
+
+    state [V, e, d] | before [K - 1, I] | own [block size, I]        I = channels of q, k, v, then beta and decay
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvasir.ops.activation import sigmoid
+from kvasir.ops.gated_delta.plan import Part, Piece, StatePlan, plan_states
+from kvasir.ops.norm import tree_sum
+from kvasir.ops.registry import op_with
+
+# letters: T token rows, C channels of q, k and v, I numbers of an input row, K taps of the convolution, H heads of q
+# and k, V heads of v, r = V / H, d their width of q and k, e of v, n walks, m of them at a place, p places
+_NORM_EPS = 1e-6  # of the published model
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """qk heads of q and k, each of the width dim; v heads of v, of v_dim: v / qk of them share a q and a k."""
+
+    qk: int
+    v: int
+    dim: int
+    v_dim: int
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.qk * self.dim + self.v * self.v_dim
+
+    @property
+    def inputs(self) -> int:
+        return self.channels + 2 * self.v
+
+
+def _two(beta_TV: Tensor, step_TV: Tensor, log_rate_V: Tensor, bias_V: Tensor) -> tuple[tuple[int, ...], ...]:
+    return beta_TV.shape[-1:], step_TV.shape[-1:]
+
+
+@op_with(_two)
+def delta_gates(beta_TV: Tensor, step_TV: Tensor, log_rate_V: Tensor, bias_V: Tensor) -> tuple[Tensor, Tensor]:
+    """How much is written, sigmoid(beta), and what is kept, exp(-exp(log_rate) * softplus(step + bias)).
+
+    float32 [T, V] and [V].
+    """
+    x_TV = step_TV + bias_V
+    softplus_TV = torch.where(x_TV > 20.0, x_TV, torch.log1p(torch.exp(x_TV)))
+    return sigmoid(beta_TV), torch.exp(-torch.exp(log_rate_V) * softplus_TV)
+
+
+def _outputs(x_TI: Tensor, kernel: Tensor, state: Tensor, rows: Tensor, plan: StatePlan, heads: Heads, act: Callable):
+    return ((heads.v, heads.v_dim),)
+
+
+@op_with(_outputs)
+def gated_delta(
+    x_TI: Tensor,
+    kernel_CK: Tensor,
+    state: Tensor,
+    rows: Tensor,
+    plan: StatePlan,
+    heads: Heads,
+    act: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """o of each planned row, float32 [T, V, e]; rows that no walk names get zeros. All float32.
+
+    x: channels of q, k and v, then beta and decay per head of v. kernel: the last tap is the token's own. state:
+    [blocks, V, e, d], rows: [blocks, K - 1 + block size, I], both of the layer; the step's inputs are written, and
+    the states and first rows of the blocks that it opens. act: an op of `ACTIVATIONS`, behind the convolution.
+    """
+    before = kernel_CK.shape[1] - 1
+    rows[plan.slots // plan.block_size, plan.slots % plan.block_size + before] = x_TI
+    out_TVe = torch.zeros(x_TI.shape[0], heads.v, heads.v_dim, device=x_TI.device)
+    for part in plan.parts:
+        _walk(part, kernel_CK, state, rows, out_TVe, heads, act)
+    return out_TVe
+
+
+def _walk(
+    part: Part, kernel_CK: Tensor, state: Tensor, rows: Tensor, out_TVe: Tensor, heads: Heads, act: Callable
+) -> None:
+    before = kernel_CK.shape[1] - 1
+    blocks_n = part.pieces[0].blocks
+    state_nVed, tail_nKI = state[blocks_n], rows[blocks_n, :before]
+    state_nVed[part.fresh] = 0.0
+    tail_nKI[part.fresh] = 0.0
+    for piece in part.pieces:
+        new = piece.blocks[piece.opened]
+        state[new] = state_nVed[piece.opened]
+        rows[new, :before] = tail_nKI[piece.opened]
+        x_npI = rows[piece.blocks, : before + len(piece.counts)]
+        state_nVed = state_nVed[: len(piece.blocks)]
+        out_npVe = _through(piece, _convolved(x_npI, kernel_CK, act), x_npI[:, before:], state_nVed, heads)
+        out_TVe[piece.targets] = out_npVe.flatten(0, 1)[piece.results]
+        tail_nKI = x_npI[:, len(piece.counts) :]
+
+
+def _convolved(x_npI: Tensor, kernel_CK: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
+    """[n, p, C] of rows that begin K - 1 tokens earlier; taps are added in ascending order."""
+    channels, taps = kernel_CK.shape
+    places = x_npI.shape[1] - taps + 1
+    total_npC = x_npI[:, :places, :channels] * kernel_CK[:, 0]
+    for tap in range(1, taps):
+        total_npC = total_npC + x_npI[:, tap : tap + places, :channels] * kernel_CK[:, tap]
+    return act(total_npC)
+
+
+def _through(piece: Piece, qkv_npC: Tensor, x_npI: Tensor, state_nVed: Tensor, h: Heads) -> Tensor:
+    """Moves the states, in place, to the end of the piece. The results [n, p, V, e]; those before the first that is
+    wanted, and those of places that a walk does not have, are undefined."""
+    wide = h.qk * h.dim
+    q_npHd = _unit(qkv_npC[..., :wide].unflatten(-1, (h.qk, h.dim))) * (1.0 / math.sqrt(h.dim))
+    k_npHd = _unit(qkv_npC[..., wide : 2 * wide].unflatten(-1, (h.qk, h.dim)))
+    v_npHre1 = qkv_npC[..., 2 * wide :].unflatten(-1, (h.qk, -1, h.v_dim, 1))
+    gates = x_npI[..., h.channels :].unflatten(-1, (2, h.qk, -1, 1, 1))
+    state_nHred = state_nVed.unflatten(1, (h.qk, -1))
+    out_npHre = torch.empty_like(v_npHre1[..., 0])
+    for place, count in enumerate(piece.counts):
+        at = (slice(count), place)
+        k_mH11d, state_mHred = k_npHd[at][:, :, None, None], state_nHred[:count]
+        state_mHred *= gates[at][:, 1]
+        told_mHre1 = tree_sum(state_mHred * k_mH11d)
+        state_mHred += (v_npHre1[at] - told_mHre1) * gates[at][:, 0] * k_mH11d
+        if place >= piece.first:
+            out_npHre[at] = tree_sum(state_mHred * q_npHd[at][:, :, None, None])[..., 0]
+    return out_npHre.flatten(2, 3)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Vectors of the last dimension, of length 1."""
+    return x * (1.0 / torch.sqrt(tree_sum(x * x) + _NORM_EPS))
+
+
+__all__ = ["Heads", "Part", "Piece", "StatePlan", "delta_gates", "gated_delta", "plan_states"]

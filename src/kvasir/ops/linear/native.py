@@ -1,0 +1,158 @@
+"""The calls of csrc/abi_linear.cpp: matrices packed for the kernels, and products with them by hand.
+
+A step does not come through here (programs call the kernels themselves): this packs at load, and serves tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvasir.ops import native
+
+if TYPE_CHECKING:
+    from kvasir.ops.linear.packed import PackedMatrix
+
+# In the order of csrc/matrix.h.
+FORMATS = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TERNARY"),
+)
+ACTIVATIONS = ("float32", "bfloat16", "q8_32", "q8_256")
+PANEL = 16
+LINE = 64  # bytes; where the kernels' arrays start
+
+
+class MatrixStruct(ctypes.Structure):
+    """struct Matrix of csrc/matrix.h."""
+
+    _fields_ = (
+        ("format", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("segments", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("rows", ctypes.c_int64),
+        ("cols", ctypes.c_int64),
+        ("data", ctypes.c_void_p),
+    )
+
+
+_POINTER, _INT32, _INT64, _MATRIX = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.POINTER(MatrixStruct)
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "kvasir_format_of": (_INT32, [_INT32]),
+    "kvasir_matrix_bytes": (_INT64, [_INT32, _INT64, _INT64, _INT32]),
+    "kvasir_activated_bytes": (_INT64, [_INT32, _INT32, _INT64, _INT32]),
+    "kvasir_pack": (_INT32, [_MATRIX, _INT32, _POINTER, _INT64, _INT64, _INT64]),
+    "kvasir_prepare": (None, [_MATRIX, _POINTER, _POINTER, _INT64, _INT64]),
+    "kvasir_linear": (
+        None,
+        [_MATRIX, _POINTER, _INT64, _INT64, _INT64, _POINTER, _INT64, _POINTER, _POINTER, _INT64],
+    ),
+    "kvasir_lookup": (None, [_MATRIX, _POINTER, _INT64, _POINTER, _INT64]),
+}
+
+
+@cache
+def _call(name: str) -> Any:
+    result, arguments = _SIGNATURES[name]
+    return native.declare(name, result, *arguments)
+
+
+def format_of(ggml_type: int) -> str | None:
+    """The packed format that holds this GGML type's values bit for bit, if there is one."""
+    found = _call("kvasir_format_of")(ggml_type)
+    return FORMATS[found] if found >= 0 else None
+
+
+def matrix_bytes(struct: MatrixStruct) -> int:
+    """Bytes of its data. Raises ValueError where there is no such matrix."""
+    nbytes = _call("kvasir_matrix_bytes")(struct.format, struct.rows, struct.cols, struct.segments)
+    if nbytes < 0:
+        raise ValueError(f"no matrix is [{struct.rows}, {struct.cols}] in {struct.segments} segments")
+    return nbytes
+
+
+def activated_bytes(struct: MatrixStruct) -> int:
+    """Bytes of one row turned into activations, a multiple of LINE."""
+    return _call("kvasir_activated_bytes")(struct.format, struct.activation, struct.cols, struct.segments)
+
+
+def can_pack(struct: MatrixStruct, ggml_type: int) -> bool:
+    """Whether `pack` takes rows of this type."""
+    return _call("kvasir_pack")(struct, ggml_type, None, 0, 0, 0) == 0
+
+
+def pack(struct: MatrixStruct, ggml_type: int, rows: np.ndarray, first_row: int) -> None:
+    """Packs raw rows, uint8 [n, row bytes], each dense, as the matrix's rows from `first_row`, a multiple of PANEL,
+    on; n is one too, or they end the matrix. struct.data holds matrix_bytes. Raises ValueError for other ranges.
+    """
+    assert rows.dtype == np.uint8 and rows.strides[1] == 1
+    if _call("kvasir_pack")(struct, ggml_type, rows.ctypes.data, rows.strides[0], first_row, len(rows)):
+        raise ValueError(f"rows {first_row} to {first_row + len(rows)} cannot be packed")
+
+
+def prepare(matrix: PackedMatrix, x: Any) -> np.ndarray:
+    """float32 rows [T, cols] (array or CPU tensor) as the matrix's activations, uint8 [T, activated_bytes]."""
+    rows = len(x)
+    out = aligned(rows * matrix.activated_bytes).reshape(rows, matrix.activated_bytes)
+    x_ptr = native.address(x, "x", (rows, matrix.cols))
+    _call("kvasir_prepare")(matrix.struct, out.ctypes.data, x_ptr, matrix.cols, rows)
+    return out
+
+
+def linear(
+    matrix: PackedMatrix,
+    activated: np.ndarray,
+    out: Any,
+    bias: Any = None,
+    residual: Any = None,
+    panels: tuple[int, int] | None = None,
+) -> None:
+    """out[:, 16 * first : 16 * last] = residual + (bias + rows x matrix), panels = (first, last), else all.
+
+    activated: of `prepare`. out, residual: float32 [T, matrix.rows]; residual may be out. bias: float32 [matrix.rows].
+    Raises ValueError for anything that the kernel could not read or write safely.
+    """
+    rows = len(activated)
+    all_panels = -(-matrix.rows // PANEL)
+    first, last = panels or (0, all_panels)
+    if not 0 <= first <= last <= all_panels:
+        raise ValueError(f"panels must lie in 0 to {all_panels}, they are {first} to {last}")
+    shape = (rows, matrix.rows)
+    activated_ptr = native.address(activated, "activated", (rows, matrix.activated_bytes), "uint8")
+    if activated_ptr % LINE:
+        raise ValueError(f"activated must start at a multiple of {LINE} bytes")
+    out_ptr = native.address(out, "out", shape, writable=True)
+    bias_ptr = None if bias is None else native.address(bias, "bias", shape[1:])
+    residual_ptr = None if residual is None else native.address(residual, "residual", shape)
+    _call("kvasir_linear")(
+        *(matrix.struct, activated_ptr, rows, first, last, out_ptr, matrix.rows),
+        *(bias_ptr, residual_ptr, matrix.rows),
+    )
+
+
+def product(matrix: PackedMatrix, x: Any, bias: Any = None, residual: Any = None) -> np.ndarray:
+    """residual + (bias + x W^T), float32 [T, rows], in one go; x: float32 [T, cols]."""
+    out = np.empty((len(x), matrix.rows), np.float32)
+    linear(matrix, prepare(matrix, x), out, bias, residual)
+    return out
+
+
+def lookup(matrix: PackedMatrix, ids: Any) -> np.ndarray:
+    """Rows of the matrix as float32 [n, cols]; ids: int64 [n]. Raises ValueError for one outside the matrix."""
+    ids = np.ascontiguousarray(ids, np.int64)
+    if ids.ndim != 1 or (ids.size and not 0 <= ids.min() <= ids.max() < matrix.rows):
+        raise ValueError(f"ids must be a row of numbers in 0 to {matrix.rows - 1}")
+    out = np.empty((len(ids), matrix.cols), np.float32)
+    _call("kvasir_lookup")(matrix.struct, out.ctypes.data, matrix.cols, ids.ctypes.data, len(ids))
+    return out
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """uint8 [nbytes] that starts at a multiple of LINE."""
+    memory = np.empty(nbytes + LINE, np.uint8)
+    start = -memory.ctypes.data % LINE
+    return memory[start : start + nbytes]

@@ -1,0 +1,247 @@
+"""Weight matrices in the layouts of the native kernels (csrc/matrix.h), packed once at load.
+
+A matrix keeps the format of its file wherever there is a layout for it, so its values are the file's bit for bit.
+
+    in the file                       packed
+    F32, F16, BF16                    the same
+    Q4_0 ... Q6_K, IQ4_*, MXFP4       the same
+    TQ1_0, TQ2_0                      TERNARY
+    other quantized types             Q8_0, and `note` says so
+    F64, integers                     F32, and `note` says so
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kvasir.errors import ConfigError
+from kvasir.ops.linear import native
+from kvasir.ops.linear.native import ACTIVATIONS, FORMATS, PANEL, MatrixStruct
+from kvasir.quant.gguf_types import GGMLType, dequantize
+
+MAX_SEGMENTS = 8
+_HUGE_PAGE = 2 << 20
+_CHUNK = 1 << 20  # weights packed at a time
+_FLOATS = {"F32": 1, "F16": 1, "BF16": 2}  # and their groups
+
+
+class PackedMatrix:
+    """A matrix [rows, cols] and the memory it owns. Nothing changes it after `pack_rows`.
+
+    format: of FORMATS. segments: how the sum over cols is cut. activation: of ACTIVATIONS, what rows that meet it are
+    turned into, activated_bytes each. struct: what kernels read, at `address`; both live as long as this object. note:
+    for people, where the file's format could not be kept.
+    """
+
+    def __init__(self, format: str, rows: int, cols: int, segments: int, activation: str = "auto", note: str = ""):
+        """Raises ValueError where there is no such matrix."""
+        self.format = format
+        self.rows, self.cols, self.segments = rows, cols, segments
+        self.activation = _activation(format, activation)
+        self.note = note
+        self.struct = MatrixStruct(
+            FORMATS.index(format), ACTIVATIONS.index(self.activation), segments, 0, rows, cols, None
+        )
+        self.nbytes = native.matrix_bytes(self.struct)
+        self.activated_bytes = native.activated_bytes(self.struct)
+        self.memory = _allocate(self.nbytes)
+        self.struct.data = self.memory.ctypes.data
+
+    @property
+    def address(self) -> int:
+        """Of `struct`."""
+        return ctypes.addressof(self.struct)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.rows, self.cols)
+
+    @property
+    def key(self) -> tuple:
+        """Equal for matrices that one call can go through."""
+        return self.format, self.activation, self.rows, self.cols, self.segments
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The arithmetic of the model around it: what rows are that meet float weights."""
+        return torch.float32 if self.activation == "float32" else torch.bfloat16
+
+    def row(self, index: int) -> torch.Tensor:
+        """Row `index` as float32 [cols]."""
+        return torch.from_numpy(native.lookup(self, [index])[0])
+
+    def __repr__(self) -> str:
+        return f"PackedMatrix({self.format} [{self.rows}, {self.cols}], {self.segments} segments, {self.activation})"
+
+
+def pack_rows(
+    source_type: str,
+    parts: np.ndarray | Sequence[np.ndarray],
+    rows: int,
+    cols: int,
+    segments: int,
+    *,
+    to: str | None = None,
+    activation: str = "auto",
+    threads: int = 2,
+) -> PackedMatrix:
+    """Packs rows as they lie in a file: uint8 [n, row bytes] of GGML type `source_type`, one matrix or several that
+    become one, `rows` rows of `cols` weights in all. They are only read; views of a mapped file are right.
+
+    to: another format than the file's (floats become any float format, Q8_0 or Q4_0, rounding where they must).
+    activation: "float32" keeps rows that meet bfloat16 weights as they are. Raises ConfigError where there is no way
+    from one format to the other, ValueError where sizes do not fit.
+    """
+    kind = _known(source_type)
+    parts = [parts] if isinstance(parts, np.ndarray) else list(parts)
+    _check(kind, parts, rows, cols)
+    format, note = _choose(kind, to)
+    packed = PackedMatrix(format, rows, cols, segments, activation, note)
+    # What the kernels cannot read goes by float32.
+    is_read = native.can_pack(packed.struct, kind)
+    if not is_read and native.format_of(kind) == format:
+        raise ValueError(f"{cols} columns of {format} cannot be cut into {segments} segments of whole groups")
+    if not native.can_pack(packed.struct, kind if is_read else GGMLType.F32):
+        raise ConfigError(f"{kind.name} cannot be turned into {format}", "choose F32, BF16, Q8_0 or Q4_0")
+
+    def pack(piece: tuple[int, int]) -> None:
+        first, last = piece
+        raw = _take(parts, first, last)
+        if is_read:
+            native.pack(packed.struct, kind, raw, first)
+        else:
+            values = dequantize(np.ascontiguousarray(raw), kind, (last - first, cols))
+            native.pack(packed.struct, GGMLType.F32, values.view(np.uint8), first)
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(pack, _pieces(rows, cols)):
+            pass
+    packed.memory.flags.writeable = False
+    return packed
+
+
+def packed_bytes(source_type: str, rows: int, cols: int, segments: int, to: str | None = None) -> int:
+    """Bytes of the matrix that `pack_rows` would make. Raises ConfigError or ValueError where there is none."""
+    format, _ = _choose(_known(source_type), to)
+    return native.matrix_bytes(MatrixStruct(FORMATS.index(format), 0, segments, 0, rows, cols, None))
+
+
+def num_segments(cols: int, format: str) -> int:
+    """S, the segments of a reducing role's sum over `cols` inputs: at most 8, a power of two that leaves whole groups
+    of the format, for floats of 32. A float matrix without such a cut is divided as often as 16 inputs are left.
+
+    format: a packed one, or a GGML type, which means what `pack_rows` makes of it.
+    """
+    chosen = format if format in FORMATS else _choose(_known(format), None)[0]
+    group = _group(chosen)
+    for least, step in ((32, 32), (16, 1)) if chosen in _FLOATS else ((group, group),):
+        for segments in (MAX_SEGMENTS, 4, 2):
+            size = cols // segments
+            if cols % segments == 0 and size >= least and size % step == 0:
+                return segments
+    return 1
+
+
+class PackingError(NamedTuple):
+    """Differences from the weights before, relative to the root of their mean square."""
+
+    max: float
+    mean: float
+
+
+def error_of(packed: PackedMatrix, reference: np.ndarray) -> PackingError:
+    """How far a packed matrix is from float32 `reference` [rows, cols]; a matrix of zeros counts as rms 1."""
+    if reference.shape != packed.shape:
+        raise ValueError(f"reference must be of shape {packed.shape}, it is {reference.shape}")
+    most = total = square = 0.0
+    for first, last in _pieces(*packed.shape):
+        expected = reference[first:last].astype(np.float64)
+        difference = np.abs(native.lookup(packed, np.arange(first, last)) - expected)
+        most = max(most, float(difference.max()))
+        total += float(difference.sum())
+        square += float(np.square(expected).sum())
+    count = packed.rows * packed.cols
+    rms = (square / count) ** 0.5 or 1.0
+    return PackingError(most / rms, total / count / rms)
+
+
+def _known(name: str) -> GGMLType:
+    if name not in GGMLType.__members__:
+        raise ConfigError(f"there is no weight format {name!r}", f"choose one of {', '.join(GGMLType.__members__)}")
+    return GGMLType[name]
+
+
+def _choose(kind: GGMLType, to: str | None) -> tuple[str, str]:
+    """(packed format, note)."""
+    if to in FORMATS:
+        return to, ""
+    kind = kind if to is None else _known(to)
+    if found := native.format_of(kind):
+        return found, ""
+    format = "F32" if kind.is_plain else "Q8_0"
+    return format, f"{kind.name} has no kernels of its own: its weights are rounded to {format}"
+
+
+def _group(format: str) -> int:
+    """group_of in csrc/matrix.h"""
+    return _FLOATS.get(format) or (32 if FORMATS.index(format) < FORMATS.index("Q2_K") else 256)
+
+
+def _activation(format: str, asked: str) -> str:
+    if asked not in ("auto", "float32"):
+        raise ConfigError(f"activation is {asked!r}", "choose auto or float32")
+    if format in _FLOATS:
+        return "bfloat16" if format == "BF16" and asked == "auto" else "float32"
+    return f"q8_{_group(format)}"
+
+
+def _check(kind: GGMLType, parts: list[np.ndarray], rows: int, cols: int) -> None:
+    if cols % kind.block_size:
+        raise ValueError(f"rows of {cols} are not whole blocks of {kind.name}")
+    row_bytes = kind.row_bytes(cols)
+    for part in parts:
+        if part.dtype != np.uint8 or part.ndim != 2 or part.shape[1] != row_bytes:
+            raise ValueError(f"rows of {kind.name} are uint8 [n, {row_bytes}], not {part.dtype} {list(part.shape)}")
+    if sum(map(len, parts)) != rows:
+        raise ValueError(f"{rows} rows were promised, {sum(map(len, parts))} are there")
+
+
+def _pieces(rows: int, cols: int) -> Iterator[tuple[int, int]]:
+    """The rows in runs of whole panels, about _CHUNK weights each."""
+    step = max(1, _CHUNK // (cols * PANEL)) * PANEL
+    for first in range(0, rows, step):
+        yield first, min(first + step, rows)
+
+
+def _take(parts: list[np.ndarray], first: int, last: int) -> np.ndarray:
+    """Rows [first, last) of the parts together; a copy only where they cross from one part to the next."""
+    taken, start = [], 0
+    for part in parts:
+        piece = part[max(first - start, 0) : max(last - start, 0)]
+        if len(piece):
+            taken.append(piece)
+        start += len(part)
+    rows = taken[0] if len(taken) == 1 else np.concatenate(taken)
+    return rows if rows.strides[1] == 1 else np.ascontiguousarray(rows)
+
+
+def _allocate(nbytes: int) -> np.ndarray:
+    """uint8 [nbytes] in pages of its own, huge ones where it pays and the system has them."""
+    is_big = nbytes >= _HUGE_PAGE
+    size = nbytes + (_HUGE_PAGE if is_big else 0)
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    pages = mmap.mmap(-1, size, **private)
+    memory = np.frombuffer(pages, np.uint8)
+    start = -memory.ctypes.data % _HUGE_PAGE if is_big else 0
+    if is_big and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return memory[start : start + nbytes]

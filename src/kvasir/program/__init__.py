@@ -1,0 +1,7 @@
+"""The program executor: a model's readable forward, traced once, as a flat list of native kernel calls.
+
+trace      the model's forward on symbolic values -> Graph           kvasir.ops.graph
+lower      Graph -> steps: fused, with buffers and barriers
+native     steps -> the C structures that csrc/program.cpp walks
+executor   one call a step, over the runner's rows and the cache
+"""

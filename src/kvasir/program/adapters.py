@@ -1,0 +1,86 @@
+"""The adapters of a program: what csrc/adapters.h reads, and the memory behind it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from kvasir.layers.adapters import Pairs, check_adapter
+from kvasir.ops.linear.low_rank import LowRank, low_rank
+from kvasir.ops.linear.packed import PackedMatrix, pack_rows
+from kvasir.program import native
+
+_LINE = 16  # float32 in a cache line
+
+
+class Adapters:
+    """The slots of a program's linears, filled while it is built, and what adapters put there.
+
+    struct: what the kernels read, once anything was put there; until then steps know of no adapters.
+    """
+
+    def __init__(self, max_rows: int):
+        self.max_rows = max_rows
+        self.slots: dict[str, tuple[int, int]] = {}  # name -> shape, in the order of the tables
+        self.parts = self.widest = 0
+        self.struct = native.Adapters()
+        self._tables = (ctypes.c_void_p * native.MAX_ADAPTERS)()
+        self._kept: dict[int, Any] = {}
+        self._of_rows = np.zeros(max_rows, np.int32)
+
+    def linear(self, products: list[tuple[str, tuple[int, int], bool]]) -> list[int]:
+        """The slots of a linear's products, each (name or "", shape, whether it is written onto its residual)."""
+        self.parts = max(self.parts, len(products))
+        self.widest = max([self.widest, *(rows for _, (rows, _), onto in products if onto)])
+        return [self._slot(name, shape) for name, shape, _ in products]
+
+    def _slot(self, name: str, shape: tuple[int, int]) -> int:
+        if not name:
+            return -1
+        assert self.slots.setdefault(name, shape) == shape, f"two products of {name}"
+        return list(self.slots).index(name)
+
+    def set(self, adapter: int, pairs: Pairs) -> None:
+        """See Program.set_adapter."""
+        check_adapter(adapter, pairs, self.slots)
+        if adapter >= native.MAX_ADAPTERS:
+            raise ValueError(f"adapter ids end at {native.MAX_ADAPTERS - 1}, before {adapter}")
+        made = {slot: _pack(low_rank(slot, self.slots[slot], *pair)) for slot, pair in pairs.items()}
+        table = (native.LowRank * len(self.slots))()
+        for entry, slot in zip(table, self.slots, strict=True):
+            if slot in made:
+                entry.a, entry.b = (matrix.address for matrix in made[slot])
+        self._grow(max((a.rows for a, _ in made.values()), default=0))
+        self._tables[adapter] = ctypes.addressof(table)
+        self._kept[adapter] = table, made
+
+    def remove(self, adapter: int) -> None:
+        """Takes an adapter away; rows that still ask for it make their step fail."""
+        if adapter in self._kept:
+            self._tables[adapter] = None
+            del self._kept[adapter]
+
+    def _grow(self, rank: int) -> None:
+        """Room for adapters up to this rank."""
+        s = self.struct
+        rank = -(-max(rank, 1) // _LINE) * _LINE
+        if rank <= s.rank:
+            return
+        self._inner = np.zeros(self.parts * self.max_rows * rank, np.float32)
+        self._sums = np.zeros(self.max_rows * self.widest, np.float32)
+        s.tables, s.count = ctypes.addressof(self._tables), native.MAX_ADAPTERS
+        s.max_rows, s.rank = self.max_rows, rank
+        s.of_rows, s.inner, s.sums = (a.ctypes.data for a in (self._of_rows, self._inner, self._sums))
+
+
+def _pack(pair: LowRank) -> tuple[PackedMatrix, PackedMatrix]:
+    a, b = (_matrix(tensor) for tensor in pair)
+    return a, b
+
+
+def _matrix(tensor: Tensor) -> PackedMatrix:
+    rows, cols = tensor.shape
+    return pack_rows("F32", tensor.numpy().view(np.uint8), rows, cols, 1, threads=1)

@@ -1,0 +1,378 @@
+"""From the traced ops to steps over buffers: fused where it pays, laid out once, with barriers where threads meet.
+
+meet      behind a product that is a sum over ranks they add their parts, if there are ranks
+fold      bias and residual into their product, f(gate) * up into one, neighbouring products of one input together
+place     every value gets room in the arena from its first to its last use; work on rows may happen in place
+barrier   stands where a step reads what other threads wrote: steps that go row by row split the rows alike, so
+          between them there is none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvasir.ops.graph import CHOSEN, CannotTrace, Node, Traced
+from kvasir.program.trace import Trace
+
+ALIGN = 64
+FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu")
+ELEMENTWISE = (*FUNCTIONS, "add", "multiply", "add_vector", "scale", "softcap")
+# Ops whose threads split the rows: each writes rows that it alone reads.
+BY_ROW = (
+    *ELEMENTWISE,
+    "embedding",
+    "rms_norm",
+    "layer_norm",
+    "rope",
+    "store_kv",
+    "prepare",
+    "choose",
+    "route",
+    "gated",
+)
+IN_PLACE = (*ELEMENTWISE, "rms_norm", "layer_norm", "rope", "gated")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A place in the arena: byte offset, bytes of a row, and the domain that says how many rows there are."""
+
+    offset: int
+    row_bytes: int
+    domain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One matrix of a linear step. slot: its name for adapters, "" for none. bias: float32 vector. residual: rows that
+    are added."""
+
+    weight: Any
+    x: Traced
+    out: Traced
+    slot: str = ""
+    bias: Any = None
+    residual: Traced | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One instruction: an op with its constants, and where its values lie. `buffers` are the outputs', then the
+    inputs' that are values, in order; products of a linear step have their own beside their input's."""
+
+    op: str
+    inputs: tuple[Any, ...] = ()
+    outs: tuple[Traced, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
+    products: tuple[tuple[Product, Buffer, Buffer, Buffer | None], ...] = ()  # (.., prepared, out, residual)
+    barrier: bool = False
+    domain: str = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """steps[:chosen_from] run over all token rows, the rest over the chosen ones. exports: of hidden states, by name.
+    arena: bytes."""
+
+    steps: tuple[Step, ...]
+    chosen_from: int
+    hidden: Buffer
+    logits: Buffer | None
+    exports: Mapping[str, Buffer]
+    arena: int
+
+
+def lower(
+    trace: Trace,
+    max_rows: int,
+    max_chosen: int,
+    prepared: Callable[[Any], tuple[Any, int]],
+    collective: bool = False,
+) -> Lowered:
+    """prepared: for a packed weight, what rows must be turned into for it (a key; weights of the same key share
+    them) and the bytes of such a row. collective: ranks meet behind sums that they share. Raises CannotTrace for an op
+    without a kernel."""
+    nodes = list(_meet(trace) if collective else trace.graph.nodes)
+    nodes = _group(_fold([_product_of(n, trace.slots) if n.op == "linear" else n for n in nodes], trace))
+    return _Placer(nodes, trace, {"rows": max_rows, CHOSEN: max_chosen}, prepared).run()
+
+
+# --- meet -------------------------------------------------------------------------------------------
+
+
+def _meet(trace: Trace) -> Iterator[Node]:
+    """The ops, with an all_reduce onto each result of which a rank has a part only."""
+    for node in trace.graph.nodes:
+        yield node
+        if node.op == "experts" or (node.op == "linear" and id(node.inputs[1]) in trace.reducing):
+            yield Node("all_reduce", (node.out,), node.out)
+
+
+# --- fold -------------------------------------------------------------------------------------------
+
+
+def _values(inputs: tuple[Any, ...]) -> Iterator[Traced]:
+    for value in inputs:
+        if isinstance(value, Product):
+            yield value.x
+            if value.residual is not None:
+                yield value.residual
+        elif isinstance(value, Traced):
+            yield value
+
+
+def _outs(node: Node) -> tuple[Traced, ...]:
+    return node.out if isinstance(node.out, tuple) else () if node.out is None else (node.out,)
+
+
+@dataclass(slots=True)
+class _Uses:
+    """Who makes a value, and how often it is used."""
+
+    made: dict[int, int] = field(default_factory=dict)
+    count: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, nodes: list[Node], trace: Trace) -> _Uses:
+        uses = cls()
+        for i, node in enumerate(nodes):
+            for out in _outs(node):
+                uses.made[id(out.base)] = i
+            for value in _values(node.inputs):
+                uses.count[id(value.base)] = uses.count.get(id(value.base), 0) + 1
+        for result in trace.results:
+            uses.count[id(result.base)] = uses.count.get(id(result.base), 0) + 1
+        return uses
+
+
+def _fold(nodes: list[Node], trace: Trace) -> list[Node]:
+    for rule in (_bias, _gated, _residual):
+        at, uses = 0, _Uses.of(nodes, trace)
+        while at < len(nodes):
+            found = rule(nodes, at, uses)
+            if found is None:
+                at += 1
+            else:
+                other, new = found
+                nodes[other] = new
+                del nodes[at]
+                uses = _Uses.of(nodes, trace)
+    return nodes
+
+
+def _product_of(node: Node, slots: Mapping[int, str]) -> Node:
+    x, weight, bias = node.inputs
+    return Node("linear", (Product(weight, x, node.out, slots.get(id(weight), ""), bias),), node.out)
+
+
+def _single(nodes: list[Node], value: Any, uses: _Uses, ops: tuple[str, ...]) -> int | None:
+    """Where the value is made, if by one of these ops and for one use alone."""
+    if not isinstance(value, Traced) or uses.count.get(id(value.base)) != 1:
+        return None
+    made = uses.made.get(id(value.base))
+    return made if made is not None and nodes[made].op in ops else None
+
+
+def _bias(nodes: list[Node], at: int, uses: _Uses) -> tuple[int, Node] | None:
+    node = nodes[at]
+    if node.op != "add_vector":
+        return None
+    made = _single(nodes, node.inputs[0], uses, ("linear",))
+    if made is None or nodes[made].inputs[0].bias is not None:
+        return None
+    product = replace(nodes[made].inputs[0], bias=node.inputs[1], out=node.out)
+    return made, Node("linear", (product,), node.out)
+
+
+def _gated(nodes: list[Node], at: int, uses: _Uses) -> tuple[int, Node] | None:
+    node = nodes[at]
+    if node.op != "multiply":
+        return None
+    made = _single(nodes, node.inputs[0], uses, FUNCTIONS)
+    if made is None:
+        return None
+    act = nodes[made]
+    inputs = (act.inputs[0], node.inputs[1], act.op)
+    if uses.made.get(id(node.inputs[1].base), -1) > made:
+        return None
+    return made, Node("gated", inputs, node.out)
+
+
+def _residual(nodes: list[Node], at: int, uses: _Uses) -> tuple[int, Node] | None:
+    node = nodes[at]
+    if node.op != "add":
+        return None
+    for mine, other in (node.inputs, node.inputs[::-1]):
+        made = _single(nodes, mine, uses, ("linear",))
+        if made is None or uses.made.get(id(other.base), -1) > made or nodes[made].inputs[0].residual is not None:
+            continue
+        product = replace(nodes[made].inputs[0], residual=other, out=node.out)
+        return made, Node("linear", (product,), node.out)
+    return None
+
+
+def _group(nodes: list[Node]) -> list[Node]:
+    """Neighbouring products of one input become one step."""
+    grouped: list[Node] = []
+    for node in nodes:
+        last = grouped[-1] if grouped else None
+        if (
+            last is not None
+            and node.op == last.op == "linear"
+            and node.inputs[0].x.base is last.inputs[0].x.base
+            and node.inputs[0].residual is None
+        ):
+            grouped[-1] = Node("linear", last.inputs + node.inputs, _outs(last) + _outs(node))
+        else:
+            grouped.append(node)
+    return grouped
+
+
+def _check_experts(gate: Sequence[Any], up: Sequence[Any], down: Sequence[Any]) -> None:
+    """One call goes through all gates and ups of a layer, and one through all downs."""
+    if len({m.key for m in (*gate, *up)}) > 1 or len({m.key for m in down}) > 1:
+        raise CannotTrace("the experts of a layer have different weight formats")
+
+
+# --- place ------------------------------------------------------------------------------------------
+
+
+class _Arena:
+    """Room by first fit. What is given back while threads may still read it is free only behind a barrier."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, int]] = []  # (offset, end), ascending
+        self.waiting: list[int] = []
+        self.size = 0
+
+    def take(self, size: int) -> int:
+        size = -(-size // ALIGN) * ALIGN
+        offset = 0
+        for begin, end in self.taken:
+            if offset + size <= begin:
+                break
+            offset = max(offset, end)
+        self.taken = sorted([*self.taken, (offset, offset + size)])
+        self.size = max(self.size, offset + size)
+        return offset
+
+    def give_back(self, offset: int) -> None:
+        self.waiting.append(offset)
+
+    def barrier(self) -> None:
+        self.taken = [t for t in self.taken if t[0] not in self.waiting]
+        self.waiting = []
+
+
+class _Placer:
+    def __init__(self, nodes: list[Node], trace: Trace, rows: dict[str, int], prepared: Callable):
+        self.nodes, self.trace, self.rows, self.prepared = nodes, trace, rows, prepared
+        self.arena = _Arena()
+        self.place: dict[int, Buffer] = {}
+        self.steps: list[Step] = []
+        self.last: dict[int, int] = {}
+        for i, node in enumerate(nodes):
+            for value in _values(node.inputs):
+                self.last[id(value.base)] = i
+        self.last |= {id(v.base): len(nodes) for v in trace.results}
+
+    def run(self) -> Lowered:
+        chosen_from = None
+        for at, node in enumerate(self.nodes):
+            if node.op == "choose":
+                chosen_from = len(self.steps)
+            place = {"linear": self._linear, "all_reduce": self._all_reduce}.get(node.op, self._plain)
+            place(at, node)
+        logits = self.trace.logits
+        return Lowered(
+            tuple(self.steps),
+            len(self.steps) if chosen_from is None else chosen_from,
+            self.place[id(self.trace.hidden.base)],
+            None if logits is None else self.place[id(logits.base)],
+            {name: self.place[id(value.base)] for name, value in self.trace.exports.items()},
+            self.arena.size,
+        )
+
+    # -- steps
+
+    def _plain(self, at: int, node: Node) -> None:
+        if node.op not in (*BY_ROW, "paged_attention", "experts"):
+            raise CannotTrace(f"there is no kernel for {node.op}")
+        if node.op == "experts":
+            _check_experts(*node.inputs[3:6])
+        outs, values = _outs(node), tuple(v for v in _values(node.inputs) if v.kind == "float32")
+        domain = (outs or values)[0].domain
+        barrier = self._needs_barrier(node.op, domain)
+        places = tuple(self._out(at, node, out, values) for out in outs)
+        buffers = places + tuple(self.place[id(v.base)] for v in values)
+        self.steps.append(Step(node.op, node.inputs, outs, buffers, (), barrier, domain))
+        self._forget(at, values, places)
+
+    def _linear(self, at: int, node: Node) -> None:
+        products: tuple[Product, ...] = node.inputs
+        x, domain = products[0].x, products[0].x.domain
+        rows = self.place[id(x.base)]
+        prepared: dict[Any, Buffer] = {}
+        for product in products:
+            key, row_bytes = self.prepared(product.weight)
+            if key in prepared:
+                continue
+            barrier = self._needs_barrier("prepare", domain)
+            prepared[key] = Buffer(self.arena.take(row_bytes * self.rows[domain]), row_bytes, domain)
+            self.steps.append(Step("prepare", (product.weight, x), (), (prepared[key], rows), (), barrier, domain))
+        self._needs_barrier("linear", domain)
+        done = []
+        for product in products:
+            residual = None if product.residual is None else self.place[id(product.residual.base)]
+            place = self._residual_place(at, product, residual)
+            done.append((product, prepared[self.prepared(product.weight)[0]], place, residual))
+        self.steps.append(Step("linear", (), _outs(node), (rows,), tuple(done), True, domain))
+        for buffer in prepared.values():
+            self.arena.give_back(buffer.offset)
+        self._forget(at, tuple(_values(node.inputs)), tuple(place for _, _, place, _ in done))
+
+    def _all_reduce(self, at: int, node: Node) -> None:
+        """Ranks meet where the value lies."""
+        place = self.place[id(node.out.base)]
+        self._needs_barrier("all_reduce", node.out.domain)
+        self.steps.append(Step("all_reduce", node.inputs, _outs(node), (place,), (), True, node.out.domain))
+
+    # -- buffers
+
+    def _residual_place(self, at: int, product: Product, residual: Buffer | None) -> Buffer:
+        """Onto the residual where nobody needs it any more."""
+        if residual is not None and product.residual is not None and self.last[id(product.residual.base)] == at:
+            self.place[id(product.out.base)] = residual
+            return residual
+        return self._new(product.out)
+
+    def _out(self, at: int, node: Node, out: Traced, values: tuple[Traced, ...]) -> Buffer:
+        if node.op in IN_PLACE:
+            for value in values:
+                place = self.place[id(value.base)]
+                if self.last[id(value.base)] == at and place.row_bytes == 4 * out.width and place.domain == out.domain:
+                    self.place[id(out.base)] = place
+                    return place
+        return self._new(out)
+
+    def _new(self, value: Traced) -> Buffer:
+        row_bytes = 4 * value.width
+        buffer = Buffer(self.arena.take(row_bytes * self.rows[value.domain]), row_bytes, value.domain)
+        self.place[id(value.base)] = buffer
+        return buffer
+
+    def _forget(self, at: int, values: tuple[Traced, ...], places: tuple[Buffer, ...]) -> None:
+        """Gives back what was used for the last time, unless a result lies there now."""
+        kept = {p.offset for p in places}
+        for base in {id(v.base): v for v in values}:
+            if self.last[base] == at and self.place[base].offset not in kept:
+                self.arena.give_back(self.place[base].offset)
+
+    def _needs_barrier(self, op: str, domain: str) -> bool:
+        last = self.steps[-1] if self.steps else None
+        if last is None or (op in BY_ROW and last.op in BY_ROW and last.domain == domain):
+            return False
+        self.arena.barrier()
+        return True

@@ -1,0 +1,170 @@
+"""The C structures of csrc/program.h, and the calls on them."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
+from typing import Any
+
+from kvasir.ops import native
+from kvasir.sampling.native import SampleRow
+
+MAX_GROUPS = 8
+MAX_ADAPTERS = 1 << 12
+
+OPS = (
+    "embedding", "rms_norm", "layer_norm", "prepare", "linear", "rope", "store_kv", "paged_attention", "activate",
+    "gated", "add", "multiply", "add_vector", "scale", "softcap", "choose", "sample", "route", "experts", "call",
+)  # fmt: skip
+OP = {name: code for code, name in enumerate(OPS)}
+FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+BARRIER = 1
+WORK_SAMPLE, WORK_BIDIRECTIONAL = 1, 2
+RUN_ERRORS = {
+    1: "more rows or works than the program's buffers hold",
+    2: "work on tokens that the row does not have",
+    3: "a block id out of range",
+    4: "an adapter that is not there",
+}
+
+
+class Instr(ctypes.Structure):
+    _fields_ = (("op", c_int32), ("flags", c_int32), ("n", c_int64 * 8), ("f", c_float * 2), ("p", c_void_p * 6))
+
+
+class LinearPart(ctypes.Structure):
+    _fields_ = (
+        ("matrix", c_void_p),
+        ("activated", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("bias", c_void_p),
+        ("residual", c_void_p),
+        ("residual_stride", c_int64),
+        ("slot", c_int64),
+    )
+
+
+class LowRank(ctypes.Structure):
+    _fields_ = (("a", c_void_p), ("b", c_void_p))
+
+
+class Adapters(ctypes.Structure):
+    _fields_ = (
+        ("tables", c_void_p),
+        ("count", c_int64),
+        ("max_rows", c_int64),
+        ("rank", c_int64),
+        ("of_rows", c_void_p),
+        ("inner", c_void_p),
+        ("sums", c_void_p),
+    )
+
+
+class RopeTable(ctypes.Structure):
+    _fields_ = (("cos", c_void_p), ("sin", c_void_p))
+
+
+class Experts(ctypes.Structure):
+    _fields_ = (
+        ("experts", c_int64),
+        ("top_k", c_int64),
+        ("width", c_int64),
+        ("inner", c_int64),
+        ("max_rows", c_int64),
+        ("function", c_int32),
+        ("reserved", c_int32),
+        ("gate", c_void_p),
+        ("up", c_void_p),
+        ("down", c_void_p),
+        ("begins", c_void_p),
+        ("slots", c_void_p),
+        ("sources", c_void_p),
+        ("activated", c_void_p),
+        ("gate_out", c_void_p),
+        ("up_out", c_void_p),
+        ("down_out", c_void_p),
+    )
+
+
+class RowState(ctypes.Structure):
+    _fields_ = (
+        ("ids", c_void_p),
+        ("tables", c_void_p * MAX_GROUPS),
+        ("max_ids", c_int64),
+        ("table_blocks", c_int64),
+        ("spec", SampleRow),
+        ("adapter", c_int64),
+    )
+
+
+class Work(ctypes.Structure):
+    _fields_ = (("row", c_int32), ("flags", c_int32), ("start", c_int64), ("count", c_int64))
+
+
+class Program(ctypes.Structure):
+    _fields_ = (
+        ("instrs", c_void_p),
+        ("count", c_int64),
+        ("chosen_from", c_int64),
+        ("max_rows", c_int64),
+        ("max_chosen", c_int64),
+        ("max_work", c_int64),
+        ("max_states", c_int64),
+        ("groups", c_int64),
+        ("block_size", c_int64),
+        ("num_blocks", c_int64 * MAX_GROUPS),
+        ("windows", c_int64 * MAX_GROUPS),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p * MAX_GROUPS),
+        ("spans", c_void_p * MAX_GROUPS),
+        ("chosen", c_void_p),
+        ("sampler_rows", c_void_p),
+        ("specs", c_void_p),
+        ("states", c_void_p),
+        ("results", c_void_p),
+        ("scratch", c_void_p),
+        ("scratch_bytes", c_int64),
+        ("nanoseconds", c_void_p),
+        ("kernel_nanoseconds", c_uint64),
+        ("started", c_int64 * 4),
+        ("adapters", c_void_p),
+        ("adapted", c_int64),
+    )
+
+
+class Pool:
+    """Threads that compute steps together: the caller and `threads` - 1 others, or, with `apart`, `threads` others
+    while the caller is free. Closed at the end of its life."""
+
+    def __init__(self, threads: int, pin: bool = False, apart: bool = False):
+        self.threads, self.apart = threads, apart
+        self.address = native.declare("kvasir_pool_create", c_void_p, c_int32, c_int32, c_int32)(threads, pin, apart)
+
+    def close(self) -> None:
+        if self.address:
+            native.declare("kvasir_pool_destroy", None, c_void_p)(self.address)
+            self.address = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+# What OP_CALL calls: function(context, rows).
+CALL = ctypes.CFUNCTYPE(None, c_void_p, c_int64)
+
+
+def start_call() -> Any:
+    """kvasir_program_start(program, pool, works, how many) -> RunError."""
+    return native.declare("kvasir_program_start", c_int32, c_void_p, c_void_p, c_void_p, c_int64)
+
+
+def wait_call() -> Any:
+    """kvasir_program_wait(pool), at the end of what was started."""
+    return native.declare("kvasir_program_wait", None, c_void_p)
+
+
+def logits_call() -> Any:
+    """kvasir_program_logits(program, pool, rows, how many) -> RunError."""
+    return native.declare("kvasir_program_logits", c_int32, c_void_p, c_void_p, c_void_p, c_int64)

@@ -1,0 +1,119 @@
+"""A model's forward, run once on symbolic values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.layers.adapters import slots
+from kvasir.layers.linear import Linear
+from kvasir.layers.rope import Rope
+from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Graph, Traced
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerPart:
+    """The keys or values of a layer, where a forward names them."""
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class _TracedCache:
+    def k(self, layer: int) -> LayerPart:
+        return LayerPart(layer)
+
+    def v(self, layer: int) -> LayerPart:
+        return LayerPart(layer)
+
+
+class TracedBatch:
+    """What a forward asks of its `Batch`, for symbolic rows."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.tokens_T = graph.value(ROWS, (), "ids")
+        self.positions_T = graph.value(ROWS, (), "ids")
+        self.kv = _TracedCache()
+        self.layers: dict[str, Traced] = {}
+
+    def after_layer(self, layer: int, x_TD: Traced) -> None:
+        self.layers[f"layers.{layer}"] = x_TD
+
+    def angles(self, rope: Rope) -> tuple[Rope, Rope]:
+        return rope, rope
+
+    def attention(self, layer: int, group: int) -> int:
+        return layer
+
+    def store(self, layer: int, k_TKd: Traced, v_TKd: Traced) -> None:
+        self.graph.record("store_kv", (k_TKd, v_TKd, layer), (), ROWS)
+
+    def __getattr__(self, name: str) -> Any:
+        raise CannotTrace(f"the forward uses .{name} of its batch")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A model's ops in order. hidden: its result, float32 [rows, width]. logits: of chosen rows, None for a model
+    without.
+
+    exports: hidden states by name, which are there as well after a run. slots: by the id of a weight, the name by which
+    adapters know it. reducing: ids of the weights whose products are sums over ranks.
+    """
+
+    graph: Graph
+    batch: TracedBatch
+    hidden: Traced
+    logits: Traced | None
+    exports: Mapping[str, Traced]
+    slots: Mapping[int, str]
+    reducing: frozenset[int]
+
+    @property
+    def results(self) -> tuple[Traced, ...]:
+        """What is read after a run."""
+        return (self.hidden, *self.exports.values(), *(() if self.logits is None else (self.logits,)))
+
+    @property
+    def weight_bytes_read(self) -> int:
+        """Bytes of the matrices that a step of one row goes through; of a mixture's experts, the row's."""
+        total = 0
+        for node in self.graph.nodes:
+            if node.op == "linear":
+                total += node.inputs[1].nbytes
+            elif node.op == "experts":
+                ids, stacks = node.inputs[1], node.inputs[3:6]
+                total += sum(ids.width * stack[0].nbytes for stack in stacks)
+        return total
+
+
+def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
+    """Runs `model.forward` and `model.logits` on symbolic rows. exports: "layers.<i>" for the rows behind a layer,
+    "last" for the forward's result. Raises CannotTrace."""
+    graph = Graph()
+    batch = TracedBatch(graph)
+    try:
+        hidden = model.forward(batch.tokens_T, batch)
+        logits = None
+        if hasattr(model, "logits"):
+            chosen = graph.record("choose", (hidden,), (hidden.shape,), CHOSEN)
+            logits = model.logits(chosen)
+    except (TypeError, AttributeError) as error:  # torch itself was handed a symbolic value
+        raise CannotTrace(f"the forward leaves the ops: {error}") from error
+    if not isinstance(hidden, Traced) or not isinstance(logits, Traced | None):
+        raise CannotTrace("the forward returns something else than its rows")
+    named = {**batch.layers, "last": hidden}
+    if missing := [name for name in exports if name not in named]:
+        raise CannotTrace(f"the forward names no {missing[0]}")
+    linears = [part for _, part in model.walk() if isinstance(part, Linear)]
+    return Trace(
+        graph,
+        batch,
+        hidden,
+        logits,
+        {name: named[name] for name in exports},
+        {id(linear.weights[part]): name for name, (linear, part) in slots(model).items()},
+        frozenset(id(weight) for linear in linears if linear.reduces for weight in linear.weights.values()),
+    )

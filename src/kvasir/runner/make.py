@@ -1,0 +1,59 @@
+"""A runner for a loaded model: its cache, its executor, and what it says of its exactness."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from kvasir import device as devices
+from kvasir.config import EngineConfig
+from kvasir.errors import ConfigError
+from kvasir.layers.kv_cache import KVCache, cache_groups
+from kvasir.plan import CacheGroup, Capacity
+from kvasir.program import cache as program_cache
+from kvasir.program.cache import NativeCache
+from kvasir.program.executor import Program
+from kvasir.runner import selftest
+from kvasir.runner.load import LoadedModel
+from kvasir.runner.model_runner import ModelRunner
+from kvasir.runner.program_runner import ProgramRunner
+from kvasir.types import ModelInfo
+from kvasir.weights.load import DTYPES
+
+
+def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tuple[CacheGroup, ...]:
+    """The cache's groups and their sizes. Raises ConfigError for a kv_dtype that the executor does not have."""
+    spec = loaded.model.cache_spec()
+    if loaded.trace:
+        return program_cache.cache_groups(spec, block_size, kv_dtype)
+    if kv_dtype not in DTYPES:
+        raise ConfigError(f"the eager executor has no {kv_dtype} keys and values", "use --kv-dtype auto")
+    return cache_groups(spec, block_size, DTYPES[kv_dtype])
+
+
+def make_runner(
+    loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: torch.device
+) -> ModelRunner | ProgramRunner:
+    """Allocates the cache. The runner's `info` has the grade that the start-up self-test gave."""
+    model, spec = loaded.model, loaded.model.cache_spec()
+    if loaded.trace is None:
+        if device.type == "cpu" and loaded.dtype == torch.float32:
+            devices.set_threads(1)  # MKL's float32 products depend on their number on some processors
+        cache = KVCache(spec, config.num_blocks, config.block_size, DTYPES[config.kv_dtype], device)
+        grade = selftest.run(model, cache)
+        return ModelRunner(model, cache, capacity, replace(info, grade=grade), device, config.overlap, loaded.hidden)
+    devices.set_threads(1)  # torch's threads stay out of the way of the pool
+    cache = NativeCache(spec, config.num_blocks, config.block_size, config.kv_dtype)
+    program = Program(
+        loaded.trace,
+        cache,
+        max_rows=capacity.max_tokens_per_step,
+        max_work=capacity.max_rows,
+        max_states=capacity.max_rows,
+        threads=config.threads,
+        apart=config.overlap,
+        pin=config.pin,
+    )
+    grade = selftest.run_program(program)
+    return ProgramRunner(model, program, capacity, replace(info, grade=grade))

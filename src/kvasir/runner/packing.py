@@ -1,0 +1,123 @@
+"""Weights on their way from a checkpoint to the native kernels: packed straight from the mapped file, tensor by tensor.
+
+A matrix keeps the format of its file; float ones follow the dtype as they do on the eager executor, and `quantize`
+changes what is stored as floats.
+
+    stored          dtype bfloat16               dtype float32
+    F32             rounded to BF16              F32, rows in float32
+    BF16            BF16, rows in bfloat16       BF16, rows in float32
+    F16             F16, rows in float32         F16, rows in float32
+    quantized       as it is, rows in int8       as it is, rows in int8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvasir.errors import ConfigError
+from kvasir.layers.embedding import Embedding
+from kvasir.layers.linear import Head, Linear
+from kvasir.ops.linear.packed import PackedMatrix, num_segments, pack_rows, packed_bytes
+from kvasir.weights.source import WeightSource
+
+FLOATS = ("F32", "F16", "BF16")
+_STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+# What `quantize` makes of the linear layers, and of the table and the head.
+QUANTIZE = {"q8": ("Q8_0", "Q8_0"), "q4": ("Q4_0", "Q8_0")}
+
+
+# (the tensor's name, what was made of it, its values before as float32 [rows, columns])
+Report = Callable[[str, PackedMatrix, np.ndarray], None]
+
+
+@dataclass(slots=True)
+class Packer:
+    """Packs matrices for a model that runs as a program. quantize: "" or a name of QUANTIZE.
+
+    formats: how many bytes lie in which format. notes: for people. report: called with each matrix that is quantized.
+    """
+
+    dtype: torch.dtype
+    quantize: str = ""
+    threads: int = 1
+    report: Report | None = None
+    formats: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.quantize and self.quantize not in QUANTIZE:
+            raise ConfigError(f"quantize is {self.quantize!r}", f"choose one of {', '.join(QUANTIZE)}")
+
+    def __call__(self, leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
+        """Gives a matrix to its part of the model; False for anything else (kvasir.weights.load.Hold)."""
+        if not _is_matrix(leaf, name):
+            return False
+        kind, rows = _raw_rows(source, stored, take)
+        packed = self._pack(leaf, stored, kind, rows, leaf.expects()[name][1])
+        leaf.hold(name, packed)
+        source.drop(stored)
+        self.formats[packed.format] = self.formats.get(packed.format, 0) + packed.nbytes
+        if packed.note and packed.note not in self.notes:
+            self.notes.append(packed.note)
+        return True
+
+    def nbytes(self, leaf: Any, name: str, kind: str) -> int | None:
+        """Bytes that a call would make of a tensor of this type, None for what it leaves; nothing is read."""
+        if not _is_matrix(leaf, name):
+            return None
+        rows, cols = leaf.expects()[name]
+        kind = "F32" if kind == "F64" else kind
+        to, segments = self._plan(leaf, kind, cols)
+        return packed_bytes(kind, rows, cols, segments, to)
+
+    def _pack(self, leaf: Any, stored: str, kind: str, rows: np.ndarray, cols: int) -> PackedMatrix:
+        to, segments = self._plan(leaf, kind, cols)
+        in_float32 = _is_exact(leaf) or self.dtype == torch.float32
+        packed = pack_rows(
+            kind, rows, len(rows), cols, segments,
+            to=to, activation="float32" if in_float32 else "auto", threads=self.threads,
+        )  # fmt: skip
+        if self.report and to != kind and to not in FLOATS:
+            self.report(stored, packed, _floats(kind, rows))
+        return packed
+
+    def _plan(self, leaf: Any, kind: str, cols: int) -> tuple[str, int]:
+        """(format, segments)"""
+        to = self._format(leaf, kind, cols)
+        return to, num_segments(cols, to) if getattr(leaf, "reduces", False) else 1
+
+    def _format(self, leaf: Any, kind: str, cols: int) -> str:
+        if _is_exact(leaf) or kind not in FLOATS:
+            return kind
+        if self.quantize and cols % 32 == 0:
+            return QUANTIZE[self.quantize][isinstance(leaf, Embedding | Head)]
+        return "BF16" if kind == "F32" and self.dtype == torch.bfloat16 else kind
+
+
+def _is_matrix(leaf: Any, name: str) -> bool:
+    return isinstance(leaf, Linear | Embedding) and name.rpartition(".")[2] == "weight"
+
+
+def _is_exact(leaf: Any) -> bool:
+    return getattr(leaf, "keeps_float32", False)
+
+
+def _raw_rows(source: WeightSource, stored: str, take: Any) -> tuple[str, np.ndarray]:
+    """The format and the rows' bytes, uint8 [rows, bytes of a row]; a view of the file where nothing has to move."""
+    kind = source.info(stored).dtype
+    if kind in (*FLOATS, "F64"):
+        tensor = source.tensor(stored, torch.float32 if kind == "F64" else None)
+        tensor = (take.of(tensor) if take else tensor).contiguous()
+        return _STORED[tensor.dtype], tensor.view(torch.uint8).numpy()
+    raw = source.raw(stored)
+    return kind, take.of_rows(raw) if take else raw
+
+
+def _floats(kind: str, rows: np.ndarray) -> np.ndarray:
+    dtype = next(d for d, name in _STORED.items() if name == kind)
+    return torch.from_numpy(rows).view(dtype).float().numpy()

@@ -1,0 +1,194 @@
+"""ProgramRunner: carries out plans with a traced program, one native call a step, under which the caller may think.
+
+A row's ids and block tables stay where the kernels read them from joining to leaving; a step is described by a few
+integers per sequence. What the native sampler has no code for is sampled by the reference, from the same logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kvasir.layers.adapters import Pairs
+from kvasir.plan import Capacity, RowResult, SamplingSpec, StepPlan, StepResult, Work
+from kvasir.program import native
+from kvasir.program.cache import NativeCache
+from kvasir.program.executor import MAX_CHOSEN, Program
+from kvasir.runner.rows import BROKEN, Rows, move_blocks
+from kvasir.sampling.logprobs import BadLogits, prompt_logprobs
+from kvasir.sampling.native import MAX_LOGPROBS, SAMPLE_ERRORS, entry_of, fill_spec
+from kvasir.sampling.sampler import RowContext, Sampled, sample
+from kvasir.types import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A step under way. firsts: per work, its first row; none for a sequence that has failed meanwhile. fast: the works
+    that are sampled natively. started: whether anything is computed. saved: the bytes of the plan's `saves`."""
+
+    plan: StepPlan
+    firsts: tuple[int | None, ...]
+    fast: tuple[int, ...]
+    started: bool
+    saved: tuple[memoryview, ...] = ()
+
+
+class ProgramRunner:
+    """`model` pools embeddings; `program` computes; `capacity` and `info` are what others may know."""
+
+    def __init__(self, model: Any, program: Program, capacity: Capacity, info: ModelInfo):
+        self.model, self.program = model, program
+        self.capacity, self.info = capacity, info
+        self.rows = Rows(capacity.max_rows, capacity.max_model_len, len(capacity.groups), capacity.block_size)
+        self._kept: dict[int, list] = {}  # per row, the arrays its native state points to
+        self.kernel_seconds = 0.0
+
+    @property
+    def cache(self) -> NativeCache:
+        return self.program.cache
+
+    @property
+    def overlaps(self) -> bool:
+        return self.program.pool.apart
+
+    def execute(self, plan: StepPlan) -> Ran:
+        """Starts to compute a plan; the rows are those of the plan even if that fails."""
+        self.rows.apply(plan)
+        for join in plan.joined:
+            self._enter(join.row)
+        saved = move_blocks(self.cache, plan)
+        firsts: list[int | None] = []
+        fast: list[int] = []
+        count = begin = end = 0
+        for i, work in enumerate(plan.work):
+            row = self.rows[work.row]
+            if row.failed:
+                firsts.append(None)
+                continue
+            assert work.start + work.count <= row.known, "work beyond the known tokens"
+            exports = self.program.lowered.exports
+            assert all(name in exports for name in work.want_hidden), "hidden states that were not wished for at load"
+            native_sampling = work.sample and is_fast(row.spec)
+            flags = native.WORK_SAMPLE * native_sampling | native.WORK_BIDIRECTIONAL * work.indivisible
+            item = self.program.works[count]
+            item.row, item.flags, item.start, item.count = work.row, flags, work.start, work.count
+            if native_sampling:
+                fast.append(i)
+            firsts.append(begin)
+            count += 1
+            begin += work.count
+            end = max(end, work.start + work.count)
+        if count:
+            self.program.start(count, end)
+        return Ran(plan, tuple(firsts), tuple(fast), count > 0, saved)
+
+    def sample(self, pending: Ran, masks: object = None) -> StepResult:
+        """Waits for the step; its results. Raises whatever the sampler raised."""
+        if pending.started:
+            self.program.wait()
+            self.kernel_seconds += self.program.seconds
+        natively = {work: at for at, work in enumerate(pending.fast)}
+        results = (
+            self._row_result(work, first, natively.get(i))
+            for i, (work, first) in enumerate(zip(pending.plan.work, pending.firsts, strict=True))
+        )
+        return self.rows.noted(StepResult(pending.plan.step, tuple(results), pending.saved))
+
+    def _row_result(self, work: Work, first: int | None, at: int | None) -> RowResult:
+        if first is None:
+            return RowResult(work.row, error=BROKEN)
+        if at is not None and not work.want_prompt_logprobs:
+            found = self._native_result(work, at)
+        else:
+            found = self._result(work, first, at)
+        return replace(found, hidden=self._hidden(work, first)) if work.want_hidden else found
+
+    def _hidden(self, work: Work, first: int) -> tuple[tuple[str, bytes], ...]:
+        end = first + work.count
+        return tuple((name, self.program.export(name, end)[first:].tobytes()) for name in work.want_hidden)
+
+    def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
+        """See Program.set_adapter."""
+        self.program.set_adapter(adapter, pairs)
+
+    def close(self) -> None:
+        self.program.close()
+
+    # -- rows
+
+    def _enter(self, index: int) -> None:
+        row, state = self.rows[index], self.program.states[index]
+        state.ids, state.max_ids = row.ids.ctypes.data, len(row.ids)
+        for group, table in enumerate(row.tables):
+            state.tables[group], state.table_blocks = table.ctypes.data, len(table)
+        state.adapter = row.adapter
+        self._kept[index] = [row, *fill_spec(state.spec, row.spec, row.prompt_len)]
+
+    # -- results
+
+    def _native_result(self, work: Work, at: int) -> RowResult:
+        found = self.program.results[at]
+        if found.error:
+            return RowResult(work.row, error=SAMPLE_ERRORS[found.error])
+        row = self.rows[work.row]
+        row.known += 1  # the token itself was written by the sampler
+        entry = entry_of(found, row.spec.logprobs, self.info.vocab_size)
+        return RowResult(work.row, (found.token,), (entry,) if entry else (), carry=row.carry)
+
+    def _result(self, work: Work, first: int, at: int | None) -> RowResult:
+        """Of work that wants more than a token sampled natively, or nothing."""
+        if work.want_pooled:
+            hidden = torch.from_numpy(self.program.hidden(first + work.count)[first:].copy())
+            with torch.inference_mode():
+                return RowResult(work.row, pooled=self.model.pool(hidden).float().numpy().tobytes())
+        prompt: tuple = ()
+        # The token is taken first: asking for more logits overwrites nothing of it.
+        sampled = self._native_result(work, at) if at is not None else None
+        if work.want_prompt_logprobs:
+            try:
+                prompt = self._prompt_logprobs(work, first)
+            except BadLogits as error:
+                return RowResult(work.row, error=str(error))
+        if work.sample and sampled is None:
+            sampled = self._reference(work, first + work.count - 1)
+        if sampled is None or sampled.error:
+            return sampled or RowResult(work.row, prompt_logprobs=prompt)
+        return RowResult(work.row, sampled.tokens, sampled.logprobs, prompt, sampled.carry)
+
+    def _prompt_logprobs(self, work: Work, first: int) -> tuple:
+        """Log-probabilities of the prompt tokens behind each computed one."""
+        row = self.rows[work.row]
+        count = min(work.start + work.count, row.prompt_len - 1) - work.start
+        entries: list = []
+        for t in range(0, count, MAX_CHOSEN):
+            n = min(MAX_CHOSEN, count - t)
+            logits = self._logits(range(first + t, first + t + n))
+            next_ids = row.ids[work.start + t + 1 : work.start + t + 1 + n]
+            entries += prompt_logprobs(logits, next_ids.tolist(), max(row.spec.prompt_logprobs, 0))
+        return tuple(entries)
+
+    def _reference(self, work: Work, at: int) -> RowResult:
+        row = self.rows[work.row]
+        context = RowContext(row.spec, row.ids[: row.known], row.prompt_len, row.known, None, row.carry)
+        (found,) = self._sample(at, context)
+        if found.error:
+            return RowResult(work.row, error=found.error)
+        row.append(found.token)
+        row.carry = found.carry
+        entries = (found.logprob,) if found.logprob is not None else ()
+        return RowResult(work.row, (found.token,), entries, carry=found.carry)
+
+    def _sample(self, at: int, context: RowContext) -> list[Sampled]:
+        with torch.inference_mode():
+            return sample(self._logits([at]), [context])
+
+    def _logits(self, rows: Sequence[int]) -> torch.Tensor:
+        return torch.from_numpy(self.program.logits_of(rows))
+
+
+def is_fast(spec: SamplingSpec) -> bool:
+    """Whether the native sampler has code for it."""
+    return spec.logprobs <= MAX_LOGPROBS

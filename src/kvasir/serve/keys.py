@@ -1,0 +1,131 @@
+"""API keys: whose they are, what class and share they have, and their limits; the file that names them."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from kvasir.errors import ConfigError
+from kvasir.types import ServiceClass
+
+MAX_KEYS = 10_000
+MAX_FILE = 16 << 20  # bytes
+MOST = 1_000_000_000  # of anything per minute
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one key may ask for; None: no limit of its own. Tokens are those of prompts and answers together.
+    max_class: the best class that its requests may have."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+    max_class: ServiceClass = ServiceClass.INTERACTIVE
+
+    def __post_init__(self) -> None:
+        for name in ("requests_per_minute", "tokens_per_minute", "concurrent"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MOST:
+                raise ConfigError(f"{name} is {value}", f"expected 1 to {MOST}")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """name: the tenant, in logs, shares and cache namespaces. slo: the class of requests that ask for none.
+    weight: its share beside other keys of a class."""
+
+    secret: str
+    name: str
+    slo: ServiceClass = ServiceClass.INTERACTIVE
+    weight: float = 1.0
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if len(self.secret) < 8 or not self.secret.isascii() or not self.secret.isprintable() or " " in self.secret:
+            raise ConfigError("an API key is too weak or malformed", "use 8 or more printable ASCII characters")
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(f"a key is named {self.name!r:.80}", "expected 1 to 64 of A-Z a-z 0-9 . _ -")
+        if not 0.001 <= self.weight <= 1000:
+            raise ConfigError(f"key {self.name}: weight is {self.weight}", "expected 0.001 to 1000")
+        if self.slo.rank < self.limits.max_class.rank:
+            raise ConfigError(
+                f"key {self.name}: its class {self.slo.value} is better than its max_class", "lower the class"
+            )
+
+    def __repr__(self) -> str:
+        return f"Key({self.name})"  # the secret is not for logs
+
+
+def check_distinct(keys: tuple[Key, ...]) -> None:
+    """Raises ConfigError for a key or a name that is there twice."""
+    for what, values in (("key", [k.secret for k in keys]), ("name", [k.name for k in keys])):
+        if len(set(values)) < len(values):
+            raise ConfigError(f"two API keys have the same {what}", f"every {what} is there once")
+
+
+class _Limits(msgspec.Struct, forbid_unknown_fields=True):
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+    max_class: ServiceClass = ServiceClass.INTERACTIVE
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    key: str
+    name: str
+    service_class: ServiceClass | None = msgspec.field(name="class", default=None)
+    weight: float = 1.0
+    limits: _Limits = msgspec.field(default_factory=_Limits)
+
+
+def read_keys(path: Path) -> tuple[Key, ...]:
+    """The keys of a JSON file, which nobody but its owner may read or write:
+
+        [{"key": "...", "name": "ann", "class": "batch", "weight": 2,
+          "limits": {"requests_per_minute": 60, "tokens_per_minute": 100000, "concurrent": 4, "max_class": "batch"}}]
+
+    All but `key` and `name` may be left out; the class is then the best one allowed. Raises ConfigError."""
+    try:
+        entries = msgspec.json.decode(_read_private(path), type=list[_Entry])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}", "expected a list of keys") from None
+    if not 0 < len(entries) <= MAX_KEYS:
+        raise ConfigError(f"{path} has {len(entries)} keys", f"expected 1 to {MAX_KEYS}")
+    try:
+        keys = tuple(_to_key(entry) for entry in entries)
+        check_distinct(keys)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", error.hint) from None
+    return keys
+
+
+def _to_key(entry: _Entry) -> Key:
+    limits = Limits(**msgspec.structs.asdict(entry.limits))
+    return Key(entry.key, entry.name, entry.service_class or limits.max_class, entry.weight, limits)
+
+
+def _read_private(path: Path) -> bytes:
+    """The bytes of a regular file that is closed to others; checked on what is open, so that it cannot be changed for
+    another in between."""
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_FILE:
+                raise ConfigError(f"{path} is no file of a moderate size", "expected a JSON file with API keys")
+            if facts.st_mode & 0o077:
+                raise ConfigError(f"{path} is open to others", f"chmod 600 {path}")
+            return file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "expected a file with API keys") from None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens without waiting for the other end of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -1,0 +1,170 @@
+"""Limits per key: requests and tokens per minute, and how many at once. Refused with 429 and when to come back.
+
+The rates are leaky buckets in whole nanoseconds: one of n per minute takes n at once, and empties in a minute. Time
+comes from a clock that is handed in; one that runs backwards counts as standing still.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvasir.errors import LimitExceeded
+from kvasir.serve.asgi import refuse
+from kvasir.serve.faults import fault_of
+from kvasir.serve.keys import Key
+
+SECOND = 1_000_000_000
+MINUTE = 60 * SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """limit: units per minute. used: nanoseconds until it is empty; more than a full one's when units were taken that
+    nobody could foresee. at: when that was, on the clock."""
+
+    limit: int
+    used: int = 0
+    at: int = 0
+
+    @property
+    def per_unit(self) -> int:
+        """Nanoseconds that a unit takes to drain, rounded up: never more than `limit` in a minute."""
+        return -(-MINUTE // self.limit)
+
+    @property
+    def room(self) -> int:
+        """Units that may be taken at the time `at`."""
+        return max(0, self.limit - -(-self.used // self.per_unit))
+
+
+def drain(bucket: Bucket, now: int) -> Bucket:
+    """The bucket as it is `now`."""
+    passed = max(0, now - bucket.at)
+    return replace(bucket, used=max(0, bucket.used - passed), at=now)
+
+
+def wait(bucket: Bucket, units: int) -> int | None:
+    """Nanoseconds from `at` until `units` may be taken, 0: at once; None: they are more than it ever takes."""
+    if units > bucket.limit:
+        return None
+    return max(0, bucket.used - (bucket.limit - units) * bucket.per_unit)
+
+
+def take(bucket: Bucket, units: int) -> Bucket:
+    """The bucket with so many units more, whether there was room for them or not."""
+    return replace(bucket, used=bucket.used + units * bucket.per_unit)
+
+
+class Account:
+    """One key's buckets and open requests."""
+
+    def __init__(self, key: Key, clock: Callable[[], int]):
+        self._limits = key.limits
+        self._clock = clock
+        self._open = 0
+        self._requests = _bucket(key.limits.requests_per_minute, clock())
+        self._tokens = _bucket(key.limits.tokens_per_minute, clock())
+
+    def open(self) -> None:
+        """Counts a request, which is open until `close`. Raises LimitExceeded; the refused cost nothing."""
+        most = self._limits.concurrent
+        if most is not None and self._open >= most:
+            raise LimitExceeded(f"{self._open} requests of this key are open", f"at most {most} at once", 1.0)
+        self._requests = _taken(self._requests, 1, self._clock(), "requests")
+        self._open += 1
+
+    def close(self) -> None:
+        self._open -= 1
+
+    def prompt(self, tokens: int) -> None:
+        """Counts a prompt's tokens before they are computed. Raises LimitExceeded when there is no room for them, and
+        as long as earlier answers took more than there was."""
+        self._tokens = _taken(self._tokens, tokens, self._clock(), "tokens")
+
+    def answer(self, tokens: int) -> None:
+        """Counts tokens of an answer as they come: what was begun is never cut off, but the next one has to wait."""
+        if self._tokens is not None:
+            self._tokens = take(drain(self._tokens, self._clock()), tokens)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The limits and what is left of them, under the names of the OpenAI API."""
+        found = []
+        for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if bucket is not None:
+                now = drain(bucket, self._clock())
+                values = {"limit": now.limit, "remaining": now.room, "reset": _duration(now.used)}
+                found += [(f"x-ratelimit-{k}-{name}".encode(), str(v).encode()) for k, v in values.items()]
+        return found
+
+
+def _bucket(limit: int | None, now: int) -> Bucket | None:
+    return None if limit is None else Bucket(limit, at=now)
+
+
+def _taken(bucket: Bucket | None, units: int, now: int, what: str) -> Bucket | None:
+    if bucket is None:
+        return None
+    bucket = drain(bucket, now)
+    delay = wait(bucket, units)
+    if delay is None:
+        raise LimitExceeded(
+            f"{units} {what} are more than this key may ever ask for at once", f"{bucket.limit} at most"
+        )
+    if delay:
+        raise LimitExceeded(
+            f"this key may take {bucket.limit} {what} per minute", f"try again in {_duration(delay)}", delay / SECOND
+        )
+    return take(bucket, units)
+
+
+def _duration(nanoseconds: int) -> str:
+    """Milliseconds or seconds, rounded up, as the OpenAI API writes them."""
+    milliseconds = -(-nanoseconds // 1_000_000)
+    return f"{milliseconds}ms" if milliseconds < 1000 else f"{-(-milliseconds // 1000)}s"
+
+
+class Quotas:
+    """The accounts of all keys, by name. One per application, on its event loop."""
+
+    def __init__(self, keys: tuple[Key, ...], clock: Callable[[], int] = time.monotonic_ns):
+        self.accounts: Mapping[str, Account] = {key.name: Account(key, clock) for key in keys}
+
+    def prompt(self, tenant: str, tokens: int) -> None:
+        if account := self.accounts.get(tenant):
+            account.prompt(tokens)
+
+    def answer(self, tenant: str, tokens: int) -> None:
+        if account := self.accounts.get(tenant):
+            account.answer(tokens)
+
+
+class QuotaGuard:
+    """429 for a POST of a key that is at its limit, before its body is read. Tells every key how it stands."""
+
+    def __init__(self, app: ASGIApp, quotas: Quotas):
+        self.app = app
+        self.quotas = quotas
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key: Key | None = scope.get("state", {}).get("key")
+        if scope["type"] != "http" or scope["method"] != "POST" or key is None:
+            return await self.app(scope, receive, send)
+        account = self.quotas.accounts[key.name]
+
+        async def telling(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *account.headers()]
+            await send(message)
+
+        try:
+            account.open()
+        except LimitExceeded as error:
+            return await refuse(fault_of(error), scope, receive, telling)
+        try:
+            await self.app(scope, receive, telling)
+        finally:
+            account.close()

@@ -1,0 +1,39 @@
+"""`make composition`: runs every cell and writes the page; writes nothing where one fails."""
+
+from __future__ import annotations
+
+import sys
+import time
+from multiprocessing import get_context
+
+from kvasir.config import prepare_torch
+from tests.composition import page
+from tests.composition.cells import Verdict
+from tests.composition.sets import COUNT, SEED, pairs, real, some
+from tests.composition.work import parts, run_part
+
+WORKERS = 2
+
+
+def main() -> int:
+    prepare_torch()
+    print(f"random sets: {COUNT} from seed {SEED}", flush=True)
+    begun, verdicts, failed = time.perf_counter(), {}, 0
+    todo = parts([*pairs(), *real(), *some()])
+    with get_context("spawn").Pool(WORKERS) as pool:
+        for done, results in enumerate(pool.imap_unordered(run_part, todo), 1):
+            for name, result in results:
+                if isinstance(result, Verdict):
+                    verdicts[name] = result
+                else:
+                    failed += 1
+                    print(f"\nFAILED  {name}\n{result}", flush=True)
+            print(f"\r{len(verdicts)} cells, {done} of {len(todo)} parts", end="", file=sys.stderr, flush=True)
+    print(f"\n{len(verdicts)} cells as they should be, {failed} failed, {time.perf_counter() - begun:.0f} s")
+    if not failed:
+        page.PATH.write_text(page.render(verdicts))
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""Faults, planted one at a time in a live engine: what a subtle bug would do. Each must turn its cells red, or the
+matrix proves nothing.
+
+A plant wraps a method of the engine's own objects, or changes their data, so nothing is left of it when they are gone;
+the plain runs have engines of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvasir.ops.attention.native import AttentionArgs
+from kvasir.program.native import WORK_BIDIRECTIONAL
+from kvasir.seeds import answer_seed
+from kvasir.types import FinishReason
+
+Plant = Callable[[Any], None]  # of an EngineCore, into whose parts it reaches
+
+
+@dataclass(frozen=True)
+class Fault:
+    """cells: names of features; every cell finds the fault. proof: not by a difference, but because a proof fails."""
+
+    name: str
+    plant: Plant
+    cells: tuple[tuple[str, ...], ...]
+    proof: bool = False
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(name: str, *cells: tuple[str, ...], proof: bool = False) -> Callable:
+    def planted(plant: Plant) -> Plant:
+        FAULTS.append(Fault(name, plant, cells, proof))
+        return plant
+
+    return planted
+
+
+def wrap(owner: Any, name: str) -> Callable:
+    """Decorates what takes the place of a method: it is given the method and then its arguments."""
+    method = getattr(owner, name)
+
+    def put(instead: Callable) -> Callable:
+        setattr(owner, name, functools.partial(instead, method))
+        return instead
+
+    return put
+
+
+# --- what is computed -------------------------------------------------------------------------------
+
+
+@fault("a chunk begins one token early", ("chunks of 13",), ("steps of 29 tokens", "mistral"))
+def early_chunk(core: Any) -> None:
+    @wrap(core.runner.program, "start")
+    def start(run: Callable, count: int, end: int) -> None:
+        for work in core.runner.program.works[:count]:
+            work.start -= work.start > 0 and work.count > 1
+        run(count, end)
+
+
+@fault("a chunk begins one token early, on the eager executor", ("eager executor", "chunks of 13"))
+def early_slice(core: Any) -> None:
+    @wrap(core.runner, "_slice")
+    def one_early(make: Callable, work: Any) -> Any:
+        part = make(work)
+        return replace(part, start=part.start - 1) if part.start and work.count > 1 else part
+
+
+@fault("a chunk sees keys of its own future", ("chunks of 13",), ("neighbours", "KV int8"))
+def unmasked(core: Any) -> None:
+    @wrap(core.runner.program, "start")
+    def start(run: Callable, count: int, end: int) -> None:
+        for work in core.runner.program.works[:count]:
+            work.flags |= WORK_BIDIRECTIONAL
+        run(count, end)
+
+
+@fault("the last key of a window is skipped", ("mistral", "neighbours"), ("gemma3", "KV int8"))
+def short_window(core: Any) -> None:
+    for held in core.runner.program._keep:
+        if isinstance(held, AttentionArgs) and held.window:
+            held.window -= 1
+
+
+@fault("a neighbour's scale of a key", ("KV int8", "neighbours"), ("KV int8", "overlap"))
+def foreign_scale(core: Any) -> None:
+    """Scales lie behind the numbers of a tile of 16 tokens: those of the first two are exchanged before each step."""
+    cache, pools = core.runner.cache, core.scheduler.kv.pools
+
+    @wrap(core, "step")
+    def step(run: Callable) -> Any:
+        for group, pool in enumerate(pools):
+            layout = cache.layouts[group]
+            numbers = 16 * ((layout.head_dim + 15) // 16 * 16)
+            for block in (b for b in range(1, pool.num_blocks) if pool._count[b]):
+                scales = cache.tensors[group][:, 0, block, numbers : numbers + 8]
+                scales.copy_(scales.roll(4, -1))
+        return run()
+
+
+@fault("a row of the sampler keeps what the one before asked for", ("temperature",), ("logit bias", "n"))
+def stale_spec(core: Any) -> None:
+    used: set[int] = set()
+
+    @wrap(core.runner, "_enter")
+    def enter(fill: Callable, row: int) -> None:
+        state, kept = core.runner.program.states[row], core.runner._kept.get(row)
+        before = bytes(state.spec)
+        fill(row)
+        if row in used:
+            state.spec = type(state.spec).from_buffer_copy(before)
+            core.runner._kept[row] += kept
+        used.add(row)
+
+
+@fault("a penalty is lost beside a neighbour", ("repetition penalty", "neighbours", "qwen3"))
+def lost_penalty(core: Any) -> None:
+    @wrap(core.runner, "_enter")
+    def enter(fill: Callable, row: int) -> None:
+        fill(row)
+        if core.runner.rows.used > 1:
+            core.runner.program.states[row].spec.repetition_penalty = 1.0
+
+
+@fault("answers of a request share a seed", ("n", "temperature"), ("n", "streaming"))
+def shared_seed(core: Any) -> None:
+    @wrap(core.scheduler, "_sequence")
+    def sequence(make: Callable, request: Any, index: int) -> Any:
+        made = make(request, index)
+        made.spec = replace(made.spec, seed=answer_seed(request.params.seed, 0))
+        return made
+
+
+@fault("log-probabilities of the neighbour", ("neighbours",), ("neighbours", "logprobs"))
+def foreign_logprobs(core: Any) -> None:
+    @wrap(core.runner, "sample")
+    def sample(take: Callable, *args: Any) -> Any:
+        result = take(*args)
+        drawn = [row.logprobs for row in result.rows if row.logprobs]
+        others = iter(drawn[1:] + drawn[:1])
+        return replace(result, rows=tuple(replace(r, logprobs=next(others)) if r.logprobs else r for r in result.rows))
+
+
+# --- what is remembered -----------------------------------------------------------------------------
+
+
+@fault("a block that is full is written again", ("blocks of 16",), ("neighbours", "chunks of 13"))
+def stale_block(core: Any) -> None:
+    @wrap(core.runner.rows, "_extend")
+    def extend(run: Callable, row: Any, work: Any) -> None:
+        run(row, work)
+        for table, (first, ids) in zip(row.tables, work.blocks, strict=True):
+            if first and ids:
+                table[first] = table[first - 1]
+
+
+@fault("the copy of a shared block is left out", ("prefix: a part",), ("n", "neighbours"))
+def no_copy(core: Any) -> None:
+    @wrap(core.runner, "execute")
+    def execute(run: Callable, plan: Any) -> Any:
+        return run(replace(plan, copies=()))
+
+
+@fault("the prefix tree claims one token more than it has", ("prefix: a part",), ("prefix: a part", "neighbours"))
+def long_hit(core: Any) -> None:
+    size = core.runner.capacity.block_size
+
+    @wrap(core.scheduler.kv.tree, "match")
+    def match(find: Callable, namespace: bytes, ids: bytes, limit: int) -> Any:
+        hit = find(namespace, ids, limit)
+        return replace(hit, tokens=hit.tokens + 1) if hit.tokens < limit and hit.tokens % size else hit
+
+
+@fault("all share one namespace of the prefix tree", ("prefix: nothing of another's",), proof=True)
+def one_namespace(core: Any) -> None:
+    @wrap(core.scheduler, "_sequence")
+    def sequence(make: Callable, request: Any, index: int) -> Any:
+        made = make(request, index)
+        made.namespace = b"all"
+        return made
+
+
+@fault("one token too many counts as computed after a preemption", ("chunks of 13", "forced preemption"))
+def long_resume(core: Any) -> None:
+    @wrap(core.scheduler, "preempt")
+    def preempt(leave: Callable, seq: Any) -> None:
+        seq.stored += seq.stored % core.runner.capacity.block_size > 0 and seq.stored < seq.prompt_len - 1
+        leave(seq)
+
+
+@fault(
+    "a window's blocks are returned a block too early",
+    ("mistral", "blocks of 16", "chunks of 13", "tiny pool", "n"),
+    ("mistral", "blocks of 16", "tiny pool", "prefix: a part"),
+)
+def early_trim(core: Any) -> None:
+    @wrap(core.scheduler, "_sequence")
+    def sequence(make: Callable, request: Any, index: int) -> Any:
+        made = make(request, index)
+        for table in made.blocks.tables:
+            table.window = table.window and table.window - core.runner.capacity.block_size
+        return made
+
+
+# --- what is counted --------------------------------------------------------------------------------
+
+
+@fault("a stop id is not heard beside a neighbour", ("stop ids", "neighbours"), ("stop ids", "n", "neighbours"))
+def deaf(core: Any) -> None:
+    @wrap(core.scheduler, "_verdict")
+    def verdict(judge: Callable, seq: Any, token: int) -> Any:
+        if token not in seq.stop_ids or len(core.scheduler.running) < 2:
+            return judge(seq, token)
+        return (FinishReason.LENGTH if len(seq.tokens) >= seq.max_known else None), None
+
+
+@fault(
+    "what was sampled counts as prompt in who joins again",
+    ("forced preemption", "presence penalty", "qwen3"),
+    ("restart", "presence penalty", "qwen2", "neighbours"),
+)
+def long_prompt(core: Any) -> None:
+    @wrap(core.runner, "execute")
+    def execute(run: Callable, plan: Any) -> Any:
+        return run(replace(plan, joined=tuple(replace(j, prompt_len=len(j.ids) // 4) for j in plan.joined)))
+
+
+@fault("an answer misses its last token under overlap", ("overlap", "neighbours"), ("overlap", "streaming"))
+def short_answer(core: Any) -> None:
+    @wrap(core.scheduler, "_sequence")
+    def sequence(make: Callable, request: Any, index: int) -> Any:
+        made = make(request, index)
+        made.max_known -= core.runner.overlaps
+        return made

@@ -1,0 +1,273 @@
+"""The features whose compositions are tried: one `Feature` each, and nothing else anywhere knows their names.
+
+To add one, append a Feature: what turns it on (`options` of the engine, what is `ask`ed in requests, or an `act` before
+each step), and what proves that it was there (`fired`). Pairs with all others, random sets, the sample of the fast
+tests and the page follow. If the engine refuses some of its pairs, REFUSES says so. Then `make composition`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvasir.types import FinishReason, Request, ServiceClass, Task
+from tests.composition import models
+from tests.oracle import free_blocks, poison
+
+if TYPE_CHECKING:
+    from tests.composition.run import Run
+
+Values = dict[str, Any]
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Feature:
+    """One position of a switch; positions of the same switch exclude each other.
+
+    proof, fired: what is counted, in words, and the count after a run; 0 means that it was not there.
+    options: of the engine; a function where they depend on those of the features before it.
+    base: the plain run has the options too (what rounds differently is compared with itself).
+    ask: changes the sampling parameters of the requests. fields: further fields of request i. act: is called before
+    each step.
+    besides: features that come with it, unless the cell has others of their switches.
+    """
+
+    name: str
+    switch: str
+    proof: str
+    fired: Callable[[Run], int]
+    options: Mapping[str, Any] | Callable[[Values], Values] = field(default_factory=dict)
+    base: bool = False
+    ask: Callable[[Values], Values] | None = None
+    fields: Callable[[int], Values] | None = None
+    act: Callable[[Run], None] | None = None
+    besides: tuple[str, ...] = ()
+
+
+# --- how requests are computed ----------------------------------------------------------------------
+
+
+def preempt(run: Run) -> None:
+    """One running sequence leaves: at the first chance, and then a dozen times more."""
+    running, so_far = run.core.scheduler.running, run.total("preemptions")
+    if running and (so_far == 0 or (so_far < 12 and run.random.random() < 0.25)):
+        run.core.scheduler.preempt(run.random.choice(running))
+
+
+def abort_neighbours(run: Run) -> None:
+    """Others come and are gone a step later, or three."""
+    if run.step % 2 == 0 and run.step < 10:
+        run.submit_neighbour(f"gone {run.step}")
+    if run.step % 4 == 1:
+        run.abort(f"gone {run.step - 1}")
+    run.abort(f"gone {run.step - 3}")
+
+
+def restart(run: Run) -> None:
+    """Once, when something was answered and something was not."""
+    if len(run.cores) == 1 and run.answered:
+        run.restart()
+
+
+def poison_free_blocks(run: Run) -> None:
+    """Those that have been free since the step before: nobody computes with them."""
+    run.poisoned += poison(run.core, [a & b for a, b in zip(run.free_blocks, free_blocks(run.core), strict=True)])
+
+
+def prefix(name: str, made: Callable[[Ids], Ids], found: Callable[[int, int], bool], **fields: str) -> Feature:
+    """Before the first step others run to their ends, with prompts made of those that will come, and such fields.
+    found: whether a number of cached tokens is as it should be for a prompt of a length."""
+
+    def warm(run: Run) -> None:
+        if run.step == 0:
+            run.warm(made, fields)
+
+    def fired(run: Run) -> int:
+        lengths = {r.id: len(r.prompt_ids) for r in run.requests if not needs_prompt_rows(r)}
+        return sum(
+            found(n, lengths[key]) if key in lengths else n == 0 for (key, i), n in run.answered.items() if i == 0
+        )
+
+    return Feature(f"prefix: {name}", "prefix", "answers that found as much of their prompt, or nothing where all its "
+                   "rows are needed", fired, {"prefix_cache": True}, act=warm)  # fmt: skip
+
+
+def needs_prompt_rows(request: Request) -> bool:
+    return request.task is Task.EMBED or request.params.prompt_logprobs is not None
+
+
+def small_pool(options: Values) -> Values:
+    """What the longest request needs, one block more, and the scratch block."""
+    return {"num_blocks": -(-140 // options["block_size"]) + 2}
+
+
+def threads(count: int) -> Feature:
+    return Feature(
+        f"{count} threads", "threads", "threads of the pool; eager: those torch may use (1 in float32)",
+        lambda run: count * (run.threads in (count, None)), {"threads": count},
+    )  # fmt: skip
+
+
+def blocks_of(size: int) -> Feature:
+    return Feature(
+        f"blocks of {size}", "block size", "blocks taken",
+        lambda run: sum(len(ids) for work in run.works for _, ids in work.blocks) * (run.block_size == size),
+        {"block_size": size},
+    )  # fmt: skip
+
+
+def chunks(name: str, **options: int) -> Feature:
+    return Feature(
+        name, "chunks", "parts of prompts computed without reaching their end",
+        lambda run: sum(not w.sample and not w.want_pooled for w in run.works), options,
+    )  # fmt: skip
+
+
+CLASSES = tuple(ServiceClass)
+COMPUTED = [
+    Feature("neighbours", "neighbours", "steps with several sequences",
+            lambda run: sum(len(plan.work) > 1 for plan in run.plans), {"max_num_seqs": 6}),
+    chunks("chunks of 1", max_chunk=1),
+    chunks("chunks of 13", max_chunk=13),
+    chunks("steps of 29 tokens", max_num_batched_tokens=29),
+    blocks_of(16), blocks_of(64), blocks_of(128),
+    Feature("tiny pool", "pool", "preemptions, and steps in which one waited for blocks",
+            lambda run: run.total("preemptions") + run.waited, small_pool, besides=("neighbours",)),
+    Feature("NaN in free blocks", "poison", "blocks filled with NaN", lambda run: run.poisoned, act=poison_free_blocks),
+    prefix("all", lambda ids: ids, lambda n, length: n == length - 1),
+    prefix("a part", lambda ids: (*ids[: len(ids) * 2 // 3], 7, 7, 7), lambda n, length: 0 < n < length - 1),
+    prefix("nothing", lambda ids: (9, *ids), lambda n, _: n == 0),
+    prefix("nothing of another's", lambda ids: ids, lambda n, _: n == 0, cache_salt="another"),
+    Feature("forced preemption", "preemption", "preemptions", lambda run: run.total("preemptions"), act=preempt),
+    Feature("abort of neighbours", "abort", "requests aborted", lambda run: run.aborted, act=abort_neighbours,
+            besides=("neighbours",)),
+    Feature("restart", "restart", "engines that took over", lambda run: len(run.cores) - 1, act=restart),
+    threads(2), threads(3),
+    Feature("overlap", "overlap", "steps planned while one ran", lambda run: run.overlapped, {"overlap": True}),
+    Feature("service classes", "classes", "classes served",
+            lambda run: len({r.slo for r in run.requests}), {"slo_interactive": "50/12"}, besides=("neighbours",),
+            fields=lambda i: {"slo": CLASSES[i % 3], "tenant": f"tenant {i % 2}", "priority": -i}),
+]  # fmt: skip
+
+
+# --- what requests ask for --------------------------------------------------------------------------
+
+
+def tokens(run: Run) -> int:
+    return sum(len(answer.tokens) for answer in run.answers.values())
+
+
+def sampled(name: str, **params: Any) -> Feature:
+    """A parameter that changes which tokens are drawn."""
+    return Feature(name, name, "tokens", tokens, ask=lambda p: {"temperature": p["temperature"] or 2.0, **params})
+
+
+def greedy(name: str, **params: Any) -> Feature:
+    """A parameter that changes which tokens are chosen, also without drawing."""
+    return Feature(name, name, "tokens", tokens, ask=lambda p: params)
+
+
+def logprobs(name: str, count: int) -> Feature:
+    return Feature(name, "logprobs", "tokens with that many log-probabilities",
+                   lambda run: sum(len(e[3]) == count for a in run.answers.values() for e in a.logprobs),
+                   ask=lambda p: {"logprobs": count})  # fmt: skip
+
+
+def ended(run: Run) -> int:
+    return sum(a.reason is FinishReason.STOP for a in run.answers.values())
+
+
+# Stop ids and the ids of biases are some of every vocabulary here.
+STOP_IDS = tuple(range(5, 300, 4))
+BIAS = {**dict.fromkeys(range(60, 110), 6.0), **dict.fromkeys(range(30), -50.0)}
+STOP_STRINGS = ("and", "e", " t", "\n", "o", "3", "?", "a", "i", "\ufffd")
+
+ASKED = [
+    Feature("n", "n", "further answers", lambda run: sum(index > 0 for _, index in run.answers),
+            ask=lambda p: {"n": 3}),
+    sampled("temperature", temperature=3.0),
+    sampled("top-k", top_k=4),
+    sampled("top-p", top_p=0.6),
+    sampled("min-p", min_p=0.2),
+    greedy("repetition penalty", repetition_penalty=1.7),
+    greedy("presence penalty", presence_penalty=1.9),
+    greedy("frequency penalty", frequency_penalty=1.9),
+    greedy("logit bias", logit_bias=BIAS),
+    Feature("stop ids", "stop ids", "answers that ended so", ended, ask=lambda p: {"stop_token_ids": STOP_IDS}),
+    Feature("min tokens", "min tokens", "answers as long",
+            lambda run: sum(len(a.tokens) >= 6 for a in run.answers.values()),
+            ask=lambda p: {"min_tokens": 6, "stop_token_ids": STOP_IDS}),
+    Feature("stop strings", "stop strings", "answers that ended so",
+            lambda run: sum(isinstance(a.stop, str) for a in run.answers.values()),
+            ask=lambda p: {"stop": STOP_STRINGS}),
+    logprobs("logprobs", 5),
+    logprobs("most logprobs", 128),
+    Feature("prompt logprobs", "prompt logprobs", "prompt tokens with log-probabilities",
+            lambda run: sum(e is not None for a in run.answers.values() for e in a.prompt_logprobs or ()),
+            ask=lambda p: {"prompt_logprobs": 2}),
+    Feature("streaming", "streaming", "pieces of text beyond the first of an answer",
+            lambda run: run.pieces, ask=lambda p: {}),
+]  # fmt: skip
+
+
+# --- what computes ----------------------------------------------------------------------------------
+
+
+def executor(name: str) -> Feature:
+    return Feature(f"{name} executor", "executor", "steps", lambda run: run.steps * (run.core.info.executor == name),
+                   {"executor": name}, base=True)  # fmt: skip
+
+
+def weights(name: str, *formats: str, **options: str) -> Feature:
+    """formats: of which the engine says that it computes with one. A table becomes Q8_0 where the rest becomes Q4_0."""
+    return Feature(name, "weights", f"{' or '.join(formats)} as the engine computes with",
+                   lambda run: any(map(run.says, formats)), options, base=True)  # fmt: skip
+
+
+def kv(dtype: str) -> Feature:
+    return Feature(f"KV {dtype}", "KV", "steps on a cache of that type",
+                   lambda run: run.says(f", {dtype}, ") * run.steps, {"kv_dtype": dtype}, base=True)  # fmt: skip
+
+
+def model(name: str, *besides: str) -> Feature:
+    return Feature(name, "model", "steps of that architecture",
+                   lambda run: run.steps * (models.architecture(name) in ("", run.core.info.architecture)),
+                   lambda _: models.options(name), base=True, besides=besides)  # fmt: skip
+
+
+COMPUTING = [
+    executor("program"),
+    executor("eager"),
+    weights("bfloat16", "bfloat16", dtype="bfloat16"),
+    weights("float32", "float32", dtype="float32"),
+    weights("q8", "Q8_0", quantize="q8"),
+    weights("q4", "Q4_0", "Q8_0", quantize="q4"),
+    kv("bfloat16"), kv("float16"), kv("float32"), kv("int8"),
+    model("kvasir-mini"),
+    model("kvasir-mini Q4_K_M"),
+    *map(model, models.GENERATING),
+    *(model(name, "eager executor") for name in models.RECURRENT),
+    # Between steps none of its texts is under way, unless steps overlap.
+    model("bert", "overlap", "neighbours"),
+]  # fmt: skip
+
+
+FEATURES = [*COMPUTED, *ASKED, *COMPUTING]
+NAMED = {feature.name: feature for feature in FEATURES}
+
+# Where a cell says nothing.
+DEFAULTS = ("program executor", "bfloat16", "kvasir-mini")
+# All off. What is computed at once, and what may be remembered, is least.
+PLAIN = {
+    "block_size": 32, "num_blocks": 60, "threads": 1, "overlap": False, "max_num_seqs": 1,
+    "max_num_batched_tokens": 256, "prefix_cache": False,
+}  # fmt: skip
+
+# The pairs that an engine refuses. Another refusal, or one that is not there, is a failure.
+REFUSES = {
+    "eager executor": {"KV int8", "q8", "q4"},
+    **{name: {"program executor", "KV int8", "q8", "q4"} for name in models.RECURRENT},
+    "bert": {"chunks of 1", "chunks of 13", "steps of 29 tokens", *(f.name for f in ASKED)},
+}

@@ -1,0 +1,73 @@
+"""The models of the matrix: kvasir-mini, itself as a GGUF file of mixed types, and a tiny random one of each family."""
+
+from __future__ import annotations
+
+import atexit
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from kvasir.models.registry import model_class_for
+from tests.engine.cores import CONFIGS, random_model
+from tests.program.mini import TEXT, write_mini
+
+RECURRENT = [name for name in CONFIGS if name == "qwen3-next"]
+GENERATING = [n for n, config in CONFIGS.items() if config["vocab_size"] < 10000 and n not in ("bert", *RECURRENT)]
+_GGUF = "kvasir-mini Q4_K_M"
+
+
+def options(name: str) -> dict[str, Any]:
+    """Options of an engine for it."""
+    if name == "kvasir-mini":
+        return {"model": name}
+    if name == _GGUF:
+        return {"model": _gguf(), "tokenizer": "kvasir-mini"}
+    return {"model": _random(name)}
+
+
+def architecture(name: str) -> str:
+    """As ModelInfo has it."""
+    return model_class_for(CONFIGS[name] if name in CONFIGS else CONFIGS["llama"]).__name__
+
+
+@cache
+def _gguf() -> str:
+    """As llama.cpp mixes Q4_K_M: half of the value and down matrices have six bits. The table stays in F16."""
+
+    def kind(name: str) -> str:
+        if "embd" in name:
+            return "F16"
+        return "Q6_K" if name.startswith(("blk.0.", "blk.2.")) and ("attn_v" in name or "ffn_down" in name) else "Q4_K"
+
+    return str(write_mini(_home() / "mini.gguf", kind))
+
+
+@cache
+def _random(name: str) -> str:
+    folder = _home() / name
+    folder.mkdir()
+    random_model(name, folder)
+    _tokenizer(CONFIGS[name]["vocab_size"]).save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+@cache
+def _tokenizer(vocab_size: int) -> Any:
+    """Every byte and a few pairs of them, so that tokens are halves of characters too."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator([TEXT], trainer)
+    return made
+
+
+@cache
+def _home() -> Path:
+    folder = TemporaryDirectory(prefix="kvasir-composition-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)

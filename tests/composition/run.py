@@ -1,0 +1,255 @@
+"""One run of an engine under a cell's features, step by step, and what it counted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from kvasir.config import EngineOptions
+from kvasir.engine.answer import AnswerText
+from kvasir.engine.build import build_core
+from kvasir.engine.core import EngineCore
+from kvasir.engine.front import Front
+from kvasir.engine.journal import Journal
+from kvasir.engine.load_text import load_text
+from kvasir.plan import StepPlan, Work
+from kvasir.text.tokenizer import Tokenizer
+from kvasir.types import Delta, Request, SamplingParams, Task
+from tests.oracle import Answer, Answers, free_blocks
+from tests.program.mini import TEXT
+
+Params = dict[str, Any]
+LENGTHS = (131, 5, 125, 16, 33)  # of prompts: blocks and tiles of keys are crossed, and just filled
+NUM_REQUESTS = len(LENGTHS)
+
+
+def make_requests(
+    core: EngineCore,
+    tokenizer: Tokenizer | None,
+    params: Sequence[Params],
+    fields: Sequence[Params],
+    embed: bool = False,
+) -> list[Request]:
+    """A request of each parameters and further fields, as the front half resolves them. embed: a model that can only
+    embed is asked for that. Raises InvalidRequest."""
+    assert tokenizer is not None
+    front = Front(cast(Any, SimpleNamespace(info=core.info)), tokenizer)
+    requests = []
+    for i, (length, p, f) in enumerate(zip(LENGTHS, params, fields, strict=True)):
+        ids = tokenizer.encode(TEXT[i * 9 :] + TEXT * 3, add_special_tokens=False)[:length]
+        if embed and Task.GENERATE not in core.info.tasks:
+            requests.append(front.resolve_embedding(ids, id=f"r{i}", **f))
+        else:
+            requests.append(front.resolve(ids, SamplingParams(**p), id=f"r{i}", **f))
+    return requests
+
+
+class Reading:
+    """An answer on its way through the front half: its text is made delta by delta, or at its end."""
+
+    def __init__(self, tokenizer: Tokenizer | None, request: Request, streams: bool):
+        self._text = AnswerText(tokenizer, request.prompt_ids, request.params)
+        self._streams, self._deltas = streams, []
+        self.answer, self.pieces = Answer(), 0
+
+    @property
+    def done(self) -> bool:
+        return self._text.done
+
+    def take(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        if not (self._streams or delta.finish_reason):
+            return
+        delta, self._deltas = joined(self._deltas), []
+        told = self._text.push(delta)
+        ended = {"token_ids": told.token_ids, "finish_reason": told.finish_reason}
+        self.answer.take(replace(delta, logprobs=delta.logprobs[: len(told.token_ids)], **ended))
+        self.answer.text += told.text
+        self.answer.stop = told.stop_reason
+        self.pieces += bool(told.text)
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Several deltas of an answer as one."""
+    prompt = next((d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None)
+    ids, entries = sum((d.token_ids for d in deltas), ()), sum((d.logprobs for d in deltas), ())
+    return replace(deltas[-1], token_ids=ids, logprobs=entries, prompt_logprobs=prompt)
+
+
+class Run:
+    """Drives engines made of `options`: `go` gives the answers; the counts are for proofs.
+
+    acts: called before each step. together: requests arrive over some steps, else each when all before it are done.
+    plant: called with each engine before it computes.
+    """
+
+    def __init__(
+        self,
+        options: Params,
+        *,
+        seed: int = 0,
+        acts: Sequence[Callable[[Run], None]] = (),
+        together: bool = False,
+        streams: bool = False,
+        plant: Callable[[EngineCore], None] | None = None,
+    ):
+        self._options, self._acts, self._plant = EngineOptions(**options), acts, plant
+        self._together, self._streams = together, streams
+        self.random = random.Random(seed)
+        self.tokenizer, _ = load_text(self._options)
+        self.requests: list[Request] = []
+        self.answers: Answers = {}
+        self.plans: list[StepPlan] = []
+        self.cores: list[EngineCore] = []
+        self.free_blocks: list[set[int]] = []  # per cache group, those that were free a step ago
+        self.step = self.pieces = self.waited = self.aborted = self.overlapped = self.poisoned = 0
+        self.answered: dict[tuple[str, int], int] = {}  # that have begun, and what they found in the cache
+        self._journal, self._neighbours = Journal(), set()
+        self._build()
+
+    # -- what proofs ask
+
+    @property
+    def core(self) -> EngineCore:
+        return self.cores[-1]
+
+    @property
+    def works(self) -> Iterator[Work]:
+        return (work for plan in self.plans for work in plan.work)
+
+    @property
+    def steps(self) -> int:
+        return len(self.plans)
+
+    @property
+    def block_size(self) -> int:
+        return self.core.runner.capacity.block_size
+
+    @property
+    def threads(self) -> int | None:
+        """How many compute; None for float32 on the eager executor, where torch must have one."""
+        import torch
+
+        if program := getattr(self.core.runner, "program", None):
+            return program.pool.threads
+        return None if self.core.info.dtype == "float32" else torch.get_num_threads()
+
+    def total(self, counter: str) -> int:
+        """A counter of the scheduler, over all engines of this run."""
+        return sum(getattr(core.scheduler, counter) for core in self.cores)
+
+    def says(self, text: str) -> bool:
+        """Whether the engine says so of itself."""
+        return any(text in line for line in self.core.summary if not line.startswith("note"))
+
+    # -- what acts do
+
+    def submit_neighbour(self, name: str) -> None:
+        """A request with the prompt of the third, whose answer nobody wants."""
+        self._neighbours.add(name)
+        params = SamplingParams(temperature=0.0, seed=1, max_tokens=12, ignore_eos=True)
+        self._journal.add(replace(self.requests[2], id=name, params=params))
+
+    def abort(self, name: str) -> None:
+        before = self.core.scheduler.aborted
+        self._journal.forget(name)
+        self.core.abort(name)
+        self.aborted += self.core.scheduler.aborted > before
+
+    def warm(self, made: Callable[[tuple[int, ...]], tuple[int, ...]], fields: dict[str, str]) -> None:
+        """Others run to their ends, one by one, with prompts made of those that will come; the first is like the last
+        to come."""
+        for request in reversed(self.arriving):
+            ids = made(request.prompt_ids)
+            self.core.add(replace(request, id=f"warm {request.id}", prompt_ids=ids, **fields))  # type: ignore[arg-type]
+            while self.core.has_work():
+                self.core.step()
+
+    def restart(self) -> None:
+        """The engine is gone, and a fresh one is sent what was not complete, as after a crash."""
+        self._close()
+        assert not self._journal.death(), "a request is given up at its first death"
+        self._build()
+
+    # -- the run
+
+    def go(self, requests: Sequence[Request]) -> Answers:
+        self.requests, self.arriving = list(requests), list(requests)
+        if self._together:
+            self.random.shuffle(self.arriving)
+        self._readings = {
+            (r.id, i): Reading(self.tokenizer, r, self._streams) for r in requests for i in range(r.params.n)
+        }
+        while self.arriving or self._journal.entries or self.core.has_work():
+            self._step()
+            assert self.step < 5000, "no end"
+        self._close()
+        self.answers = {key: reading.answer for key, reading in self._readings.items()}
+        assert all(answer.reason for answer in self.answers.values()), "an answer without an end"
+        self.pieces = sum(max(0, r.pieces - 1) for r in self._readings.values())
+        return self.answers
+
+    def _step(self) -> None:
+        for act in self._acts:
+            act(self)
+        self._arrive()
+        core, scheduler = self.core, self.core.scheduler
+        self.free_blocks = free_blocks(core)
+        for request in self._journal.to_send():
+            core.add(request)
+        planned, under_way = len(self.plans), core._launched is not None
+        deltas = core.step()
+        self.overlapped += under_way and len(self.plans) > planned
+        self.waited += bool(scheduler.waiting and len(scheduler.running) < core.runner.capacity.max_rows)
+        self._journal.joining([s.request.id for s in scheduler.running])
+        for delta in deltas:
+            self._take(delta)
+        core.check()
+        self.step += 1
+
+    def _arrive(self) -> None:
+        idle = not self._journal.entries
+        count = self.random.randint(idle, 2) if self._together else int(idle)
+        for request in self.arriving[:count]:
+            self._journal.add(request)
+        del self.arriving[:count]
+
+    def _take(self, delta: Delta) -> None:
+        self._journal.take(delta)
+        if delta.id in self._neighbours:
+            return
+        self.answered.setdefault((delta.id, delta.index), delta.cached_tokens)
+        reading = self._readings[delta.id, delta.index]
+        if reading.done:  # a step was under way when its text ended it
+            return
+        reading.take(delta)
+        if reading.done and not delta.finish_reason:
+            self._journal.abandon(delta.id, delta.index)
+            self.core.abort(delta.id, delta.index)
+
+    def _build(self) -> None:
+        core = build_core(self._options)
+        core.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]  # what nobody wrote must not be seen
+        core.plan_listener = self.plans.append
+        self._pace(core)
+        if self._plant:
+            self._plant(core)
+        self.cores.append(core)
+        self.free_blocks = free_blocks(core)
+
+    def _pace(self, core: EngineCore) -> None:
+        """The clock counts steps, and a step's time is that of its tokens: so a run goes the same way every time."""
+        service = core.scheduler.service
+        observe = service.observe
+
+        def steady(plan: StepPlan, seconds: float) -> None:
+            observe(plan, 2e-3 + 2e-4 * sum(work.count for work in plan.work))
+
+        service.observe, core.scheduler.clock = steady, lambda: 0.01 * self.step
+
+    def _close(self) -> None:
+        self.core._wait()  # nobody takes what it was computing
+        self.core.runner.close()  # type: ignore[attr-defined]

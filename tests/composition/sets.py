@@ -1,0 +1,82 @@
+"""Which cells are run: all pairs, the sets that people really run, and larger ones by chance."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import combinations
+
+from tests.composition.cells import Cell
+from tests.composition.features import DEFAULTS, FEATURES
+
+# What people run, with a word why it is here.
+REAL: dict[str, tuple[str, ...]] = {
+    "a chat server under load": ("neighbours", "steps of 29 tokens", "overlap", "streaming", "temperature", "top-p"),
+    "a laptop's chat, from a GGUF file": ("kvasir-mini Q4_K_M", "2 threads", "streaming", "stop strings"),
+    "a crowded server": ("neighbours", "tiny pool", "2 threads", "overlap", "n", "service classes"),
+    "long contexts in little memory": ("KV int8", "tiny pool", "chunks of 13"),
+    "quantized while loading, with a small cache": ("q4", "KV int8", "neighbours"),
+    "clients that leave": ("abort of neighbours", "streaming", "overlap"),
+    "an engine that dies in the middle of streams": ("restart", "streaming", "stop strings", "neighbours"),
+    "an engine that dies between the answers of a request": ("restart", "n", "temperature"),
+    "best of n": ("n", "temperature", "logprobs", "neighbours"),
+    "scores of a data set": ("prompt logprobs", "neighbours", "chunks of 13"),
+    "scores while others are preempted": ("prompt logprobs", "logprobs", "forced preemption"),
+    "no word twice": ("repetition penalty", "presence penalty", "frequency penalty", "n", "forced preemption"),
+    "all filters at once": ("temperature", "top-k", "top-p", "min-p", "logit bias"),
+    "ends of all kinds": ("stop ids", "stop strings", "min tokens", "streaming"),
+    "windows behind chunks, with blocks that come back": ("mistral", "chunks of 13", "blocks of 16", "tiny pool"),
+    "two kinds of layers in a small cache": ("gemma3", "blocks of 16", "tiny pool", "KV int8"),
+    "a mixture on all cores": ("mixtral", "3 threads", "neighbours", "q8"),
+    "many experts, preempted": ("qwen3-moe", "forced preemption", "2 threads"),
+    "the reference executor under load": ("eager executor", "neighbours", "tiny pool", "overlap"),
+    "recurrent layers under load": ("qwen3-next", "neighbours", "forced preemption", "chunks of 13"),
+    "recurrent layers after a crash": ("qwen3-next", "restart", "streaming"),
+    "a batch of texts to embed": ("bert", "neighbours", "2 threads", "tiny pool"),
+    "nothing that is stale is seen": ("NaN in free blocks", "tiny pool", "overlap", "forced preemption"),
+}
+SEED, COUNT = 2025, 240  # of the random sets
+
+
+def pairs() -> list[Cell]:
+    """Each feature alone, and every pair that can be chosen."""
+    alone = [Cell([f.name]) for f in FEATURES]
+    return alone + [Cell([a.name, b.name]) for a, b in combinations(FEATURES, 2) if a.switch != b.switch]
+
+
+def real() -> list[Cell]:
+    return [Cell(names) for names in REAL.values()]
+
+
+def some(seed: int = SEED, count: int = COUNT) -> list[Cell]:
+    """Sets of three to nine features that no engine refuses."""
+    rng, cells = random.Random(seed), []
+    while len(cells) < count:
+        cell = draw(rng, rng.randint(3, 9))
+        if not cell.refused:
+            cells.append(cell)
+    return cells
+
+
+def sample(times: int = 2, seed: int = SEED) -> list[Cell]:
+    """Few cells in which each feature is at least `times` times."""
+    rng, cells = random.Random(seed), []
+    seen: Counter[str] = Counter({name: times for name in DEFAULTS})
+    while missing := [f.name for f in FEATURES if seen[f.name] < times]:
+        cell = draw(rng, 5, [rng.choice(missing)], missing if len(missing) > 9 else None)
+        if not cell.refused:
+            cells.append(cell)
+            seen.update(cell.names)
+    return cells
+
+
+def draw(rng: random.Random, size: int, first: list[str] = [], among: list[str] | None = None) -> Cell:  # noqa: B006
+    """A set of about that size, of one position each of some switches."""
+    positions: dict[str, list[str]] = {}
+    for feature in FEATURES:
+        if among is None or feature.name in among:
+            positions.setdefault(feature.switch, []).append(feature.name)
+    chosen = [f for f in FEATURES if f.name in first]
+    others = [s for s in positions if s not in {f.switch for f in chosen}]
+    more = rng.sample(others, min(len(others), size - len(first)))
+    return Cell([*first, *(rng.choice(positions[switch]) for switch in more)])

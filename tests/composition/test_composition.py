@@ -1,0 +1,67 @@
+"""A sample of the matrix, what is asked makes a difference, and planted faults are found."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers", reason="transformers names the tensors of random models")
+pytest.importorskip("gguf", reason="gguf writes one of the models")
+
+from kvasir.ops import native  # noqa: E402
+from tests.composition import page  # noqa: E402
+from tests.composition.cells import Cell, Verdict  # noqa: E402
+from tests.composition.faults import FAULTS  # noqa: E402
+from tests.composition.features import ASKED, FEATURES, REFUSES  # noqa: E402
+from tests.composition.sets import REAL, sample  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("cell", sample(), ids=repr)
+def test_a_sample(cell):
+    assert cell.run().word == "equal"
+
+
+@pytest.mark.parametrize("feature", [f for f in ASKED if f.ask and f.ask({"temperature": 0.0})], ids=lambda f: f.name)
+def test_what_is_asked_changes_answers(feature):
+    """Else it would be equal to anything. A random model repeats itself, so penalties move it."""
+    assert Cell([feature.name, "qwen3"]).changes_answers()
+
+
+@pytest.mark.parametrize(("a", "b"), [(a, min(others)) for a, others in REFUSES.items()])
+def test_a_refusal_has_a_message(a, b):
+    found = Cell([a, b]).run()
+    assert found.word == "refused" and found.message
+
+
+@cache
+def passes(cell: tuple[str, ...]) -> Verdict:
+    return Cell(cell).run()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+def test_a_planted_fault_is_found(fault):
+    assert len(FAULTS) >= 12
+    for cell in fault.cells:
+        assert passes(cell).word == "equal"
+        with pytest.raises(AssertionError) as found:
+            Cell(cell).run(fault.plant)
+        assert ("was not at work" in str(found.value)) == fault.proof
+
+
+def test_the_page_is_of_these_features():
+    """Run `make composition` after a change of features or sets."""
+    text = page.PATH.read_text()
+    assert all(f"| {i} | {f.name} | {f.proof} |\n" in text for i, f in enumerate(FEATURES, 1))
+    assert f"| {len(FEATURES) + 1} |" not in text
+    assert all(f"| {why} | {Cell(names)} | equal |\n" in text for why, names in REAL.items())

@@ -1,0 +1,43 @@
+"""Blocks, facts and payloads for the tests of the tiers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvasir.kv.tiers.block import Block, Facts, GroupFacts, chain
+from kvasir.kv.tiers.connector import Failed, KVConnector
+from kvasir.plan import pack_ids
+
+BLOCK_SIZE = 4
+FACTS = Facts("tiny@1", "n1", BLOCK_SIZE, (GroupFacts("full f32", 96), GroupFacts("window f32", 40)))
+
+
+def facts_of(num_bytes: int) -> Facts:
+    return replace(FACTS, groups=(GroupFacts("full f32", num_bytes),))
+
+
+def blocks_of(n: int, namespace: bytes = b"ns", first: int = 0) -> list[Block]:
+    return chain(namespace, pack_ids(list(range(first, first + n * BLOCK_SIZE))), BLOCK_SIZE)
+
+
+def payload_of(block: Block, group: int = 0, facts: Facts = FACTS) -> bytes:
+    """Bytes that only this part has."""
+    seed = block.key + bytes([group])
+    num_bytes = facts.groups[group].num_bytes
+    return (seed * (num_bytes // len(seed) + 1))[:num_bytes]
+
+
+def load(tier: KVConnector, block: Block, group: int = 0) -> bytes | str:
+    """The part's bytes, or the reason why there are none."""
+    result = tier.poll(tier.start_load(block, group), timeout=30.0)
+    assert result is not None, "the load hangs"
+    return result.reason if isinstance(result, Failed) else bytes(result)
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)

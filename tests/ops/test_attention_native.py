@@ -1,0 +1,273 @@
+"""The native attention against the torch body, and the bits of a row against everything around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvasir.errors import ConfigError
+from kvasir.ops import native
+from kvasir.ops.attention import Span
+
+from .test_attention import Case, cut_up, make
+from .test_attention import attend as attend_torch
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
+
+if native.available():
+    from kvasir.ops.attention.native import FORMATS, Layout, attention, store_kv
+else:
+    FORMATS = ()
+
+# The greatest difference over the greatest value. float32: rounding alone. bfloat16: queries and weights are rounded
+# beside the cache. float16: the cache's rounding. int8: queries, keys and values by a 254th of their row's greatest.
+CLOSE = {"float32": 1e-5, "bfloat16": 1.5e-2, "float16": 2e-3, "int8": 5e-2}
+
+
+def isas() -> list[str]:
+    found = []
+    for name in native.ISAS:
+        try:
+            found.append(native.force_isa(name))
+        except ConfigError:
+            break
+    native.force_isa(None)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def restore_isa():
+    yield
+    native.force_isa(None)
+
+
+def attend(
+    cases: list[Case], cuts: list[list[int]], format: str, block_size=16, seed=0, threads=1, stale=True, **options
+) -> list[torch.Tensor]:
+    """As in test_attention, natively: step i takes cuts[c][i] tokens of case c, in a cache of NaN and shuffled blocks.
+
+    Table entries that no row of a step may follow, behind the window, name blocks that are full of NaN.
+    """
+    first = cases[0]
+    kv_heads, dim = first.k.shape[1:]
+    layout = Layout(format, kv_heads, dim, block_size)
+    need = [-(-len(case.q) // block_size) for case in cases]
+    random = np.random.default_rng(seed)
+    blocks = random.permutation(np.arange(1, sum(need) + 1, dtype=np.int32))
+    tables = np.split(blocks, np.cumsum(need)[:-1])
+    cache = layout.new_cache(sum(need) + 1)
+    done, out = [0] * len(cases), [[] for _ in cases]
+    for step in range(max(map(len, cuts))):
+        rows, slots, spans, row = [], [], [], 0
+        for c, case in enumerate(cases):
+            count = cuts[c][step] if step < len(cuts[c]) else 0
+            if not count:
+                continue
+            start, end = done[c], done[c] + count
+            positions = np.arange(start, end)
+            slots += (tables[c][positions // block_size] * block_size + positions % block_size).tolist()
+            table = tables[c].copy()
+            if stale and first.window:
+                table[: max(0, start - first.window + 1) // block_size] = 1 << 30
+            spans.append((c, Span(row, start, count, case.causal, table)))
+            rows.append((case.q[start:end], case.k[start:end], case.v[start:end]))
+            row += count
+        q, k, v = (torch.cat(parts) for parts in zip(*rows, strict=True))
+        store_kv(layout, cache, k, v, torch.tensor(slots))
+        mixed = attention(
+            layout,
+            cache,
+            q,
+            [span for _, span in spans],
+            first.scale,
+            window=first.window,
+            softcap=first.softcap,
+            sinks_H=first.sinks,
+            threads=threads,
+            **options,
+        )
+        for c, span in spans:
+            out[c].append(mixed[span.row : span.row + span.count])
+            done[c] = span.end
+    return [torch.cat(parts) for parts in out]
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.isnan(), torch.nan, x).view(torch.int32)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, format: str) -> None:
+    error = (found - expected).abs().max() / expected.abs().max()
+    assert error < CLOSE[format], f"{format}: {error:.2e}"
+
+
+SHAPES = [
+    (4, 4, 8),
+    (4, 2, 10),
+    (14, 2, 16),
+    (16, 1, 64),
+    (17, 1, 8),
+    (10, 2, 80),
+    (6, 2, 96),
+    (4, 2, 128),
+    (2, 1, 256),
+]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_against_the_torch_body_with_equal_bits_on_every_isa(shape, format):
+    case = make(133, *shape)
+    expected = attend_torch([case], [[133]])[0]
+    results = []
+    for name in isas():
+        native.force_isa(name)
+        results.append(attend([case], [[133]], format)[0])
+    assert_close(results[-1], expected, format)
+    assert all(torch.equal(bits(result), bits(results[0])) for result in results)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "options", [{"window": 1}, {"window": 33}, {"softcap": 5.0}, {"causal": False}, {"sinks": True}]
+)
+def test_options(options: dict[str, Any], format: str):
+    if "sinks" in options:
+        options = {"sinks": torch.tensor([-3.0, 0.0, 1.0, 5.0])}
+    case = make(150, 4, 2, 16, **options)
+    expected = attend_torch([case], [[150]])[0]
+    for block_size in (16, 48, 128):
+        assert_close(attend([case], [[150]], format, block_size)[0], expected, format)
+
+
+def test_alibi_against_float64():
+    case = make(100, 4, 2, 16)
+    slopes = torch.tensor([0.5, 0.25, 0.125, 1e-3])
+    n, group = 100, 2
+    k, v = (t.double().repeat_interleave(group, dim=1) for t in (case.k, case.v))
+    distance = torch.arange(n) - torch.arange(n)[:, None]
+    scores = torch.einsum("qhd,khd->hqk", case.q.double(), k) * case.scale + slopes.double()[:, None, None] * distance
+    expected = torch.einsum("hqk,khd->qhd", scores.masked_fill(distance > 0, -torch.inf).softmax(-1), v).float()
+    assert_close(attend([case], [[n]], "float32", alibi_slopes_H=slopes)[0], expected, "float32")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_chunks_of_1024_keys_are_merged(format):
+    case = make(2100, 2, 1, 16)
+    whole = attend([case], [[2100]], format, 64)[0]
+    assert_close(whole, case.expected(), format)
+    assert torch.equal(attend([case], [[1000, 60, 1, 963, 1, 75]], format, 64)[0], whole)
+    windowed = Case(case.q, case.k, case.v, window=1000)
+    parts = attend([windowed], [[1500, 1, 599]], format, 64)[0]
+    assert torch.equal(attend([windowed], [[2100]], format, 64)[0], parts)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("shape", "lengths", "last", "window"),
+    [
+        ((4, 2, 16), [6000], [1], 0),
+        ((16, 1, 8), [4500, 40, 2100], [3, 40, 1], 0),
+        ((3, 3, 10), [30, 5000, 30, 30], [1, 2, 1, 1], 3000),
+    ],
+)
+def test_long_sequences_are_cut_between_threads_without_a_trace(shape, lengths, last, window, format):
+    cases = [make(n, *shape, seed=i, window=window) for i, n in enumerate(lengths)]
+    cuts = [[n - count, count] if n > count else [0, n] for n, count in zip(lengths, last, strict=True)]
+    expected = attend(cases, cuts, format, 64, threads=1)
+    for threads in (2, 3, 5):
+        found = attend(cases, cuts, format, 64, threads=threads)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_span_without_rows_takes_no_share():
+    layout = Layout("float32", 1, 8, 16)
+    cache = layout.new_cache(2)
+    ones = torch.ones(1, 1, 8)
+    store_kv(layout, cache, ones, ones, torch.tensor([16]))
+    table = np.array([1], np.int32)
+    spans = [Span(0, 0, 0, True, table), Span(0, 0, 0, True, table), Span(0, 0, 1, True, table)]
+    for threads in (1, 2, 3):
+        assert torch.equal(attention(layout, cache, ones, spans, 1.0, threads=threads), ones)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    format=st.sampled_from(FORMATS or ["none"]),
+    shape=st.sampled_from([(4, 4, 8), (6, 3, 16), (14, 2, 24), (3, 1, 10)]),
+    lengths=st.lists(st.integers(1, 170), min_size=1, max_size=4),
+    sizes=st.lists(st.integers(1, 90), min_size=1, max_size=5),
+    window=st.sampled_from([0, 1, 30, 64, 100]),
+    block_size=st.sampled_from([16, 32, 64, 128]),
+    threads=st.integers(1, 7),
+    isa=st.sampled_from(isas() if native.available() else ["none"]),
+    seed=st.integers(0, 99),
+)
+def test_the_bits_of_a_row(format, shape, lengths, sizes, window, block_size, threads, isa, seed):
+    """Alone in one step on the best set, or cut up among others in any blocks by any threads on any: the same."""
+    cases = [make(n, *shape, seed=i, window=window) for i, n in enumerate(lengths)]
+    cuts = [cut_up(n, sizes[i % len(sizes) :] + sizes) for i, n in enumerate(lengths)]
+    native.force_isa(isa)
+    together = attend(cases, cuts, format, block_size, seed, threads)
+    native.force_isa(None)
+    for case, rows in zip(cases, together, strict=True):
+        assert torch.equal(rows, attend([case], [[len(case.q)]], format)[0])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("poison", (torch.nan, torch.inf))
+@pytest.mark.parametrize("where", ("q", "k", "v"))
+def test_a_bad_token_reaches_only_those_who_see_it(where, poison, format):
+    case = make(100, 4, 2, 16, window=30)
+    clean = attend([case], [[100]], format)[0]
+    getattr(case, where)[40, 0] = poison
+    seeing = torch.zeros(100, dtype=torch.bool)
+    seeing[40 : 41 if where == "q" else 70] = True
+    results = []
+    for name in isas():
+        native.force_isa(name)
+        results.append(attend([case], [[100]], format)[0])
+    assert torch.equal(results[0][~seeing], clean[~seeing])
+    assert all(torch.equal(bits(result), bits(results[0])) for result in results)
+    if poison != torch.inf or where == "v":
+        assert not torch.isfinite(results[0][seeing]).all(dim=(1, 2)).any()
+
+
+def test_the_cache_is_what_is_read():
+    case = make(30, 4, 2, 16)
+    rounded = Case(case.q, case.k.bfloat16().float(), case.v.bfloat16().float())
+    found = attend([case], [[30]], "bfloat16")[0]
+    assert torch.equal(found, attend([rounded], [[30]], "bfloat16")[0])
+
+
+def test_rows_that_no_span_names_are_left_alone():
+    layout = Layout("float32", 1, 8, 16)
+    cache = layout.new_cache(2)
+    ones = torch.ones(1, 1, 8)
+    store_kv(layout, cache, ones, ones, torch.tensor([16]))
+    out = torch.full((4, 1, 8), 7.0)
+    attention(layout, cache, torch.ones(4, 1, 8), [Span(2, 0, 1, True, np.array([1], np.int32))], 1.0, out=out)
+    assert torch.equal(out[:, 0, 0], torch.tensor([7.0, 7.0, 1.0, 7.0]))
+
+
+def test_what_does_not_fit_is_refused():
+    for layout in (Layout("float32", 1, 7, 16), Layout("float32", 1, 258, 16), Layout("bf16", 1, 8, 16)):
+        with pytest.raises(ValueError, match="no cache like"):
+            layout.block_bytes()
+    with pytest.raises(ValueError, match="no cache like"):
+        Layout("int8", 1, 8, 24).block_bytes()
+    layout = Layout("bfloat16", 2, 8, 16)
+    cache, rows = layout.new_cache(2), torch.ones(1, 2, 8)
+    for slot in (-1, 32):
+        with pytest.raises(ValueError, match="slots must be below 32"):
+            store_kv(layout, cache, rows, rows, torch.tensor([slot]))
+    with pytest.raises(ValueError, match="heads"):
+        attention(layout, cache, torch.ones(1, 3, 8), [], 1.0)
+    for table, count in (([2], 1), ([-1], 1), ([0], 17), ([0], 2)):
+        with pytest.raises(ValueError):
+            attention(layout, cache, rows, [Span(0, 0, count, True, np.array(table, np.int32))], 1.0)

@@ -1,0 +1,161 @@
+"""The gated delta rule: against transformers, and the same bits however a sequence is cut and whatever lies beside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kvasir.layers.batch import Slice, make_batch
+from kvasir.layers.kv_cache import KVCache, LayerCache
+from kvasir.ops.activation import silu
+from kvasir.ops.gated_delta import Heads, delta_gates, gated_delta, plan
+
+HEADS = Heads(qk=2, v=6, dim=5, v_dim=7)
+TAPS, SIZE, LENGTH = 4, 16, 75
+SPEC = LayerCache("state", state=(HEADS.v, HEADS.v_dim, HEADS.dim), inputs=HEADS.inputs, before=TAPS - 1)
+KERNEL = torch.randn(HEADS.channels, TAPS, generator=torch.Generator().manual_seed(7))
+
+
+def inputs(seed: int, count: int = LENGTH) -> torch.Tensor:
+    """float32 [count, I]: channels, then beta and decay in (0, 1)."""
+    x = torch.randn(count, HEADS.inputs, generator=torch.Generator().manual_seed(seed))
+    x[:, HEADS.channels :] = torch.rand(count, 2 * HEADS.v, generator=torch.Generator().manual_seed(seed + 1))
+    return x
+
+
+def new_cache(blocks: int = 16, size: int = SIZE) -> KVCache:
+    cache = KVCache((SPEC,), [blocks], size, torch.bfloat16)
+    cache.fill_(torch.nan)
+    return cache
+
+
+def table(*blocks: int) -> np.ndarray:
+    return np.array(blocks, np.int32)
+
+
+def step(cache: KVCache, parts, kernel: torch.Tensor = KERNEL, act=silu) -> list[torch.Tensor]:
+    """parts: (rows of inputs, start, block table) of each sequence."""
+    slices = [Slice(np.zeros(len(x), np.int32), start, (blocks,)) for x, start, blocks in parts]
+    batch = make_batch(slices, cache)
+    x_TI = torch.full((len(batch.tokens_T), HEADS.inputs), torch.nan)  # the rows that fill up are anything
+    x_TI[: batch.num_tokens] = torch.cat([x for x, *_ in parts])
+    out = gated_delta(x_TI, kernel, cache.state(0), cache.inputs(0), batch.states(0), HEADS, act)
+    assert (out[batch.num_tokens :] == 0).all()
+    return [out[a:b] for a, b in zip(batch.starts[:-1], batch.starts[1:], strict=True)]
+
+
+def whole(x: torch.Tensor, size: int = SIZE, **how) -> torch.Tensor:
+    blocks = -(-len(x) // size)
+    return step(new_cache(blocks + 1, size), [(x, 0, table(*range(1, blocks + 1)))], **how)[0]
+
+
+def reference(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    """[count, V, e] by transformers' own functions, the convolution by torch's."""
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule as rule
+
+    channels = x[:, : HEADS.channels].T[None]
+    mixed = F.silu(F.conv1d(F.pad(channels, (TAPS - 1, 0)), kernel[:, None], groups=HEADS.channels))[0].T
+    wide = HEADS.qk * HEADS.dim
+    q, k, v = (part[None] for part in mixed.split((wide, wide, HEADS.v * HEADS.v_dim), 1))
+    beta, decay = x[None, :, HEADS.channels :].chunk(2, -1)
+    q, k, v = q.unflatten(-1, (HEADS.qk, -1)), k.unflatten(-1, (HEADS.qk, -1)), v.unflatten(-1, (HEADS.v, -1))
+    return rule(q, k, v, g=decay.log(), beta=beta, use_qk_l2norm_in_kernel=True)[0][0]
+
+
+def test_against_transformers():
+    pytest.importorskip("transformers", reason="transformers is the oracle of this test")
+    x = inputs(1)
+    x[:, -HEADS.v :] = 0.9 + 0.1 * x[:, -HEADS.v :]  # a memory that reaches over several blocks
+    expected = reference(x, KERNEL)
+    torch.testing.assert_close(whole(x), expected, rtol=1e-4, atol=1e-5)
+    forgetful = x.clone()
+    forgetful[:SIZE, -HEADS.v :] = 0.0
+    assert (reference(forgetful, KERNEL)[40:] - expected[40:]).abs().max() > 1e-2, "nothing of the first block is left"
+
+
+def test_gates_against_torch():
+    raw = torch.randn(4, 64, 6, generator=torch.Generator().manual_seed(3)) * torch.tensor([3.0, 12.0, 1.0, 1.0])[
+        :, None, None
+    ]  # fmt: skip
+    beta, decay = delta_gates(raw[0], raw[1], raw[2, 0], raw[3, 0])
+    torch.testing.assert_close(beta, torch.sigmoid(raw[0]))
+    torch.testing.assert_close(decay, (-raw[2, 0].exp() * F.softplus(raw[1] + raw[3, 0])).exp())
+    whole = torch.stack(delta_gates(raw[0], raw[1], raw[2, 0], raw[3, 0]))
+    for row in (0, 13, 63):
+        alone = delta_gates(raw[0, row : row + 1], raw[1, row : row + 1], raw[2, 0], raw[3, 0])
+        assert torch.equal(torch.stack(alone)[:, 0], whole[:, row])
+
+
+@pytest.mark.parametrize("chunks", [[1] * LENGTH, [16, 16, 43], [15, 1, 1, 47], [17, 31, 2], [3, 70]])
+def test_in_chunks_as_at_once(chunks):
+    x, cache, start, rows = inputs(1), new_cache(), 0, []
+    for count in [*chunks, LENGTH - sum(chunks)]:
+        if count:
+            rows += step(cache, [(x[start : start + count], start, table(3, 9, 1, 7, 4))])
+            start += count
+    assert torch.equal(torch.cat(rows), whole(x))
+
+
+@pytest.mark.parametrize("size", [8, 32, 64, 128])
+def test_in_blocks_of_any_size(size):
+    x = inputs(1)
+    assert torch.equal(whole(x, size), whole(x))
+
+
+@pytest.mark.parametrize("budget", [1, plan.BUDGET])
+def test_beside_others_of_any_length(budget, monkeypatch):
+    """Also where the memory bound lets only one walk at a time."""
+    monkeypatch.setattr(plan, "BUDGET", budget)
+    sequences = [inputs(seed, count) for seed, count in ((1, 75), (5, 16), (9, 33), (13, 1))]
+    tables = [table(1, 2, 3, 4, 5), table(6), table(7, 8, 9), table(10)]
+    cache, done, rows = new_cache(), [0] * 4, [[] for _ in sequences]
+    for counts in ([20, 0, 16, 1], [12, 7, 1, 0], [1, 8, 16, 0], [42, 1, 0, 0]):
+        picked = [i for i in (2, 0, 3, 1) if counts[i]]
+        parts = [(sequences[i][done[i] : done[i] + counts[i]], done[i], tables[i]) for i in picked]
+        for i, out in zip(picked, step(cache, parts), strict=True):
+            rows[i].append(out)
+            done[i] += counts[i]
+    for x, found in zip(sequences, rows, strict=True):
+        assert torch.equal(torch.cat(found), whole(x))
+
+
+def test_what_was_drafted_in_vain_leaves_no_trace():
+    """Wrong rows from 43 on, over the border of a block; then the right ones."""
+    x, cache, blocks = inputs(1), new_cache(), table(1, 2, 3, 4, 5)
+    step(cache, [(x[:43], 0, blocks)])
+    step(cache, [(inputs(99, 27), 43, blocks)])
+    rows = [step(cache, [(x[a:b], a, blocks)])[0] for a, b in ((43, 47), (47, 48), (48, 75))]
+    assert torch.equal(torch.cat(rows), whole(x)[43:])
+
+
+@pytest.mark.parametrize("start", [31, 32, 33, 35, 47])
+def test_a_prefix_is_taken_up_where_it_ends(start):
+    """By another sequence, of which only the block of the last token is there, or a copy of it."""
+    x, cache = inputs(1), new_cache()
+    step(cache, [(x[:start], 0, table(1, 2, 3, 4, 5))])
+    cache.copy(0, [(1 + start // SIZE, 10)] if start % SIZE else [])
+    mine = np.array([max(0, b - 1) for b in range(1, 6)], np.int32)  # stale: they point anywhere
+    mine[start // SIZE - 1] = start // SIZE if start % SIZE == 0 else 15
+    mine[start // SIZE :] = range(10, 10 + 5 - start // SIZE)
+    seen = {*mine[(start - 1) // SIZE :]} - {0}
+    cache.tensors[0][:, :, [b for b in range(16) if b not in seen]] = torch.nan
+    others = cache.tensors[0][:, :, :10].clone()
+    assert torch.equal(step(cache, [(x[start:], start, mine)])[0], whole(x)[start:])
+    assert torch.equal(cache.tensors[0][:, :, 1:10].nan_to_num(), others[:, :, 1:].nan_to_num()), "not its own"
+
+
+def test_what_is_not_a_number_stays_with_its_sequence():
+    x, sick = inputs(1), inputs(5)
+    sick[40] = torch.nan
+    healthy, spoiled = step(new_cache(), [(x, 0, table(1, 2, 3, 4, 5)), (sick, 0, table(6, 7, 8, 9, 10))])
+    assert torch.equal(healthy, whole(x))
+    assert torch.equal(spoiled[:40], whole(inputs(5))[:40])
+    assert spoiled[40:].isnan().all()
+
+
+def test_a_layer_that_looks_ahead_is_our_own_fault():
+    batch = make_batch([Slice(np.zeros(3, np.int32), 0, (table(1),), causal=False)], new_cache())
+    with pytest.raises(AssertionError, match="look ahead"):
+        batch.states(0)

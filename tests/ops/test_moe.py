@@ -1,0 +1,141 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvasir.ops.activation import ACTIVATIONS, silu
+from kvasir.ops.moe import experts, route
+
+# max error over max value: float32 sums of about 100 products; bfloat16 rounds inputs and results at 2^-9, three
+# products deep.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def reference(logits: torch.Tensor, top_k: int, normalise: bool) -> torch.Tensor:
+    """The weight of every expert, 0 where it is not chosen, float64 [T, E]."""
+    shares = logits.double().softmax(-1)
+    top = shares.topk(top_k, dim=-1)
+    values = top.values / top.values.sum(-1, keepdim=True) if normalise else top.values
+    return torch.zeros_like(shares).scatter(1, top.indices, values)
+
+
+@pytest.mark.parametrize("normalise", (False, True))
+@pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (128, 8), (5, 5), (3, 1), (1, 1)])
+def test_route_against_float64(num_experts, top_k, normalise):
+    logits = normal(40, num_experts) * 3
+    ids, weights = route(logits, top_k, normalise)
+    assert ids.shape == weights.shape == (40, top_k) and ids.dtype == torch.int64
+    assert (ids.diff(dim=-1) > 0).all(), "ids ascend"
+    found = torch.zeros(40, num_experts, dtype=torch.float64).scatter(1, ids, weights.double())
+    torch.testing.assert_close(found, reference(logits, top_k, normalise), rtol=1e-6, atol=1e-9)
+
+
+def test_equal_logits_go_to_the_lower_id():
+    logits = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 2.0, 0.0, 2.0], [0.0, -0.0, 0.0, -1.0], [1.0, 2.0, 2.0, 2.0]])
+    ids, weights = route(logits, 2, True)
+    assert ids.tolist() == [[0, 1], [1, 3], [0, 1], [1, 2]]
+    assert weights.tolist() == [[0.5, 0.5]] * 4
+    many = torch.zeros(32, 256)
+    many[:, 200] = 1.0
+    assert route(many, 4, False)[0].tolist() == [[0, 1, 2, 200]] * 32
+
+
+def test_route_far_out():
+    """Extreme logits share nothing with the others, and what is no number stays in its row."""
+    ids, weights = route(torch.tensor([[1e30, -1e30, 0.0], [torch.nan, 1.0, 2.0], [0.0, 1.0, 2.0]]), 2, True)
+    assert (ids[0].tolist(), weights[0].tolist()) == ([0, 2], [1.0, 0.0])
+    assert weights[1].isnan().any()
+    assert ids[1].min() >= 0 and ids[1].max() < 3
+    assert torch.equal(weights[2], route(torch.tensor([[0.0, 1.0, 2.0]]), 2, True)[1][0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_experts=st.sampled_from([1, 2, 7, 8, 60, 128]),
+    place=st.integers(0, 70),
+    company=st.sampled_from([0.0, torch.nan, torch.inf]),
+    normalise=st.booleans(),
+)
+def test_a_routed_row_depends_on_itself_alone(num_experts, place, company, normalise):
+    row = normal(1, num_experts) * 3
+    top_k = min(4, num_experts)
+    crowd = torch.full((71, num_experts), company)
+    crowd[place] = row
+    alone, together = route(row, top_k, normalise), route(crowd, top_k, normalise)
+    assert torch.equal(together[0][place], alone[0][0]) and torch.equal(together[1][place], alone[1][0])
+
+
+# --- experts ----------------------------------------------------------------------------------------
+
+E, D, INNER = 6, 64, 48
+
+
+def matrices(dtype: torch.dtype, segments: int = 1) -> tuple[list, list, list]:
+    """Per expert gate and up [1, INNER, D] and down [segments, D, INNER / segments]."""
+    pad = -D % 32, -(INNER // segments) % 32 if dtype != torch.float32 else 0
+    gate = [F.pad(normal(1, INNER, D, seed=e) / D**0.5, (0, pad[0])).to(dtype) for e in range(E)]
+    up = [F.pad(normal(1, INNER, D, seed=100 + e) / D**0.5, (0, pad[0])).to(dtype) for e in range(E)]
+    down = [
+        F.pad(normal(segments, D, INNER // segments, seed=200 + e) / INNER**0.5, (0, pad[1])).to(dtype)
+        for e in range(E)
+    ]
+    return gate, up, down
+
+
+def routed(rows: int, top_k: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return normal(rows, D, seed=7), *route(normal(rows, E, seed=8), top_k, True)
+
+
+def dense(x, ids, weights, gate, up, down, act) -> torch.Tensor:
+    """Every row through each of its experts, in float64."""
+    rows = []
+    for row, chosen, shares in zip(x.double(), ids.tolist(), weights.double(), strict=True):
+        total = torch.zeros(D, dtype=torch.float64)
+        for e, share in zip(chosen, shares, strict=True):
+            inner = act(row @ gate[e][0].double().T) * (row @ up[e][0].double().T)
+            parts = inner.view(len(down[e]), -1)
+            whole = torch.cat(list(down[e][..., : parts.shape[1]]), dim=1).double()
+            total += share * (whole @ inner)
+        rows.append(total)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("segments", (1, 2))
+@pytest.mark.parametrize("act", ("silu", "gelu_pytorch_tanh"))
+def test_experts_against_float64(dtype, segments, act):
+    given = (*routed(50), *matrices(dtype, segments), ACTIVATIONS[act])
+    found, exact = experts(*given), dense(*given)
+    assert found.dtype == torch.float32
+    assert (found - exact).abs().max() < TOLERANCE[dtype] * exact.abs().max()
+
+
+@pytest.mark.usefixtures("exact_linear")
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("company", (0.0, 1.0, torch.nan))
+@pytest.mark.parametrize("place", (0, 31, 40))
+def test_a_row_depends_on_itself_alone(dtype, company, place):
+    """Whether its neighbours go to the same experts or to others, or are no numbers."""
+    x, ids, weights = routed(1)
+    parts = matrices(dtype, 2)
+    alone = experts(x, ids, weights, *parts, silu)[0]
+    crowd, crowd_ids = torch.full((41, D), company), routed(41)[1]
+    shares = torch.full((41, 3), 0.25)
+    crowd[place], crowd_ids[place], shares[place] = x[0], ids[0], weights[0]
+    assert torch.equal(experts(crowd, crowd_ids, shares, *parts, silu)[place], alone)
+    same = ids.expand(41, -1).contiguous()
+    assert torch.equal(experts(crowd, same, shares, *parts, silu)[place], alone)
+
+
+def test_outputs_are_added_in_ascending_id():
+    """Rounded products one after the other: 1e8, then -1e8, then 1; another order loses the 1."""
+    ones = [torch.ones(1, 1, 1)] * 3
+    down = [torch.full((1, 1, 1), value) for value in (1e8, -1e8, 1.0)]
+    x, ids = torch.ones(1, 1), torch.tensor([[0, 1, 2]])
+    found = experts(x, ids, torch.ones(1, 3), ones, ones, down, ACTIVATIONS["relu"])
+    assert found.item() == 1.0

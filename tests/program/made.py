@@ -1,0 +1,93 @@
+"""Programs over random models, driven without a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvasir.program import native
+from kvasir.program.cache import NativeCache
+from kvasir.program.executor import Program
+from kvasir.runner.load import LoadedModel, Wish, load_model
+from kvasir.weights.find import find_model
+from tests.engine.cores import CONFIGS, random_model
+
+EAGER = ("qwen3-next",)  # for whose layers there are no kernels
+SMALL = [kind for kind in CONFIGS if CONFIGS[kind]["vocab_size"] < 10000 and kind not in EAGER]
+
+
+def loaded(kind: str, folder: Path, dtype: str = "float32", **wish: Any) -> LoadedModel:
+    return load_model(find_model(random_model(kind, folder)), dtype, wish=Wish("program", **wish))
+
+
+def program_of(
+    model: LoadedModel, *, kv_dtype: str = "float32", blocks: int = 20, block_size: int = 16, rows: int = 128,
+    threads: int = 1, fill: float | None = None, **options: Any,
+) -> Program:  # fmt: skip
+    assert model.trace is not None
+    spec = model.model.cache_spec()
+    groups = len({(c.kind, c.kv_heads, c.head_dim, c.window) for c in spec})
+    cache = NativeCache(spec, [blocks] * groups, block_size, kv_dtype)
+    if fill is not None:
+        cache.fill_(fill)
+    return Program(model.trace, cache, max_rows=rows, max_work=8, max_states=8, threads=threads, **options)
+
+
+class Driver:
+    """One sequence in row 0 of a program, with the blocks 1, 2, ..."""
+
+    def __init__(self, program: Program, ids: list[int]):
+        self.program = program
+        self.ids = np.zeros(512, np.int32)
+        self.ids[: len(ids)] = ids
+        self.table = np.arange(1, program.cache.num_blocks[0], dtype=np.int32)
+        state = program.states[0]
+        state.ids, state.max_ids, state.table_blocks = self.ids.ctypes.data, 512, len(self.table)
+        for group in range(len(program.cache.groups)):
+            state.tables[group] = self.table.ctypes.data
+
+    def hidden(self, start: int, count: int, bidirectional: bool = False) -> np.ndarray:
+        """The hidden rows of tokens [start, start + count), computed in one step."""
+        work = self.program.works[0]
+        work.row, work.start, work.count = 0, start, count
+        work.flags = native.WORK_BIDIRECTIONAL * bidirectional
+        self.program.run(1, start + count)
+        return self.program.hidden(count).copy()
+
+    def logits(self, start: int, count: int) -> np.ndarray:
+        self.hidden(start, count)
+        return np.concatenate(
+            [self.program.logits_of(range(i, min(i + 32, count))).copy() for i in range(0, count, 32)]
+        )
+
+
+class Company:
+    """Several sequences in rows 0, 1, ... of a program, each with blocks of its own and perhaps an adapter."""
+
+    def __init__(self, program: Program, sequences: Sequence[list[int]], adapters: Sequence[int] = ()):
+        self.program = program
+        blocks = (program.cache.num_blocks[0] - 1) // len(sequences)
+        self.ids = [np.array([*ids, 0], np.int32) for ids in sequences]
+        self.tables = [np.arange(1 + i * blocks, 1 + (i + 1) * blocks, dtype=np.int32) for i in range(len(sequences))]
+        for i, (ids, table) in enumerate(zip(self.ids, self.tables, strict=True)):
+            state = program.states[i]
+            state.ids, state.max_ids, state.table_blocks = ids.ctypes.data, len(ids), len(table)
+            state.adapter = adapters[i] if adapters else 0
+            for group in range(len(program.cache.groups)):
+                state.tables[group] = table.ctypes.data
+
+    def step(self, *works: tuple[int, int, int], export: str = "") -> list[np.ndarray]:
+        """Computes works (row, start, count) together; the hidden rows of each, the last or those of a name."""
+        for item, (row, start, count) in zip(self.program.works, works, strict=False):
+            item.row, item.flags, item.start, item.count = row, 0, start, count
+        self.program.run(len(works), max(start + count for _, start, count in works))
+        ends = np.cumsum([count for *_, count in works])
+        rows = self.program.export(export, ends[-1]) if export else self.program.hidden(ends[-1])
+        return np.split(rows.copy(), ends[:-1])
+
+
+def bits(rows: np.ndarray) -> np.ndarray:
+    return rows.view(np.uint32)

@@ -1,0 +1,79 @@
+"""kvasir-mini as GGUF files in any type of tensor, and a text that it knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from kvasir.weights.find import find_model
+from kvasir.weights.source import SafetensorsSource
+from tests.quant.kquants import quantize
+
+FOLDER = find_model("kvasir-mini").root
+TEXT = """<|im_start|>user
+My name is Anna and I live in Rome.<|im_end|>
+<|im_start|>assistant
+Nice to meet you, Anna.<|im_end|>
+<|im_start|>user
+What is 27 plus 15? And where do I live?<|im_end|>
+<|im_start|>assistant
+27 plus 15 is 42. You live in Rome.<|im_end|>
+<|im_start|>user
+Thank you. Tell me a story.<|im_end|>
+"""
+
+
+@cache
+def ids_of(text: str = TEXT) -> list[int]:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(FOLDER / "tokenizer.json")).encode(text).ids
+
+
+@cache
+def tensors() -> dict[str, np.ndarray]:
+    """The weights in float32, by their names and with their order of rows in a GGUF file."""
+    config = json.loads((FOLDER / "config.json").read_text())
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    source, found = SafetensorsSource(FOLDER), {}
+    for name in source.names():
+        weight = source.tensor(name).float().numpy()
+        role = name.split(".")[-2]
+        if role in heads:  # llama.cpp turns neighbours, Hugging Face halves
+            weight = weight.reshape(heads[role], 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+        found[names.get_name(name, (".weight",))] = weight
+    return found
+
+
+def write_mini(path: Path, kind: str | Callable[[str], str]) -> Path:
+    """Writes the model with all its matrices in GGML type `kind`, or in that of each name; the norms in F32."""
+    config = json.loads((FOLDER / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")  # ids are enough
+    for name, weight in tensors().items():
+        if weight.ndim == 1:
+            writer.add_tensor(name, weight)
+        else:
+            own = kind if isinstance(kind, str) else kind(name)
+            writer.add_tensor(name, quantize(weight, own), raw_dtype=gguf.GGMLQuantizationType[own])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

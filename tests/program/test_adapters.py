@@ -1,0 +1,286 @@
+"""Low-rank adapters: against the same weights merged, in company of others, in pieces, by any number of threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvasir.layers.adapters import set_adapter, slots  # noqa: E402
+from kvasir.layers.batch import Slice, make_batch  # noqa: E402
+from kvasir.layers.linear import _segment  # noqa: E402
+from kvasir.ops import native as door  # noqa: E402
+from kvasir.plan import Capacity, Join, SamplingSpec, StepPlan, Work, pack_ids  # noqa: E402
+from kvasir.program import native  # noqa: E402
+from kvasir.runner.load import load_model  # noqa: E402
+from kvasir.runner.model_runner import ModelRunner  # noqa: E402
+from kvasir.runner.program_runner import ProgramRunner  # noqa: E402
+from kvasir.types import ModelInfo  # noqa: E402
+from kvasir.weights.find import find_model  # noqa: E402
+from tests.engine import cores  # noqa: E402
+from tests.models.driver import make_cache  # noqa: E402
+from tests.program.made import SMALL, Company, bits, loaded, program_of  # noqa: E402
+
+IDS = [(13 * i * i + 7 * i + 3) % 300 for i in range(50)]
+OTHER = [(5 * i * i + 3 * i + 8) % 300 for i in range(50)]
+AGREE = 1e-5  # max |a - b| / max |b|
+KINDS = [kind for kind in SMALL if kind != "bert"]
+
+
+def made(model, seed: int, rank: int, only: str = "") -> dict:
+    """A random adapter for every slot, or for those whose name has `only` in it."""
+    rng, pairs = np.random.default_rng(seed), {}
+    for slot, (linear, part) in slots(model).items():
+        if only in slot:
+            a = rng.standard_normal((rank, linear.inputs), np.float32) * linear.inputs**-0.5
+            pairs[slot] = a, rng.standard_normal((linear.outputs[part], rank), np.float32) * rank**-0.5, 0.3
+    assert pairs
+    return pairs
+
+
+def merge(model, pairs: dict) -> None:
+    """Adds scale * B A to the weights themselves."""
+    for slot, (linear, part) in slots(model).items():
+        if slot in pairs:
+            a, b, scale = pairs[slot]
+            weight = linear.weights[part].transpose(0, 1).reshape(linear.outputs[part], linear.inputs)
+            linear.weights[part] = _segment(weight + scale * torch.from_numpy(b @ a), linear.segments)
+
+
+def eager_hidden(model, sequences, adapters) -> list[np.ndarray]:
+    """The last hidden rows of sequences that are computed together."""
+    cache = make_cache(model, blocks=8 * len(sequences) + 1)
+    blocks = [(np.arange(1 + 8 * i, 9 + 8 * i, dtype=np.int32),) for i in range(len(sequences))]
+    pieces = [
+        Slice(np.array(ids, np.int32), 0, table * len(cache.groups), adapter=adapter)
+        for ids, table, adapter in zip(sequences, blocks, adapters, strict=True)
+    ]
+    batch = make_batch(pieces, cache)
+    with torch.inference_mode():
+        rows = model.forward(batch.tokens_T, batch).numpy()
+    return [rows[a:b].copy() for a, b in zip(batch.starts[:-1], batch.starts[1:], strict=True)]
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+def eager_of(folder):
+    return load_model(find_model(str(folder)), "float32").model
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def case(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, loaded(request.param, folder)
+
+
+def test_agree_with_merged_weights(case):
+    """Program and eager, rows of two adapters and of none in one step."""
+    folder, model = case
+    plain, one, two = eager_of(folder), eager_of(folder), eager_of(folder)
+    pairs = {1: made(plain, 1, 4), 2: made(plain, 2, 20, "mlp" if "Moe" not in model.architecture else "qkv")}
+    if model.architecture == "Mixtral":
+        pairs[2] = made(plain, 2, 20, "router")
+    merge(one, pairs[1])
+    merge(two, pairs[2])
+    sequences, ids = [IDS, OTHER, IDS, OTHER[:20]], [1, 0, 2, 1]
+    expected = [eager_hidden(m, [s], [0])[0] for m, s in zip((one, plain, two, one), sequences, strict=True)]
+    (unchanged,) = eager_hidden(plain, [IDS], [0])
+    assert min(difference(expected[i], unchanged) for i in (0, 2)) > 1000 * AGREE
+    program = program_of(model, blocks=40, rows=256, fill=np.nan)
+    for adapter, its in pairs.items():
+        program.set_adapter(adapter, its)
+        set_adapter(plain, adapter, its)
+    company = Company(program, sequences, ids)
+    found = company.step(*((i, 0, len(s)) for i, s in enumerate(sequences)))
+    for theirs in (found, eager_hidden(plain, sequences, ids)):
+        for mine, right in zip(theirs, expected, strict=True):
+            assert difference(mine, right) < AGREE
+
+
+def pieces_of(program, adapters=(1, 0, 2)) -> np.ndarray:
+    """The rows of IDS, in pieces, with neighbours before and behind."""
+    company, parts, start = Company(program, [OTHER, OTHER, IDS], adapters), [], 0
+    for count in (1, 20, 2, len(IDS) - 23):
+        order = [(2, start, count), (0, 0, 7), (1, 0, 3)]
+        order = order if start % 2 else order[::-1]
+        parts.append(company.step(*order)[order.index((2, start, count))])
+        start += count
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("isa", door.ISAS)
+def test_the_same_bits_alone_and_in_company(case, isa):
+    _, model = case
+    pairs = {1: made(model.model, 1, 40, "out"), 2: made(model.model, 2, 3)}
+    alone = program_of(model)
+    alone.set_adapter(2, pairs[2])
+    (expected,) = Company(alone, [IDS], [2]).step((0, 0, len(IDS)))
+    try:
+        door.force_isa(isa)
+    except Exception as error:
+        pytest.skip(str(error))
+    try:
+        program = program_of(model, threads=2, blocks=40, fill=np.nan)
+        for adapter, its in pairs.items():
+            program.set_adapter(adapter, its)
+        assert np.array_equal(bits(pieces_of(program)), bits(expected))
+    finally:
+        door.force_isa(None)
+
+
+def test_rows_without_one_keep_their_bits(case):
+    _, model = case
+    plain, program = program_of(model), program_of(model, threads=2, blocks=40, fill=np.nan)
+    program.set_adapter(1, made(model.model, 1, 16))
+    (expected,) = Company(plain, [IDS]).step((0, 0, len(IDS)))
+    assert np.array_equal(bits(pieces_of(program, (1, 0, 0))), bits(expected))
+    assert np.array_equal(bits(pieces_of(program, (0, 1, 0))), bits(expected))
+    assert program.struct.adapted == 3
+    assert not np.array_equal(pieces_of(program, (0, 0, 1)), expected)
+    Company(program, [IDS]).step((0, 0, 5))
+    assert program.struct.adapted == 0
+
+
+def test_eager_gives_the_same_bits_alone_and_in_company(case):
+    folder, _ = case
+    model = eager_of(folder)
+    (plain,) = eager_hidden(model, [IDS], [0])
+    set_adapter(model, 1, made(model, 1, 16))
+    set_adapter(model, 2, made(model, 2, 3))
+    (alone,) = eager_hidden(model, [IDS], [2])
+    found = eager_hidden(model, [OTHER[:9], IDS, OTHER, IDS], [1, 2, 0, 0])
+    assert np.array_equal(bits(found[1]), bits(alone)) and np.array_equal(bits(found[3]), bits(plain))
+    set_adapter(model, 2, {})
+    assert np.array_equal(bits(eager_hidden(model, [IDS], [2])[0]), bits(plain))
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantize": "q8"}, {"quantize": "q4"}], ids=str)
+def test_rows_stay_float32_for_adapters(tmp_path, options):
+    """Whatever the weights are and whatever rows are turned into for them: what the first adapted product gains is
+    scale * B (A x) of float32 rows."""
+    model = loaded("llama", tmp_path, **options)
+    slot = "layers.0.attn.qkv.v"
+    (a, b, scale) = made(model.model, 1, 8, slot)[slot]
+    program = program_of(model, threads=2)
+    steps = program.lowered.steps
+    at = next(i for i, s in enumerate(steps) if s.op == "linear")
+    assert steps[at].products[2][0].slot == slot
+    company = Company(program, [IDS], [1])
+    program.struct.count = program.struct.chosen_from = at + 1  # no further: buffers are shared
+    rows = len(IDS)
+    program.set_adapter(1, {slot: (a, b, 0.0)})
+    company.step((0, 0, rows))
+    x, out = steps[at].buffers[0], steps[at].products[2][2]
+    x_TD, before = program._view(x, rows).copy(), program._view(out, rows).copy()
+    program.set_adapter(1, {slot: (a, b, scale)})
+    company.step((0, 0, rows))
+    gained = program._view(out, rows) - before
+    expected = scale * (x_TD.astype(np.float64) @ a.T.astype(np.float64)) @ b.T
+    assert np.abs(gained - expected).max() < 3e-6 * max(np.abs(before).max(), np.abs(expected).max())
+    assert np.abs(expected).max() > 0.1
+
+
+def test_widths_that_fill_no_cache_line(tmp_path, monkeypatch):
+    odd = {**cores.CONFIGS["llama"], "hidden_size": 52, "intermediate_size": 100}
+    monkeypatch.setitem(cores.CONFIGS, "odd", odd)
+    model, eager = loaded("odd", tmp_path), eager_of(tmp_path)
+    pairs = made(eager, 1, 5)
+    merge(eager, pairs)
+    program = program_of(model, threads=2, fill=np.nan)
+    program.set_adapter(1, pairs)
+    (found,) = Company(program, [IDS], [1]).step((0, 0, len(IDS)))
+    assert difference(found, eager_hidden(eager, [IDS], [0])[0]) < AGREE
+    program.set_adapter(2, pairs)
+    company = Company(program, [OTHER, IDS], [1, 2])
+    parts = [company.step((0, 0, 3), (1, start, 10))[1] for start in range(0, 50, 10)]
+    assert np.array_equal(bits(np.concatenate(parts)), bits(found))
+
+
+def test_adapters_come_change_and_go(tmp_path):
+    model = loaded("llama", tmp_path)
+    program = program_of(model)
+    company = Company(program, [IDS], [3])
+    with pytest.raises(AssertionError, match="adapter that is not there"):
+        company.step((0, 0, 20))
+    results = []
+    for seed, rank in ((1, 2), (2, 70), (1, 2)):
+        program.set_adapter(3, made(model.model, seed, rank))
+        results.append(company.step((0, 0, 20))[0])
+    assert np.array_equal(results[0], results[2]) and not np.array_equal(results[0], results[1])
+    program.set_adapter(4, made(model.model, 4, 2))
+    program.set_adapter(3, None)
+    for adapter in (3, -1, native.MAX_ADAPTERS, 2**40, -(2**40)):
+        program.states[0].adapter = adapter
+        with pytest.raises(AssertionError, match="adapter that is not there"):
+            company.step((0, 0, 20))
+    program.states[0].adapter = 4
+    company.step((0, 0, 20))
+
+
+def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path):
+    model = loaded("llama", tmp_path)
+    eager = eager_of(tmp_path)
+    program = program_of(model)
+    good = made(model.model, 1, 4)
+    program.set_adapter(1, good)
+    set_adapter(eager, 1, good)
+    before = Company(program, [IDS], [1]).step((0, 0, 20))[0]
+    slot = "layers.1.mlp.down"
+    a, b, scale = good[slot]
+    wrong = [(a[:, 1:], b), (a, b[1:]), (a[:3], b), (a[:0], b[:, :0]), (a[0], b), (a, b[0])]
+    for call in (program.set_adapter, lambda adapter, pairs: set_adapter(eager, adapter, pairs)):
+        for pair in wrong:
+            with pytest.raises(ValueError, match=r"layers\.1\.mlp\.down needs A \[rank, 96\] and B \[64, rank\], not"):
+                call(1, {"layers.0.attn.out": good["layers.0.attn.out"], slot: (*pair, scale)})
+        for name in ("head", "layers.2.mlp.down", "layers.0.attn.qkv", ""):
+            with pytest.raises(ValueError, match="no slot"):
+                call(1, {name: (a, b, scale)})
+        for adapter in (0, -1):
+            with pytest.raises(ValueError, match="begin at 1"):
+                call(adapter, good)
+    with pytest.raises(ValueError, match="ids end at"):
+        program.set_adapter(native.MAX_ADAPTERS, good)
+    assert np.array_equal(before, Company(program, [IDS], [1]).step((0, 0, 20))[0])
+    assert difference(eager_hidden(eager, [IDS[:20]], [1])[0], before) < AGREE
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3-moe"])
+def test_both_executors_have_the_same_slots(tmp_path, kind):
+    model = loaded(kind, tmp_path)
+    names = [*slots(model.model)]
+    assert sorted(names) == sorted(program_of(model)._adapters.slots)
+    assert "layers.1.mlp.router" in names and "head" not in names and not any("experts" in name for name in names)
+
+
+@pytest.mark.parametrize("executor", ["program", "eager"])
+def test_runners_know_a_rows_adapter_by_its_joining(tmp_path, executor):
+    model, eager = loaded("llama", tmp_path), eager_of(tmp_path)
+    program = program_of(model, rows=256)
+    capacity, info = Capacity(4, 64, 128, 16, program.cache.groups, (20,), 300), ModelInfo("", "", (), 300, 128)
+    if executor == "program":
+        runner = ProgramRunner(model.model, program, capacity, info)
+    else:
+        runner = ModelRunner(eager, make_cache(eager, blocks=20), capacity, info, torch.device("cpu"))
+    runner.set_adapter(5, made(eager, 5, 4))
+
+    def first_tokens(step: int, adapters: list[int]) -> list[tuple]:
+        spec = SamplingSpec(logprobs=0)
+        joined = tuple(Join(i, pack_ids(IDS), 50, spec, adapter) for i, adapter in enumerate(adapters))
+        blocks = [((0, tuple(range(4 * i + 1, 4 * i + 5))),) for i in range(len(adapters))]
+        works = tuple(Work(i, 0, 50, blocks[i], sample=True) for i in range(len(adapters)))
+        rows = runner.sample(runner.execute(StepPlan(step, joined, works))).rows
+        runner.sample(runner.execute(StepPlan(step + 1, left=tuple(range(len(adapters))))))
+        return [(row.tokens, row.logprobs) for row in rows]
+
+    (plain,) = first_tokens(0, [0])
+    (adapted,) = first_tokens(2, [5])
+    assert plain != adapted
+    runner.set_adapter(6, made(eager, 6, 9))
+    assert first_tokens(4, [6, 5, 0])[1:] == [adapted, plain]
+    runner.set_adapter(5, None)
+    with pytest.raises(AssertionError, match="adapter that is not there"):
+        first_tokens(6, [5])
+    runner.close()

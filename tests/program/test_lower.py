@@ -1,0 +1,116 @@
+"""The laid-out program of every family: each step reads what was meant for it, and threads keep apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvasir.program.executor import prepared
+from kvasir.program.lower import BY_ROW, Buffer, Step, lower
+
+pytest.importorskip("torch")
+
+from kvasir.layers.linear import Linear
+from kvasir.layers.moe import MoE
+from tests.program.made import SMALL, loaded
+
+ROWS = 48
+
+
+@pytest.fixture(scope="module", params=SMALL)
+def case(request, tmp_path_factory):
+    trace = loaded(request.param, tmp_path_factory.mktemp(request.param)).trace
+    return trace, lower(trace, ROWS, 8, prepared)
+
+
+def reads(step: Step) -> Iterator[tuple[Buffer, object]]:
+    if step.op == "linear":
+        yield step.buffers[0], id(step.products[0][0].x.base)  # for adapters
+        for product, activated, _, residual in step.products:
+            yield activated, ("prepared", id(product.x.base), prepared(product.weight)[0])
+            if residual is not None:
+                yield residual, id(product.residual.base)
+        return
+    values = [v for v in step.inputs if getattr(v, "kind", "") == "float32"]
+    for buffer, value in zip(step.buffers[len(written(step)) :], values, strict=True):
+        yield buffer, id(value.base)
+
+
+def written(step: Step) -> list[tuple[Buffer, object]]:
+    if step.op == "linear":
+        return [(out, id(product.out.base)) for product, _, out, _ in step.products]
+    if step.op == "prepare":
+        weight, x = step.inputs
+        return [(step.buffers[0], ("prepared", id(x.base), prepared(weight)[0]))]
+    return [(b, id(o.base)) for b, o in zip(step.buffers, step.outs, strict=False)]
+
+
+def span(buffer: Buffer) -> tuple[int, int]:
+    return buffer.offset, buffer.offset + buffer.row_bytes * (ROWS if buffer.domain == "rows" else 8)
+
+
+def overlap(a: Buffer, b: Buffer) -> bool:
+    (a0, a1), (b0, b1) = span(a), span(b)
+    return a0 < b1 and b0 < a1
+
+
+def test_every_step_reads_what_was_written_for_it(case):
+    trace, program = case
+    holds: list[tuple[Buffer, object]] = []
+    for step in program.steps:
+        for buffer, value in reads(step):
+            assert (buffer, value) in holds, f"{step.op} reads what lies there no more"
+        for buffer, value in written(step):
+            holds = [(b, v) for b, v in holds if not overlap(b, buffer)]
+            holds.append((buffer, value))
+    assert (program.hidden, id(trace.hidden.base)) in holds
+    assert program.logits is None or (program.logits, id(trace.logits.base)) in holds
+
+
+def test_between_barriers_rows_stay_with_their_threads(case):
+    """Steps that run without meeting touch overlapping memory only as the same rows of the same buffer."""
+    _, program = case
+    run: list[Step] = []
+    for step in program.steps:
+        if step.barrier:
+            run = []
+        if run:
+            assert step.op in BY_ROW and run[-1].op in BY_ROW and step.domain == run[-1].domain
+        for before in run:
+            for mine, _ in [*written(step), *reads(step)]:
+                for theirs, _ in [*written(before), *reads(before)]:
+                    same = (mine.offset, mine.row_bytes) == (theirs.offset, theirs.row_bytes)
+                    assert same or not overlap(mine, theirs), f"{step.op} and {before.op}"
+        run.append(step)
+
+
+def test_what_can_be_folded_is(case):
+    trace, program = case
+    ops = [step.op for step in program.steps]
+    assert "add_vector" not in ops or trace.batch.graph.nodes[0].op == "embedding"
+    assert not {"silu", "gelu_tanh"} & set(ops) or "gated" not in ops
+    traced = [node.op for node in trace.graph.nodes]
+    assert len(ops) < len(traced) + sum(op == "linear" for op in ops) * 2
+
+
+def test_memory_is_shared(case):
+    trace, program = case
+    values = {id(v.base): v for node in trace.graph.nodes for v in ([node.out] if node.out is not None else [])
+              if hasattr(v, "width")}  # fmt: skip
+    apart = sum(4 * v.width * (ROWS if v.domain == "rows" else 8) for v in values.values())
+    assert program.arena < apart / 2
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_the_weights_that_one_row_reads(kind, tmp_path):
+    """Every matrix but tables of which rows are looked up; of a mixture's experts, as many as a row goes to."""
+    model = loaded(kind, tmp_path)
+    parts = [part for _, part in model.model.walk()]
+    total = sum(matrix.nbytes for part in parts if isinstance(part, Linear) for matrix in part.weights.values())
+    for moe in (part for part in parts if isinstance(part, MoE)):
+        first = moe.experts[0]
+        expert = sum(m.nbytes for part in (first.gate_up, first.down) for m in part.weights.values())
+        assert moe.top_k < len(moe.experts)
+        total -= (len(moe.experts) - moe.top_k) * expert
+    assert model.trace is not None and model.trace.weight_bytes_read == total > 0

@@ -1,0 +1,59 @@
+"""Chunks, gates and victims: what one sequence gets in a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvasir.sched import policy
+from kvasir.sched.policy import AdmitFacts, chunk_tokens
+
+FREE = AdmitFacts(1, 8, 8, False, blocks_fit=True, values_known=True)
+COUNT = st.integers(0, 300)
+
+
+@given(COUNT, COUNT, COUNT, st.integers(1, 300), COUNT)
+def test_a_chunk_keeps_to_every_bound(pending, budget, decodes, max_chunk, prefill):
+    count = chunk_tokens(pending, budget, decodes, max_chunk, False, prefill)
+    assert 0 <= count <= min(pending, budget, max_chunk)
+    if pending > 1:
+        assert count <= prefill
+    if count > 1:
+        assert count <= budget - decodes, "every decode behind it keeps its token"
+    if pending and budget and (prefill or pending == 1):
+        assert count, "whoever comes first gets one"
+
+
+@given(COUNT, COUNT, COUNT, st.integers(1, 300), COUNT)
+def test_what_cannot_be_divided_is_computed_whole_or_not(pending, budget, decodes, max_chunk, prefill):
+    assert chunk_tokens(pending, budget, decodes, max_chunk, True, prefill) in (0, pending)
+
+
+def test_a_decode_needs_no_allowance_of_prefills():
+    assert chunk_tokens(1, 8, 0, 8, False, prefill=0) == 1
+    assert chunk_tokens(2, 8, 0, 8, False, prefill=0) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "own"),
+    [
+        ({"values_known": False}, True),
+        ({"prefix_under_way": True}, True),
+        ({"prefix_under_way": True}, True),
+        ({"free_rows": 0}, False),
+        ({"budget": 0}, False),
+        ({"blocks_fit": False}, False),
+        ({"indivisible": True, "budget": 7}, False),
+    ],
+)
+def test_each_gate_shuts_for_its_own_reason(change, own):
+    assert all(gate(FREE) for gate in (*policy.OWN_GATES, *policy.SHARED_GATES))
+    facts = replace(FREE, **change)
+    assert [all(g(facts) for g in gates) for gates in (policy.OWN_GATES, policy.SHARED_GATES)] == [not own, own]
+
+
+def test_the_victim_is_the_last():
+    assert policy.victim([(1, 5), (2, 1), (2, 0), (0, 9)]) == 1

@@ -1,0 +1,152 @@
+"""Who is served when: classes, tenants, deadlines, and the pace of answers, on whole plans and a clock of our own."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvasir.engine.core import EngineCore
+from kvasir.runner.fake import FakeRunner
+from kvasir.sched.scheduler import Scheduler
+from kvasir.sched.service import load_of
+from kvasir.types import FinishReason, Request, SamplingParams, ServiceClass, Target
+
+INTERACTIVE, BATCH, BACKGROUND = ServiceClass
+TARGETS = {INTERACTIVE: Target(1.0, 0.05), BATCH: Target(20.0, 0.5), BACKGROUND: Target(300.0, 5.0)}
+
+
+def request(id: str, length: int, max_tokens: int = 4, slo: ServiceClass = INTERACTIVE, **fields) -> Request:
+    seed = sum(id.encode())
+    prompt = tuple((seed * 31 + i * 7) % 256 for i in range(length))
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, seed=0)
+    return Request(id, prompt, params, slo=slo, **fields)
+
+
+class World:
+    """A core over the fake runner; a step takes seconds that are linear in what it does."""
+
+    def __init__(self, token: float = 0.001, row: float = 0.002, step: float = 0.01, targets=TARGETS, **options):
+        self.now = 0.0
+        options = {"num_blocks": 600, "max_tokens_per_step": 256, "max_model_len": 2000, **options}
+        fake = FakeRunner(**options)
+        self.scheduler = Scheduler(fake.capacity, targets=targets, clock=lambda: self.now)
+        self.core = EngineCore(fake, self.scheduler)
+        self.scheduler.service.observe, self._observe = lambda plan, seconds: None, self.scheduler.service.observe
+        self._plans: list = []
+        self.core.plan_listener = self._plans.append
+        self.costs = token, row, step
+        self.times: dict[str, list[float]] = {}
+        self.reasons: dict[str, FinishReason] = {}
+
+    def add(self, *requests: Request) -> None:
+        for r in requests:
+            self.core.add(r)
+
+    def step(self) -> None:
+        self._plans.clear()
+        plan_time = self.now
+        deltas = self.core.step()
+        for plan in self._plans:
+            load, (token, row, step) = load_of(plan.work), self.costs
+            seconds = load.prefill_tokens * token + load.decode_rows * row + step
+            self.now = plan_time + seconds
+            self._observe(plan, seconds)
+        for d in deltas:
+            self.times.setdefault(d.id, []).extend([self.now] * len(d.token_ids))
+            if d.finish_reason:
+                self.reasons[d.id] = d.finish_reason
+        self.core.check()
+
+    def run(self, seconds: float = 1e9) -> None:
+        end = self.now + seconds
+        while self.core.has_work() and self.now < end:
+            self.step()
+
+
+def test_classes_go_first_in_their_order():
+    world = World(max_rows=1)
+    world.add(request("c", 50, slo=BACKGROUND), request("b", 50, slo=BATCH), request("a", 50))
+    world.run()
+    assert world.times["a"][-1] < world.times["b"][0] < world.times["b"][-1] < world.times["c"][0]
+
+
+def test_a_higher_class_takes_the_row_of_a_lower_one_and_the_answer_stays():
+    alone = World(max_rows=1)
+    alone.add(request("slow", 40, max_tokens=60, slo=BACKGROUND))
+    alone.run()
+    world = World(max_rows=1)
+    world.add(request("slow", 40, max_tokens=60, slo=BACKGROUND))
+    for _ in range(10):
+        world.step()
+    world.add(request("quick", 40))
+    world.run()
+    assert world.scheduler.preemptions == 1 and world.times["quick"][-1] < world.times["slow"][-1]
+    assert len(world.times["slow"]) == 60
+
+
+def test_equals_do_not_take_turns_in_a_row():
+    world = World(max_rows=1)
+    world.add(request("a", 40, max_tokens=30), request("b", 40, max_tokens=30))
+    world.run()
+    assert world.scheduler.preemptions == 0
+
+
+def test_running_answers_keep_their_pace_beside_a_long_prompt():
+    world = World()
+    world.add(request("talk", 20, max_tokens=150))
+    for _ in range(30):
+        world.step()
+    world.add(request("long", 1800, max_tokens=2))
+    world.run()
+    gaps = [b - a for a, b in zip(world.times["talk"], world.times["talk"][1:], strict=False)]
+    late = [g for g in gaps[30:] if g > 1.1 * TARGETS[INTERACTIVE].tpot]
+    assert len(late) <= 0.05 * len(gaps), f"{len(late)} of {len(gaps)} tokens were late, up to {max(gaps):.3f} s"
+    assert world.times["long"], "the long prompt came through"
+
+
+def test_without_answers_under_way_a_prompt_takes_whole_steps():
+    world = World()
+    world.add(request("long", 1024, max_tokens=1))
+    world.run()
+    assert world.core.steps == 4 + 1, "the last one frees the row"
+
+
+def test_a_short_prompt_passes_a_long_one():
+    world = World(max_tokens_per_step=64)
+    world.add(request("long", 1500, max_tokens=2))
+    world.step()
+    world.add(request("short", 30, max_tokens=2))
+    world.run()
+    assert world.times["short"][0] < world.times["long"][0]
+
+
+def test_tenants_of_a_class_share_it():
+    """One floods, another comes now and then: neither waits for the whole of the other's queue."""
+    world = World(max_rows=2)
+    world.add(*(request(f"flood{i}", 60, tenant="a") for i in range(20)), request("other", 60, tenant="b"))
+    world.run()
+    order = sorted(world.times, key=lambda id: world.times[id][0])
+    assert order.index("other") < 4
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_deadlines_end_what_runs_and_what_waits(rows):
+    world = World(max_rows=rows)
+    late = [request(f"late{i}", 30, max_tokens=400, deadline=0.5) for i in range(3)]
+    world.add(*late, request("free", 30, max_tokens=5))
+    world.run()
+    assert {world.reasons[r.id] for r in late} == {FinishReason.TIMEOUT}
+    assert world.reasons["free"] is FinishReason.LENGTH and world.now < 2.0
+    assert world.scheduler.kv.used == 0
+
+
+def test_the_least_urgent_is_served_in_the_end():
+    """Background work under a steady stream of short interactive requests."""
+    world = World(max_rows=1, num_blocks=60, targets={**TARGETS, BACKGROUND: Target(3.0, 1.0)})
+    world.add(request("patient", 30, slo=BACKGROUND))
+    number = 0
+    while "patient" not in world.reasons and world.now < 60.0:
+        if len(world.scheduler.waiting) < 3:
+            world.add(request(f"r{number}", 10, max_tokens=20))
+            number += 1
+        world.step()
+    assert world.reasons.get("patient") is FinishReason.LENGTH, "it starved"

@@ -1,0 +1,289 @@
+"""The disk tier under scheduler and pool, over the fake runner, whose answers are read from the cache: a block that
+came back with another content is a wrong token or a loud error."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kvasir.engine.core import EngineCore
+from kvasir.kv.tiers.block import Facts, GroupFacts, chain
+from kvasir.kv.tiers.disk import DiskTier
+from kvasir.plan import pack_ids
+from kvasir.runner.fake import FakeRunner
+from kvasir.sched.admission import namespace
+from kvasir.sched.scheduler import Scheduler
+from kvasir.sched.service import Service
+from kvasir.types import FinishReason, Request, SamplingParams
+from tests.kv._tiers import until
+from tests.sched.drive import by_hand, request
+
+SIZE = 8
+PROMPT = list(range(10, 90))  # ten blocks, of which one more request can take nine
+
+
+@pytest.fixture(autouse=True)
+def compute_seconds(monkeypatch):
+    """How long computing is believed to take: the fake runner is faster than any disk. A test may change it."""
+    seconds = [20.0]
+    monkeypatch.setattr(Service, "prefill_seconds", lambda self, start, tokens: seconds[0])
+    return seconds
+
+
+def make(folder: Path, *, max_bytes: int = 1 << 20, tier_bytes: int = 1 << 20, fault=None, **options) -> EngineCore:
+    runner = FakeRunner(**{"block_size": SIZE, "num_blocks": 40, "fault": fault, **options})
+    tier = DiskTier(folder, Facts("fake", "1", SIZE, (GroupFacts("ids", SIZE * 8),)), max_bytes)
+    assert tier.wait_scanned(30.0)
+    return EngineCore(runner, Scheduler(runner.capacity, tier=tier, tier_bytes=tier_bytes))
+
+
+def run(core: EngineCore, *requests: Request, faulty: bool = False) -> None:
+    """All of them at once, to their ends; the tokens are those one can compute by hand. faulty: who was alone in a step
+    that failed may end with an error; what he had until then is right."""
+    tokens: dict[str, list[int]] = {r.id: [] for r in requests}
+    reasons = {}
+    for r in requests:
+        core.add(r)
+    deadline = time.monotonic() + 60
+    while core.has_work():
+        for delta in core.step():
+            tokens[delta.id] += delta.token_ids
+            reasons[delta.id] = delta.finish_reason
+        core.check()
+        assert time.monotonic() < deadline, "no end"
+    for r in requests:
+        (expected,) = by_hand(r, 256, 512)
+        failed = reasons[r.id] is FinishReason.ERROR
+        assert faulty or not failed
+        assert tokens[r.id] == expected[: len(tokens[r.id]) if failed else None], r.id
+
+
+def tier_of(core: EngineCore) -> DiskTier:
+    store = core.scheduler.store
+    assert store and isinstance(store.tier, DiskTier)
+    return store.tier
+
+
+def written(core: EngineCore) -> None:
+    until(lambda: tier_of(core).stats().queued_bytes == 0)
+
+
+def restarted(folder: Path, **options) -> EngineCore:
+    """An engine over the folder of one that has computed PROMPT and ended."""
+    first = make(folder)
+    run(first, request("a", PROMPT))
+    first.close()
+    assert first.stats().tier_saves["saved"] >= 10
+    return make(folder, **options)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("window", [0, 20])
+def test_a_hit_after_a_restart(tmp_path, window, overlaps):
+    options = {"window": window, "overlaps": overlaps}
+    first = make(tmp_path / "kv", **options)
+    run(first, request("a", PROMPT))
+    first.close()
+    core = make(tmp_path / "kv", **options)
+    run(core, request("b", PROMPT))
+    stats = core.stats()
+    assert stats.tier_loaded_tokens == 72 == stats.cached_tokens
+    assert stats.tier_loads == {"loaded": 3 if window else 9}
+    run(core, request("c", PROMPT))
+    assert core.stats().tier_loaded_tokens == 72, "it is in the tree now"
+    assert core.stats().cached_tokens == 72 + 79
+
+
+def test_evicted_blocks_come_back(tmp_path):
+    """Within one life: what others pushed out of a small pool is read again."""
+    core = make(tmp_path / "kv", num_blocks=14)
+    run(core, request("a", PROMPT))
+    for i in range(3):
+        run(core, request(f"o{i}", [100 + i] * 80))
+    written(core)
+    run(core, request("b", PROMPT))
+    assert core.stats().tier_loaded_tokens >= 64
+    assert core.stats().evicted_blocks > 20
+
+
+def test_the_first_of_many_that_begin_alike_loads(tmp_path):
+    core = restarted(tmp_path / "kv")
+    run(core, *(request(f"b{i}", [*PROMPT, i, i, i]) for i in range(6)))
+    assert core.stats().tier_loads == {"loaded": 10}
+    assert core.stats().cached_tokens == 6 * 80
+
+
+def test_a_part_of_the_prefix_is_in_the_tree(tmp_path):
+    core = restarted(tmp_path / "kv")
+    run(core, request("short", PROMPT[:30]))
+    assert core.stats().tier_loads == {"loaded": 3}
+    run(core, request("b", PROMPT))
+    assert core.stats().tier_loads == {"loaded": 9}
+    assert core.stats().tier_loaded_tokens == 72, "the block that the short one had begun is read whole"
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "empty", "gone"])
+def test_a_harmed_file_is_computed_anew(tmp_path, harm):
+    """Blocks before it are used, none behind."""
+    core = restarted(tmp_path / "kv")
+    path = tier_of(core)._path((keys_of(core, PROMPT)[4], 0))
+    data = bytearray(path.read_bytes())
+    if harm == "flip":
+        data[-3] ^= 1
+        path.write_bytes(data)
+    elif harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[: len(data) - 5] if harm == "cut" else b"")
+    run(core, request("b", PROMPT))
+    reason = {"flip": "corrupt", "gone": "missing"}.get(harm, "truncated")
+    assert core.stats().tier_loads[reason] == 1
+    assert core.stats().tier_loaded_tokens == 4 * SIZE
+    run(core, request("c", PROMPT))
+
+
+def keys_of(core: EngineCore, ids: list[int]) -> list[bytes]:
+    space = namespace(request("x", ids), False, tier_of(core).facts.model)
+    return [b.key for b in chain(space, pack_ids(ids), SIZE)]
+
+
+def test_another_life_of_the_model_is_not_this_one(tmp_path):
+    first = make(tmp_path / "kv")
+    run(first, request("a", PROMPT))
+    first.close()
+    for change in ({"model": "other"}, {"numerics": "2"}):
+        core = make(tmp_path / "kv")
+        facts = Facts(**{"model": "fake", "numerics": "1", **change}, block_size=SIZE, groups=(GroupFacts("ids", 64),))
+        tier_of(core).facts = facts
+        run(core, request("b", PROMPT))
+        assert core.stats().tier_loaded_tokens == 0
+        assert core.stats().tier_loads == ({"stale": 1} if "numerics" in change else {})
+
+
+def test_private_requests_leave_nothing_and_take_nothing(tmp_path):
+    core = make(tmp_path / "kv", num_blocks=14)
+    secret = Request("a", tuple(PROMPT), SamplingParams(max_tokens=8, seed=0), no_cache=True)
+    run(core, secret)
+    adapted = Request("d", tuple(PROMPT), SamplingParams(max_tokens=8, seed=0), adapter="x")
+    run(core, adapted)
+    core.close()
+    assert core.stats().tier_saves == {}
+    core = restarted(tmp_path / "kv")
+    run(core, Request("b", tuple(PROMPT), SamplingParams(max_tokens=8, seed=0), no_cache=True))
+    run(core, Request("c", tuple(PROMPT), SamplingParams(max_tokens=8, seed=0), cache_salt="s"))
+    assert core.stats().tier_loads == {}
+
+
+def reads_wait(core: EngineCore) -> threading.Event:
+    """The disk answers nothing until the event is set."""
+    gate, loads = threading.Event(), tier_of(core)._loads
+    read = loads._read
+
+    def late(block, group):
+        assert gate.wait(60.0)
+        return read(block, group)
+
+    loads._read = late
+    return gate
+
+
+def test_who_is_aborted_while_loading_leaves_no_ticket(tmp_path):
+    core = restarted(tmp_path / "kv")
+    gate = reads_wait(core)
+    core.add(request("b", PROMPT))
+    core.step()
+    assert tier_of(core).stats().open_loads == 9
+    core.check()
+    core.add(request("c", [3] * 20))
+    while core.scheduler.running or len(core.scheduler.waiting) > 1:
+        core.step()  # others pass meanwhile
+    assert [s.request.id for s in core.scheduler.waiting] == ["b"]
+    core.abort("b")
+    assert tier_of(core).stats().open_loads == 0 == core.stats().tier_bytes_loaded
+    core.check()
+    core.step()  # the row of "c" is freed
+    assert not core.has_work()
+    gate.set()
+    run(core, request("b2", PROMPT))
+    assert core.stats().tier_loaded_tokens == 72
+
+
+def test_who_waits_too_long_computes(tmp_path, compute_seconds):
+    core = restarted(tmp_path / "kv")
+    gate = reads_wait(core)
+    compute_seconds[0] = 0.03
+    run(core, request("b", PROMPT))
+    assert core.stats().tier_loads == {"late": 9}
+    assert core.stats().tier_loaded_tokens == 0
+    gate.set()
+
+
+def test_a_disk_that_is_slower_than_computing_is_not_read(tmp_path):
+    core = restarted(tmp_path / "kv")
+    tier_of(core)._meter.loaded(100, 50.0)  # two bytes a second
+    run(core, request("b", PROMPT))
+    assert core.stats().tier_loads == {"loaded": 1, "slow": 9}
+    assert core.stats().tier_loaded_tokens == 0
+
+
+def test_a_bound_of_what_is_on_its_way(tmp_path):
+    core = restarted(tmp_path / "kv", tier_bytes=4 * SIZE * 8)
+    run(core, request("b", PROMPT))
+    assert core.stats().tier_loaded_tokens == 4 * SIZE
+    assert core.stats().tier_loads == {"loaded": 4}
+
+
+def test_a_step_that_fails_after_loading_costs_nothing_but_time(tmp_path):
+    failed = []
+
+    def fault(plan):
+        if plan.loads and not failed:
+            failed.append(plan)
+            raise RuntimeError("the step fails")
+
+    core = restarted(tmp_path / "kv", fault=fault)
+    run(core, request("b", PROMPT), request("o", [7] * 30, max_tokens=150, ignore_eos=True), faulty=True)
+    assert failed
+    run(core, request("c", PROMPT))
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_storm_of_evictions(tmp_path, seed, window, overlaps):
+    """Many prompts that begin alike in a pool for two of them, with failing steps; then the same in another engine."""
+    rng = random.Random(seed)
+    failing = random.Random(seed + 100)
+
+    def fault(plan):
+        if plan.work and failing.random() < 0.03:
+            raise RuntimeError("the step fails")
+
+    heads = [[rng.randrange(256) for _ in range(48)] for _ in range(5)]
+    options = {"num_blocks": 22, "max_rows": 6, "window": window, "overlaps": overlaps, "max_tokens_per_step": 40}
+    core = make(tmp_path / "kv", fault=fault, **options)
+    for life in range(2):
+        for turn in range(12):
+            made = []
+            for i in range(rng.randint(1, 6)):
+                prompt = rng.choice(heads)[: rng.choice([20, 40, 48])]
+                prompt = prompt + [rng.randrange(256) for _ in range(rng.randrange(30))]
+                made.append(request(f"{life}.{turn}.{i}", prompt, max_tokens=rng.randint(1, 12)))
+            run(core, *made, faulty=True)
+            written(core)
+        assert core.stats().tier_loaded_tokens > 0
+        core.close()
+        core = make(tmp_path / "kv", fault=fault, **options)
+
+
+def test_a_full_folder_keeps_within_its_bound(tmp_path):
+    core = make(tmp_path / "kv", num_blocks=14, max_bytes=35_000)
+    for i in range(20):
+        run(core, request(f"o{i}", [100 + i] * 80))
+    core.close()
+    assert 0 < sum(f.stat().st_size for f in (tmp_path / "kv").rglob("*.0")) <= 35_000
+    assert core.stats().tier_evicted > 0

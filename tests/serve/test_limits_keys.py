@@ -1,0 +1,211 @@
+"""Keys with names, classes and shares: the file that holds them, and what they make of a request."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from kvasir.errors import ConfigError
+from kvasir.serve.keys import Key, Limits, read_keys
+from kvasir.serve.settings import ServeSettings
+from kvasir.types import Delta, FinishReason, ServiceClass
+from tests.serve.running import client, make_front
+
+INTERACTIVE, BATCH, BACKGROUND = ServiceClass
+ENTRY = {"key": "first-key", "name": "ann"}
+
+
+def write(path, content, mode: int = 0o600):
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    path.chmod(mode)
+    return path
+
+
+# -- the file ----------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_keys(tmp_path):
+    limits = {"requests_per_minute": 60, "tokens_per_minute": 1000, "concurrent": 4, "max_class": "batch"}
+    full = {"key": "second-key", "name": "bob", "class": "background", "weight": 2, "limits": limits}
+    bounded = {"key": "third-key", "name": "eve", "limits": {"max_class": "batch"}}
+    assert read_keys(write(tmp_path / "keys.json", [ENTRY, full, bounded])) == (
+        Key("first-key", "ann", INTERACTIVE, 1.0, Limits()),
+        Key("second-key", "bob", BACKGROUND, 2.0, Limits(60, 1000, 4, BATCH)),
+        Key("third-key", "eve", BATCH, 1.0, Limits(max_class=BATCH)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "truncated"),
+        ("[{]", "malformed"),
+        ("[" * 100_000, ""),
+        ("\udcff".encode("utf-8", "surrogatepass").decode("latin-1"), ""),
+        ([], "0 keys"),
+        (ENTRY, "array"),
+        ([{"key": "first-key"}], "name"),
+        ([ENTRY | {"wieght": 2}], "wieght"),
+        ([ENTRY | {"limits": {"requests": 2}}], "requests"),
+        ([ENTRY | {"class": "best"}], "best"),
+        ([ENTRY | {"weight": 0}], "weight"),
+        ([ENTRY | {"weight": "2"}], "float"),
+        ([ENTRY | {"limits": {"concurrent": 0}}], "concurrent"),
+        ([ENTRY | {"limits": {"tokens_per_minute": 10**10}}], "tokens_per_minute"),
+        ([ENTRY | {"limits": {"tokens_per_minute": 1.5}}], "int"),
+        ([ENTRY | {"class": "interactive", "limits": {"max_class": "batch"}}], "max_class"),
+        ([ENTRY | {"key": "short"}], "weak"),
+        ([ENTRY | {"name": "a/b"}], "named"),
+        ([ENTRY, ENTRY | {"name": "bob"}], "same key"),
+        ([ENTRY, ENTRY | {"key": "other-key"}], "same name"),
+    ],
+)
+def test_a_malformed_file_is_refused_and_no_secret_is_told(tmp_path, content, said):
+    path = write(tmp_path / "keys.json", content)
+    with pytest.raises(ConfigError) as caught:
+        read_keys(path)
+    assert said in str(caught.value) and "first-key" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o602])
+def test_a_file_that_is_open_to_others_is_refused(tmp_path, mode):
+    with pytest.raises(ConfigError, match="open to others"):
+        read_keys(write(tmp_path / "keys.json", [ENTRY], mode))
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path in (tmp_path / "pipe", tmp_path, tmp_path / "absent"):
+        with pytest.raises(ConfigError):
+            read_keys(path)
+
+
+def test_keys_of_all_kinds_together():
+    named = Key("named-key", "ann")
+    settings = ServeSettings(host="0.0.0.0", keys=(named,), api_keys=("plain-key", "plain-key"))
+    assert settings.all_keys[0] == named and len(settings.all_keys) == 2
+    assert "plain-key" not in repr(settings.all_keys) and "named-key" not in repr(settings.all_keys)
+    with pytest.raises(ConfigError, match="same key"):
+        ServeSettings(keys=(named,), api_keys=("named-key",))
+
+
+# -- requests ----------------------------------------------------------------------------------------------
+
+KEYS = (
+    Key("plain-key", "plain"),
+    Key("batch-key", "batch", BATCH, 3.0, Limits(max_class=BATCH)),
+    Key("ground-key", "ground", BACKGROUND),
+)
+
+
+async def seen_by_the_core(path: str, secret: str | None, fields: dict, header: str | None = None):
+    """The status, the error, and the core's request if there was one."""
+    seen = []
+    settings = ServeSettings(keys=KEYS if secret else ())
+    async with client(settings) as http:
+        submit = http.front.engine.submit
+        http.front.engine.submit = lambda request: seen.append(request) or submit(request)
+        headers = {"X-Kvasir-Class": header} if header else {}
+        if secret:
+            headers["Authorization"] = f"Bearer {secret}"
+        body = {
+            "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+            "/v1/completions": {"prompt": "x", "max_tokens": 1},
+            "/v1/embeddings": {"input": "x"},
+        }[path]
+        response = await http.post(path, json=body | fields, headers=headers)
+    return response.status_code, response.json().get("error"), seen[0] if seen else None
+
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("secret", "fields", "header", "expected"),
+    [
+        (None, {}, None, INTERACTIVE),
+        (None, {}, "background", BACKGROUND),
+        ("plain-key", {}, " Batch ", BATCH),
+        ("plain-key", {"service_tier": "flex"}, "background", BATCH),
+        ("plain-key", {"service_tier": "flex", "service_class": "background"}, None, BACKGROUND),
+        ("plain-key", {"service_tier": "auto"}, "background", BACKGROUND),
+        ("batch-key", {}, None, BATCH),
+        ("batch-key", {"service_tier": "default"}, None, BATCH),
+        ("batch-key", {"service_class": "background"}, None, BACKGROUND),
+        ("ground-key", {"service_tier": "priority"}, None, INTERACTIVE),
+    ],
+)
+async def test_the_class_comes_from_field_tier_header_and_key(secret, fields, header, expected):
+    status, _, request = await seen_by_the_core(CHAT, secret, fields, header)
+    assert status == 200 and request.slo is expected
+
+
+@pytest.mark.parametrize(
+    ("secret", "fields", "header", "status", "code"),
+    [
+        ("batch-key", {"service_tier": "priority"}, None, 403, "class_not_allowed"),
+        ("batch-key", {"service_class": "interactive"}, None, 403, "class_not_allowed"),
+        ("batch-key", {}, "interactive", 403, "class_not_allowed"),
+        ("plain-key", {}, "urgent", 400, "invalid_value"),
+        ("plain-key", {"service_class": "urgent"}, None, 400, "invalid_value"),
+        ("plain-key", {"service_tier": "scale"}, None, 400, "invalid_value"),
+    ],
+)
+async def test_a_class_that_may_not_be_is_refused(secret, fields, header, status, code):
+    got, error, request = await seen_by_the_core(CHAT, secret, fields, header)
+    assert (got, error["code"], request) == (status, code, None)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings"])
+async def test_whose_a_request_is_reaches_the_core_on_every_route(path):
+    fields = {"service_class": "background", "deadline": 9.5, "priority": 2}
+    _, _, request = await seen_by_the_core(path, "batch-key", fields)
+    assert (request.tenant, request.weight, request.cache_salt) == ("batch", 3.0, "5:batch")
+    assert (request.slo, request.deadline, request.priority) == (BACKGROUND, 9.5, 2)
+    _, _, request = await seen_by_the_core(path, None, {})
+    assert (request.tenant, request.weight, request.cache_salt) == ("", 1.0, None)
+    assert (request.slo, request.deadline, request.priority) == (INTERACTIVE, None, 0)
+
+
+# -- deadlines ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deadline", [0, -1, 86401, "5", True])
+async def test_a_deadline_out_of_its_range_is_refused(http, deadline):
+    response = await http.post("/v1/completions", json={"prompt": "x", "deadline": deadline})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "deadline"
+
+
+def too_late(after: int):
+    """A front whose engine gives `after` tokens before the deadline passes."""
+    front = make_front()
+
+    async def submit(request):
+        for _ in range(after):
+            yield Delta(request.id, token_ids=(ord("a"),))
+        yield Delta(request.id, finish_reason=FinishReason.TIMEOUT)
+
+    front.engine.submit = submit  # type: ignore[method-assign]
+    return front
+
+
+@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings"])
+async def test_a_deadline_that_passed_is_a_408(path, after):
+    body = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
+    body = {"input": "x"} if path == "/v1/embeddings" else body
+    async with client(front=too_late(after)) as http:
+        response = await http.post(path, json=body)
+    assert response.status_code == 408 and response.json()["error"]["code"] == "deadline_exceeded"
+    assert response.headers["x-should-retry"] == "false"
+
+
+async def test_what_was_streamed_before_the_deadline_stands():
+    async with client(front=too_late(3)) as http:
+        response = await http.post("/v1/completions", json={"prompt": "x", "stream": True})
+    parts = [p.removeprefix("data: ") for p in response.text.split("\n\n") if p]
+    events = [json.loads(p) for p in parts]
+    assert "".join(e["choices"][0]["text"] for e in events[:-1]) == "aaa"
+    assert events[-1]["error"]["code"] == "deadline_exceeded", "and the end says so, without [DONE]"

@@ -1,0 +1,43 @@
+"""`python -m tests.soak [--seconds N] [--seed N]`: soaks, prints what was done and survived, and says by its status
+whether anything was lost, leaked or wrong."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+
+from tests.soak.client import Tally
+from tests.soak.soak import soak
+
+LONG = 60.0  # seconds from which on everything must have happened
+
+
+def table(tally: Tally) -> str:
+    """A line for each kind of load and harm."""
+    rows = [(name, str(count), str(tally.survived[name])) for name, count in sorted(tally.injected.items())]
+    rows += [(n, "", str(c)) for n, c in sorted(tally.survived.items()) if n not in tally.injected]
+    rows += [(f"counter {name}, at most", str(count), "") for name, count in tally.seen.items()]
+    return "\n".join(f"{a:<40} {b:>9} {c:>9}" for a, b, c in (("", "injected", "survived"), *rows))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description="Load and harm for a server.")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=None)
+    options = parser.parse_args()
+    seed = random.randrange(2**31) if options.seed is None else options.seed
+    print(f"soak of {options.seconds:g} seconds, seed {seed}", flush=True)
+    tally = asyncio.run(soak(options.seconds, seed))
+    print(table(tally))
+    if options.seconds >= LONG:
+        tally.wrong += [f"no {name}: the load is too light" for name, count in tally.seen.items() if not count]
+    for line in tally.wrong[:50]:
+        print(f"WRONG {line}")
+    print(f"{len(tally.wrong)} lost, leaked or wrong")
+    return 1 if tally.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""One client among many: it asks, reads, and compares with the plain run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.soak.server import BATCH, FREE, LIMITED, Server
+from tests.soak.work import ErrorEvent, Question, streamed, varied, whole
+
+LIMIT = 300.0  # seconds after which an answer counts as lost
+CLASSES = {FREE: ("interactive", "batch", "background"), BATCH: ("batch", "background"), LIMITED: ("interactive",)}
+
+
+@dataclass
+class Tally:
+    """What happened, by name. seen: the most that a counter of the engine showed at a moment of rest. wrong: a line for
+    each thing that must not happen."""
+
+    injected: Counter[str] = field(default_factory=Counter)
+    survived: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    async def count(self, name: str, work: Awaitable[Any]) -> None:
+        """Runs one piece of load or harm; what it raises is something lost or wrong."""
+        self.injected[name] += 1
+        try:
+            await work
+            self.survived[name] += 1
+        except Exception as error:
+            self.wrong.append(f"{name}: {type(error).__name__}: {error}"[:2000])
+
+
+class Refused(Exception):
+    """A clear error instead of an answer: its status, its code, its headers."""
+
+    def __init__(self, status: int, code: str, headers: httpx.Headers | None = None):
+        super().__init__(f"{status} {code}")
+        self.status = status
+        self.code = code
+        self.headers = headers or httpx.Headers()
+
+
+@dataclass
+class Client:
+    """plain: the questions, each with its answer when it was asked alone."""
+
+    server: Server
+    http: httpx.AsyncClient
+    rng: random.Random
+    tally: Tally
+    plain: list[tuple[Question, Any]]
+
+    async def post(self, route: str, body: Any, key: str = FREE) -> Any:
+        """The comparable part of an answer. Raises Refused."""
+        headers = {"authorization": f"Bearer {key}"}
+        request = self.http.build_request("POST", self.server.base + route, json=body, headers=headers, timeout=LIMIT)
+        response = await self.http.send(request, stream=True)
+        try:
+            if response.status_code == 200 and body.get("stream"):
+                return await streamed(response.aiter_lines())
+            await response.aread()
+            if response.status_code == 200:
+                return whole(response.json())
+            raise Refused(response.status_code, response.json()["error"]["code"], response.headers)
+        except ErrorEvent as error:
+            raise Refused(200, str(error)) from None
+        finally:
+            await response.aclose()
+
+    async def answer(self) -> None:
+        """Some question in some manner; the answer must be that of its plain run, or honestly refused."""
+        question, expected = self.rng.choice(self.plain)
+        key = self.rng.choice((FREE, FREE, BATCH, LIMITED))
+        body = varied(self.rng, question) | {"service_class": self.rng.choice(CLASSES[key])}
+        kills = self.server.noticed_kills
+        try:
+            found = await self.post(question.route, body, key)
+        except Refused as error:
+            self._check(error, key, kills)
+            return
+        assert found == expected, f"{question.route} {body}\n  answered {found}\n  plain    {expected}"
+        self.tally.survived["of these, equal to the plain run"] += 1
+
+    def _check(self, error: Refused, key: str, kills: int) -> None:
+        if error.status == 429:
+            assert "retry-after" in error.headers, "429 without Retry-After"
+            assert error.code == "queue_full" or key == LIMITED, f"{error} for a key without limits"
+        elif error.code == "engine_unavailable":
+            assert self.server.kills >= kills + 2, f"{error} though the engine was killed at most once meanwhile"
+        else:
+            raise error
+        self.tally.survived[f"of these, refused: {error.code}"] += 1
+
+    async def refused(self, body: Any, *statuses: int, route: str = "/v1/completions", key: str = FREE) -> None:
+        """The server must say no, with one of these statuses; 200 stands for an error event."""
+        try:
+            found = await self.post(route, body, key)
+        except Refused as error:
+            if error.code != "engine_unavailable":  # it may just be starting again
+                assert error.status in statuses, f"{error}, expected {statuses}"
+            return
+        raise AssertionError(f"{route} {str(body)[:200]} was answered: {str(found)[:200]}")
+
+
+async def repeat(work: Callable[[], Awaitable[None]], until: float, pause: Callable[[], float]) -> None:
+    """Again and again until that time of the loop's clock."""
+    loop = asyncio.get_running_loop()
+    while loop.time() < until:
+        await work()
+        await asyncio.sleep(pause())

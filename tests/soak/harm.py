@@ -1,0 +1,254 @@
+"""What is done to a server on purpose. Each function returns when the harm was survived, and raises when it was not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+import httpx
+
+from tests.soak.client import Client, Refused
+from tests.soak.server import BATCH, FREE, LIMITED
+from tests.soak.work import MODEL, STORY, Question, streamed
+
+LONG = {"model": MODEL, "prompt": STORY, "max_tokens": 300, "ignore_eos": True}
+
+
+async def leave_stream(c: Client) -> None:
+    """The client goes after a few chunks."""
+    body, left = LONG | {"stream": True, "n": c.rng.choice((1, 3))}, c.rng.randint(1, 30)
+    async with c.http.stream("POST", f"{c.server.base}/v1/completions", json=body, headers=_auth(), timeout=300) as r:
+        async for _ in r.aiter_lines():
+            left -= 1
+            if left == 0:
+                return
+
+
+async def leave_whole(c: Client) -> None:
+    """The client goes before there is an answer."""
+    with contextlib.suppress(TimeoutError, httpx.HTTPError):
+        async with asyncio.timeout(c.rng.uniform(0.0, 1.0)):
+            await c.http.post(f"{c.server.base}/v1/completions", json=LONG | {"n": 2}, headers=_auth())
+
+
+async def read_slowly(c: Client) -> None:
+    """A client with a small buffer that takes its answer in sips; it must be whole and right all the same."""
+    questions = [(q, a) for q, a in c.plain if q.route == "/v1/completions"]
+    question, expected = c.rng.choice(questions)
+    kills = c.server.noticed_kills
+    async with _connection(c, buffer=4096) as (reader, writer):
+        writer.write(_request(question.route, json.dumps(question.body | {"stream": True}).encode()))
+        await writer.drain()
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 300)
+        if b" 200 " not in head.split(b"\r\n")[0]:
+            assert (b" 503 " in head and c.server.kills >= kills + 2) or b" 429 " in head, head
+            return
+        body = await _sip(reader)
+    lines = [line for line in body.decode().splitlines() if line.startswith("data: ")]
+    if any('"engine_unavailable"' in line for line in lines) and c.server.kills >= kills + 2:
+        return
+    assert await streamed(_each(lines)) == expected, "a slow reader got another answer"
+
+
+async def _sip(reader: asyncio.StreamReader) -> bytes:
+    """A chunked body, taken slowly at first."""
+    body, sips = b"", 0
+    while size := int(await reader.readline(), 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+        sips += 1
+        await asyncio.sleep(0.2 if sips < 12 else 0)
+    return body
+
+
+async def _each(lines):
+    for line in lines:
+        yield line
+
+
+async def malform(c: Client) -> None:
+    """Bodies that are no JSON, no requests, or ask for what cannot be."""
+    bad = (
+        b"{", b"[]", b"null", b'{"prompt": 1e999}', b"\xff\xfe{}", b"[" * 5000, b'{"a":' * 200 + b"1" + b"}" * 200,
+        *(json.dumps(LONG | wrong).encode() for wrong in (
+            {"n": 0}, {"n": -1}, {"max_tokens": -5}, {"temperature": "hot"}, {"nonsense": 1}, {"logprobs": 10**9},
+            {"stop": [""] * 500}, {"seed": 2**70}, {"prompt": []}, {"prompt": [-1]}, {"prompt": [10**9]},
+            {"logit_bias": {"99999999": 1}}, {"deadline": -1}, {"service_class": "royal"}, {"cache_salt": ""},
+            {"top_p": 7}, {"prompt_logprobs": 1, "stream": True},
+        )),
+    )  # fmt: skip
+    body = c.rng.choice(bad)
+    headers = _auth() | {"content-type": "application/json"}
+    response = await c.http.post(f"{c.server.base}/v1/completions", content=body, headers=headers, timeout=300)
+    assert response.status_code == 400, f"{response.status_code} for {body[:200]!r}: {response.text[:300]}"
+
+
+async def ask_unknown(c: Client) -> None:
+    """A model that is not there, a key that is none, a class above the key, a route that is none."""
+    kind = c.rng.randrange(4)
+    if kind == 0:
+        await c.refused(LONG | {"model": "nobody"}, 404)
+    elif kind == 1:
+        await c.refused(LONG, 401, key="not-a-key")
+    elif kind == 2:
+        await c.refused(LONG | {"service_class": "interactive"}, 403, key=BATCH)
+    else:
+        response = await c.http.post(f"{c.server.base}/v1/nothing", json={}, headers=_auth(), timeout=300)
+        assert response.status_code == 404, response.status_code
+
+
+async def oversize_prompt(c: Client) -> None:
+    """More than the context holds, for all routes."""
+    text = STORY * c.rng.randint(20, 200)
+    if c.rng.random() < 0.5:
+        await c.refused({"model": MODEL, "prompt": text}, 400)
+    else:
+        await c.refused({"model": MODEL, "input": text}, 400, route="/v1/embeddings")
+
+
+async def oversize_body(c: Client) -> None:
+    """17 MiB, declared and then sent without end."""
+    await _refusal(c, _head("/v1/completions", 17 << 20) + b" " * 100_000, b" 413 ")
+
+
+async def oversize_headers(c: Client) -> None:
+    """Too many, too long, or without an end."""
+    filler = c.rng.choice((b"x-a: b\r\n" * 300, b"x-a: " + b"b" * 60_000 + b"\r\n"))
+    await _refusal(c, _head("/v1/completions", 2)[:-2] + filler + b"\r\n{}", b" 431 ", b" 400 ")
+    await _refusal(c, b"POST /v1/completions HTTP/1.1\r\nx: " + b"y" * 200_000, b" 400 ", b" 431 ")
+
+
+async def break_protocol(c: Client) -> None:
+    """What is no HTTP."""
+    noise = c.rng.choice(
+        (b"\x16\x03\x01\x02" + c.rng.randbytes(64), b"GET / HTTP/9.9\r\n\r\n", b"\r\n\r\nHELO\r\n\r\n")
+    )
+    await _refusal(c, noise, b" 400 ", b"")
+
+
+async def half_body(c: Client) -> None:
+    """The client goes in the middle of its own question."""
+    async with _connection(c) as (_, writer):
+        writer.write(_head("/v1/completions", 5000) + b'{"model": "')
+        await writer.drain()
+        await asyncio.sleep(c.rng.uniform(0, 0.3))
+
+
+async def miss_deadline(c: Client) -> None:
+    """More than can be computed in the time given; what was not begun is a 408, what was ends with an event."""
+    body = LONG | {"deadline": c.rng.choice((0.001, 0.05)), "n": 4, "stream": c.rng.random() < 0.5}
+    try:
+        await c.refused(body, 408)
+    except AssertionError as error:
+        if "200 deadline_exceeded" not in str(error):
+            raise
+
+
+async def exceed_limit(c: Client) -> None:
+    """Four requests at once of a key that may have two: at least one 429, which says when to come back."""
+    body = LONG | {"max_tokens": 60}
+    results = await asyncio.gather(
+        *(c.post("/v1/completions", body, LIMITED) for _ in range(4)), return_exceptions=True
+    )
+    refusals = [r for r in results if isinstance(r, Refused) and r.status == 429]
+    assert refusals and all("retry-after" in r.headers for r in refusals), results
+
+
+async def fill_queue(c: Client) -> None:
+    """A thousand answers at once: as many as the bound allows, or a 429; then the client goes."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await c.refused(LONG | {"prompt": ["a", "b", "c", "d"] * 60, "n": 4}, 429)
+
+
+async def kill_engine(c: Client) -> None:
+    """The engine's process is gone from one moment to the next; afterwards all is as it was."""
+    await c.server.kill_engine()
+    await asyncio.sleep(1.0)
+    question: Question
+    question, expected = c.rng.choice(c.plain)
+    kills = c.server.noticed_kills
+    try:
+        assert await c.post(question.route, question.body) == expected, "another answer after a restart"
+    except Refused as error:
+        assert error.code == "queue_full" or c.server.kills >= kills + 2, error
+
+
+async def stop_engine(c: Client) -> None:
+    """The engine's process stands still for a while."""
+    await c.server.stop_engine(c.rng.uniform(0.5, 3.0))
+
+
+async def fill_disk(c: Client) -> None:
+    """The disk takes nothing for a while: what cannot be written is not kept, and nobody notices."""
+    await c.server.refuse_disk(c.rng.uniform(0.5, 3.0))
+
+
+# A harm and how often it is done, in relation to the others.
+HARMS: dict[str, tuple[Callable[[Client], Awaitable[None]], float]] = {
+    "client leaves a stream": (leave_stream, 4),
+    "client leaves before the answer": (leave_whole, 4),
+    "slow reader": (read_slowly, 3),
+    "malformed body": (malform, 4),
+    "unknown model, key, class or route": (ask_unknown, 2),
+    "prompt beyond the context": (oversize_prompt, 2),
+    "body beyond its bound": (oversize_body, 1),
+    "headers beyond their bound": (oversize_headers, 1),
+    "no HTTP": (break_protocol, 1),
+    "half a body": (half_body, 1),
+    "deadline that cannot be met": (miss_deadline, 2),
+    "key above its limit": (exceed_limit, 1),
+    "queue filled": (fill_queue, 0.5),
+    "engine stopped for a while": (stop_engine, 0.3),
+    "disk full": (fill_disk, 1),
+}
+
+
+# -- raw connections ---------------------------------------------------------------------------------------------------
+
+
+def _auth() -> dict[str, str]:
+    return {"authorization": f"Bearer {FREE}"}
+
+
+def _head(route: str, length: int) -> bytes:
+    lines = (f"POST {route} HTTP/1.1", "host: localhost", f"authorization: Bearer {FREE}", f"content-length: {length}")
+    return "\r\n".join((*lines, "content-type: application/json", "connection: close", "\r\n")).encode()
+
+
+def _request(route: str, body: bytes) -> bytes:
+    return _head(route, len(body)) + body
+
+
+@contextlib.asynccontextmanager
+async def _connection(c: Client, buffer: int = 0):
+    """A connection of our own; `buffer`: bytes of the socket's and of the reader's."""
+    place = urlsplit(c.server.base)
+    connection = socket.socket()
+    if buffer:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, (place.hostname, place.port))
+    reader, writer = await asyncio.open_connection(sock=connection, limit=buffer or 65536)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _refusal(c: Client, sent: bytes, *statuses: bytes) -> None:
+    """One of these statuses in the first line of the answer; b"" stands for a connection that was just closed."""
+    async with _connection(c) as (reader, writer):
+        line = b""
+        with contextlib.suppress(ConnectionError):
+            writer.write(sent)
+            await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            line = await asyncio.wait_for(reader.readline(), 60)
+        # A server that closes while we still send may take the answer with it.
+        assert not line or any(s and s in line for s in statuses), f"{line!r}, expected {statuses}"

@@ -1,0 +1,98 @@
+"""The soak: plain answers first, then load and harm together, with moments of rest at which nothing may be left."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.soak.client import Client, Tally, repeat
+from tests.soak.clock import jump_clock
+from tests.soak.harm import HARMS, kill_engine
+from tests.soak.server import EVENTS, Facts, Server, running
+from tests.soak.work import Question, questions
+
+NUM_QUESTIONS = 40
+ASKERS, HARMERS = 12, 4
+KILL_SECONDS = 12.0  # the mean between two kills in a short soak; in a long one the count of deaths shall be forgotten
+KILLS = 12
+
+
+async def soak(seconds: float, seed: int) -> Tally:
+    """Whatever was lost, leaked or wrong is in the tally's `wrong`."""
+    rng, tally = random.Random(seed), Tally()
+    with tempfile.TemporaryDirectory(prefix="kvasir-soak-") as folder:
+        try:
+            async with running(Path(folder)) as server:
+                await _soak(server, tally, rng, seconds)
+                tally.wrong += server.complaints()
+        except AssertionError as error:
+            tally.wrong.append(str(error))
+    await tally.count("clock", jump_clock(tally, min(20.0, seconds / 8), rng))
+    tally.survived["clock jumps"] = tally.injected["clock jumps"] if tally.survived["clock"] else 0
+    return tally
+
+
+async def _soak(server: Server, tally: Tally, rng: random.Random, seconds: float) -> None:
+    rests = max(2, min(6, int(seconds // 60)))
+    part = seconds / (rests + 1)
+    plain = await _plain(server, tally, rng)
+    # A first part without deaths warms up: pools of threads, pages of memory.
+    await _busy(server, tally, rng, plain, part, 0.0)
+    tally.wrong += await server.rest()
+    base = await server.facts()
+    for _ in range(rests):
+        await _busy(server, tally, rng, plain, part, max(KILL_SECONDS, seconds / KILLS))
+        await tally.count("moments of rest", _rested(server, tally, base))
+
+
+def _http() -> httpx.AsyncClient:
+    return httpx.AsyncClient(limits=httpx.Limits(max_connections=None, max_keepalive_connections=20))
+
+
+async def _plain(server: Server, tally: Tally, rng: random.Random) -> list[tuple[Question, Any]]:
+    """Questions, each with its answer when it is asked alone, whole, and past the cache."""
+    async with _http() as http:
+        c = Client(server, http, rng, tally, [])
+        asked = questions(rng, NUM_QUESTIONS)
+        return [(q, await c.post(q.route, q.body | {"no_cache": True})) for q in asked]
+
+
+async def _rested(server: Server, tally: Tally, base: dict[str, Facts]) -> None:
+    left = await server.leaks(base)
+    assert not left, f"left behind: {left}"
+    now = await server.metrics()
+    for name in EVENTS:
+        tally.seen[name] = max(tally.seen[name], int(now.get(f"{name}_total", 0)))
+
+
+async def _busy(
+    server: Server, tally: Tally, rng: random.Random, plain: list[tuple[Question, Any]], seconds: float, mean: float
+) -> None:
+    """Load and harm for so long; returns when all of it has ended. mean: seconds between two kills; 0: none."""
+    until = asyncio.get_running_loop().time() + seconds
+    names, weights = list(HARMS), [weight for _, weight in HARMS.values()]
+    async with _http() as http:
+        c = Client(server, http, rng, tally, plain)
+
+        def ask() -> Awaitable[None]:
+            return tally.count("questions", c.answer())
+
+        def harm() -> Awaitable[None]:
+            name = rng.choices(names, weights)[0]
+            return tally.count(name, HARMS[name][0](c))
+
+        def kill() -> Awaitable[None]:
+            return tally.count("engine killed", kill_engine(c))
+
+        work = [repeat(ask, until, lambda: 0.0) for _ in range(ASKERS)]
+        work += [repeat(harm, until, lambda: rng.uniform(0, 0.5)) for _ in range(HARMERS)]
+        if mean:
+            await asyncio.sleep(rng.uniform(0, min(2.0, seconds / 2)))
+            work.append(repeat(kill, until, lambda: rng.expovariate(1 / mean)))
+        await asyncio.gather(*work)
