@@ -49,7 +49,7 @@ test: env  ## The fast tests, a few minutes
 	$(PYTEST) -n 2 -m "not slow and not gpu and not peers"
 
 test-all: env sanitize  ## Everything this machine can run: slow tests, sanitizers, GPU if there is one
-	$(PYTEST) -n 2 -m "not gpu and not peers"
+	$(PYTEST) -n 2 -m "not gpu and not peers" --hypothesis-profile=explore
 	@$(MAKE) --no-print-directory gpu-check
 
 composition: env  ## Every feature with every other one, some ten minutes; writes docs/composition.md

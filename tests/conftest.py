@@ -1,4 +1,7 @@
-"""Shared set-up of all tests: no deadline per example, since machines are shared; few examples, since CI is short."""
+"""Shared set-up of all tests: no deadline per example, since machines are shared.
+
+The fast tests draw the same examples every time, so that a verdict is about the change and not about the day;
+`make test-all` draws new ones (`--hypothesis-profile=explore`) and prints how to draw a failing one again."""
 
 from hypothesis import HealthCheck, settings
 
@@ -6,5 +9,6 @@ from kvasir.config import prepare_torch
 
 prepare_torch()  # as every engine does before torch is imported
 
-settings.register_profile("kvasir", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("kvasir", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("explore", settings.get_profile("kvasir"), derandomize=False, print_blob=True)
 settings.load_profile("kvasir")
