@@ -101,9 +101,11 @@ class Request:
     """One request as the core takes it. `prompt_ids` are token ids, `params.seed` is set, `params.max_tokens` too.
 
     resume_ids: for each answer the ids already streamed before an engine died; they are taken as known, and the
-    stream goes on behind them with the same tokens as if nothing had happened. done: answers not to be made (again).
+    stream goes on behind them with the same tokens as if nothing had happened. Not empty: it was accepted by then, and
+    the queue's bound is not for it. done: answers not to be made (again).
     tenant: whose request this is (the name of a key); tenants share a class by their weights.
-    deadline: seconds from its arrival at the engine; an answer that is not complete by then ends with TIMEOUT.
+    deadline: seconds from its arrival; an answer that is not complete by then ends with TIMEOUT.
+    waited: seconds that had gone by since its arrival when the engine got it.
     eos_ids: the tokenizer's end-of-sequence ids; None for those of the model's own configuration.
     """
 
@@ -116,6 +118,7 @@ class Request:
     tenant: str = ""
     weight: float = 1.0  # the tenant's share beside others, the same in all its requests
     deadline: float | None = None
+    waited: float = 0.0
     adapter: str | None = None
     cache_salt: str | None = None  # requests with different ones share no cached prefix
     no_cache: bool = False  # neither use nor leave a cached prefix

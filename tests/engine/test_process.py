@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -98,6 +99,42 @@ async def test_a_poison_request_does_not_loop_and_hurts_nobody():
     assert await asyncio.wait_for(asyncio.gather(*tasks), 30) == [expected(r) for r in requests]
     await asyncio.wait_for(collect(engine, request("after", [9])), 30)
     assert engine.restarts == 2
+    await engine.stop()
+
+
+async def until(condition) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come to that")
+
+
+async def test_a_request_sent_to_an_engine_that_was_dead_already_loses_no_life():
+    engine = ProcessEngine(fake={**FAKE, "step_seconds": 0.01})
+    await engine.start()
+    os.kill(engine.pid, signal.SIGSTOP)
+    asked = request("r", [1], max_tokens=40)
+    task = asyncio.create_task(collect(engine, asked))
+    await until(lambda: "r" in engine._journal.entries)
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: engine._journal.entries["r"].streamed)
+    os.kill(engine.pid, signal.SIGKILL)
+    assert await asyncio.wait_for(task, 30) == expected(asked)
+    assert engine.restarts == 2
+    await engine.stop()
+
+
+async def test_a_deadline_holds_without_an_engine(monkeypatch):
+    monkeypatch.setattr("kvasir.engine.subprocess.FREE_DEATHS", 0)
+    engine = ProcessEngine(fake=FAKE)
+    await engine.start()
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: not engine._ready)
+    late = replace(request("late", [1], n=2), deadline=0.05)
+    reasons = [d.finish_reason async for d in engine.submit(late)]
+    assert reasons == [FinishReason.TIMEOUT] * 2 and not engine._ready, "nobody waited for the next engine"
+    assert not engine._journal.entries
     await engine.stop()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,11 +92,10 @@ def test_the_queue_has_a_bound():
     with pytest.raises(QueueFull):
         scheduler.add(request("b", [1], n=2))
     scheduler.add(request("c", [1]))
+    scheduler.add(replace(request("accepted before", [1], n=2), resume_ids=((), (7,))))
 
 
 def test_priority_goes_first():
-    from dataclasses import replace
-
     drive = make(max_rows=1)
     drive.scheduler.add(replace(request("late", [1], max_tokens=2, ignore_eos=True), priority=1))
     drive.scheduler.add(replace(request("soon", [1], max_tokens=2, ignore_eos=True), priority=0))

@@ -139,6 +139,17 @@ def test_deadlines_end_what_runs_and_what_waits(rows):
     assert world.scheduler.kv.used == 0
 
 
+def test_a_deadline_counts_what_was_waited_before_this_engine():
+    world = World()
+    fields = {"max_tokens": 400, "deadline": 0.5, "waited": 0.4, "resume_ids": ((1, 2),)}
+    world.add(request("resumed", 30, **fields), request("fresh", 30, max_tokens=400, deadline=0.5))
+    while "resumed" not in world.reasons:
+        world.step()
+    assert 0.1 <= world.now < 0.2 and "fresh" not in world.reasons
+    world.run()
+    assert world.reasons["fresh"] is world.reasons["resumed"] is FinishReason.TIMEOUT and world.now >= 0.5
+
+
 def test_the_least_urgent_is_served_in_the_end():
     """Background work under a steady stream of short interactive requests."""
     world = World(max_rows=1, num_blocks=60, targets={**TARGETS, BACKGROUND: Target(3.0, 1.0)})

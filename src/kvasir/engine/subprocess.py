@@ -24,7 +24,7 @@ import zmq.asyncio
 
 from kvasir.config import EngineOptions, engine_environment, runtime_dir
 from kvasir.engine import wire
-from kvasir.engine.journal import Journal
+from kvasir.engine.journal import Journal, Stage
 from kvasir.engine.streams import Streams
 from kvasir.errors import EngineDead, KvasirError, QueueFull
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
@@ -90,14 +90,23 @@ class ProcessEngine:
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
         if self._dead is not None:
             raise EngineDead(self._dead)
-        if self._journal.num_held >= self._max_waiting:
+        held = self._journal.num_held
+        if held and held + request.params.n > self._max_waiting:
             raise QueueFull("the engine is starting again and the queue is full", "try again later")
         stream = self._streams.run(request, self._send, self._cancel)
+        timer = request.deadline and asyncio.get_running_loop().call_later(request.deadline, self._end_overdue)
         try:
             async for delta in stream:
                 yield delta
         finally:
+            if timer:
+                timer.cancel()
             await stream.aclose()  # type: ignore[attr-defined]
+
+    def _end_overdue(self) -> None:
+        """Ends what no engine has and whose time is over; the engine ends what it has."""
+        self._streams.deliver(self._journal.overdue())
+        self._flush()
 
     def _send(self, request: Request) -> None:
         self._journal.add(request)
@@ -181,15 +190,16 @@ class ProcessEngine:
         assert self._process is not None and self._process.stdout is not None
         return self._process.stdout
 
-    def _read_joins(self) -> None:
-        """Notes which requests are being computed, from the lines on the process's standard output."""
+    def _read_stages(self) -> None:
+        """Notes which requests are in the engine's hands, from the lines on the process's standard output."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._stdout.fileno(), 65536):
-                self._joins += data
-        *lines, self._joins = self._joins.split(b"\n")
+                self._said += data
+        *lines, self._said = self._said.split(b"\n")
         for line in lines:
             with contextlib.suppress(msgspec.DecodeError):
-                self._journal.joining(msgspec.json.decode(line, type=list[str]))
+                ids = msgspec.json.decode(line, type=str | list[str])
+                self._journal.reached(*(((ids,), Stage.TAKEN) if isinstance(ids, str) else (ids, Stage.JOINED)))
 
     async def _receive(self) -> None:
         assert self._socket is not None
@@ -239,9 +249,9 @@ class ProcessEngine:
         self._info, self.summary = ready.info, ready.summary
         self._ready = True
         self._heard = time.monotonic()
-        self._joins = b""
+        self._said = b""
         os.set_blocking(self._stdout.fileno(), False)
-        asyncio.get_running_loop().add_reader(self._stdout, self._read_joins)
+        asyncio.get_running_loop().add_reader(self._stdout, self._read_stages)
         self._receiver = asyncio.create_task(self._receive())
 
     async def _first_events(self) -> wire.Ready:
@@ -292,7 +302,7 @@ class ProcessEngine:
         await asyncio.gather(self._receiver, return_exceptions=True)
         while await self._socket.poll(0):
             self._handle(wire.decode_event(await self._socket.recv()))
-        self._read_joins()
+        self._read_stages()
         self._ready = False
         self._close_socket()
         self._close_pipes()
@@ -304,6 +314,7 @@ class ProcessEngine:
                 "the engine process ended twice while it computed this request", "it will not be tried again"
             )
             self._streams.fail(request.id, error)
+        self._end_overdue()
 
     async def _relaunch(self) -> bool:
         for attempt in range(START_ATTEMPTS):

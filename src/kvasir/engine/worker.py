@@ -1,7 +1,8 @@
 """The engine process: `python -m kvasir.engine.worker SOCKET`, started and supervised by ProcessEngine.
 
 Its options come as one line of JSON on standard input, which stays open: when it ends, the parent is gone and so
-are we. Commands and events pass over one zmq PAIR socket (`wire`); standard output names the requests that join.
+are we. Commands and events pass over one zmq PAIR socket (`wire`); standard output names the requests in hand, one
+line of JSON each time: a string for one that is taken, a list for those that join the step to come.
 """
 
 from __future__ import annotations
@@ -31,21 +32,16 @@ class Worker:
     def __init__(self, socket: zmq.Socket, core: EngineCore):
         self.socket = socket
         self.core = core
-        core.plan_listener = self._announce
+        core.plan_listener = self._announce_joins
         self._rows: dict[int, str] = {}
 
     def send(self, event: wire.Event) -> None:
         self.socket.send(wire.encode(event))
 
-    def _announce(self, plan: StepPlan) -> None:
-        """Names the requests that join, before the step: if it kills the process, they are the suspects.
-
-        By a plain write to a pipe, which is out when it returns; a message in zmq's hands would die with us.
-        """
+    def _announce_joins(self, plan: StepPlan) -> None:
         if plan.joined:
             rows = {j.row for j in plan.joined}
-            ids = [s.request.id for s in self.core.scheduler.running if s.row in rows]
-            os.write(sys.stdout.fileno(), msgspec.json.encode(ids) + b"\n")
+            _announce([s.request.id for s in self.core.scheduler.running if s.row in rows])
 
     def run(self) -> None:
         while self._take_commands():
@@ -70,6 +66,7 @@ class Worker:
     def _handle(self, command: wire.Command) -> None:
         match command:
             case wire.Add(request):
+                _announce(request.id)
                 try:
                     self.core.add(request)
                 except KvasirError as error:
@@ -86,6 +83,14 @@ class Worker:
             return wire.Answer(number, dataclasses.replace(self.core.stats(), pid=os.getpid()))
         except AssertionError as error:
             return wire.Answer(number, None, f"leak: {error}")
+
+
+def _announce(ids: str | list[str]) -> None:
+    """Names what is begun with, before it is: if it kills the process, it is the suspect.
+
+    By a plain write to a pipe, which is out when it returns; a message in zmq's hands would die with us.
+    """
+    os.write(sys.stdout.fileno(), msgspec.json.encode(ids) + b"\n")
 
 
 def build(spec: wire.WorkerSpec, socket: zmq.Socket) -> EngineCore:

@@ -92,12 +92,13 @@ class Scheduler:
         if request.id in self._requests:
             raise InvalidRequest(f"request id {request.id!r} is in use", param="request_id")
         refuse_impossible(request, self.capacity, self.kv, self.max_chunk, self.bidirectional)
-        if len(self.waiting) + request.params.n > self.max_waiting:
+        if not request.resume_ids and len(self.waiting) + request.params.n > self.max_waiting:
             raise QueueFull(f"{len(self.waiting)} answers are waiting already", "try again later")
         sequences = [self._sequence(request, i) for i in range(request.params.n) if i not in request.done]
         now, found = self.clock(), self._find(sequences[0])
         for seq in sequences:
-            seq.arrived = seq.since = now
+            seq.arrived = now - request.waited
+            seq.since = now if request.resume_ids else seq.arrived
             seq.expected = found.tokens if found else 0
         self._deadlines += [s for s in sequences if request.deadline is not None]
         self._requests[request.id] = sequences
