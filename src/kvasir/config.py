@@ -53,6 +53,8 @@ class EngineOptions:
     cache_eviction: str = option("lru", "Which cached prefix goes first: lru, lfu, fifo or priority.")
     cache_dir: str | None = option(None, "Folder for prefixes that the memory does not hold; they outlive the engine.")
     cache_disk: int | None = option(None, "Bytes that this folder may take (default: 16 GiB).")
+    cache_offer: str | None = option(None, "Socket on which other engines of this user may take what cache_dir holds.")
+    cache_peer: str | None = option(None, "Socket of such an engine, to take computed prefixes from.")
     max_waiting: int = option(1024, "Answers that may wait before new requests get 429.")
     slo_interactive: str = option("2000/100", "Targets of this class, ms to the first / to each further token.")
     slo_batch: str = option("30000/500", "The same for batch requests.")
@@ -111,6 +113,8 @@ class EngineConfig:
     cache_eviction: str
     cache_dir: str | None
     cache_disk: int
+    cache_offer: str | None
+    cache_peer: str | None
     targets: dict[ServiceClass, Target]
     notes: tuple[str, ...] = ()
 
@@ -139,6 +143,12 @@ def check(options: EngineOptions) -> None:
         raise ConfigError("cache_disk without cache_dir", "say in which folder")
     if options.cache_dir and not options.prefix_cache:
         raise ConfigError("cache_dir keeps what the prefix cache lets go of", "leave --no-prefix-cache out")
+    if options.cache_peer and not options.prefix_cache:
+        raise ConfigError("cache_peer brings prefixes to the prefix cache", "leave --no-prefix-cache out")
+    if options.cache_offer and not options.cache_dir:
+        raise ConfigError("cache_offer offers what cache_dir holds", "say in which folder that is")
+    if options.cache_offer and options.cache_offer == options.cache_peer:
+        raise ConfigError("cache_offer and cache_peer are the same socket", "an engine cannot take from itself")
     if options.dtype not in DTYPES or options.kv_dtype not in KV_DTYPES:
         raise ConfigError(
             f"dtype {options.dtype!r}, kv dtype {options.kv_dtype!r}",
@@ -210,6 +220,8 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         cache_eviction=options.cache_eviction,
         cache_dir=options.cache_dir,
         cache_disk=options.cache_disk or 16 * GIB,
+        cache_offer=options.cache_offer,
+        cache_peer=options.cache_peer,
         targets=slo_targets(options),
         notes=tuple(notes),
     )

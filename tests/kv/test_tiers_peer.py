@@ -6,6 +6,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -86,9 +87,9 @@ def test_a_peers_blocks_come_as_they_are(server, disk, path):
     keys = [b.key for b in blocks]
     keep(disk, blocks[:4], (0, 1))
     with asking(path) as tier:
-        assert tier.has(keys) == 0  # not known yet, and asked by this
-        until(lambda: tier.has(keys) == 4)
-        until(lambda: tier.has(keys, 1) == 4)
+        assert tier.has(keys) == 0 and not tier.ask(keys)  # nobody has answered yet
+        assert tier.ask(keys, 0, 10.0) and tier.has(keys) == 4
+        assert tier.ask(keys, 1, 10.0) and tier.has(keys, 1) == 4
         for group in (0, 1):
             assert [load(tier, b, group) for b in blocks[:4]] == [payload_of(b, group) for b in blocks[:4]]
         assert load(tier, blocks[4]) == "missing"
@@ -96,23 +97,35 @@ def test_a_peers_blocks_come_as_they_are(server, disk, path):
         assert not tier.save(blocks[5], 0, payload_of(blocks[5]))
 
 
-def test_has_never_waits(path, monkeypatch):
-    """Not even for a peer that takes a connection and says nothing."""
+def test_a_question_is_asked_once_and_waited_for_as_long_as_was_said(path):
+    """A peer that takes a connection and says nothing is a miss in the end."""
     keys = [b.key for b in blocks_of(100)]
-    with hostile(path, lambda link: time.sleep(0.5)), asking(path) as tier:
-        begin = time.monotonic()
+    ended = threading.Event()
+    with hostile(path, lambda link: ended.wait(10) and None), asking(path) as tier:
         for _ in range(200):
-            assert tier.has(keys) == 0
-        assert time.monotonic() - begin < 0.4
-        assert tier._asker.cost <= len(keys)  # asked once
+            assert not tier.ask(keys) and tier.has(keys) == 0
+        assert not tier.ask(keys, 0, 0.01)
+        assert tier._asker.cost <= len(keys)
+        ended.set()
+        assert tier.ask(keys, 0, 10.0) and tier.has(keys) == 0
 
 
-def test_long_chains_are_asked_in_pieces(server, disk, path, monkeypatch):
+def test_what_lies_behind_a_gap_is_known_too(server, disk, path):
+    """Of a group with a window only the last blocks of a prefix are stored."""
+    blocks = blocks_of(6)
+    keep(disk, blocks[3:5], (1,))
+    with asking(path) as tier:
+        assert tier.ask([b.key for b in blocks], 1, 10.0)
+        assert [tier.has([b.key], 1) for b in blocks] == [0, 0, 0, 1, 1, 0]
+
+
+def test_of_a_long_chain_the_beginning_is_asked(server, disk, path, monkeypatch):
     monkeypatch.setattr(wire, "MAX_KEYS", 8)
     blocks = blocks_of(30)
     keep(disk, blocks)
     with asking(path) as tier:
-        until(lambda: tier.has([b.key for b in blocks]) == 30)
+        keys = [b.key for b in blocks]
+        assert tier.ask(keys, 0, 10.0) and tier.has(keys) == 8
 
 
 def test_answers_are_forgotten(server, disk, path, monkeypatch):
@@ -122,15 +135,14 @@ def test_answers_are_forgotten(server, disk, path, monkeypatch):
     blocks = blocks_of(5)
     keys = [b.key for b in blocks]
     with asking(path) as tier:
-        assert tier.has(keys) == 0
+        assert tier.ask(keys, 0, 10.0) and tier.has(keys) == 0
         keep(disk, blocks)
-        until(lambda: tier.has(keys) == 5)
+        until(lambda: tier.ask(keys, 0, 1.0) and tier.has(keys) == 5)
         for block in blocks[2:]:
             disk._remove((block.key, 0))
-        until(lambda: tier.has(keys) == 2)
+        until(lambda: tier.ask(keys, 0, 1.0) and tier.has(keys) == 2)
         for i in range(20):
-            tier.has([b.key for b in blocks_of(1, b"%d" % i)])
-        until(lambda: tier._asker.cost == 0)
+            tier.ask([b.key for b in blocks_of(1, b"%d" % i)], 0, 10.0)
         assert len(tier._answers) <= 5 and not tier._asked
 
 
@@ -140,8 +152,7 @@ def test_engines_of_other_facts_give_each_other_nothing(server, disk, path, fact
     keep(disk, [block])
     with asking(path, facts=facts) as tier:
         assert load(tier, block) == "peer" and tier.has([block.key]) == 0
-        until(lambda: tier._asker.cost == 0)
-        assert tier.has([block.key]) == 0
+        assert tier.ask([block.key], 0, 10.0) and tier.has([block.key]) == 0
 
 
 SERVER = """
@@ -299,7 +310,7 @@ LIES = {
     "longer than any record": wire.FRAME.pack(wire.RECORD, record.max_size(FACTS, 0) + 1),
     "huge": wire.FRAME.pack(wire.RECORD, 1 << 62),
     "unknown kind": wire.FRAME.pack(99, 4) + b"abcd",
-    "an answer to another question": wire.FRAME.pack(wire.COUNT, 4) + struct.pack("<I", 1),
+    "an answer to another question": wire.FRAME.pack(wire.HELD, 1) + b"\x01",
     "a miss with a body": wire.FRAME.pack(wire.MISS, 1) + b"x",
     "an empty record": wire.FRAME.pack(wire.RECORD, 0),
     "cut off": wire.FRAME.pack(wire.RECORD, len(SEALED)) + SEALED[:-1],
@@ -336,7 +347,7 @@ def test_a_sound_record_of_another_block_is_foreign(path):
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(st.binary(max_size=200), st.sampled_from([wire.RECORD, wire.MISS, wire.COUNT, wire.WELCOME, 0]))
+@given(st.binary(max_size=200), st.sampled_from([wire.RECORD, wire.MISS, wire.HELD, wire.WELCOME, 0]))
 def test_no_garbage_of_a_peer_is_believed(path, data, kind):
     def answer(link: Wire) -> None:
         question(link)
@@ -345,20 +356,19 @@ def test_no_garbage_of_a_peer_is_believed(path, data, kind):
     with hostile(path, answer), asking(path) as tier:
         reason = "missing" if kind == wire.MISS and not data else None
         assert load(tier, BLOCK) in ((reason,) if reason else ("peer", "truncated", "corrupt"))
-        tier.has([BLOCK.key])
-        until(lambda: tier._asker.cost == 0)
-        assert tier.has([BLOCK.key]) == (kind == wire.COUNT and len(data) == 4 and data != bytes(4))
+        assert tier.ask([BLOCK.key], 0, 10.0)
+        assert tier.has([BLOCK.key]) == (kind == wire.HELD and data == b"\x01")
 
 
-def test_a_count_beyond_the_question_adds_nothing(path):
+@pytest.mark.parametrize("said", [b"", b"\x01", b"\x01" * 2, b"\x01" * 4, b"\x01\x01\x02"])
+def test_an_answer_to_other_keys_is_none(path, said):
     def answer(link: Wire) -> None:
         question(link)
-        link.send(wire.COUNT, wire.NUMBER.pack(2**32 - 1))
+        link.send(wire.HELD, said)
 
     keys = [b.key for b in blocks_of(3)]
     with hostile(path, answer), asking(path) as tier:
-        until(lambda: tier.has(keys) == 3)
-        assert len(tier._answers) == 3
+        assert tier.ask(keys, 0, 10.0) and tier.has(keys) == 0
 
 
 # -- an engine that asks and is out of its mind ------------------------------------------------------------------
@@ -506,17 +516,47 @@ def test_the_socket_is_of_this_user_alone(server, path):
 
 def test_a_folder_open_to_others_is_refused_by_both(path, disk):
     path.parent.chmod(0o755)
-    with pytest.raises(ConfigError, match="open to others"):
-        PeerServer(path, disk)
+    for make in (lambda: PeerServer(path, disk), lambda: PeerTier(path, FACTS)):
+        with pytest.raises(ConfigError, match="open to others"):
+            make()
     path.parent.chmod(0o700)
     server = PeerServer(path, disk)
-    path.parent.chmod(0o755)
     keep(disk, [BLOCK])
     with asking(path) as tier:
+        path.parent.chmod(0o755)
         assert load(tier, BLOCK) == "peer"
         path.parent.chmod(0o700)
         until(lambda: load(tier, BLOCK) == payload_of(BLOCK))
     server.close()
+
+
+STRANGER = """
+import os, socket, sys
+os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.settimeout(10)
+    sock.connect(sys.argv[1])
+    print(sock.recv(1))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_gets_nothing_even_through_an_open_door(disk):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        path = Path(folder, "kv")
+        server = PeerServer(path, disk)
+        path.parent.chmod(0o711)
+        path.chmod(0o666)
+        ran = subprocess.run([sys.executable, "-c", STRANGER, path], capture_output=True, text=True, check=True)
+        server.close()
+    assert ran.stdout == "b''\n"
+
+
+def test_the_socket_of_another_user_is_not_asked(server, disk, path, monkeypatch):
+    keep(disk, [BLOCK])
+    with asking(path) as tier:
+        monkeypatch.setattr(wire, "of_this_user", lambda sock: False)
+        assert load(tier, BLOCK) == "peer"
 
 
 def test_the_socket_of_a_dead_server_is_replaced_and_of_a_living_one_is_not(server, path, disk, tmp_path):
@@ -533,8 +573,9 @@ def test_the_socket_of_a_dead_server_is_replaced_and_of_a_living_one_is_not(serv
     with pytest.raises(ConfigError, match="not a socket"):
         PeerServer(file, disk)
     assert file.read_text() == "not ours"
-    with pytest.raises(ConfigError, match="too long"):
-        PeerServer(path.with_name("x" * 100), disk)
+    for make in (lambda p: PeerServer(p, disk), lambda p: PeerTier(p, FACTS)):
+        with pytest.raises(ConfigError, match="too long"):
+            make(path.with_name("x" * 100))
 
 
 def test_closing_ends_connections_and_leaves_no_descriptor(path, disk):

@@ -16,6 +16,7 @@ from kvasir.kv.tiers.disk import DiskTier
 from kvasir.plan import pack_ids
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.admission import namespace
+from kvasir.sched.budget import StepTime
 from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.service import Service
 from kvasir.types import FinishReason, Request, SamplingParams
@@ -228,6 +229,23 @@ def test_a_disk_that_is_slower_than_computing_is_not_read(tmp_path):
     run(core, request("b", PROMPT))
     assert core.stats().tier_loads == {"loaded": 1, "slow": 9}
     assert core.stats().tier_loaded_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("token_seconds", "bytes_a_second", "read"),
+    [(1.0, 1e5, True), (1e-6, 1e5, False), (1.0, 5.0, False), (0.0, 5.0, True)],
+)
+def test_the_measured_rates_of_both_decide(tmp_path, monkeypatch, token_seconds, bytes_a_second, read):
+    """A block is 8 tokens, of 8 bytes each. A rate that is not known yet refuses nothing."""
+    core = restarted(tmp_path / "kv")
+    monkeypatch.undo()  # as in life
+    core.scheduler.service.step_time = StepTime(costs=(token_seconds, 0.0, 0.0, 0.0))
+    tier_of(core)._meter.loaded(1000, 1000 / bytes_a_second)
+    core.add(request("b", PROMPT))
+    core.scheduler.plan()
+    (seq,) = core.scheduler.waiting + core.scheduler.running
+    assert (seq.fetch is not None and seq.fetch.open) == read
+    core.abort("b")
 
 
 def test_a_bound_of_what_is_on_its_way(tmp_path):

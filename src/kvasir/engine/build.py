@@ -79,7 +79,8 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
         kv_bytes_per_token=tuple((g.window, g.bytes_per_block // options.block_size) for g in groups),
     )
     runner = make_runner(loaded, config, capacity, info, device.torch)
-    tier = make_tier(options, config, files, info, runner.cache) if config.cache_dir else None
+    tier_bytes = max(QUEUE_BYTES, config.kv_bytes // 4)
+    tier = make_tier(options, config, files, info, runner.cache, tier_bytes)
     scheduler = Scheduler(
         capacity,
         eos_ids=info.eos_ids,
@@ -90,7 +91,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
         eviction=config.cache_eviction,
         targets=config.targets,
         tier=tier,
-        tier_bytes=max(QUEUE_BYTES, config.kv_bytes // 4),
+        tier_bytes=tier_bytes,
     )
     seconds = (imported - begun, time.perf_counter() - imported)
     if executor == "program":
@@ -123,6 +124,8 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
         f"{config.kv_bytes / 2**20:.0f} MiB, "
         f"{f'prefixes kept ({config.cache_eviction})' if config.prefix_cache else 'no prefix cache'}",
         *([f"disk      {config.cache_dir}, up to {config.cache_disk / 2**30:.1f} GiB"] if config.cache_dir else []),
+        *([f"offers    it on {config.cache_offer}"] if config.cache_offer else []),
+        *([f"peer      takes prefixes from {config.cache_peer}"] if config.cache_peer else []),
         f"ready     in {sum(seconds):.1f} s ({seconds[0]:.1f} s of it imports)",
         *(f"note      {n}" for n in config.notes),
     ]

@@ -1,4 +1,5 @@
-"""The disk tier of an engine: which bytes in its folder are of this model, computed and laid out as here."""
+"""The tier of an engine: its folder and its peer, and which bytes there are of this model, computed and laid out as
+here."""
 
 from __future__ import annotations
 
@@ -7,8 +8,12 @@ import os
 from pathlib import Path
 
 from kvasir.config import EngineConfig, EngineOptions
+from kvasir.errors import ConfigError
 from kvasir.kv.tiers.block import Facts, GroupFacts, layout
+from kvasir.kv.tiers.connector import KVConnector
 from kvasir.kv.tiers.disk import DiskTier
+from kvasir.kv.tiers.joint import JointTier
+from kvasir.kv.tiers.peer import PeerServer, PeerTier
 from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import CacheGroup
 from kvasir.program.cache import NativeCache
@@ -21,14 +26,37 @@ SCAN_SECONDS = 2.0  # the start waits so long at most for the folder to be liste
 
 
 def make_tier(
-    options: EngineOptions, config: EngineConfig, files: ModelFiles, info: ModelInfo, cache: KVCache | NativeCache
-) -> DiskTier:
-    """The tier over `config.cache_dir`. Raises ConfigError."""
-    assert config.cache_dir
+    options: EngineOptions,
+    config: EngineConfig,
+    files: ModelFiles,
+    info: ModelInfo,
+    cache: KVCache | NativeCache,
+    load_bytes: int,
+) -> KVConnector | None:
+    """What the options ask for; None where they do not. load_bytes: that may be on their way from it. Raises
+    ConfigError."""
+    if not (config.cache_dir or config.cache_peer):
+        return None
     facts = Facts(identity(options, config, files), info.numerics, config.block_size, group_facts(config, cache))
-    tier = DiskTier(Path(config.cache_dir).expanduser(), facts, config.cache_disk)
-    tier.wait_scanned(SCAN_SECONDS)
-    return tier
+    tiers: list[KVConnector] = []
+    server = None
+    try:
+        if config.cache_dir:
+            tiers.append(disk := DiskTier(_path(config.cache_dir), facts, config.cache_disk, load_bytes=load_bytes))
+            disk.wait_scanned(SCAN_SECONDS)
+        if config.cache_peer:
+            tiers.append(PeerTier(_path(config.cache_peer), facts, load_bytes=load_bytes))
+        if config.cache_offer:
+            server = PeerServer(_path(config.cache_offer), tiers[0])
+    except ConfigError:
+        for tier in tiers:
+            tier.close(0.0)
+        raise
+    return JointTier(tiers, server) if server or len(tiers) > 1 else tiers[0]
+
+
+def _path(name: str) -> Path:
+    return Path(name).expanduser().absolute()
 
 
 def identity(options: EngineOptions, config: EngineConfig, files: ModelFiles) -> str:

@@ -3,8 +3,9 @@
     prompt     |----- hit in the tree -----|--- fetched ---|--- computed ---|
                0                         first        first + count
 
-A fetch ends when all its parts are there, when one fails, or at its deadline; whatever leading blocks arrived by then
-are used, the rest is computed. Bytes are checked by the tier before they get here.
+A fetch begins when the tier knows what it has: at once, or when a peer has answered. It ends when all its parts are
+there, when one fails, or at its deadline; whatever leading blocks arrived by then are used, the rest is computed. Bytes
+are checked by the tier before they get here.
 """
 
 from __future__ import annotations
@@ -24,24 +25,38 @@ from kvasir.plan import CacheGroup
 Part = tuple[int, int]  # group, index of the block in its sequence
 Save = tuple[Block, int, int]  # group, block id
 
+ASK_SECONDS = 0.2  # so long at most a sequence waits for a peer to say what it has
 UNKNOWN_SECONDS = 5.0  # a fetch may take so long when nobody knows how long computing takes
 PATIENCE = 2.0  # and else so many times what computing would take
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Whether the tier has `blocks`, of a sequence that has its first `known` tokens. seconds(n): the time to compute n
+    tokens behind them, 0 for unknown."""
+
+    blocks: Sequence[Block]
+    keys: Sequence[bytes]
+    known: int
+    seconds: Callable[[int], float]
+
+
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """Blocks [first, first + count) of one sequence. tickets: of parts on their way; parts: what has arrived.
-    count 0: the tier was asked and had nothing that was worth it."""
+    """Blocks [first, first + count) of one sequence. question: until it is answered, or the deadline has passed;
+    tickets: of parts on their way; parts: what has arrived. count 0 without a question: the tier had nothing that was
+    worth it."""
 
     first: int = 0
     count: int = 0
     deadline: float = inf
+    question: Question | None = None
     tickets: dict[Part, int] = field(default_factory=dict)
     parts: dict[Part, memoryview] = field(default_factory=dict)
 
     @property
     def open(self) -> bool:
-        return bool(self.tickets)
+        return self.question is not None or bool(self.tickets)
 
 
 def reach(
@@ -87,7 +102,7 @@ class Store:
     def note(self, block: Block, ids: Sequence[int]) -> None:
         """Block `ids[g]` of group g, unless SCRATCH, is to be saved before anybody writes to it."""
         for group, id in enumerate(ids):
-            if id != SCRATCH and not self.tier.has((block.key,), group):
+            if id != SCRATCH and self.tier.wants(block.key, group):
                 self._saves.append((block, group, id))
 
     @property
@@ -104,31 +119,49 @@ class Store:
     def fetch(self, namespace: bytes, ids: bytes, known: int, seconds: Callable[[int], float], now: float) -> Fetch:
         """Begins to load what comes behind the first `known` tokens of `ids` (packed), as far as the tier has it.
 
-        seconds(n): the time to compute n tokens behind them, 0 for unknown.
-        """
+        seconds(n): see Question."""
         first = known // self.block_size
-        room = max(0, self.max_bytes - self.num_bytes) // sum(self._sizes)
+        room = self._room()
         if len(ids) < (first + 1) * self.block_size * ID_BYTES or not room:
             return Fetch()
         blocks = chain(namespace, ids[: (first + room) * self.block_size * ID_BYTES], self.block_size)
+        keys = [block.key for block in blocks[first:]]
+        fetch = Fetch(first, 0, now + ASK_SECONDS, Question(blocks, keys, known, seconds))
+        self._ask(fetch, now, 0.0)
+        return fetch
+
+    def _room(self) -> int:
+        """Blocks that may be fetched beside those of other fetches."""
+        return max(0, self.max_bytes - self.num_bytes) // sum(self._sizes)
+
+    def _ask(self, fetch: Fetch, now: float, timeout: float) -> None:
+        question = fetch.question
+        assert question
+        answered = all([self.tier.ask(question.keys, group, timeout) for group in range(len(self.groups))])
+        if answered or now > fetch.deadline:
+            fetch.question = None
+            self._begin(fetch, question, now)
+
+    def _begin(self, fetch: Fetch, question: Question, now: float) -> None:
+        """Begins to load what the tier has, if that is faster than to compute it."""
+        blocks, first = question.blocks, fetch.first
 
         def have(group: int, index: int) -> bool:
             return self.tier.has((blocks[index].key,), group) > 0
 
-        count = reach(self.groups, self.block_size, first, len(blocks) - first, have)
+        count = reach(self.groups, self.block_size, first, min(len(blocks) - first, self._room()), have)
         if not count:
-            return Fetch()
-        tokens = (first + count) * self.block_size - known
-        parts, compute = self._parts(first, count), seconds(tokens)
+            return
+        tokens = (first + count) * self.block_size - question.known
+        parts, compute = self._parts(first, count), question.seconds(tokens)
         stats = self.tier.stats()
         num_bytes = sum(self._sizes[g] for g, _ in parts)
         if not worth(num_bytes + stats.open_bytes, tokens, stats.read_rate, tokens / compute if compute > 0 else 0.0):
             self.unused["slow"] += len(parts)
-            return Fetch()
-        fetch = Fetch(first, count, now + (PATIENCE * compute or UNKNOWN_SECONDS))
+            return
+        fetch.count, fetch.deadline = count, now + (PATIENCE * compute or UNKNOWN_SECONDS)
         fetch.tickets = {(g, i): self.tier.start_load(blocks[i], g) for g, i in parts}
         self.num_bytes += num_bytes
-        return fetch
 
     def _parts(self, first: int, count: int) -> list[Part]:
         end = first + count
@@ -136,7 +169,10 @@ class Store:
         return sorted(((g, i) for g, low in enumerate(lows) for i in range(low, end)), key=lambda part: part[1])
 
     def poll(self, fetch: Fetch, now: float, timeout: float = 0.0) -> None:
-        """Takes what has arrived; waits for the next part at most `timeout` seconds."""
+        """Takes what has arrived; waits for what comes next at most `timeout` seconds."""
+        if fetch.question:
+            self._ask(fetch, now, timeout)
+            return
         for part, ticket in list(fetch.tickets.items()):
             found = self.tier.poll(ticket, timeout)
             if found is None:
@@ -154,6 +190,7 @@ class Store:
 
     def _give_up(self, fetch: Fetch) -> None:
         """What has arrived stays."""
+        fetch.question = None
         for (group, _), ticket in fetch.tickets.items():
             self.tier.cancel(ticket)
             self.num_bytes -= self._sizes[group]

@@ -127,7 +127,7 @@ class _Scrape:
         yield self._counter("prefix_lookup_tokens", "Tokens looked up in the prefix cache.", stats.looked_up_tokens)
         yield self._counter("prefix_hit_tokens", "Of these, found there.", stats.cached_tokens)
         yield self._counter("prefix_evicted_blocks", "Blocks taken back from the prefix cache.", stats.evicted_blocks)
-        yield self._counter("tier_hit_tokens", "Tokens read from the disk tier.", stats.tier_loaded_tokens)
+        yield self._counter("tier_hit_tokens", "Tokens read from the tier.", stats.tier_loaded_tokens)
         yield self._outcomes("tier_loads", "Parts of blocks asked of the tier, by outcome.", stats.tier_loads)
         yield self._outcomes("tier_saves", "Parts of blocks given to the tier, by outcome.", stats.tier_saves)
         yield self._counter("tier_loaded_bytes", "Bytes read from the tier.", stats.tier_bytes_loaded)

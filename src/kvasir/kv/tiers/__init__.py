@@ -6,4 +6,5 @@ connector   KVConnector: the protocol that the engine sees, which never waits fo
 transfers   its threads: loads by ticket, saves through a bounded queue
 disk        DiskTier
 peer        PeerTier (asks) and PeerServer (answers) over a Unix socket; wire has their frames
+joint       JointTier: both as one
 """

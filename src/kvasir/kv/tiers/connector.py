@@ -2,6 +2,7 @@
 
 The life of a load:
 
+    ask(keys) -> bool       whether all is known that can be; who must be asked is being asked
     has(keys) -> n          from memory alone, and perhaps too few
     start_load -> ticket    queued
     poll(ticket)            None ... None, then once the bytes or Failed; the ticket is gone
@@ -55,8 +56,17 @@ class KVConnector(Protocol):
 
     facts: Facts
 
+    def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
+        """Whether `has` says of these keys all that can be known. False: somebody is being asked, and did not answer
+        within the timeout."""
+        ...
+
     def has(self, keys: Sequence[bytes], group: int = 0) -> int:
         """How many of the leading `keys` can be loaded, as far as is known without asking anybody."""
+        ...
+
+    def wants(self, key: bytes, group: int) -> bool:
+        """Whether a part of this name would be kept: it is not there yet."""
         ...
 
     def start_load(self, block: Block, group: int = 0) -> int:

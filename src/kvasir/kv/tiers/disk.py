@@ -115,6 +115,12 @@ class DiskTier:
                 return i
         return len(keys)
 
+    def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
+        return True
+
+    def wants(self, key: bytes, group: int) -> bool:
+        return (key, group) not in self._index and (key, group) not in self._queued
+
     def start_load(self, block: Block, group: int = 0) -> int:
         return self._loads.start(block, group, self.facts.groups[group].num_bytes)
 
@@ -140,7 +146,7 @@ class DiskTier:
         return False
 
     def _refusal(self, name: Name, num_bytes: int) -> str:
-        if name in self._index or name in self._queued:
+        if not self.wants(*name):
             return "known"
         if num_bytes + record.PREFIX.size + record.MAX_HEADER > self._max_bytes:
             return "large"

@@ -78,6 +78,8 @@ class Link:
         link = self._wire = Wire(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         link.sock.settimeout(EXCHANGE_SECONDS)
         link.sock.connect(os.fspath(self._path))
+        if not wire.of_this_user(link.sock):
+            raise WireError("the peer belongs to another user")
         link.begin(EXCHANGE_SECONDS)
         link.send(wire.HELLO, self._facts.digest())
         link.head({wire.WELCOME: 0})
@@ -109,68 +111,77 @@ class Link:
 class PeerTier:
     """A KVConnector over the socket of a PeerServer.
 
-    `has` answers from what the peer said in the last seconds; what is not known is asked in the background, so that a
-    later call knows. load_bytes: of parts on the way or not yet fetched.
+    `has` answers from what the peer said when it was asked; an answer is believed for some seconds.
+    load_bytes: of parts on the way or not yet fetched.
     """
 
     def __init__(self, path: Path, facts: Facts, *, load_bytes: int = QUEUE_BYTES):
+        check_path(path)
         self.facts = facts
         self._meter = Meter()
-        self._lock = threading.Lock()
-        self._answers: OrderedDict[Name, tuple[bool, float]] = OrderedDict()  # there is it or not, until when
-        self._asked: set[Name] = set()
+        self._changed = threading.Condition()
+        self._answers: OrderedDict[Name, tuple[bool, float]] = OrderedDict()  # is it there, believed until when
+        self._asked: set[Name] = set()  # on their way
         self._questions = Link(path, facts)
         self._records = Link(path, facts)
-        self._asker: Worker[tuple[list[bytes], int]] = Worker("kv-peer-ask", self._ask, 4 * wire.MAX_KEYS)
+        self._asker: Worker[list[Name]] = Worker("kv-peer-ask", self._ask, 4 * wire.MAX_KEYS)
         self._loads = Loads("kv-peer-load", self._read, load_bytes, self._meter)
 
+    def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
+        with self._changed:
+            now = time.monotonic()
+            names = ((key, group) for key in keys[: wire.MAX_KEYS])
+            old = [name for name in names if name not in self._answers or self._answers[name][1] < now]
+            new = [name for name in old if name not in self._asked]
+            if new and self._asker.put(new, len(new)):
+                self._asked.update(new)
+            if timeout > 0:
+                self._changed.wait_for(lambda: self._asked.isdisjoint(old), timeout)
+            return self._asked.isdisjoint(old)
+
     def has(self, keys: Sequence[bytes], group: int = 0) -> int:
-        now = time.monotonic()
-        n, oldest = len(keys), None
+        """An answer that has grown old is believed until the next one: to load in vain costs little."""
         for i, key in enumerate(keys):
-            there, until = self._answers.get((key, group), (False, 0.0))
-            if until < now and oldest is None:
-                oldest = i  # believed once more while it is asked: to load in vain costs little
+            there, _ = self._answers.get((key, group), (False, 0.0))
             if not there:
-                n = i
-                break
-        if oldest is not None:
-            self._wonder(list(keys[oldest : oldest + wire.MAX_KEYS]), group)
-        return n
+                return i
+        return len(keys)
 
-    def _wonder(self, keys: list[bytes], group: int) -> None:
-        """Queues a question, unless it is on its way."""
-        first = (keys[0], group)
-        with self._lock:
-            if first in self._asked:
-                return
-            self._asked.add(first)
-        if not self._asker.put((keys, group), len(keys)):
-            self._asked.discard(first)
+    def wants(self, key: bytes, group: int) -> bool:
+        return False
 
-    def _ask(self, job: tuple[list[bytes], int] | None) -> None:
-        if job is None:
+    def _ask(self, names: list[Name] | None) -> None:
+        """Asks the peer for parts of one group. A peer that does not answer has nothing."""
+        if names is None:
             return
-        keys, group = job
-        try:
-            n = self._questions.exchange(wire.HAS, wire.pack_has(keys, group), _read_count)
-            self._learn(keys[: n + 1], group, n)
-        except Unusable:
-            with self._lock:
-                self._answers.clear()
-        finally:
-            with self._lock:
-                self._asked.discard((keys[0], group))
 
-    def _learn(self, keys: list[bytes], group: int, n: int) -> None:
-        """Of the keys the first `n` are there; what comes after is not."""
+        def answer(link: Wire) -> list[bool]:
+            _, length = link.head({wire.HELD: len(names)})
+            return wire.unpack_held(link.body(length), len(names))
+
+        held = [False] * len(names)
+        try:
+            held = self._questions.exchange(wire.HAS, wire.pack_has([key for key, _ in names], names[0][1]), answer)
+        except Unusable:
+            self._forget()
+        finally:
+            with self._changed:
+                self._learn(names, held)
+                self._asked.difference_update(names)
+                self._changed.notify_all()
+
+    def _learn(self, names: Sequence[Name], held: Sequence[bool]) -> None:
         now = time.monotonic()
-        with self._lock:
-            for i, key in enumerate(keys):
-                self._answers.pop((key, group), None)
-                self._answers[key, group] = (True, now + KNOWN_SECONDS) if i < n else (False, now + UNKNOWN_SECONDS)
+        with self._changed:
+            for name, there in zip(names, held, strict=True):
+                self._answers.pop(name, None)
+                self._answers[name] = (there, now + (KNOWN_SECONDS if there else UNKNOWN_SECONDS))
             while len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)
+
+    def _forget(self) -> None:
+        with self._changed:
+            self._answers.clear()
 
     def start_load(self, block: Block, group: int = 0) -> int:
         return self._loads.start(block, group, self.facts.groups[group].num_bytes)
@@ -183,11 +194,10 @@ class PeerTier:
         try:
             payload = self._records.exchange(wire.LOAD, wire.pack_load(block, group), answer)
         except Unusable:
-            with self._lock:
-                self._answers.clear()
+            self._forget()
             raise
         if payload is None:
-            self._learn([block.key], group, 0)
+            self._learn([(block.key, group)], [False])
             raise Unusable("missing")
         return payload
 
@@ -213,15 +223,10 @@ class PeerTier:
             link.close()
 
 
-def _read_count(link: Wire) -> int:
-    _, length = link.head({wire.COUNT: wire.NUMBER.size})
-    if length != wire.NUMBER.size:
-        raise WireError("no number")
-    return wire.NUMBER.unpack(link.body(length))[0]
-
-
 class PeerServer:
-    """Serves the parts of `tier` on a socket of mode 0600 in a folder of mode 0700. Raises ConfigError."""
+    """Serves the parts of `tier` to processes of this user, on a socket of mode 0600 in a folder of mode 0700.
+
+    Raises ConfigError."""
 
     def __init__(self, path: Path, tier: KVConnector):
         self._path = path
@@ -244,7 +249,7 @@ class PeerServer:
 
     def _admit(self, link: Wire) -> None:
         with self._lock:
-            if len(self._connections) >= MAX_CONNECTIONS:
+            if len(self._connections) >= MAX_CONNECTIONS or not wire.of_this_user(link.sock):
                 link.close()
                 return
             self._connections.add(link)
@@ -283,7 +288,7 @@ class PeerServer:
             keys, group = wire.unpack_has(body)
             if group >= len(self._tier.facts.groups):
                 raise WireError("a group of another store")
-            link.send(wire.COUNT, wire.NUMBER.pack(self._tier.has(keys, group)))
+            link.send(wire.HELD, bytes(self._tier.has((key,), group) for key in keys))
         else:
             self._give(link, *wire.unpack_load(body))
 
@@ -317,9 +322,16 @@ class PeerServer:
         self._path.unlink(missing_ok=True)
 
 
-def _listen(path: Path) -> socket.socket:
+def check_path(path: Path) -> None:
+    """Raises ConfigError for what cannot be a socket's name, and for a folder that others may enter."""
     if len(os.fsencode(path)) > MAX_PATH:
         raise ConfigError(f"{path} is too long for a socket's name", f"at most {MAX_PATH} bytes")
+    if path.parent.exists():
+        check_private(path.parent)
+
+
+def _listen(path: Path) -> socket.socket:
+    check_path(path)
     make_private(path.parent)
     _remove_dead(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

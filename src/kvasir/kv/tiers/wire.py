@@ -2,12 +2,13 @@
 
 engine that asks           engine that answers
 HELLO facts' digest   ->   WELCOME, or FOREIGN and the end
-HAS   group, keys     ->   COUNT   how many of the leading keys
+HAS   group, keys     ->   HELD    for each key a byte: 1 if it is there, else 0
 LOAD  a part's name   ->   RECORD  as in a file, or MISS
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -18,10 +19,11 @@ import msgspec
 
 from kvasir.kv.tiers.block import KEY_BYTES, MAX_BLOCK_SIZE, MAX_NAMESPACE, Block
 
-HELLO, WELCOME, FOREIGN, HAS, COUNT, LOAD, RECORD, MISS = range(1, 9)
+HELLO, WELCOME, FOREIGN, HAS, HELD, LOAD, RECORD, MISS = range(1, 9)
 
 FRAME = struct.Struct("<BQ")
 NUMBER = struct.Struct("<I")
+CREDENTIALS = struct.Struct("3i")  # ucred: pid, uid, gid
 MAX_KEYS = 4096  # of one question
 HAS_BYTES = NUMBER.size + MAX_KEYS * KEY_BYTES
 LOAD_BYTES = MAX_NAMESPACE + MAX_BLOCK_SIZE * 4 + KEY_BYTES + 64
@@ -92,6 +94,14 @@ class Wire:
         self.sock.close()
 
 
+def of_this_user(sock: socket.socket) -> bool:
+    """Whether the other end of a connected socket is a process of our user; True where the system does not tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, uid, _ = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    return uid == os.getuid()
+
+
 def pack_has(keys: list[bytes], group: int) -> bytes:
     return NUMBER.pack(group) + b"".join(keys)
 
@@ -101,6 +111,12 @@ def unpack_has(body: bytes | bytearray) -> tuple[list[bytes], int]:
         raise WireError("keys of a broken length")
     (group,) = NUMBER.unpack_from(body)
     return [bytes(body[i : i + KEY_BYTES]) for i in range(NUMBER.size, len(body), KEY_BYTES)], group
+
+
+def unpack_held(body: bytes | bytearray, num_keys: int) -> list[bool]:
+    if len(body) != num_keys or body.strip(b"\x00\x01"):
+        raise WireError("no answer to these keys")
+    return [byte == 1 for byte in body]
 
 
 def pack_load(block: Block, group: int) -> bytes:
