@@ -222,5 +222,6 @@ class EngineStats:
     tier_bytes_loaded: int = 0
     tier_bytes_saved: int = 0
     tier_bytes: int = 0  # in it now
+    tier_queued_bytes: int = 0  # on their way into it
     tier_evicted: int = 0  # parts that it gave up for others
     pid: int = 0

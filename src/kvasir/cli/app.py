@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from kvasir.cli.flags import engine_flags
 from kvasir.config import EngineOptions
+from kvasir.errors import ConfigError
 
 app = typer.Typer(
     name="kvasir",
@@ -106,33 +108,58 @@ def chat(
 @app.command()
 @engine_flags
 def bench(
-    model: Annotated[str, typer.Argument(help="As for run; or `prefix`: the prefix cache alone, on a --trace.")],
+    model: Annotated[str, typer.Argument(help="As for run; or `prefix`: the prefix cache alone.")],
     engine: EngineOptions,
+    prefix_model: Annotated[str | None, typer.Argument(help="prefix: the model, where no --trace is given.")] = None,
     mode: Annotated[str, typer.Option(help="latency, throughput or serve.")] = "latency",
-    input_len: Annotated[int, typer.Option(help="Prompt tokens.", min=1)] = 128,
-    output_len: Annotated[int, typer.Option(help="Answer tokens.", min=1)] = 64,
-    num_prompts: Annotated[int, typer.Option(help="Requests (throughput, serve).", min=1)] = 32,
+    input_len: Annotated[
+        int | None, typer.Option(help="Prompt tokens (default 128; prefix: a turn's, 48).", min=1)
+    ] = None,
+    output_len: Annotated[int | None, typer.Option(help="Answer tokens (default 64; prefix 32).", min=1)] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(help="Requests of throughput and serve (default 32); prefix: users (4).", min=1)
+    ] = None,
     request_rate: Annotated[float, typer.Option(help="Requests per second in serve mode; 0: all at once.")] = 0.0,
     repeats: Annotated[int, typer.Option(help="Runs; the median is reported.", min=1)] = 5,
     out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="prefix: few-shot, multi-turn, tree-of-thought, agents, no-reuse (repeatable; default: all)."
+        ),
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="prefix: a trace with hash ids (Mooncake's .jsonl).")] = None,
-    memory: Annotated[list[int] | None, typer.Option(help="prefix: tokens of KV memory (repeatable).", min=1)] = None,
+    memory: Annotated[list[int] | None, typer.Option(help="--trace: tokens of KV memory (repeatable).", min=1)] = None,
 ) -> None:
-    """Measure latency, throughput or serving, as a table, JSON and a plot.
+    """Measure latency, throughput, serving or the prefix cache, as a table, JSON and a plot.
 
     Example: kvasir bench kvasir-mini --mode throughput --out bench-out
 
     Example: kvasir bench kvasir-mini --quantize q8 --threads 1
 
+    Example: kvasir bench prefix kvasir-mini --out bench-out
+
     Example: kvasir bench prefix --trace mooncake.jsonl --memory 4000000
     """
-    if model == "prefix" and trace is not None:
+    from kvasir.cli import bench as command
+
+    if model != "prefix":
+        if prefix_model is not None:
+            raise ConfigError(f"two models, {model} and {prefix_model}", "give one; `prefix` may stand before it")
+        return command.run(
+            engine, mode, input_len or 128, output_len or 64, num_prompts or 32, request_rate, repeats, out
+        )
+    if (prefix_model is None) == (trace is None):
+        raise ConfigError("bench prefix needs a model or a --trace", "give one of them")
+    if trace is not None:
         from kvasir.cli.simulate import prefix
 
         return prefix.run(trace, memory or [], engine.block_size, out)
-    from kvasir.cli import bench as command
+    from kvasir.cli.bench import prefix
+    from kvasir.cli.bench.workloads import Load
 
-    command.run(engine, mode, input_len, output_len, num_prompts, request_rate, repeats, out)
+    load = Load(num_prompts or 4, input_len or 48, output_len or 32)
+    prefix.run(replace(engine, model=prefix_model), load, repeats, workload or [], out)
 
 
 @app.command()

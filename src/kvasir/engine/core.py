@@ -184,5 +184,6 @@ class EngineCore:
             tier_bytes_loaded=tier.bytes_loaded if tier else 0,
             tier_bytes_saved=tier.bytes_saved if tier else 0,
             tier_bytes=tier.num_bytes if tier else 0,
+            tier_queued_bytes=tier.queued_bytes if tier else 0,
             tier_evicted=tier.evicted if tier else 0,
         )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ WARM_UP_TOKENS = 8
 PERCENTILES = (50, 90, 99)
 
 Figures = dict[str, float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ async def throughput(front: Front, shape: Shape, run: int) -> Figures:
     """All prompts at once; rates over the whole run, prefill and decode together."""
     requests, before = make_requests(front, shape, shape.num_prompts, run), await front.stats()
     begun = time.perf_counter()
-    await _all([time_request(front, request) for request in requests])
+    await all_of([time_request(front, request) for request in requests])
     seconds = time.perf_counter() - begun
     return _rates(shape, seconds) | of_steps(before, await front.stats(), seconds)
 
@@ -136,7 +138,7 @@ async def serve(front: Front, shape: Shape, run: int) -> Figures:
     requests, before = make_requests(front, shape, shape.num_prompts, run), await front.stats()
     begun = time.perf_counter()
     due = (begun + arrivals(shape, run)).tolist()
-    timings = await _all([_at(front, request, when) for request, when in zip(requests, due, strict=True)])
+    timings = await all_of([_at(front, request, when) for request, when in zip(requests, due, strict=True)])
     figures = _rates(shape, time.perf_counter() - begun)
     for name in ("ttft", "tpot", "e2e"):
         values = [value for timing in timings if (value := getattr(timing, name)) is not None]
@@ -158,7 +160,7 @@ async def _at(front: Front, request: Request, when: float) -> Timing:
     return await time_request(front, request, when)
 
 
-async def _all(work: Sequence[Awaitable[Timing]]) -> list[Timing]:
+async def all_of(work: Sequence[Awaitable[T]]) -> list[T]:
     """Like gather, but the others end with the first that fails."""
     try:
         async with asyncio.TaskGroup() as group:

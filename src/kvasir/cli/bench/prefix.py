@@ -1,0 +1,306 @@
+"""`kvasir bench prefix MODEL`: what the prefix cache brings where prompts begin alike, and what it costs where not.
+
+The same rounds of requests go to engines with and without the cache, in turns, each round on fresh ids. Their answers
+must be equal, in the unmeasured first round with the bits of all log-probabilities.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kvasir.cli.bench.measure import SEED, Figures, of_steps, percentiles
+from kvasir.cli.bench.probe import ForeignLoad, probe
+from kvasir.cli.bench.report import Run, summarize
+from kvasir.cli.bench.workloads import (
+    BRANCHES,
+    LEVELS,
+    LONG,
+    NO_REUSE,
+    TURNS,
+    WORKLOADS,
+    Exchange,
+    Load,
+    blocks_needed,
+    play,
+)
+from kvasir.cli.machine import machine_facts, software_facts
+from kvasir.cli.show import number_text, print_table
+from kvasir.cli.simulate import progress_bar, report
+from kvasir.config import EngineOptions
+from kvasir.engine.front import Front
+from kvasir.engine.llm import AsyncLLM
+from kvasir.errors import ConfigError, KvasirError
+from kvasir.types import EngineStats, SamplingParams
+
+OFF, ON, DISK = "off", "on", "disk"  # the last: a disk tier behind the cache, where nothing is reused
+
+_DRAIN = 0.005  # seconds between two looks at what the tier still writes
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Throughput as a share of that without the cache, over the rounds."""
+
+    median: float
+    min: float
+    max: float
+
+    @property
+    def overhead(self) -> float:
+        """Time added, as a share."""
+        return 1 / self.median - 1
+
+
+def run(engine: EngineOptions, load: Load, repeats: int, workloads: Sequence[str], out: Path | None) -> dict[str, Any]:
+    """Measures, prints a table, writes files into `out`; returns what the JSON holds. workloads: none for all.
+    Raises KvasirError."""
+    if unknown := [name for name in workloads if name not in WORKLOADS]:
+        raise ConfigError(f"workload {unknown[0]!r}", f"expected some of {', '.join(WORKLOADS)}")
+    if not engine.prefix_cache:
+        raise ConfigError("no prefix cache", "bench prefix measures with and without it: leave --no-prefix-cache out")
+    names = [name for name in WORKLOADS if name in (workloads or WORKLOADS)]
+    result = asyncio.run(_measure(engine, load, repeats, names))
+    _print(result)
+    if out:
+        name = Path(engine.served_model_name or engine.model).name
+        report.write(out, f"prefix-{name}", result, lambda figure: _plot(figure, result["workloads"], name))
+    return result
+
+
+async def _measure(engine: EngineOptions, load: Load, repeats: int, names: Sequence[str]) -> dict[str, Any]:
+    machine = machine_facts()
+    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
+    for name in names:
+        options = await _options(engine, name, load)
+        async with _engines(options) as llms:
+            if not facts:
+                print("\n".join(llms[ON].summary), file=sys.stderr)
+            facts = {"model": asdict(llms[ON].info), "threads": engine.threads or machine["cores"]}
+            found[name] = await _rounds(
+                name, load, repeats, {v: llm.front for v, llm in llms.items()}, facts["threads"]
+            )
+            found[name]["engines"] = {v: list(llm.summary) for v, llm in llms.items()}
+    shape = {**asdict(load), "turns": TURNS, "long": LONG, "branches": BRANCHES, "levels": LEVELS}
+    facts |= {"mode": "prefix", "shape": shape, "seed": SEED, "machine": machine, "software": software_facts()}
+    return {**facts, "options": asdict(engine), "workloads": found}
+
+
+async def _options(engine: EngineOptions, name: str, load: Load) -> dict[str, EngineOptions]:
+    """Of each engine. Where nothing else is said the memory holds one round, which takes the blocks of the last."""
+    if not engine.num_blocks and not engine.kv_memory:
+        engine = replace(engine, num_blocks=1 + await blocks_needed(name, load, engine.block_size))
+    plain = replace(engine, cache_dir=None, cache_disk=None)
+    options = {OFF: replace(plain, prefix_cache=False), ON: plain}
+    return {**options, DISK: engine} if name == NO_REUSE else options
+
+
+@asynccontextmanager
+async def _engines(options: Mapping[str, EngineOptions]) -> AsyncIterator[dict[str, AsyncLLM]]:
+    """All of them loaded, that with a tier over a folder of its own, which goes with it."""
+    async with AsyncExitStack() as stack:
+        llms = {}
+        for variant, wish in options.items():
+            if variant == DISK:
+                wish = replace(wish, cache_dir=stack.enter_context(_folder(wish.cache_dir)))
+            llms[variant] = await stack.enter_async_context(AsyncLLM(**asdict(wish)))
+        yield llms
+
+
+def _folder(inside: str | None) -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="kvasir-bench-", dir=Path(inside).expanduser() if inside else None)
+    except OSError as error:
+        raise ConfigError(f"no folder can be made in {inside}: {error.strerror}", "give another --cache-dir") from error
+
+
+async def _rounds(name: str, load: Load, repeats: int, fronts: Mapping[str, Front], threads: int) -> dict[str, Any]:
+    runs: dict[str, list[Run]] = {variant: [] for variant in fronts}
+    info = fronts[OFF].info
+    with progress_bar(name, (1 + repeats) * len(fronts)) as progress:
+        for number in range(1 + repeats):
+            gave, exchanges = probe(info.device, info.dtype, threads), {}
+            for i, variant in enumerate(_turns(list(fronts), number)):
+                others = ForeignLoad()
+                exchanges[variant], figures = await _play(name, load, number, fronts[variant], number == 0)
+                if number:
+                    runs[variant].append(Run(figures, gave, others.share()))
+                progress(number * len(fronts) + i + 1)
+            for variant in fronts:
+                check_equal(f"{name}, round {number}, cache {variant}", exchanges[OFF], exchanges[variant])
+    return {
+        "about": " ".join((WORKLOADS[name].__doc__ or "").split()),
+        "requests": len(exchanges[OFF]),
+        "variants": {variant: _variant(runs[OFF], own) for variant, own in runs.items()},
+    }
+
+
+def _turns(variants: list[str], number: int) -> list[str]:
+    """Who comes first changes from round to round."""
+    shift = number % len(variants)
+    return variants[shift:] + variants[:shift]
+
+
+def _variant(off: Sequence[Run], own: Sequence[Run]) -> dict[str, Any]:
+    ratio = ratio_to([run.figures["duration_s"] for run in off], [run.figures["duration_s"] for run in own])
+    return {
+        "of_off": {**asdict(ratio), "overhead": ratio.overhead},
+        "figures": {row.name: {"median": row.median, "min": row.min, "max": row.max} for row in summarize(own, {})},
+        "runs": [asdict(run) for run in own],
+    }
+
+
+def ratio_to(off: Sequence[float], own: Sequence[float]) -> Ratio:
+    """off, own: seconds of the same rounds."""
+    shares = [theirs / ours for theirs, ours in zip(off, own, strict=True)]
+    return Ratio(median(shares), min(shares), max(shares))
+
+
+def check_equal(where: str, plain: Sequence[Exchange], cached: Sequence[Exchange]) -> None:
+    """Raises KvasirError where an answer with the cache is not, bit for bit, what it is without."""
+    for i, (a, b) in enumerate(zip(plain, cached, strict=True)):
+        if (a.prompt, a.answers, a.logprobs) != (b.prompt, b.answers, b.logprobs):
+            raise KvasirError(f"{where}: answer {i} differs from that without the cache", "please report this as a bug")
+
+
+# -- one round ---------------------------------------------------------------------------------------------
+
+
+async def _play(
+    name: str, load: Load, number: int, front: Front, with_logprobs: bool
+) -> tuple[list[Exchange], Figures]:
+    async def answer(exchange: Exchange) -> None:
+        await _answer(front, exchange, load.answer, with_logprobs)
+
+    before, begun = await front.stats(), time.perf_counter()
+    exchanges = await play(name, load, front.info.vocab_size, number, answer)
+    ended = time.perf_counter()
+    while (after := await front.stats()).tier_queued_bytes:  # not beside the next engine's round
+        await asyncio.sleep(_DRAIN)
+    drain = time.perf_counter() - ended if after.tier_saves else 0.0
+    return exchanges, _figures(exchanges, ended - begun, before, after) | {"drain_s": drain}
+
+
+async def _answer(front: Front, exchange: Exchange, max_tokens: int, with_logprobs: bool) -> None:
+    """Greedy alone, drawn where several answers are asked for. Raises KvasirError where an answer failed."""
+    params = SamplingParams(
+        n=exchange.n,
+        temperature=0.0 if exchange.n == 1 else 1.0,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        seed=SEED,
+        logprobs=0 if with_logprobs else None,
+    )
+    request, begun = front.resolve(exchange.prompt, params), time.perf_counter()
+    ids: list[list[int]] = [[] for _ in range(exchange.n)]
+    logprobs: list[list[float]] = [[] for _ in range(exchange.n)]
+    async with aclosing(front.engine.submit(request)) as deltas:  # type: ignore[type-var]
+        async for delta in deltas:
+            if delta.error:
+                raise KvasirError(f"a request failed: {delta.error}", "see the engine's log above")
+            exchange.ttft = exchange.ttft or time.perf_counter() - begun
+            ids[delta.index] += delta.token_ids
+            logprobs[delta.index] += (entry.logprob for entry in delta.logprobs)
+    if any(len(one) != max_tokens for one in ids):
+        raise KvasirError(f"answers have {[*map(len, ids)]} tokens, expected {max_tokens} each")
+    exchange.answers, exchange.logprobs = [*map(tuple, ids)], [*map(tuple, logprobs)]
+
+
+def _figures(exchanges: Sequence[Exchange], seconds: float, before: EngineStats, after: EngineStats) -> Figures:
+    """prompt_tokens_per_s: of prompts as they were sent, computed or found. cached_share: of the tokens that were
+    looked up when a sequence joined."""
+
+    def grown(name: str) -> float:
+        return getattr(after, name) - getattr(before, name)
+
+    return {
+        "duration_s": seconds,
+        "requests_per_s": len(exchanges) / seconds,
+        "prompt_tokens_per_s": sum(len(e.prompt) for e in exchanges) / seconds,
+        "output_tokens_per_s": sum(len(one) for e in exchanges for one in e.answers) / seconds,
+        **percentiles("ttft", [e.ttft for e in exchanges]),
+        "computed_prompt_tokens": grown("prompt_tokens"),
+        "cached_share": grown("cached_tokens") / grown("looked_up_tokens"),
+        "evicted_blocks": grown("evicted_blocks"),
+        "preemptions": grown("preemptions"),
+        "tier_loaded_tokens": grown("tier_loaded_tokens"),
+        "tier_bytes_saved": grown("tier_bytes_saved"),
+        **of_steps(before, after, seconds),
+    }
+
+
+# -- what is shown -----------------------------------------------------------------------------------------
+
+
+def _print(result: Mapping[str, Any]) -> None:
+    shape, rows = result["shape"], []
+    for name, found in result["workloads"].items():
+        for variant, told in found["variants"].items():
+            rows.append((name, variant, *_cells(told["figures"]), _of_off(told["of_off"]) if variant != OFF else ""))
+    print_table(
+        ("workload", "cache", ">output tokens/s", ">ttft p50", ">found", ">evicted blocks", ">throughput of off"),
+        rows,
+        f"{result['model']['name']}: {shape['users']} users, turns of {shape['turn']} tokens, answers of "
+        f"{shape['answer']}; medians of {_count(result)} rounds (lowest to highest)",
+    )
+    for variant, told in result["workloads"].get(NO_REUSE, {}).get("variants", {}).items():
+        if variant != OFF:
+            print(f"overhead where nothing is reused, cache {variant}: {told['of_off']['overhead']:+.1%}")
+    foreign = [run["foreign_cpu"] for run in _runs(result)]
+    print(f"all answers are equal; others used {min(foreign):.0%} to {max(foreign):.0%} of the processors")
+
+
+def _runs(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [r for found in result["workloads"].values() for told in found["variants"].values() for r in told["runs"]]
+
+
+def _count(result: Mapping[str, Any]) -> int:
+    return len(next(iter(result["workloads"].values()))["variants"][OFF]["runs"])
+
+
+def _cells(figures: Mapping[str, Any]) -> tuple[str, ...]:
+    middle = {name: told["median"] for name, told in figures.items()}
+    rate = figures["output_tokens_per_s"]
+    return (
+        f"{number_text(rate['median'])} ({number_text(rate['min'])} to {number_text(rate['max'])})",
+        f"{1e3 * middle['ttft_p50_s']:.0f} ms",
+        f"{middle['cached_share']:.1%}",
+        f"{middle['evicted_blocks']:.0f}",
+    )
+
+
+def _of_off(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})"
+
+
+def _plot(figure: Any, workloads: Mapping[str, Any], name: str) -> None:
+    """Bars by workload: throughput beside that without the cache (lines from the lowest to the highest round), the
+    first token's time, and the share of tokens that were found."""
+    panels = figure.subplots(1, 3)
+    for k, variant in enumerate((OFF, ON, DISK)):
+        own = [(i, f["variants"][variant]) for i, f in enumerate(workloads.values()) if variant in f["variants"]]
+        if not own:
+            continue
+        at = [i + 0.27 * (k - 1) for i, _ in own]
+        ratios = [told["of_off"] for _, told in own]
+        spread = [[r["median"] - r["min"] for r in ratios], [r["max"] - r["median"] for r in ratios]]
+        panels[0].bar(at, [r["median"] for r in ratios], 0.25, yerr=spread, color=f"C{k}", label=f"cache {variant}")
+        figures = [told["figures"] for _, told in own]
+        panels[1].bar(at, [f["ttft_p50_s"]["median"] for f in figures], 0.25, color=f"C{k}")
+        panels[2].bar(at, [100 * f["cached_share"]["median"] for f in figures], 0.25, color=f"C{k}")
+    titles = ("throughput, times that without", "first token, p50, seconds", "% of prompt tokens found")
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set_title(title, fontsize=9)
+        panel.set_xticks(range(len(workloads)), list(workloads), fontsize=7)
+    panels[0].axhline(1, color="tab:gray", linestyle="--", linewidth=1)
+    panels[0].legend(fontsize=8)
+    figure.suptitle(name, fontsize=9)
