@@ -12,8 +12,8 @@ from datetime import datetime
 import pytest
 
 from kvasir.errors import TemplateError
-from kvasir.text import template_process
-from kvasir.text.template_process import TemplateLimits, TemplateRenderer
+from kvasir.text.sandbox import Worker, make_frame
+from kvasir.text.template_process import SCRIPT, WHAT, TemplateLimits, TemplateRenderer
 
 LIMITS = TemplateLimits(seconds=0.7, max_output=10_000, max_source=100_000, memory=256 << 20)
 FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -151,11 +151,11 @@ def test_the_worker_sees_no_environment_and_few_modules(renderer, monkeypatch):
 def test_dropped_and_closed_renderers_leave_no_process():
     renderer = TemplateRenderer(LIMITS)
     assert renderer.render("a", {}) == "a"
-    process = renderer._idle[0].process
+    process = renderer.sandbox.idle[0].process
     renderer.close()
     assert process.poll() is not None
     assert renderer.render("a", {}) == "a", "a closed renderer starts again when asked"
-    process = renderer._idle[0].process
+    process = renderer.sandbox.idle[0].process
     del renderer
     gc.collect()
     assert process.poll() is not None
@@ -163,20 +163,20 @@ def test_dropped_and_closed_renderers_leave_no_process():
 
 def test_a_worker_that_was_killed_while_idle_is_replaced(renderer):
     renderer.render("a", {})
-    renderer._idle[-1].process.kill()
-    renderer._idle[-1].process.wait()
+    renderer.sandbox.idle[-1].process.kill()
+    renderer.sandbox.idle[-1].process.wait()
     assert renderer.render("a", {}) == "a"
 
 
 def test_a_hanging_worker_ends_itself_when_its_parent_does_not():
-    worker = template_process._Worker(LIMITS.memory)
+    worker = Worker(SCRIPT, WHAT, LIMITS.memory)
     request = {"source": FOREVER, "variables": {}, "now": "2024-01-01", "max_output": 9, "seconds": 0.2}
-    worker._socket.sendall(template_process._frame(request))
+    worker.socket.sendall(make_frame(request))
     assert worker.process.wait(timeout=20) == -signal.SIGALRM
     worker.kill()
 
 
 def test_an_idle_worker_ends_with_its_parent():
-    worker = template_process._Worker(LIMITS.memory)
-    worker._socket.close()
+    worker = Worker(SCRIPT, WHAT, LIMITS.memory)
+    worker.socket.close()
     assert worker.process.wait(timeout=20) == 0

@@ -1,0 +1,181 @@
+"""Worker processes for what may be hostile: they can be killed, and nothing is lost with them.
+
+A worker is a script that imports nothing of ours. It gets frames of a u32 length (little-endian) and that many bytes of
+JSON on standard input, and answers each with one on standard output; its first is {"ready": true}. A reply of kind
+"limit" says that the worker ends itself.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvasir.errors import KvasirError, QueueFull
+
+_LENGTH = struct.Struct("<I")
+_START_SECONDS = 30.0  # a machine under load starts a process slowly; this is no job's fault
+GRACE_SECONDS = 1.0  # after which a worker ends itself, should the parent not have killed it
+
+
+class SandboxLimit(KvasirError):
+    """A job passed its limit of time or memory, or ended its process."""
+
+
+class Sandbox:
+    """Owns a few worker processes and lends one to each job; safe to use from several threads.
+
+    Workers start when they are needed. One that passes a limit is killed, and the next job gets a fresh one, so a job
+    that hangs holds its place for `seconds` and no longer.
+    """
+
+    def __init__(
+        self,
+        script: Path,
+        what: str,
+        seconds: float,
+        memory: int,
+        max_workers: int = 2,
+        hello: Callable[[], Mapping[str, Any]] | None = None,
+    ):
+        """what: the job's name in messages, in the singular. memory: bytes of address space. hello: the first job of
+        each new worker, which brings what all others need."""
+        self._script, self._what, self._seconds, self._memory = script, what, seconds, memory
+        self._hello = hello
+        self._places = threading.BoundedSemaphore(max_workers)
+        self._max_workers = max_workers
+        self.idle: list[Worker] = []  # the last used at the end; append and pop are atomic
+        self._finalizer = weakref.finalize(self, _kill_all, self.idle)
+
+    def prewarm(self) -> None:
+        """Start a worker now, so that the first job does not wait for it."""
+        with self._lent():
+            pass
+
+    def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to a JSON-like job. Raises SandboxLimit, QueueFull where no worker becomes free in time, and
+        what `json.dumps` raises for a job that is none."""
+        frame = make_frame(job)
+        with self._lent() as worker:
+            return worker.exchange(frame, self._seconds)
+
+    def close(self) -> None:
+        """End the idle workers; a later job starts a new one."""
+        _kill_all(self.idle)
+
+    @contextmanager
+    def _lent(self) -> Iterator[Worker]:
+        if not self._places.acquire(timeout=2 * self._max_workers * self._seconds + _START_SECONDS):
+            raise QueueFull(f"all workers for {self._what}s are busy", "try again in a moment")
+        worker = None
+        try:
+            worker = self._idle_worker() or self._new_worker()
+            yield worker
+        finally:
+            if worker is not None and worker.usable:
+                self.idle.append(worker)
+            elif worker is not None:
+                worker.kill()
+            self._places.release()
+
+    def _idle_worker(self) -> Worker | None:
+        while self.idle:
+            worker = self.idle.pop()
+            if worker.process.poll() is None:
+                return worker
+            worker.kill()
+        return None
+
+    def _new_worker(self) -> Worker:
+        worker = Worker(self._script, self._what, self._memory)
+        if self._hello is not None:
+            try:
+                reply = worker.exchange(make_frame(self._hello()), _START_SECONDS)
+            except BaseException:
+                worker.kill()
+                raise
+            if "error" in reply:
+                worker.kill()
+                raise KvasirError(str(reply["error"]))
+        return worker
+
+
+class Worker:
+    """One worker process; used by one thread at a time."""
+
+    def __init__(self, script: Path, what: str, memory: int):
+        self._what = what
+        self.socket, theirs = socket.socketpair()
+        settings = json.dumps({"path": [p for p in sys.path if p], "memory": memory})
+        with theirs:
+            # Isolated (-I) and without site (-S): the import path is ours, given in the settings.
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-X", "utf8", str(script), settings],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env={},  # nothing to find there: no key, no token
+            )
+        try:
+            self.usable = self._receive(time.monotonic() + _START_SECONDS) == {"ready": True}
+        except (OSError, EOFError) as error:
+            self.kill()
+            raise KvasirError(f"the process for {what}s does not start ({type(error).__name__})") from error
+
+    def exchange(self, frame: bytes, seconds: float) -> dict[str, Any]:
+        """The answer to a job; afterwards `usable` says whether the worker is still good."""
+        self.usable = False
+        deadline = time.monotonic() + seconds
+        try:
+            self.socket.settimeout(seconds)
+            self.socket.sendall(frame)
+            reply = self._receive(deadline)
+        except TimeoutError as error:
+            raise SandboxLimit(f"the {self._what} ran for more than {seconds:g} seconds") from error
+        except (OSError, EOFError) as error:
+            raise SandboxLimit(f"the {self._what} ended the process it ran in") from error
+        self.usable = reply.get("kind") != "limit"
+        return reply
+
+    def kill(self) -> None:
+        self.usable = False
+        self.process.kill()
+        self.process.wait()
+        self.socket.close()
+
+    def _receive(self, deadline: float) -> dict[str, Any]:
+        (size,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
+        return json.loads(self._read(size, deadline))
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError
+            self.socket.settimeout(remaining)
+            chunk = self.socket.recv(min(size - len(data), 1 << 16))
+            if not chunk:
+                raise EOFError
+            data += chunk
+        return bytes(data)
+
+
+def make_frame(message: Mapping[str, Any]) -> bytes:
+    data = json.dumps(message).encode()
+    return _LENGTH.pack(len(data)) + data
+
+
+def _kill_all(workers: list[Worker]) -> None:
+    while workers:
+        workers.pop().kill()
