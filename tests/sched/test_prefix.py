@@ -4,6 +4,7 @@ the block tables, so a block that is shared wrongly is a wrong token or a loud e
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -169,6 +170,24 @@ def test_planning_ahead_waits_for_what_a_window_gives_back():
     drive = make(True, window=20, num_blocks=14, block_size=4, max_rows=3, max_tokens_per_step=23)
     assert run(drive, request("a", [i % 250 for i in range(57)], max_tokens=3)) == [0]
     assert drive.scheduler.preemptions == 0
+
+
+@pytest.mark.parametrize("hits", [0, 1])
+def test_eviction_by_priority_is_by_that_of_requests(hits):
+    """The most urgent stays longest, whoever came last and however often it was found."""
+    drive = make(num_blocks=30, eviction="priority")  # 29 of 8 tokens, for four prompts of 7 each
+
+    def ask(name: str, text: int, priority: int) -> int:
+        (found,) = run(drive, replace(request(name, [text] * 50, max_tokens=4), priority=priority))
+        return found
+
+    for text, priority in ((1, -1), (2, 0), (3, 1), (4, 2)):
+        for turn in range(1 + hits):
+            ask(f"{text} {turn}", text, priority)
+    ask("strange", 9, -1)
+    ask("another", 8, -1)
+    assert [ask(f"{text} again", text, -1) > 40 for text in (1, 2)] == [True, True]
+    assert ask("4 again", 4, -1) == 0
 
 
 workloads = st.lists(

@@ -11,6 +11,7 @@ from kvasir.kv.policy import Policy, Rank
 from kvasir.kv.tiers.block import Block, root_key
 
 ID_BYTES = 4
+LOWEST = -(2**63)  # priority of what no request has left yet
 
 
 def common(a: bytes, b: bytes) -> int:
@@ -54,7 +55,8 @@ class Node:
         self.heads: list[bytes] = []
         self.children: list[Node] = []
         self.digests: list[bytes] = []
-        self.created = self.last_used = self.hits = self.priority = 0
+        self.created = self.last_used = self.hits = 0
+        self.priority = LOWEST
 
     @property
     def num_blocks(self) -> int:

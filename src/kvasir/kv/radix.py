@@ -27,7 +27,7 @@ from itertools import pairwise
 from math import inf
 
 from kvasir.kv.blocks import blocks_for, first_needed
-from kvasir.kv.node import ID_BYTES, Node, Queue, common
+from kvasir.kv.node import ID_BYTES, LOWEST, Node, Queue, common
 from kvasir.kv.policy import Policy, lru
 from kvasir.kv.pool import SCRATCH, BlockPool
 from kvasir.kv.tiers.block import Block
@@ -208,7 +208,7 @@ class PrefixTree:
             return last
         return self._sprout(last, ids, tables)
 
-    def _stamp(self, node: Node | None, hits: int = 0, priority: int = 0) -> None:
+    def _stamp(self, node: Node | None, hits: int = 0, priority: int = LOWEST) -> None:
         """One tick later: the node and those above it are used."""
         self._tick += 1
         while node is not None:

@@ -468,7 +468,8 @@ class Scheduler:
     def _remember(self, seq: Sequence) -> None:
         """Leaves what the sequence has computed to the prefix tree, too."""
         if seq.stored and not seq.suspect:
-            self.kv.tree.insert(seq.namespace, seq.tokens[: seq.stored].tobytes(), seq.blocks.ids)
+            ids, priority = seq.tokens[: seq.stored].tobytes(), -seq.request.priority
+            self.kv.tree.insert(seq.namespace, ids, seq.blocks.ids, priority)
 
     def _pin(self, seq: Sequence) -> None:
         ttl = seq.request.cache_ttl
