@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvasir.metrics import Histogram
+
 NO_TOKEN = -1  # a token id whose value is not known on this side
 
 
@@ -192,6 +194,18 @@ class ModelInfo:
     default_sampling: dict[str, float] = field(default_factory=dict)  # from generation_config.json
     weight_bytes_read: int = 0  # of matrices, by a step of one row; 0 where the executor does not know
     kv_bytes_per_token: tuple[tuple[int, int], ...] = ()  # (window, or 0 for all tokens; bytes) of each cache group
+    targets: dict[ServiceClass, Target] = field(default_factory=dict)  # what each class aims at
+
+
+@dataclass(frozen=True, slots=True)
+class ClassStats:
+    """Of one service class. queue_seconds: from arrival to the first row, of answers that got one. displaced: answers
+    that left their row to a higher class."""
+
+    running: int = 0
+    waiting: int = 0
+    displaced: int = 0
+    queue_seconds: Histogram = field(default_factory=Histogram)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +227,7 @@ class EngineStats:
     cached_tokens: int = 0  # of them found in the prefix cache
     evicted_blocks: int = 0
     preemptions: int = 0
+    classes: dict[ServiceClass, ClassStats] = field(default_factory=dict)
     finished: int = 0
     aborted: int = 0
     # A tier keeps evicted blocks in parts, one for each cache group.

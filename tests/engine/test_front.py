@@ -11,7 +11,7 @@ import pytest
 from kvasir.engine.front import Front
 from kvasir.errors import EngineDead, InvalidRequest, QueueFull, TemplateError
 from kvasir.text.chat import ChatTemplate
-from kvasir.types import FinishReason, SamplingParams, Task
+from kvasir.types import FinishReason, SamplingParams, ServiceClass, Target, Task
 from tests.serve.fakes import BOS, EOS, POISON, EchoEngine, byte_tokenizer
 from tests.serve.running import assert_idle, make_front
 
@@ -204,8 +204,27 @@ async def test_the_meter_counts_what_happened(front):
     meter = front.meter
     assert meter.finished == {"length": 1, "stop": 1}
     assert (meter.prompt_tokens, meter.generated_tokens, meter.open_requests) == (8, 8, 0)
-    assert meter.first_token.cumulative()[-1][1] == meter.request.cumulative()[-1][1] == 2
-    assert meter.per_token.cumulative()[-1][1] == 6
+    interactive = meter.classes[ServiceClass.INTERACTIVE]
+    assert interactive.first_token.cumulative()[-1][1] == meter.request.cumulative()[-1][1] == 2
+    assert interactive.per_token.cumulative()[-1][1] == 6
+
+
+async def test_the_meter_judges_answers_by_the_targets_of_their_class():
+    """Complete ones alone: what a deadline cut off is counted apart, what was aborted not at all."""
+    targets = {ServiceClass.INTERACTIVE: Target(60.0, 60.0), ServiceClass.BATCH: Target(1e-9, 60.0)}
+    front = make_front(info={"targets": targets}, step_seconds=0.005)
+    await front.start()
+    ids, params = await front.encode("abcd"), SamplingParams(**GREEDY, n=2)
+    for slo in ServiceClass:
+        await front.complete(front.resolve(ids, params, slo=slo))
+        await front.complete(front.resolve(ids, params, slo=slo, deadline=0.001))
+    await front.embed(front.resolve_embedding(ids, slo=ServiceClass.BATCH))
+    async with aclosing(front.stream(front.resolve(ids, params))) as deltas:
+        await anext(deltas)
+    counted = [(c.in_time, c.late, c.expired) for c in front.meter.classes.values()]
+    assert counted == [(2, 0, 2), (0, 3, 2), (0, 0, 2)]
+    await assert_idle(front)
+    await front.stop()
 
 
 async def test_errors_of_the_engine_pass_through():

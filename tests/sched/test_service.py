@@ -81,6 +81,27 @@ def test_a_higher_class_takes_the_row_of_a_lower_one_and_the_answer_stays():
     world.run()
     assert world.scheduler.preemptions == 1 and world.times["quick"][-1] < world.times["slow"][-1]
     assert len(world.times["slow"]) == 60
+    classes = world.core.stats().classes
+    assert [classes[c].displaced for c in ServiceClass] == [0, 0, 1]
+
+
+def test_what_each_class_has_waited_is_counted_once():
+    """Of an answer that got a row: also when it leaves it and comes back."""
+    world = World(max_rows=1)
+    world.add(request("slow", 40, max_tokens=60, slo=BACKGROUND))
+    world.step()
+    waiting = [request(f"a{i}", 40) for i in range(2)] + [request("b", 40, slo=BATCH)]
+    world.add(*waiting)
+    stats = world.core.stats()
+    assert [(stats.classes[c].running, stats.classes[c].waiting) for c in ServiceClass] == [(0, 2), (0, 1), (1, 0)]
+    came = world.now
+    world.run()
+    assert world.scheduler.preemptions == 1
+    histograms = [world.core.stats().classes[c].queue_seconds for c in ServiceClass]
+    assert [sum(h.counts) for h in histograms] == [2, 1, 1]
+    ended = {id: times[-1] for id, times in world.times.items()}
+    assert histograms[0].sum == pytest.approx(ended["a0"] - came) and histograms[2].sum == 0
+    assert histograms[1].sum == pytest.approx(max(ended["a0"], ended["a1"]) - came)
 
 
 def test_equals_do_not_take_turns_in_a_row():

@@ -150,11 +150,16 @@ async def test_metrics_count_what_happened(http):
     assert value(f'answers_total{{finish_reason="stop",{model}}}') == 1
     assert value(f"prompt_tokens_total{{{model}}}") == 8
     assert value(f"generated_tokens_total{{{model}}}") == 13
-    assert value(f"time_to_first_token_seconds_count{{{model}}}") == 3
-    assert value(f"time_per_output_token_seconds_count{{{model}}}") == 10
+    interactive = f'{model},service_class="interactive"'
+    assert value(f"time_to_first_token_seconds_count{{{interactive}}}") == 3
+    assert value(f"time_per_output_token_seconds_count{{{interactive}}}") == 10
+    assert value(f"queue_time_seconds_count{{{interactive}}}") == 3
     assert value(f'request_seconds_bucket{{le="+Inf",{model}}}') == 2
     assert value(f"request_prompt_tokens_sum{{{model}}}") == 8
     assert value(f"kv_usage_ratio{{{model}}}") == 0
     assert value(f"engine_steps_total{{{model}}}") > 5
-    for name in ("answers_running", "answers_waiting", "requests_open", "preemptions_total", "kv_blocks"):
+    for name in ("requests_open", "preemptions_total", "kv_blocks"):
         value(f"{name}{{{model}}}")
+    for service_class in ("interactive", "batch", "background"):
+        for name in ("running", "waiting", "in_time_total", "late_total", "expired_total", "displaced_total"):
+            assert value(f'answers_{name}{{{model},service_class="{service_class}"}}') == 0

@@ -77,6 +77,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
         default_sampling=generation.sampling,
         weight_bytes_read=loaded.trace.weight_bytes_read if loaded.trace else 0,
         kv_bytes_per_token=tuple((g.window, g.bytes_per_block // options.block_size) for g in groups),
+        targets=config.targets,
     )
     runner = make_runner(loaded, config, capacity, info, device.torch)
     tier_bytes = max(QUEUE_BYTES, config.kv_bytes // 4)

@@ -176,6 +176,7 @@ class EngineCore:
             cached_tokens=s.cached_tokens,
             evicted_blocks=cache.evicted,
             preemptions=s.preemptions,
+            classes=s.class_stats(),
             finished=s.finished,
             aborted=s.aborted,
             tier_loaded_tokens=s.loaded_tokens,

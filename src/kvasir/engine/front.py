@@ -224,7 +224,7 @@ class Front:
         params = request.params
         answers = [AnswerText(self.tokenizer, request.prompt_ids, params) for _ in range(params.n)]
         open_answers = params.n
-        with self.meter.watch(len(request.prompt_ids), params.n) as watch:
+        with self.meter.watch(request, self.info.targets.get(request.slo)) as watch:
             async with aclosing(self.engine.submit(request)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     self.on_tokens(request.tenant, len(delta.token_ids))
@@ -255,7 +255,7 @@ class Front:
     async def embed(self, request: Request) -> tuple[float, ...]:
         """The embedding of a request made by `resolve_embedding`: float32 values. Raises as `Engine.submit`
         does."""
-        with self.meter.watch(len(request.prompt_ids), 1) as watch:
+        with self.meter.watch(request, self.info.targets.get(request.slo)) as watch:
             async with aclosing(self.engine.submit(request)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     watch.saw(AnswerText(None, request.prompt_ids, request.params).push(delta))

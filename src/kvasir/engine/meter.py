@@ -3,63 +3,58 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter
+from dataclasses import dataclass, field
 
 from kvasir.engine.answer import TextDelta
+from kvasir.metrics import Histogram
+from kvasir.types import FinishReason, Request, ServiceClass, Target
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 TOKENS = tuple(float(1 << i) for i in range(0, 21, 2))
 
 
-class Histogram:
-    """Counts per bucket; `bounds` are the buckets' inclusive upper ends, in ascending order."""
+@dataclass(slots=True)
+class ClassMeter:
+    """Answers of one service class. in_time and late: complete ones that kept their class's targets (the second: on
+    average), and those that did not; expired: those that a deadline ended."""
 
-    def __init__(self, bounds: tuple[float, ...]):
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-    def cumulative(self) -> list[tuple[float, int]]:
-        """(upper end, how many are at most so large), the last with an infinite end."""
-        total, result = 0, []
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            total += count
-            result.append((bound, total))
-        return result
+    first_token: Histogram = field(default_factory=Histogram)
+    per_token: Histogram = field(default_factory=lambda: Histogram(TOKEN_SECONDS))
+    in_time: int = 0
+    late: int = 0
+    expired: int = 0
 
 
 class Meter:
     """Totals over all requests of a front half; `watch` follows one of them."""
 
     def __init__(self) -> None:
+        self.classes = {service_class: ClassMeter() for service_class in ServiceClass}
         self.finished: Counter[str] = Counter()  # answers by finish reason
         self.open_requests = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generated_tokens = 0
-        self.first_token = Histogram(SECONDS)
-        self.per_token = Histogram(TOKEN_SECONDS)
-        self.request = Histogram(SECONDS)
+        self.request = Histogram()
         self.prompt_length = Histogram(TOKENS)
         self.answer_length = Histogram(TOKENS)
 
-    def watch(self, prompt_tokens: int, answers: int) -> Watch:
-        return Watch(self, prompt_tokens, answers)
+    def watch(self, request: Request, target: Target | None) -> Watch:
+        """target: of the request's class, where it is known."""
+        return Watch(self, request, target)
 
 
 class Watch:
     """One request, from its submission to its end: `with meter.watch(...) as watch: watch.saw(delta)`."""
 
-    def __init__(self, meter: Meter, prompt_tokens: int, answers: int):
+    def __init__(self, meter: Meter, request: Request, target: Target | None):
         self._meter = meter
-        self._prompt_tokens = prompt_tokens
-        self._answers = answers
+        self._class = meter.classes[request.slo]
+        self._target = target
+        self._prompt_tokens = len(request.prompt_ids)
+        self._answers = request.params.n
+        self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
         self._cached = 0
 
@@ -76,9 +71,10 @@ class Watch:
         if delta.token_ids:
             before = self._last.get(delta.index)
             if before is None:
-                meter.first_token.add(now - self._begun)
+                self._first[delta.index] = now
+                self._class.first_token.add(now - self._begun)
             else:
-                meter.per_token.add((now - before) / len(delta.token_ids))
+                self._class.per_token.add((now - before) / len(delta.token_ids))
             meter.generated_tokens += len(delta.token_ids)
         self._last[delta.index] = now
         if delta.usage.cached_tokens > self._cached:
@@ -88,6 +84,20 @@ class Watch:
             self._answers -= 1
             meter.finished[delta.finish_reason.value] += 1
             meter.answer_length.add(delta.usage.completion_tokens)
+            self._judge(delta, now)
+
+    def _judge(self, delta: TextDelta, now: float) -> None:
+        """Whether an answer came in time, if it is complete. An embedding is its own first token."""
+        if delta.finish_reason is FinishReason.TIMEOUT:
+            self._class.expired += 1
+        if self._target is None or delta.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return
+        first = self._first.get(delta.index, now)
+        pace = (now - first) / max(1, delta.usage.completion_tokens - 1)
+        if first - self._begun <= self._target.ttft and pace <= self._target.tpot:
+            self._class.in_time += 1
+        else:
+            self._class.late += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         meter = self._meter

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import inf
@@ -30,12 +31,13 @@ from kvasir.kv.store import Save, Store
 from kvasir.kv.tiers.block import Block
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.kv.tiers.transfers import QUEUE_BYTES
+from kvasir.metrics import Histogram
 from kvasir.plan import Bytes, Capacity, Join, RowResult, StepPlan, StepResult, Work
 from kvasir.sched import policy, slo
 from kvasir.sched.admission import SHARED, make_sequence, refuse_impossible
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.sched.service import TARGETS, Served, Service
-from kvasir.types import Delta, FinishReason, Request, ServiceClass, Target, TokenLogprob
+from kvasir.types import ClassStats, Delta, FinishReason, Request, ServiceClass, Target, TokenLogprob
 
 
 class Scheduler:
@@ -81,6 +83,8 @@ class Scheduler:
         self._deadlines: list[Sequence] = []  # those that must end in time
         self._step = 0
         self._order = 0
+        self._displaced: Counter[ServiceClass] = Counter()
+        self._queue_seconds = {service_class: Histogram() for service_class in ServiceClass}
         self.preemptions = self.finished = self.aborted = 0
         self.prompt_tokens = self.generated_tokens = 0
         self.cached_tokens = self.looked_up_tokens = self.loaded_tokens = 0
@@ -193,7 +197,9 @@ class Scheduler:
         if self._free_rows or not self.waiting:
             return
         if min(map(self.service.standing, self.waiting)) < max(map(self.service.standing, self.running)):
-            self.preempt(max(self.running, key=self.service.victim_key))
+            last = max(self.running, key=self.service.victim_key)
+            self.preempt(last)
+            self._displaced[last.request.slo] += 1
 
     def _plan_decodes(self, step: _Step) -> None:
         """One token each for those that want no more."""
@@ -373,6 +379,7 @@ class Scheduler:
             seq.cached = seq.computed if first else min(seq.computed, seq.expected)
             self.looked_up_tokens += seq.known
             self.cached_tokens += seq.cached
+            self._queue_seconds[seq.request.slo].add(self.clock() - seq.arrived)
         step.joined.append(Join(seq.row, seq.tokens.tobytes(), seq.prompt_len, seq.spec, carry=seq.carry))
 
     def _compute(self, seq: Sequence, count: int, step: _Step, joined: bool = False) -> None:
@@ -570,6 +577,13 @@ class Scheduler:
         seq.computed = seq.stored = 0
 
     # -- looking -----------------------------------------------------------------------------------------------
+
+    def class_stats(self) -> dict[ServiceClass, ClassStats]:
+        running, waiting = (Counter(s.request.slo for s in living) for living in (self.running, self.waiting))
+        return {
+            c: ClassStats(running[c], waiting[c], self._displaced[c], self._queue_seconds[c].copy())
+            for c in ServiceClass
+        }
 
     def check(self) -> None:
         """Proves that rows and blocks add up. Raises AssertionError."""

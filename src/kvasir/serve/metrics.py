@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvasir.engine.meter import SECONDS, Histogram, Meter
+from kvasir.engine.meter import Meter
+from kvasir.metrics import Histogram
 from kvasir.types import EngineStats
 
 __all__ = ["CONTENT_TYPE", "HttpMeter", "Metered", "exposition"]
+
+CLASS = "service_class"
 
 
 class HttpMeter:
@@ -25,7 +28,7 @@ class HttpMeter:
 
     def __init__(self) -> None:
         self.responses: Counter[tuple[str, str, int]] = Counter()
-        self.seconds = Histogram(SECONDS)
+        self.seconds = Histogram()
         self.open = 0
 
 
@@ -111,16 +114,27 @@ class _Scrape:
         yield self._counter("prompt_tokens", "Tokens of prompts.", meter.prompt_tokens)
         yield self._counter("cached_prompt_tokens", "Of these, taken from the cache.", meter.cached_tokens)
         yield self._counter("generated_tokens", "Tokens of answers.", meter.generated_tokens)
-        yield self._histogram("time_to_first_token_seconds", "From submission to token.", meter.first_token)
-        yield self._histogram("time_per_output_token_seconds", "Between tokens.", meter.per_token)
         yield self._histogram("request_seconds", "From submission to the last token.", meter.request)
         yield self._histogram("request_prompt_tokens", "Tokens of a prompt.", meter.prompt_length)
         yield self._histogram("answer_tokens", "Tokens of an answer.", meter.answer_length)
+        classes = meter.classes.items()
+        first, per_token = [(c, m.first_token) for c, m in classes], [(c, m.per_token) for c, m in classes]
+        yield self._histograms("time_to_first_token_seconds", "From submission to token.", first)
+        yield self._histograms("time_per_output_token_seconds", "Between tokens.", per_token)
+        in_time, late = [(c, m.in_time) for c, m in classes], [(c, m.late) for c, m in classes]
+        yield self._counters("answers_in_time", "Complete answers that kept their class's targets.", CLASS, in_time)
+        yield self._counters("answers_late", "Complete answers that did not.", CLASS, late)
+        expired = [(c, m.expired) for c, m in classes]
+        yield self._counters("answers_expired", "Answers that their deadline ended.", CLASS, expired)
 
     def _engine(self, stats: EngineStats) -> Iterator[Metric]:
         usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
-        yield self._gauge("answers_running", "Answers being computed.", stats.running)
-        yield self._gauge("answers_waiting", "Answers in the queue.", stats.waiting)
+        classes = stats.classes.items()
+        yield self._gauges("answers_running", "Answers being computed.", [(c, s.running) for c, s in classes])
+        yield self._gauges("answers_waiting", "Answers in the queue.", [(c, s.waiting) for c, s in classes])
+        displaced, queued = [(c, s.displaced) for c, s in classes], [(c, s.queue_seconds) for c, s in classes]
+        yield self._counters("answers_displaced", "Answers that left their row to a higher class.", CLASS, displaced)
+        yield self._histograms("queue_time_seconds", "From an answer's arrival in the engine to its row.", queued)
         yield self._gauge("kv_usage_ratio", "Part of the KV memory in use.", usage)
         yield self._gauge("kv_blocks", "Blocks of KV memory.", stats.blocks_total)
         yield self._gauge("kv_cached_blocks", "Blocks that hold cached prefixes alone.", stats.blocks_cached)
@@ -128,8 +142,9 @@ class _Scrape:
         yield self._counter("prefix_hit_tokens", "Of these, found there.", stats.cached_tokens)
         yield self._counter("prefix_evicted_blocks", "Blocks taken back from the prefix cache.", stats.evicted_blocks)
         yield self._counter("tier_hit_tokens", "Tokens read from the tier.", stats.tier_loaded_tokens)
-        yield self._outcomes("tier_loads", "Parts of blocks asked of the tier, by outcome.", stats.tier_loads)
-        yield self._outcomes("tier_saves", "Parts of blocks given to the tier, by outcome.", stats.tier_saves)
+        loads, saves = stats.tier_loads, stats.tier_saves
+        yield self._counters("tier_loads", "Parts of blocks asked of the tier, by outcome.", "outcome", loads.items())
+        yield self._counters("tier_saves", "Parts of blocks given to the tier, by outcome.", "outcome", saves.items())
         yield self._counter("tier_loaded_bytes", "Bytes read from the tier.", stats.tier_bytes_loaded)
         yield self._counter("tier_saved_bytes", "Bytes written to the tier.", stats.tier_bytes_saved)
         yield self._counter("tier_evicted", "Parts that the tier gave up for others.", stats.tier_evicted)
@@ -151,14 +166,29 @@ class _Scrape:
         family.add_metric([self.model], value)
         return family
 
-    def _outcomes(self, name: str, text: str, counts: dict[str, int]) -> Metric:
-        family = CounterMetricFamily(f"kvasir_{name}", text, labels=["model_name", "outcome"])
-        for outcome, count in sorted(counts.items()):
-            family.add_metric([self.model, outcome], count)
+    def _gauges(self, name: str, text: str, values: Iterable[tuple[str, float]]) -> Metric:
+        family = GaugeMetricFamily(f"kvasir_{name}", text, labels=["model_name", CLASS])
+        for service_class, value in values:
+            family.add_metric([self.model, service_class], value)
+        return family
+
+    def _counters(self, name: str, text: str, label: str, counts: Iterable[tuple[str, int]]) -> Metric:
+        family = CounterMetricFamily(f"kvasir_{name}", text, labels=["model_name", label])
+        for value, count in sorted(counts):
+            family.add_metric([self.model, value], count)
         return family
 
     def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
         family = HistogramMetricFamily(f"kvasir_{name}", text, labels=["model_name"])
-        buckets = [("+Inf" if b == float("inf") else repr(b), n) for b, n in histogram.cumulative()]
-        family.add_metric([self.model], buckets=buckets, sum_value=histogram.sum)
+        family.add_metric([self.model], buckets=_buckets(histogram), sum_value=histogram.sum)
         return family
+
+    def _histograms(self, name: str, text: str, histograms: Iterable[tuple[str, Histogram]]) -> Metric:
+        family = HistogramMetricFamily(f"kvasir_{name}", text, labels=["model_name", CLASS])
+        for service_class, histogram in histograms:
+            family.add_metric([self.model, service_class], buckets=_buckets(histogram), sum_value=histogram.sum)
+        return family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    return [("+Inf" if end == float("inf") else repr(end), count) for end, count in histogram.cumulative()]
