@@ -48,7 +48,7 @@ _DRAIN = 0.005  # seconds between two looks at what the tier still writes
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Throughput as a share of that without the cache, over the rounds."""
+    """What was done per second as a share of that without the cache, over the rounds."""
 
     median: float
     min: float
@@ -151,9 +151,13 @@ def _turns(variants: list[str], number: int) -> list[str]:
 
 
 def _variant(off: Sequence[Run], own: Sequence[Run]) -> dict[str, Any]:
-    ratio = ratio_to([run.figures["duration_s"] for run in off], [run.figures["duration_s"] for run in own])
+    def ratio(seconds: str) -> dict[str, float]:
+        found = ratio_to([run.figures[seconds] for run in off], [run.figures[seconds] for run in own])
+        return {**asdict(found), "overhead": found.overhead}
+
     return {
-        "of_off": {**asdict(ratio), "overhead": ratio.overhead},
+        "of_off": ratio("duration_s"),
+        "cpu_of_off": ratio("cpu_s"),
         "figures": {row.name: {"median": row.median, "min": row.min, "max": row.max} for row in summarize(own, {})},
         "runs": [asdict(run) for run in own],
     }
@@ -181,13 +185,13 @@ async def _play(
     async def answer(exchange: Exchange) -> None:
         await _answer(front, exchange, load.answer, with_logprobs)
 
-    before, begun = await front.stats(), time.perf_counter()
+    before, cpu, begun = await front.stats(), time.process_time(), time.perf_counter()
     exchanges = await play(name, load, front.info.vocab_size, number, answer)
     ended = time.perf_counter()
     while (after := await front.stats()).tier_queued_bytes:  # not beside the next engine's round
         await asyncio.sleep(_DRAIN)
-    drain = time.perf_counter() - ended if after.tier_saves else 0.0
-    return exchanges, _figures(exchanges, ended - begun, before, after) | {"drain_s": drain}
+    figures = _figures(exchanges, ended - begun, before, after) | {"cpu_s": time.process_time() - cpu}
+    return exchanges, figures | {"drain_s": time.perf_counter() - ended if after.tier_saves else 0.0}
 
 
 async def _answer(front: Front, exchange: Exchange, max_tokens: int, with_logprobs: bool) -> None:
@@ -254,7 +258,10 @@ def _print(result: Mapping[str, Any]) -> None:
     )
     for variant, told in result["workloads"].get(NO_REUSE, {}).get("variants", {}).items():
         if variant != OFF:
-            print(f"overhead where nothing is reused, cache {variant}: {told['of_off']['overhead']:+.1%}")
+            wall, cpu = (told[of]["overhead"] for of in ("of_off", "cpu_of_off"))
+            print(
+                f"overhead where nothing is reused, cache {variant}: {wall:+.1%} of time, {cpu:+.1%} of processor time"
+            )
     foreign = [run["foreign_cpu"] for run in _runs(result)]
     print(f"all answers are equal; others used {min(foreign):.0%} to {max(foreign):.0%} of the processors")
 
