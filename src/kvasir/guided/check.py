@@ -1,0 +1,60 @@
+"""Whether a grammar can be enforced: compiled once in a process of its own, which may hang or crash alone."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+
+from kvasir.errors import InvalidRequest
+from kvasir.text.sandbox import GRACE_SECONDS, Sandbox, SandboxLimit
+
+SCRIPT = Path(__file__).with_name("check_worker.py")
+MAX_CHARS = 256 << 10
+SECONDS = 5.0
+MEMORY = 4 << 30  # of address space; what is used of it is some hundred MB for the largest vocabularies
+REMEMBERED = 256
+
+
+class GrammarCheck:
+    """Safe to use from several threads. The worker starts with the first grammar."""
+
+    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos_ids: tuple[int, ...]):
+        def hello() -> dict[str, object]:
+            return {"tokenizer": tokenizer_json(), "vocab_size": vocab_size, "eos_ids": list(eos_ids)}
+
+        self.sandbox = Sandbox(SCRIPT, "grammar", SECONDS, MEMORY, max_workers=1, hello=hello)
+        self._sound: OrderedDict[tuple[str, bool], str] = OrderedDict()
+        self._lock = Lock()
+
+    def check(self, grammar: str, convert: bool = False, param: str | None = None) -> str:
+        """The grammar as guides take it. convert: it may be in llama.cpp's GBNF.
+
+        Raises InvalidRequest (with `param`) that says what cannot be enforced, QueueFull where no worker is free.
+        """
+        if len(grammar) > MAX_CHARS:
+            raise InvalidRequest(f"the grammar has {len(grammar)} characters", f"at most {MAX_CHARS}", param=param)
+        with self._lock:
+            known = self._sound.get((grammar, convert))
+        if known is None:
+            known = self._ask(grammar, convert, param)
+            with self._lock:
+                self._sound[grammar, convert] = known
+                while len(self._sound) > REMEMBERED:
+                    self._sound.popitem(last=False)
+        return known
+
+    def close(self) -> None:
+        self.sandbox.close()
+
+    def _ask(self, grammar: str, convert: bool, param: str | None) -> str:
+        try:
+            reply = self.sandbox.run({"grammar": grammar, "convert": convert, "seconds": SECONDS + GRACE_SECONDS})
+        except SandboxLimit as error:
+            raise InvalidRequest(error.message, "make it simpler", param=param) from error
+        except ValueError as error:  # a lone surrogate is text for Python and for nobody else
+            raise InvalidRequest(f"the grammar is not plain text: {error}", param=param) from error
+        if "error" in reply:
+            raise InvalidRequest(f"it cannot be enforced: {reply['error']}", "change or leave it out", param=param)
+        return str(reply["grammar"])

@@ -1,0 +1,112 @@
+"""Guide: where one answer stands in its grammar, and which tokens may come next.
+
+A guide is a function of the ids it was advanced by: it can be made anew from them, after a preemption or in another
+process. Where the grammar leaves one continuation alone, the mask allows its canonical first token and nothing else, so
+that taking all of it at once (`forced`) and sampling it token by token give the same ids.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from kvasir.errors import KvasirError
+
+CACHED_GRAMMARS = 64
+
+
+class GuideError(KvasirError):
+    """A grammar that cannot be followed (any further)."""
+
+
+class Guide:
+    """Of one answer."""
+
+    __slots__ = ("_matcher",)
+
+    def __init__(self, matcher: LLMatcher):
+        self._matcher = matcher
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing may follow."""
+        return self._matcher.is_stopped()
+
+    def allowed(self) -> bytes:
+        """int32 words, bit i & 31 of word i >> 5 says whether token i may come next. Raises GuideError."""
+        mask = self._matcher.compute_bitmask()
+        self._check()
+        return mask
+
+    def forced(self) -> list[int]:
+        """The ids that must come next, in order; none where there is a choice. Raises GuideError."""
+        ids = self._matcher.compute_ff_tokens()
+        self._check()
+        return ids
+
+    def advance(self, ids: Iterable[int]) -> None:
+        """Raises GuideError for an id that may not come next."""
+        for token in ids:
+            self._matcher.consume_token(token)
+            self._check()
+
+    def _check(self) -> None:
+        # A matcher that failed goes on without complaint and allows what it should not.
+        if self._matcher.is_error():
+            raise GuideError(f"the grammar cannot be followed: {self._matcher.get_error()[:1000]}")
+
+
+class Guides:
+    """Makes guides over one vocabulary; compiles in a thread of its own and remembers what it compiled.
+
+    The tokenizer is loaded when the first grammar comes.
+    """
+
+    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos_ids: tuple[int, ...]):
+        """tokenizer_json: gives the vocabulary as tokenizer.json has it. vocab_size: columns of the logits."""
+        self._tokenizer_json, self._vocab_size, self._eos_ids = tokenizer_json, vocab_size, eos_ids
+        self._tokenizer: LLTokenizer | None = None
+        self._thread = ThreadPoolExecutor(1, "kvasir-grammar")
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._lock = Lock()
+
+    def begin(self, grammar: str) -> Future[LLMatcher]:
+        """Compiles a grammar, if nobody has lately. The result is for `take`; it raises GuideError."""
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is None:
+                found = self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+                while len(self._compiled) > CACHED_GRAMMARS:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return found
+
+    @staticmethod
+    def take(compiled: Future[LLMatcher], ids: Iterable[int] = ()) -> Guide:
+        """A guide at its beginning, or behind `ids`. Raises GuideError."""
+        guide = Guide(compiled.result().deep_copy())
+        guide.advance(ids)
+        return guide
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        if self._tokenizer is None:
+            self._tokenizer = make_tokenizer(self._tokenizer_json(), self._vocab_size, self._eos_ids)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if matcher.is_error():
+            raise GuideError(f"the grammar does not compile: {matcher.get_error()[:1000]}")
+        return matcher
+
+
+def make_tokenizer(tokenizer_json: str, vocab_size: int, eos_ids: tuple[int, ...]) -> LLTokenizer:
+    """Raises GuideError for a vocabulary that the library cannot read."""
+    try:
+        return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
+    except (ValueError, RuntimeError) as error:
+        raise GuideError(f"this model's tokenizer does not go with grammars: {error}") from error

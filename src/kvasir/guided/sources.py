@@ -1,0 +1,115 @@
+"""What clients ask for, as a grammar of llguidance: its JSON form or its Lark dialect.
+
+Only translates; whether a grammar is sound and can be enforced is found out by `check`. JSON is written as `json.dumps`
+writes it, `{"a": 1, "b": [2, 3]}`: one spelling, which models have seen most, so that long runs of it are forced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher
+
+from kvasir.errors import InvalidRequest
+
+_SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def json_schema(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
+    """lenient: keywords that cannot be enforced are ignored instead of refused."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        raise InvalidRequest("the schema allows nothing", "give an object")
+    options = {**_SPELLING, **({"lenient": True, "coerce_one_of": True} if lenient else {})}
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), None, options)
+
+
+def json_object() -> str:
+    return json_schema({"type": "object"})
+
+
+def regex(pattern: str) -> str:
+    """The whole answer matches the pattern, in the syntax of Rust's regex crate: no lookaround, no backreferences."""
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+def choice(options: Sequence[str]) -> str:
+    """The answer is one of these texts."""
+    if not options or not all(options):
+        raise InvalidRequest("an empty choice", "give texts of one character at least")
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in options))
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A value of `schema` (None: of any text up to the end) between two texts."""
+
+    begin: str
+    schema: Mapping[str, Any] | bool
+    end: str
+
+
+def structural_tags(
+    tags: Sequence[Tag], triggers: Sequence[str], specials: Mapping[str, int] = {}, *, at_least_one: bool = False,
+    at_most_one: bool = False,
+) -> str:  # fmt: skip
+    """Free text, in which a trigger must go on as one of the tags that begin with it; behind it free text again.
+
+    specials: ids by their texts of the tokens that stand for themselves and for no text, but those that end an answer.
+    at_least_one: the answer does not end before a tag. at_most_one: it ends behind one. Raises InvalidRequest where
+    tags and triggers do not fit.
+    """
+    bodies: dict[str, list[str]] = {}
+    for tag in tags:
+        trigger = max((t for t in triggers if t and tag.begin.startswith(t)), key=len, default=None)
+        if trigger is None:
+            raise InvalidRequest(f"no trigger is the beginning of {tag.begin[:80]!r}", "give one for each tag")
+        value = "%json " + json.dumps(_spelt(tag.schema))
+        body = [*_literals(tag.begin[len(trigger) :], specials), value, *_literals(tag.end, specials)]
+        bodies.setdefault(trigger, []).append(" ".join(body))
+    if not bodies:
+        raise InvalidRequest("no tags are given", "give at least one")
+    openings = [_opening(i, trigger, specials) for i, trigger in enumerate(bodies)]
+    free = sorted(i for text, i in specials.items() if not any(t.startswith(text) for t in bodies))
+    tagged = " | ".join(f"open_{i} ({' | '.join(b)})" for i, b in enumerate(bodies.values()))
+    lines = [
+        "%llguidance {}",
+        f"start: {_order(at_least_one, at_most_one)}",
+        "free: TEXT" + (f" | <[{','.join(map(str, free))}]>" if free else ""),
+        r"TEXT: /(.|\n)+/",
+        f"tag: {tagged}",
+    ]
+    return LLMatcher.grammar_from_lark("\n".join([*lines, *openings]) + "\n")
+
+
+def _order(at_least_one: bool, at_most_one: bool) -> str:
+    if at_most_one:
+        return "free* tag" if at_least_one else "free* tag?"
+    return "free* tag (free | tag)*" if at_least_one else "(free | tag)*"
+
+
+def _opening(number: int, trigger: str, specials: Mapping[str, int]) -> str:
+    """The rules for free text up to a trigger. The first to be complete wins, hence "lazy"."""
+    head, *rest = _literals(trigger, specials)
+    if head.startswith("<["):
+        return f"open_{number}: {' '.join([head, *rest])}"
+    opening = " ".join([f"head_{number}", *rest])
+    return f"open_{number}: {opening}\nhead_{number}[lazy]: /(.|\\n)*/ {head}"
+
+
+def _literals(text: str, specials: Mapping[str, int]) -> list[str]:
+    """A text as Lark's literals, the special tokens in it by their ids."""
+    if not text:
+        return []
+    pattern = "|".join(map(re.escape, sorted(specials, key=len, reverse=True)))
+    pieces = re.split(f"({pattern})", text) if pattern else [text]
+    return [f"<[{specials[p]}]>" if p in specials else json.dumps(p) for p in pieces if p]
+
+
+def _spelt(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
+    return {**(schema if isinstance(schema, Mapping) else {}), "x-guidance": _SPELLING}

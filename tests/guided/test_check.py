@@ -1,0 +1,93 @@
+"""Grammars of strangers: what cannot be enforced is named, and what hangs or crashes does so alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvasir.errors import InvalidRequest, KvasirError
+from kvasir.guided import sources
+from kvasir.guided.check import MAX_CHARS, GrammarCheck
+from tests.guided.walk import TOKENIZER, VOCAB
+
+
+@pytest.fixture(scope="module")
+def checker():
+    checker = GrammarCheck(TOKENIZER.to_json, VOCAB, TOKENIZER.eos_ids)
+    yield checker
+    checker.close()
+
+
+BAD = {
+    "a keyword that is not enforced": (sources.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+    "an unknown type": (sources.json_schema({"type": "banana"}), "Invalid type: banana"),
+    "a reference to nothing": (sources.json_schema({"$ref": "#/nope"}), "does not exist"),
+    "a reference to elsewhere": (sources.json_schema({"$ref": "http://example.org/schema"}), "example.org"),
+    "a pattern with lookahead": (sources.regex("a(?=b)"), "look-around"),
+    "an open bracket": (sources.regex("(a"), "unclosed group"),
+    "a rule that never ends": ("start: start", "NoExtension|no text"),
+    "an unknown special token": ("start: <|nothing|>", "unknown special token"),
+    "a schema without end": (
+        sources.json_schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+        "NoExtension|no text|ref",
+    ),
+    "a list of no grammars": ('{"grammars": []}', "empty"),
+    "more than it may have": ("x" * (MAX_CHARS + 1), f"{MAX_CHARS + 1} characters"),
+    "a lone surrogate": (sources.choice(["a\ud800"]), "surrogate|hex escape"),
+}
+
+
+@pytest.mark.parametrize(("grammar", "message"), BAD.values(), ids=BAD.keys())
+def test_what_cannot_be_enforced_is_refused_by_name(checker, grammar, message):
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        checker.check(grammar, param="response_format")
+    assert caught.value.param == "response_format" and len(str(caught.value)) < 1200
+    assert "Parser:" not in str(caught.value), "no inside of the library"
+    assert checker.check(GOOD) == GOOD
+
+
+GOOD = sources.json_object()
+
+
+def test_lenient_ignores_what_cannot_be_enforced(checker):
+    loose = sources.json_schema({"type": "array", "uniqueItems": True}, lenient=True)
+    assert checker.check(loose) == loose
+
+
+def test_gbnf_becomes_lark(checker):
+    lark = checker.check('root ::= "yes" | "no" [0-9]+\n', convert=True)
+    assert "start:" in lark and "::=" not in lark
+    with pytest.raises(InvalidRequest, match="neither Lark nor GBNF"):
+        checker.check("root ::= (", convert=True)
+    with pytest.raises(InvalidRequest):
+        checker.check("(" * 100_000, convert=True)
+
+
+def test_a_worker_that_dies_is_replaced(checker):
+    checker.check(GOOD)
+    checker.sandbox.idle[-1].process.kill()
+    checker.sandbox.idle[-1].process.wait()
+    assert checker.check(sources.regex("a+")) == sources.regex("a+")
+
+
+def test_what_was_sound_is_not_asked_again(checker):
+    checker.check(GOOD)
+    checker.close()
+    assert checker.check(GOOD) == GOOD and not checker.sandbox.idle
+
+
+def test_a_vocabulary_that_does_not_go_with_grammars_is_said():
+    broken = GrammarCheck(lambda: "{}", VOCAB, ())
+    with pytest.raises(KvasirError, match="does not go with grammars"):
+        broken.check(GOOD)
+
+
+def test_texts_that_make_no_grammar():
+    for wrong in ([], ["a", ""]):
+        with pytest.raises(InvalidRequest, match="empty choice"):
+            sources.choice(wrong)
+    with pytest.raises(InvalidRequest, match="allows nothing"):
+        sources.json_schema(False)
+    with pytest.raises(InvalidRequest, match="no trigger"):
+        sources.structural_tags([sources.Tag("<a>", {}, "")], ["<b>"])
+    with pytest.raises(InvalidRequest, match="no tags"):
+        sources.structural_tags([], ["<b>"])

@@ -1,0 +1,56 @@
+"""Answers that a grammar allows, chosen at random."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+import kvasir
+from kvasir.guided.guide import Guide, Guides
+from kvasir.text.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.from_folder(Path(kvasir.__file__).parent / "assets" / "kvasir-mini")
+VOCAB = TOKENIZER.vocab_size
+ADDED = {TOKENIZER.id_to_token(i): i for i in range(16) if (TOKENIZER.id_to_token(i) or "").startswith("<")}
+SPECIALS = {text: i for text, i in ADDED.items() if i not in TOKENIZER.eos_ids}
+
+
+def make_guides() -> Guides:
+    return Guides(TOKENIZER.to_json, VOCAB, TOKENIZER.eos_ids)
+
+
+def allowed_ids(guide: Guide) -> list[int]:
+    bits = np.unpackbits(np.frombuffer(guide.allowed(), np.uint8), bitorder="little")
+    return np.flatnonzero(bits[:VOCAB]).tolist()
+
+
+def walk(
+    guide: Guide, seed: int, jump: bool = False, limit: int = 400, first: tuple[int, ...] = ()
+) -> list[int] | None:
+    """Ids up to the end of an answer, without the id that ends it; None where there was none within `limit`.
+
+    jump: takes what is forced at once. first: ids to be taken before any are drawn.
+    """
+    ids: list[int] = []
+    wanted = list(first)
+    while not guide.done and len(ids) < limit:
+        if jump and (forced := guide.forced()):
+            ids += forced
+            guide.advance(forced)
+            continue
+        rng = random.Random(seed * 1000 + len(ids))  # of the place alone, as in the sampler
+        allowed = allowed_ids(guide)
+        token = wanted.pop(0) if wanted else rng.choice(_likely(allowed, rng))
+        if token in TOKENIZER.eos_ids:
+            return ids
+        ids.append(token)
+        guide.advance([token])
+    return ids if guide.done else None
+
+
+def _likely(allowed: list[int], rng: random.Random) -> list[int]:
+    """Ends are preferred, or texts would hardly ever come to theirs."""
+    ends = [i for i in allowed if i in TOKENIZER.eos_ids or TOKENIZER.token_text(i) in {'"', "}", "]", '"}', '"]'}]
+    return ends if ends and rng.random() < 0.3 else allowed
