@@ -12,7 +12,7 @@ from kvasir.errors import InvalidRequest, QueueFull
 from kvasir.plan import unpack_ids
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
-from kvasir.types import FinishReason
+from kvasir.types import FinishReason, Request, SamplingParams, Task
 from tests.sched.drive import Drive, by_hand, request
 
 EOS = frozenset({5, 77})
@@ -84,6 +84,13 @@ def test_what_can_never_fit_is_refused():
     with pytest.raises(InvalidRequest, match="token id 256"):
         scheduler.add(request("d", [256]))
     assert not scheduler.has_work()
+
+
+def test_an_embedding_may_fill_the_memory():
+    drive = make(num_blocks=5, block_size=16)
+    drive.scheduler.add(Request("a", tuple(range(64)), SamplingParams(max_tokens=8, seed=0), task=Task.EMBED))
+    drive.drain(10)
+    assert drive.reasons["a", 0] is FinishReason.STOP
 
 
 def test_the_queue_has_a_bound():

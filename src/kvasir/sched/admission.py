@@ -24,8 +24,8 @@ def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_c
         raise InvalidRequest("a resumed answer has its full length already", param="resume_ids")
     if not length:
         raise InvalidRequest("the prompt is empty", "give at least one token", param="prompt")
-    bad = next((t for t in request.prompt_ids if not 0 <= t < capacity.vocab_size), None)
-    if bad is not None:
+    if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= capacity.vocab_size:
+        bad = next(t for t in request.prompt_ids if not 0 <= t < capacity.vocab_size)
         raise InvalidRequest(f"token id {bad} in the prompt", f"expected [0, {capacity.vocab_size})", param="prompt")
     generates = request.task is Task.GENERATE
     if length + generates > capacity.max_model_len:
@@ -66,6 +66,7 @@ def make_sequence(
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)
     resumed = request.resume_ids[index] if index < len(request.resume_ids) else ()
     tokens = array("i", (*request.prompt_ids, *resumed))
+    generates = request.task is Task.GENERATE
     wants_prompt = params.prompt_logprobs is not None and index == 0 and not resumed
     return Sequence(
         request=request,
@@ -75,7 +76,7 @@ def make_sequence(
         tokens=tokens,
         known=len(tokens),
         stop_ids=stop_ids,
-        max_known=min(len(request.prompt_ids) + (params.max_tokens or max_model_len), max_model_len),
+        max_known=min(len(request.prompt_ids) + generates * (params.max_tokens or max_model_len), max_model_len),
         blocks=blocks,
         namespace=namespace(request, private, model),
         packed_prompt=tokens[: len(request.prompt_ids)].tobytes(),

@@ -1,0 +1,304 @@
+"""All that the scheduler can do, drawn at random and at once: it always comes to an end, every answer is that of its
+request alone, and nothing is left behind.
+
+The runner, the tier and the clock are driven by one source of chance: steps and rows fail, reads come late or never,
+time passes by what the steps cost.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvasir.engine.core import EngineCore
+from kvasir.errors import InvalidRequest, QueueFull
+from kvasir.kv.policy import POLICIES
+from kvasir.kv.tiers.block import Block, Facts, GroupFacts
+from kvasir.kv.tiers.connector import Bytes, Failed, TierStats
+from kvasir.plan import RowResult, StepPlan, StepResult, Work
+from kvasir.runner.fake import FakeRunner
+from kvasir.sched.budget import StepTime, predict
+from kvasir.sched.scheduler import Scheduler
+from kvasir.sched.service import load_of
+from kvasir.types import Delta, FinishReason, Request, SamplingParams, ServiceClass, Target, Task
+from tests.sched.drive import by_hand
+
+VOCAB, LENGTH = 256, 96
+WINDOWS = ((0,), (20,), (2,), (0, 20), (0, 2), (0, 12, 2), (9, 20))  # 2: what a recurrent state is to the tree
+COSTS = ((1e-3, 2e-3, 1e-6, 0.01), (0.02, 0.05, 0.0, 0.2), (0.0, 0.0, 0.0, 0.001))
+
+
+class ShakyRunner(FakeRunner):
+    """Steps fail before they run or behind, and rows alone."""
+
+    def __init__(self, chance: random.Random, bad_steps: float, bad_rows: float, **options):
+        super().__init__(fault=self._before, **options)
+        self.chance, self.bad_steps, self.bad_rows = chance, bad_steps, bad_rows
+
+    def _before(self, plan: StepPlan) -> None:
+        if self.bad_steps and self.chance.random() < self.bad_steps:
+            raise RuntimeError("the step fails")
+
+    def sample(self, pending: StepPlan, masks=None) -> StepResult:
+        if pending.work:
+            self._before(pending)
+        return super().sample(pending)
+
+    def _result(self, work: Work) -> RowResult:
+        if self.bad_rows and self.chance.random() < self.bad_rows:
+            return RowResult(work.row, error="the row fails")
+        return super()._result(work)
+
+
+class ShakyTier:
+    """A KVConnector in memory: reads take some polls, fail, or never come; parts are lost."""
+
+    def __init__(self, chance: random.Random, facts: Facts, bad: float):
+        self.facts, self.chance, self.bad = facts, chance, bad
+        self.parts: dict[tuple[bytes, int], bytes] = {}
+        self.open: dict[int, tuple[tuple[bytes, int], int]] = {}  # ticket -> part, polls to come
+        self.tickets = self.loaded = 0
+
+    def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
+        return self.chance.random() < 0.5
+
+    def wants(self, key: bytes, group: int) -> bool:
+        return (key, group) not in self.parts
+
+    def has(self, keys: Sequence[bytes], group: int = 0) -> int:
+        return next((i for i, key in enumerate(keys) if (key, group) not in self.parts), len(keys))
+
+    def start_load(self, block: Block, group: int = 0) -> int:
+        self.tickets += 1
+        polls = 1 << 30 if self.chance.random() < self.bad else self.chance.choice([0, 0, 1, 4])
+        self.open[self.tickets] = (block.key, group), polls
+        return self.tickets
+
+    def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
+        name, polls = self.open.pop(ticket)
+        if polls:
+            self.open[ticket] = name, polls - 1
+            return None
+        if name not in self.parts or self.chance.random() < self.bad:
+            return Failed("missing")
+        self.loaded += 1
+        return memoryview(self.parts[name])
+
+    def cancel(self, ticket: int) -> None:
+        del self.open[ticket]
+
+    def save(self, block: Block, group: int, payload: Bytes) -> bool:
+        if self.chance.random() < self.bad:
+            return False
+        self.parts[block.key, group] = bytes(payload)
+        if self.chance.random() < self.bad:
+            del self.parts[self.chance.choice(list(self.parts))]
+        return True
+
+    def stats(self) -> TierStats:
+        size = self.facts.groups[0].num_bytes
+        return TierStats({}, {}, 0, 0, 0, 1e6, len(self.open), len(self.open) * size)
+
+    def close(self, timeout: float = 5.0) -> None:
+        pass
+
+
+@dataclass
+class Run:
+    """One engine with drawn options, and what came of the requests it took."""
+
+    chance: random.Random
+    now: float = 0.0
+    requests: dict[str, Request] = field(default_factory=dict)
+    tokens: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    last: dict[tuple[str, int], Delta] = field(default_factory=dict)
+    prompts: dict[str, tuple] = field(default_factory=dict)
+    aborted: set[str] = field(default_factory=set)
+    faulty: bool = False
+
+    def __post_init__(self):
+        draw = self.chance
+        windows, size = draw.choice(WINDOWS), draw.choice([4, 8, 16])
+        bad_steps, bad_rows = draw.choice([0, 0, 0.03, 0.2]), draw.choice([0, 0, 0.02])
+        self.faulty = bool(bad_steps or bad_rows)
+        self.bidirectional = draw.random() < 0.1
+        step_tokens = draw.choice([1, 2, 7, 23, 64])
+        runner = ShakyRunner(
+            draw, bad_steps, bad_rows,
+            window=windows, block_size=size, num_blocks=draw.choice([9, 12, 15, LENGTH // size + 2, 60]),
+            max_rows=draw.choice([1, 2, 3, 6]), max_tokens_per_step=LENGTH if self.bidirectional else step_tokens,
+            max_model_len=LENGTH, overlaps=draw.random() < 0.5,
+        )  # fmt: skip
+        groups = tuple(GroupFacts("ids", size * 8) for _ in windows)
+        tier = ShakyTier(draw, Facts("fake", "1", size, groups), draw.choice([0, 0.1, 0.5]))
+        self.tier = tier if draw.random() < 0.5 and not self.bidirectional else None
+        tight = draw.choice([0.02, 1.0, 50.0])
+        scheduler = Scheduler(
+            runner.capacity,
+            eos_ids=(5, 77),
+            bidirectional=self.bidirectional,
+            max_chunk=draw.choice([1, 3, 17, 2**31]) if not self.bidirectional else 2**31,
+            max_waiting=draw.choice([4, 1024]),
+            prefix_cache=draw.random() < 0.8,
+            eviction=draw.choice(list(POLICIES)),
+            targets={c: Target(tight * (1 + i), tight / 10) for i, c in enumerate(ServiceClass)},
+            clock=lambda: self.now,
+            tier=self.tier,
+            tier_bytes=draw.choice([size * 8 * len(windows) * 2, 1 << 20]),
+        )
+        self.core, self.costs = EngineCore(runner, scheduler), StepTime(draw.choice(COSTS))
+        self._observe, scheduler.service.observe = scheduler.service.observe, self._pass
+
+    def _pass(self, plan: StepPlan, seconds: float) -> None:
+        """A step takes what its work costs."""
+        seconds = predict(self.costs, load_of(plan.work)) * self.chance.choice([1, 1, 1, 3])
+        self.now += seconds
+        self._observe(plan, seconds)
+
+    def ask(self, texts: list[list[int]]) -> None:
+        draw, id = self.chance, f"r{len(self.requests)}"
+        text = draw.choice(texts)[: draw.randrange(65)]
+        prompt = tuple(text + [draw.randrange(VOCAB) for _ in range(draw.randrange(1, 12))])
+        embeds = self.bidirectional or draw.random() < 0.05
+        params = SamplingParams(
+            n=draw.choice([1, 1, 2, 4]) if not embeds else 1,
+            temperature=draw.choice([0.0, 1.0]),
+            seed=draw.randrange(2000),
+            max_tokens=draw.choice([1, 3, 12, 30]) if not embeds else 1,
+            min_tokens=draw.choice([0, 1]),
+            ignore_eos=draw.random() < 0.5,
+            prompt_logprobs=0 if draw.random() < 0.05 and not embeds else None,
+        )
+        answers = by_hand(Request(id, prompt, params), VOCAB, LENGTH, frozenset({5, 77}))
+        resumed = draw.random() < 0.1 and not embeds and all(len(a) > 1 for a in answers)
+        request = Request(
+            id,
+            prompt,
+            params,
+            task=Task.EMBED if embeds else Task.GENERATE,
+            slo=draw.choice(list(ServiceClass)),
+            priority=draw.randrange(3),
+            tenant=(tenant := draw.choice("abc")),
+            weight={"a": 1.0, "b": 2.0, "c": 0.5}[tenant],
+            deadline=draw.choice([0.05, 2.0]) if draw.random() < 0.1 else None,
+            cache_salt=draw.choice([None, None, None, "x"]),
+            no_cache=draw.random() < 0.1,
+            cache_ttl=draw.choice([0.01, 5.0, 1e9]) if draw.random() < 0.15 else None,
+            adapter="x" if draw.random() < 0.05 else None,
+            resume_ids=tuple(tuple(a[: draw.randrange(len(a))]) for a in answers) if resumed else (),
+        )
+        try:
+            self.core.add(request)
+        except (InvalidRequest, QueueFull):
+            return
+        self.requests[id] = request
+
+    def step(self) -> None:
+        for delta in self.core.step():
+            key = delta.id, delta.index
+            assert key not in self.last or self.last[key].finish_reason is None, "a delta behind the last one"
+            self.tokens[key] += delta.token_ids
+            self.last[key] = delta
+            if delta.prompt_logprobs is not None:
+                self.prompts[delta.id] = delta.prompt_logprobs
+        self.core.check()
+        self.now += 0.001
+
+    def disturb(self) -> None:
+        draw, scheduler = self.chance, self.core.scheduler
+        if scheduler.running and draw.random() < 0.05:
+            scheduler.preempt(draw.choice(scheduler.running))
+        if self.requests and draw.random() < 0.03:
+            id = draw.choice(list(self.requests))
+            self.core.abort(id, draw.choice([None, 0]))
+            self.aborted.add(id)
+
+    def judge(self) -> None:
+        """What each answer had to be."""
+        for request in self.requests.values():
+            expected = by_hand(request, VOCAB, LENGTH, frozenset({5, 77}))
+            for i, answer in enumerate(expected):
+                resumed = request.resume_ids[i] if request.resume_ids else ()
+                self._judge(request, i, answer[len(resumed) :])
+
+    def _judge(self, request: Request, index: int, answer: list[int]) -> None:
+        last, got = self.last.get((request.id, index)), self.tokens[request.id, index]
+        reason = last.finish_reason if last else None
+        if reason is None:
+            assert request.id in self.aborted, f"{request.id} has no end"
+        elif reason is FinishReason.ERROR:
+            assert self.faulty, last
+        elif reason is FinishReason.TIMEOUT:
+            assert request.deadline is not None
+        elif request.task is Task.EMBED:
+            assert last and last.embedding == (float(sum(request.prompt_ids)), float(len(request.prompt_ids)))
+            return
+        else:
+            assert got == answer, (request.id, index)
+            assert reason is (FinishReason.STOP if not request.params.ignore_eos and answer[-1] in (5, 77)
+                              else FinishReason.LENGTH)  # fmt: skip
+        assert got == answer[: len(got)], (request.id, index, reason)
+        if got and index == 0 and request.params.prompt_logprobs is not None and not request.resume_ids:
+            found = [e and e.token for e in self.prompts[request.id]]
+            assert found == [None, *request.prompt_ids[1:]]
+
+
+def run(chance: random.Random, num_requests: int = 12) -> Run:
+    drawn = Run(chance)
+    core = drawn.core
+    texts = [[chance.randrange(VOCAB) for _ in range(64)] for _ in range(2)]
+    for _ in range(num_requests):
+        drawn.ask(texts)
+        for _ in range(chance.choice([0, 0, 1, 3, 10])):
+            drawn.disturb()
+            drawn.step()
+    # Each token in a step of its own, all of them anew after failures and reads: far more than is ever needed.
+    for _ in range(200 * LENGTH):
+        if not core.has_work():
+            break
+        drawn.step()
+    assert not core.has_work(), "it does not come to an end"
+    drawn.judge()
+    core.close()
+    core.check()
+    core.scheduler.kv.tree.expire(float("inf"))
+    assert core.scheduler.kv.used == 0
+    assert drawn.tier is None or not drawn.tier.open
+    core.scheduler.kv.tree.clear()
+    assert all(pool.free == pool.total for pool in core.scheduler.kv.pools)
+    return drawn
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32))
+def test_whatever_comes_together_it_comes_to_an_end(seed):
+    run(random.Random(seed))
+
+
+def test_the_chance_reaches_everything():
+    """What the property is about does happen."""
+    seen: dict[str, int] = defaultdict(int)
+    for seed in range(20):
+        drawn = run(random.Random(seed))
+        scheduler = drawn.core.scheduler
+        seen["preempted"] += scheduler.preemptions
+        seen["hit"] += scheduler.cached_tokens
+        seen["evicted"] += scheduler.kv.tree.stats().evicted
+        seen["loaded"] += scheduler.loaded_tokens
+        for delta in drawn.last.values():
+            seen[str(delta.finish_reason)] += 1
+    for what in ("preempted", "hit", "evicted", "loaded", "stop", "length", "error", "timeout"):
+        assert seen[what] > 0, what
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_thousands_of_them(part):
+    for seed in range(500):
+        run(random.Random(f"{part}.{seed}"))
