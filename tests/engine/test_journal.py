@@ -1,5 +1,8 @@
 """What is sent again after a death, and what is not."""
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from kvasir.engine.journal import Journal, Stage
 from kvasir.types import Delta, FinishReason, Request, SamplingParams
 
@@ -127,3 +130,40 @@ def test_what_is_sent_again_was_accepted_before():
     assert j.num_held == 0
     j.death()
     assert [r.resume_ids for r in j.to_send()] == [((), ())]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_only_deaths_with_a_request_in_hand_are_counted_and_nothing_is_forgotten(data):
+    """Random lives of random engines: who fails was in hand at two deaths, and all others come to their end."""
+    j, in_hand = Journal(), {}
+    sent: list[str] = []
+    for step in range(data.draw(st.integers(1, 40))):
+        match data.draw(st.sampled_from(("add", "take", "join", "token", "leave", "die", "flush"))):
+            case "add":
+                j.add(req(f"r{step}"))
+                in_hand[f"r{step}"] = 0
+            case "take" if sent:
+                name = data.draw(st.sampled_from(sent))
+                j.reached([name], max(j.entries[name].stage, Stage.TAKEN))
+            case "join" if sent:
+                j.reached([data.draw(st.sampled_from(sent))], Stage.JOINED)
+            case "token" if joined := [n for n in sent if j.entries[n].stage is Stage.JOINED]:
+                assert j.take(Delta(data.draw(st.sampled_from(joined)), 0, (step,)))
+            case "leave" if j.entries:
+                j.forget(data.draw(st.sampled_from(sorted(j.entries))))
+            case "die":
+                for name in sent:
+                    in_hand[name] += j.entries[name].stage > Stage.SENT
+                failed = [r.id for r in j.death()]
+                assert all(in_hand[name] >= 2 for name in failed) and not set(failed) & set(j.entries)
+                assert all(e.deaths <= in_hand[name] and e.deaths < 2 for name, e in j.entries.items())
+                sent = []
+            case "flush":
+                sent += [r.id for r in j.to_send()]
+        sent = [name for name in sent if name in j.entries]
+    while j.entries:
+        sent += [r.id for r in j.to_send()]
+        assert sent, "nothing goes on"
+        j.reached(sent[:1], Stage.JOINED)
+        assert j.take(Delta(sent.pop(0), 0, (1,), finish_reason=FinishReason.LENGTH))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 
 import httpx
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvasir.serve.openai.wire import ChatRequest, CompletionRequest, EmbeddingRequest
-from tests.serve.running import assert_idle
+from tests.serve.running import assert_idle, client
 
 ROUTES = {
     "/v1/chat/completions": ChatRequest,
@@ -128,3 +130,12 @@ def test_the_published_schema_is_kept(server):
             case.call_and_validate(checks=CHECKS)
 
         check()
+
+
+async def test_an_error_costs_no_thread():
+    async with client() as http:
+        before = threading.active_count()
+        responses = await asyncio.gather(*(http.post("/v1/completions", content=b"{") for _ in range(20)))
+        after = threading.active_count()
+    assert {r.status_code for r in responses} == {400}
+    assert after == before

@@ -81,11 +81,12 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas) -> None:
     app.add_middleware(Metered, meter=app.state.http_meter)
 
 
-def _on_error(request: Request, error: Exception) -> Response:
+# Handlers of errors are coroutines: starlette gives each call of a plain function a thread.
+async def _on_error(request: Request, error: Exception) -> Response:
     return openai_response(fault_of(error))
 
 
-def _on_gone(request: Request, error: Exception) -> Response:
+async def _on_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)
 
 
