@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvasir.ops import native
@@ -49,6 +51,25 @@ def test_a_step_that_raises_is_tried_alone(executor, tmp_path, monkeypatch):
     break_crowded_steps(core.runner, monkeypatch)
     same(expected, together(core, requests, stagger=5))
     assert core.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("bad", [300, 1 << 30, -1, -(1 << 31)])
+def test_ids_outside_the_vocabulary_reach_no_kernel(executor, tmp_path, bad):
+    """What a journal brings is checked by nobody before: such a request ends with an error, its neighbours do not."""
+    core = small_core(random_model("llama", tmp_path), executor)
+    good = [request(f"g{i}", [10 + i, 11, 12]) for i in range(3)]
+    expected = plain(core, good)
+    reasons, tokens = {}, {}
+    for r in (good[0], replace(request("bad", [9, 7, 8]), resume_ids=((5, bad),)), *good[1:]):
+        core.add(r)
+    while core.has_work():
+        for d in core.step():
+            tokens.setdefault(d.id, []).extend(d.token_ids)
+            if d.finish_reason:
+                reasons[d.id] = d.finish_reason
+    assert reasons.pop("bad") is FinishReason.ERROR and set(reasons.values()) == {FinishReason.LENGTH}
+    assert {k: v for k, v in tokens.items() if v} == {k[0]: a.tokens for k, a in expected.items()}
+    core.check()
 
 
 def break_crowded_steps(runner, monkeypatch):

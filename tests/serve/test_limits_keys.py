@@ -11,7 +11,7 @@ from kvasir.errors import ConfigError
 from kvasir.serve.keys import Key, Limits, read_keys
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import Delta, FinishReason, ServiceClass
-from tests.serve.running import client, make_front
+from tests.serve.running import client, events, make_front
 
 INTERACTIVE, BATCH, BACKGROUND = ServiceClass
 ENTRY = {"key": "first-key", "name": "ann"}
@@ -140,6 +140,28 @@ CHAT = "/v1/chat/completions"
 async def test_the_class_comes_from_field_tier_header_and_key(secret, fields, header, expected):
     status, _, request = await seen_by_the_core(CHAT, secret, fields, header)
     assert status == 200 and request.slo is expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "header", "served"),
+    [
+        ({}, None, None),
+        ({"service_tier": None}, None, None),
+        ({"service_class": "batch"}, None, None),
+        ({"service_tier": "auto"}, None, "default"),
+        ({"service_tier": "default"}, "background", "flex"),
+        ({"service_tier": "flex"}, None, "flex"),
+        ({"service_tier": "flex", "service_class": "interactive"}, None, "default"),
+        ({"service_tier": "priority"}, None, "priority"),
+    ],
+)
+async def test_an_answer_says_in_which_tier_it_was_served_if_one_was_asked_for(fields, header, served):
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, **fields}
+    async with client(headers={"x-kvasir-class": header} if header else None) as http:
+        whole = (await http.post(CHAT, json=body)).json()
+        chunks = events((await http.post(CHAT, json=body | {"stream": True})).text)
+    for found in (whole, *chunks):
+        assert found.get("service_tier") == served and ("service_tier" in found) == (served is not None)
 
 
 @pytest.mark.parametrize(

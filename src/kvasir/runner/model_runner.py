@@ -58,7 +58,8 @@ class ModelRunner:
         self.overlaps = overlaps
         self.hidden = frozenset(hidden)
         self._adapters: set[int] = {0}
-        self.rows = Rows(capacity.max_rows, capacity.max_model_len, len(capacity.groups), capacity.block_size)
+        groups, size, vocab = len(capacity.groups), capacity.block_size, capacity.vocab_size
+        self.rows = Rows(capacity.max_rows, capacity.max_model_len, groups, size, vocab)
         self._thread = ThreadPoolExecutor(1, "kvasir-runner")
 
     def execute(self, plan: StepPlan) -> Future[Forward]:

@@ -42,7 +42,8 @@ class ProgramRunner:
     def __init__(self, model: Any, program: Program, capacity: Capacity, info: ModelInfo):
         self.model, self.program = model, program
         self.capacity, self.info = capacity, info
-        self.rows = Rows(capacity.max_rows, capacity.max_model_len, len(capacity.groups), capacity.block_size)
+        groups, size, vocab = len(capacity.groups), capacity.block_size, capacity.vocab_size
+        self.rows = Rows(capacity.max_rows, capacity.max_model_len, groups, size, vocab)
         self._kept: dict[int, list] = {}  # per row, the arrays its native state points to
         self.kernel_seconds = 0.0
 

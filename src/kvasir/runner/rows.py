@@ -58,7 +58,8 @@ class Row:
 class Rows:
     """Applies plans to rows. Capacity in tokens and blocks is fixed: a running engine allocates nothing here."""
 
-    def __init__(self, max_rows: int, max_model_len: int, num_groups: int, block_size: int):
+    def __init__(self, max_rows: int, max_model_len: int, num_groups: int, block_size: int, vocab_size: int):
+        self._vocab_size = vocab_size
         self._max_ids = max_model_len + 1
         self._max_blocks = -(-max_model_len // block_size) + 1
         self._num_groups = num_groups
@@ -81,14 +82,21 @@ class Rows:
         return result
 
     def apply(self, plan: StepPlan) -> None:
-        """Frees, fills and extends rows as the plan says. Cannot fail on a sound plan."""
+        """Frees, fills and extends rows as the plan says. Raises ValueError for ids outside the vocabulary, which
+        kernels would look up without asking; then rows are freed and no more."""
         for row in plan.left:
             self._rows[row] = None
+        for ids in (*(join.ids for join in plan.joined), *(work.appended for work in plan.work if work.appended)):
+            self._check(np.frombuffer(ids, np.int32))
         for join in plan.joined:
             assert self._rows[join.row] is None, f"row {join.row} is taken"
             self._rows[join.row] = self._new(join)
         for work in plan.work:
             self._extend(self[work.row], work)
+
+    def _check(self, ids: np.ndarray) -> None:
+        if ids.size and not 0 <= ids.min() <= ids.max() < self._vocab_size:
+            raise ValueError(f"token ids from {ids.min()} to {ids.max()}, expected [0, {self._vocab_size})")
 
     def _new(self, join: Join) -> Row:
         known = np.frombuffer(join.ids, np.int32)

@@ -20,7 +20,7 @@ from kvasir.engine.answer import Answer, TextDelta
 from kvasir.errors import InvalidRequest
 from kvasir.serve.asgi import while_connected
 from kvasir.serve.body import JsonRoute
-from kvasir.serve.openai.params import TIERS, check_stream_options, to_params
+from kvasir.serve.openai.params import TIERS, check_stream_options, served_tier, to_params
 from kvasir.serve.openai.shapes import (
     STREAMED,
     Chunks,
@@ -161,7 +161,8 @@ def to_part(part: Part, where: str) -> dict[str, str]:
 def to_response(
     wire: ChatRequest, core: Request, answers: list[Answer], serving: Serving, created: int
 ) -> dict[str, Any]:
-    response = head_object(serving, "chat.completion", core.id, created)
+    tier = served_tier(wire.service_tier, core.slo)
+    response = head_object(serving, "chat.completion", core.id, created, tier)
     response["choices"] = [_choice(wire, core, answer) for answer in answers]
     response["usage"] = usage_object([[a.usage for a in answers]], len(core.prompt_ids))
     if answers[0].prompt_logprobs is not None:
@@ -199,7 +200,8 @@ async def chat_events(wire: ChatRequest, core: Request, serving: Serving, create
     options = wire.stream_options
     final_usage = bool(options and options.include_usage)
     always_usage = bool(options and options.continuous_usage_stats)
-    chunks = Chunks(serving, "chat.completion.chunk", core.id, created, with_usage=final_usage)
+    tier = served_tier(wire.service_tier, core.slo)
+    chunks = Chunks(serving, "chat.completion.chunk", core.id, created, with_usage=final_usage, tier=tier)
     usages: dict[int, Usage] = {}
     async with aclosing(serving.front.stream(core)) as deltas:
         async for delta in deltas:

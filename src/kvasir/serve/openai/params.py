@@ -22,6 +22,15 @@ _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 TIERS = {"priority": ServiceClass.INTERACTIVE, "flex": ServiceClass.BATCH}
 
 
+def served_tier(asked: str | None, slo: ServiceClass) -> str | None:
+    """The tier that a request was served in, whichever it asked for; None where it asked for none."""
+    if asked is None:
+        return None
+    if slo is not ServiceClass.INTERACTIVE:
+        return "flex"
+    return "priority" if asked == "priority" else "default"
+
+
 def to_params(wire: Sampling, info: ModelInfo, **given: Any) -> SamplingParams:
     """`given` are fields whose meaning differs between routes. An absent field takes the model's
     recommendation where there is one, else the API's default. Raises InvalidRequest."""

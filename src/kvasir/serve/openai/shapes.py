@@ -40,8 +40,8 @@ class Chunks:
     with_usage: every chunk has a `usage` member, null unless it is given.
     """
 
-    def __init__(self, serving: Serving, kind: str, id: str, created: int, with_usage: bool):
-        head = head_object(serving, kind, id, created)
+    def __init__(self, serving: Serving, kind: str, id: str, created: int, with_usage: bool, tier: str | None = None):
+        head = head_object(serving, kind, id, created, tier)
         self._head = msgspec.json.encode(head)[:-1] + b',"choices":'
         self._tail = b',"usage":null}' if with_usage else b"}"
 
@@ -54,13 +54,15 @@ class Chunks:
         return event(self._head + msgspec.json.encode(choices) + tail)
 
 
-def head_object(serving: Serving, kind: str, id: str, created: int) -> dict[str, Any]:
+def head_object(serving: Serving, kind: str, id: str, created: int, tier: str | None = None) -> dict[str, Any]:
+    """tier: see params.served_tier."""
     return {
         "id": id,
         "object": kind,
         "created": created,
         "model": serving.names[0],
         "system_fingerprint": serving.fingerprint,
+        **({"service_tier": tier} if tier else {}),
     }
 
 
