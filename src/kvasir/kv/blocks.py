@@ -33,17 +33,22 @@ class BlockTable:
 
     def missing(self, num_tokens: int) -> int:
         """How many blocks must be taken so that positions [0, num_tokens) have a place."""
-        return max(0, blocks_for(num_tokens, self.block_size) - len(self.ids))
+        missing = -(-num_tokens // self.block_size) - len(self.ids)
+        return missing if missing > 0 else 0
 
     def extend(self, num_tokens: int) -> tuple[int, tuple[int, ...]]:
         """Takes the missing blocks; returns (first new index, new ids)."""
-        first = len(self.ids)
-        new = self.pool.take(self.missing(num_tokens))
+        first, missing = len(self.ids), self.missing(num_tokens)
+        if not missing:
+            return first, ()
+        new = self.pool.take(missing)
         self.ids += new
         return first, tuple(new)
 
     def trim(self, computed: int) -> None:
         """Returns blocks that no position from `computed` on can see."""
+        if not self.window:
+            return
         dead = first_needed(computed, self.window, self.block_size)
         for i in range(min(dead, len(self.ids)) - 1, -1, -1):
             if self.ids[i] == SCRATCH:
@@ -87,7 +92,7 @@ class SequenceBlocks:
         self.tables = tables
 
     def extend(self, num_tokens: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        return tuple(t.extend(num_tokens) for t in self.tables)
+        return tuple([t.extend(num_tokens) for t in self.tables])
 
     def whole(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The tables in full, in the form `extend` gives additions."""
@@ -96,6 +101,10 @@ class SequenceBlocks:
     def trim(self, computed: int) -> None:
         for table in self.tables:
             table.trim(computed)
+
+    @property
+    def block_size(self) -> int:
+        return self.tables[0].block_size
 
     @property
     def ids(self) -> tuple[list[int], ...]:

@@ -67,7 +67,8 @@ class KVManager:
         """Takes what a sequence needs to hold `num_tokens`, of which the caller knows that it can be had. Returns
         (first new index, new ids) per group."""
         for group, table in enumerate(blocks.tables):
-            self._free(group, table.missing(num_tokens))
+            if missing := table.missing(num_tokens):
+                self._free(group, missing)
         return blocks.extend(num_tokens)
 
     def _free(self, group: int, n: int) -> None:
@@ -79,7 +80,7 @@ class KVManager:
 
     def grows(self, blocks: SequenceBlocks, num_tokens: int) -> bool:
         """Whether a sequence can be extended to `num_tokens` now."""
-        return all(t.missing(num_tokens) <= t.pool.available for t in blocks.tables)
+        return all([t.missing(num_tokens) <= t.pool.available for t in blocks.tables])
 
     def fits(self, hit: Hit | None, num_tokens: int, chunk: int) -> bool:
         """Whether a new sequence that goes on from `hit` can come to `num_tokens`, `chunk` tokens a step."""

@@ -17,6 +17,8 @@ LOWEST = -(2**63)  # priority of what no request has left yet
 def common(a: bytes, b: bytes) -> int:
     """How many leading token ids of two packed runs are equal. Halving: linear in the length, at memcmp's speed."""
     low, high = 0, min(len(a), len(b))
+    if a[:ID_BYTES] != b[:ID_BYTES]:
+        return 0
     if a[:high] == b[:high]:
         return high // ID_BYTES
     while high - low > 1:  # a[:low] == b[:low] and a[:high] != b[:high]

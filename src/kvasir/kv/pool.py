@@ -32,6 +32,7 @@ class BlockPool:
         self._count = [0] * num_blocks
         self._cached = bytearray(num_blocks)  # 1: one of the counts is the prefix tree's
         self._idle = 0
+        self.idled = 0  # how many times a block has become idle
 
     @property
     def total(self) -> int:
@@ -94,6 +95,7 @@ class BlockPool:
         """The prefix tree becomes a holder of each of the blocks, which somebody else holds. Skips scratch."""
         count, cached = self._count, self._cached
         for block in blocks:
+                self.idled += 1
             if block != SCRATCH:
                 held = count[block]
                 assert held and not cached[block], f"keep of block {block}, which is free or cached already"

@@ -102,7 +102,9 @@ class PrefixTree:
         self._block_bytes = block_size * ID_BYTES
         self._roots: dict[bytes, Node] = {}
         self._pins: dict[tuple[bytes, bytes], _Pin] = {}
-        self._leaves = Queue(policy)  # all leaves, when there is a full group
+        self._leaves = Queue(policy)  # all leaves, when there is a full group, but for
+        self._held: list[Node] = []  # those that end in a block that somebody holds, since
+        self._held_at = (-1, -1)  # this group and its pool's count of `idled`
         # Per window group: nodes with blocks before their last window, which only a branch there would need; all.
         self._middles = {g: Queue(policy) for g in self._windows}
         self._ends = {g: Queue(policy) for g in self._windows}
@@ -334,7 +336,9 @@ class PrefixTree:
     def _evict_leaves(self, group: int, target: int) -> None:
         """Block by block from the ends of leaves."""
         pool = self.pools[group]
-        held: list[Node] = []
+        if self._held_at != (group, pool.idled):
+            self._leaves.put_back(self._held)
+            self._held, self._held_at = [], (group, pool.idled)
         while pool.free < target and (leaf := self._leaves.pop()):
             if leaf.children:
                 continue
@@ -343,10 +347,9 @@ class PrefixTree:
                 end -= 1
                 self._let_go(leaf, end, range(len(self.pools)))
             if end == leaf.num_blocks:
-                held.append(leaf)
+                self._held.append(leaf)
             else:
                 self._settle(leaf)
-        self._leaves.put_back(held)
 
     def _cut_below_idle(self, group: int) -> None:
         """All leaves end in blocks that somebody holds, who had computed his own copy of an idle block above them.
@@ -432,6 +435,7 @@ class PrefixTree:
             self._dead = 0
             for queue in (self._leaves, *self._middles.values(), *self._ends.values()):
                 queue.sweep()
+            self._held = [leaf for leaf in self._held if leaf.parent is not None]
 
     def _cut(self, node: Node, num_blocks: int) -> None:
         """Lets go of all that comes after the first blocks of a node, whoever holds it."""
@@ -544,7 +548,7 @@ class PrefixTree:
         assert not node.children or len(node.ids) % self._block_bytes == 0, "a partly filled block is not at the end"
         assert node.children or any(b[-1] for b in node.blocks), "a leaf ends without a block"
         assert all(b != SCRATCH for g in self._full for b in node.blocks[g]), "a full group misses a block"
-        assert node.children or not self._full or node in self._leaves, "a leaf is in no queue"
+        assert node.children or not self._full or node in self._leaves or node in self._held, "a leaf is in no queue"
         for g in self._windows:
             blocks, middle = node.blocks[g], self._last_window(node, g)
             assert not any(blocks[: node.low[g]]), "there are blocks below the lowest"

@@ -68,6 +68,7 @@ def make_sequence(
     tokens = array("i", (*request.prompt_ids, *resumed))
     generates = request.task is Task.GENERATE
     wants_prompt = params.prompt_logprobs is not None and index == 0 and not resumed
+    packed, space = tokens[: len(request.prompt_ids)].tobytes(), namespace(request, private, model)
     return Sequence(
         request=request,
         index=index,
@@ -78,8 +79,11 @@ def make_sequence(
         stop_ids=stop_ids,
         max_known=min(len(request.prompt_ids) + generates * (params.max_tokens or max_model_len), max_model_len),
         blocks=blocks,
-        namespace=namespace(request, private, model),
-        packed_prompt=tokens[: len(request.prompt_ids)].tobytes(),
+        namespace=space,
+        embeds=not generates,
+        prompt_len=len(request.prompt_ids),
+        packed_prompt=packed,
+        beginning=space + packed[: blocks.block_size * tokens.itemsize],
         prompt_logprobs=[None for _ in request.prompt_ids] if wants_prompt else None,
     )
 

@@ -62,7 +62,8 @@ class StepTime:
 
 def predict(model: StepTime, load: StepLoad) -> float:
     """Seconds that a step will take; 0 as long as nothing was observed."""
-    return math.fsum(c * x for c, x in zip(model.costs, _features(load), strict=True))
+    prefill, row, key, step = model.costs
+    return math.fsum((prefill * load.prefill_tokens, row * load.decode_rows, key * load.context, step))
 
 
 def observe(model: StepTime, load: StepLoad, seconds: float) -> StepTime:

@@ -9,7 +9,7 @@ from enum import Enum
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.store import Fetch
 from kvasir.plan import SamplingSpec
-from kvasir.types import FinishReason, Request, Task, TokenLogprob
+from kvasir.types import FinishReason, Request, TokenLogprob
 
 
 class Status(Enum):
@@ -43,7 +43,10 @@ class Sequence:
     max_known: int  # prompt + max_tokens, within the context
     blocks: SequenceBlocks
     namespace: bytes  # of the prefix tree
+    embeds: bool  # wants no token
+    prompt_len: int
     packed_prompt: bytes
+    beginning: bytes  # namespace and first block: who has an equal one begins alike
     status: Status = Status.WAITING
     row: int = -1
     computed: int = 0
@@ -60,14 +63,6 @@ class Sequence:
     suspect: int = 0  # was part of a step that failed: computed alone until it has passed this position
     prompt_logprobs: list[TokenLogprob | None] | None = None
     finish: FinishReason | None = None
-
-    @property
-    def prompt_len(self) -> int:
-        return len(self.request.prompt_ids)
-
-    @property
-    def embeds(self) -> bool:
-        return self.request.task is Task.EMBED
 
     @property
     def needs_prompt_rows(self) -> bool:

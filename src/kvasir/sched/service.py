@@ -85,7 +85,7 @@ class Service:
             started=seq.known > seq.prompt_len,
             running=seq.status is Status.RUNNING,
             promoted=seq.promoted,
-            prefix=(seq.namespace, seq.packed_prompt[: 4 * self._block]),
+            prefix=seq.beginning,
         )
 
     def allowance(self, decodes: list[Sequence], first: Sequence | None) -> int:
