@@ -236,7 +236,7 @@ class DiskTier:
         with _temporary(self._folder) as (fd, temporary):
             _drain(fd, memoryview(head))
             _drain(fd, payload)
-            os.fsync(fd)
+            # Not fsync: a process that dies leaves whole files, and what a power cut tears fails its checksum.
             os.rename(temporary, path)
         self._index.put(name, size)
         self._unscanned += size
