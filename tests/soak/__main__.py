@@ -9,17 +9,19 @@ import random
 import sys
 
 from tests.soak.client import Tally
-from tests.soak.soak import soak
+from tests.soak.soak import idle, soak
 
 LONG = 60.0  # seconds from which on everything must have happened
 
 
 def table(tally: Tally) -> str:
     """A line for each kind of load and harm."""
-    rows = [(name, str(count), str(tally.survived[name])) for name, count in sorted(tally.injected.items())]
-    rows += [(n, "", str(c)) for n, c in sorted(tally.survived.items()) if n not in tally.injected]
-    rows += [(f"counter {name}, at most", str(count), "") for name, count in tally.seen.items()]
-    return "\n".join(f"{a:<40} {b:>9} {c:>9}" for a, b, c in (("", "injected", "survived"), *rows))
+    counts = (tally.injected, tally.fired, tally.survived)
+    rows = [(name, *(str(count[name]) for count in counts)) for name in sorted(tally.injected)]
+    rows += [(n, "", "", str(c)) for n, c in sorted(tally.survived.items()) if n not in tally.injected]
+    rows += [(f"counter {name}, at most", str(count), "", "") for name, count in tally.seen.items()]
+    titles = ("", "injected", "took effect", "survived")
+    return "\n".join(f"{a:<40} {b:>9} {c:>11} {d:>9}" for a, b, c, d in (titles, *rows))
 
 
 def main() -> int:
@@ -32,7 +34,7 @@ def main() -> int:
     tally = asyncio.run(soak(options.seconds, seed))
     print(table(tally))
     if options.seconds >= LONG:
-        tally.wrong += [f"no {name}: the load is too light" for name, count in tally.seen.items() if not count]
+        tally.wrong += idle(tally)
     for line in tally.wrong[:50]:
         print(f"WRONG {line}")
     print(f"{len(tally.wrong)} lost, leaked or wrong")

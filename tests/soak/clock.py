@@ -46,7 +46,7 @@ def make_front(clock: JumpingClock) -> Front:
     return Front(InProcessEngine(build), byte_tokenizer(), template())
 
 
-async def jump_clock(tally: Tally, seconds: float, rng: random.Random) -> None:
+async def jump_clock(tally: Tally, seconds: float, rng: random.Random) -> bool:
     """Load while the clock jumps, also backwards. Answers without a deadline are their plain runs; one with a deadline
     is that or a 408; at the end nothing is left."""
     clock = JumpingClock()
@@ -59,10 +59,11 @@ async def jump_clock(tally: Tally, seconds: float, rng: random.Random) -> None:
         ) as http:
             plain = [await _ask(http, seed, {}) for seed in range(6)]
             until = asyncio.get_running_loop().time() + seconds
-            askers = [_load(http, plain, random.Random(rng.random()), until) for _ in range(8)]
+            askers = [_load(http, plain, tally, random.Random(rng.random()), until) for _ in range(8)]
             await asyncio.gather(_jump(clock, tally, rng, until), *askers)
         clock.shift += 86400.0  # beyond every pin
         await assert_idle(front)
+        return True
     finally:
         await front.stop()
 
@@ -74,11 +75,14 @@ async def _jump(clock: JumpingClock, tally: Tally, rng: random.Random, until: fl
         tally.injected["clock jumps"] += 1
 
 
-async def _load(http: httpx.AsyncClient, plain: list[str], rng: random.Random, until: float) -> None:
+async def _load(http: httpx.AsyncClient, plain: list[str], tally: Tally, rng: random.Random, until: float) -> None:
+    """A deadline that passed before its time is the proof that the engine sees the jumps."""
     while asyncio.get_running_loop().time() < until:
         seed, deadline = rng.randrange(len(plain)), rng.random() < 0.4
         body = {"deadline": rng.uniform(0.5, 10)} if deadline else {"cache_ttl": 5} if rng.random() < 0.5 else {}
+        begun = time.monotonic()
         found = await _ask(http, seed, body)
+        tally.fired["clock jumps"] += found == "408" and time.monotonic() - begun < body["deadline"]
         assert found == plain[seed] or (deadline and found == "408"), f"{seed} {body}: {found!r}, plain {plain[seed]!r}"
 
 

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import httpx
 import psutil
 
 from tests.e2e.server import SRC, engine_pid
+from tests.soak.wall import WallClock
 from tests.soak.work import MODEL
 
 FREE, BATCH, LIMITED = "free-key-free", "batch-key-batch", "limited-key-limited"
@@ -30,12 +30,12 @@ KEYS = [
     {"key": LIMITED, "name": "limited", "limits": {"requests_per_minute": 120, "concurrent": 2}},
 ]
 # Rows and blocks for a few answers only, so that they are preempted and prefixes evicted all the time.
-SMALL = ("--max-num-seqs", "12", "--block-size", "16", "--num-blocks", "96", "--max-num-batched-tokens", "128")
+MAX_WAITING = 256
+SMALL = ("--max-waiting", str(MAX_WAITING))
+SMALL += ("--max-num-seqs", "12", "--block-size", "16", "--num-blocks", "96", "--max-num-batched-tokens", "128")
 DISK = 1 << 18  # bytes: a few blocks, full at once and ever again
 MORE_BYTES = 96 << 20  # that a process may hold beyond its base line: freed memory that the allocator keeps
-NOTICE = 2.0  # seconds
-CHILDREN = 3  # the engine and two renderers of chat templates, which start when they are needed
-MORE_THREADS = 40  # the default pool of asyncio.to_thread grows to 32 and stays
+CHILDREN = 3  # the engine and two renderers of chat templates
 # What must have happened in a soak that is worth its name.
 EVENTS = ("preemptions", "prefix_hit_tokens", "prefix_evicted_blocks", "tier_hit_tokens", "tier_evicted")
 GAUGES = ("http_requests_open", "requests_open", "answers_running", "answers_waiting", "kv_usage_ratio")
@@ -58,30 +58,22 @@ class Facts:
         )
 
     def excess(self, base: Facts) -> list[str]:
-        """What is above the base line."""
-        # A renderer that was not there at the base line has one pipe.
-        bounds = {"fds": base.fds + max(0, self.children - base.children), "threads": base.threads + MORE_THREADS}
-        bounds |= {"bytes": base.bytes + MORE_BYTES, "children": max(base.children, CHILDREN)}
-        return [f"{n}: {getattr(self, n)}, at most {most}" for n, most in bounds.items() if getattr(self, n) > most]
+        """What is not as at the base line, and what memory is above it."""
+        names = [n for n in ("fds", "threads", "children") if getattr(self, n) != getattr(base, n)]
+        found = [f"{n}: {getattr(self, n)}, not {getattr(base, n)}" for n in names]
+        most = base.bytes + MORE_BYTES
+        return found + ([f"bytes: {self.bytes}, at most {most}"] if self.bytes > most else [])
 
 
 class Server:
     """A running `kvasir serve`; `log` is what it prints."""
 
-    def __init__(self, base: str, process: subprocess.Popen, log: Path):
+    def __init__(self, base: str, process: subprocess.Popen, log: Path, wall: WallClock):
         self.base = base
         self.process = process
         self.log = log
-        self._killed: list[float] = []
-
-    @property
-    def kills(self) -> int:
-        return len(self._killed)
-
-    @property
-    def noticed_kills(self) -> int:
-        """Those that a request sent now cannot fall into: the server sees a death a moment late."""
-        return sum(t < time.monotonic() - NOTICE for t in self._killed)
+        self.wall = wall
+        self.kills = 0
 
     @property
     def engine(self) -> int:
@@ -93,38 +85,72 @@ class Server:
             os.kill(self.engine, signal.SIGKILL)
         except (AssertionError, psutil.Error, ProcessLookupError):
             return False
-        self._killed.append(time.monotonic())
+        self.kills += 1
         return True
 
-    async def stop_engine(self, seconds: float) -> None:
+    async def stop_engine(self, seconds: float) -> bool:
         """It stands still for so long, as on a machine that is busy with something else."""
         try:
-            pid = self.engine
-            os.kill(pid, signal.SIGSTOP)
-            await asyncio.sleep(seconds)
-            os.kill(pid, signal.SIGCONT)
-        except (AssertionError, psutil.Error, ProcessLookupError):
-            return
+            process = psutil.Process(self.engine)
+            process.suspend()
+            try:
+                await asyncio.sleep(seconds)
+                return process.status() == psutil.STATUS_STOPPED
+            finally:
+                process.resume()
+        except (AssertionError, psutil.Error):
+            return False
 
-    async def refuse_disk(self, seconds: float) -> None:
-        """No file of the engine can grow for so long, as on a disk that is full."""
+    async def refuse_disk(self, seconds: float) -> bool:
+        """No file of the engine can grow for so long, as on a disk that is full; whether that met a write."""
+        no_limit = resource.RLIM_INFINITY
         try:
-            pid = self.engine
-            before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-            await asyncio.sleep(seconds)
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+            pid, before = self.engine, await self._disk_errors()
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, no_limit))
+            try:
+                await asyncio.sleep(seconds)
+                for _ in range(20):
+                    if met := await self._disk_errors() > before:
+                        break
+                    await asyncio.sleep(0.5)
+                return met
+            finally:
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (no_limit, no_limit))
         except (AssertionError, psutil.Error, ProcessLookupError):
-            return
+            return False
+
+    async def _disk_errors(self) -> float:
+        return (await self.metrics()).get("tier_saves_total.error", 0.0)
 
     async def metrics(self) -> dict[str, float]:
-        """Sums over labels, by name; without the engine's while it does not answer."""
+        """Sums over labels, by name and by name.outcome; without the engine's while it does not answer."""
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {FREE}", "connection": "close"}) as http:
             text = (await http.get(f"{self.base}/metrics", timeout=30)).text
-        pattern = r"^kvasir_(\w+)(?:\{[^}]*\})? ([0-9.e+-]+)$"
+        pattern = r"^kvasir_(\w+)(?:\{([^}]*)\})? ([0-9.e+-]+)$"
         found: dict[str, float] = {}
-        for name, value in re.findall(pattern, text, re.M):
-            found[name] = found.get(name, 0.0) + float(value)
+        for name, labels, value in re.findall(pattern, text, re.M):
+            outcome = re.search(r'outcome="(\w+)"', labels)
+            for key in (name, f"{name}.{outcome[1]}") if outcome else (name,):
+                found[key] = found.get(key, 0.0) + float(value)
         return found
+
+    async def warm(self) -> None:
+        """Starts all that starts when it is first needed and then stays: renderers of chat templates, threads."""
+        text = "a long talk " * 10_000
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": text[:1000]}] * 20}
+        long = {"model": MODEL, "input": text}
+        headers, before = {"authorization": f"Bearer {FREE}", "connection": "close"}, 0
+        async with httpx.AsyncClient(headers=headers, timeout=300) as http:
+            for _ in range(20):
+                asked = [http.post(f"{self.base}/v1/chat/completions", json=chat) for _ in range(12)]
+                asked += [http.post(f"{self.base}/v1/embeddings", json=long) for _ in range(12)]
+                statuses = {response.status_code for response in await asyncio.gather(*asked)}
+                assert statuses == {400}, f"{statuses} for what is beyond the context"
+                now = Facts.of(self.process.pid)
+                if now.children == CHILDREN and now.threads == before:
+                    return
+                before = now.threads
+        raise AssertionError(f"the server does not come to {CHILDREN} children and a steady number of threads: {now}")
 
     async def rest(self, seconds: float = 60.0) -> list[str]:
         """Waits until nothing is under way; the gauges that do not come back to zero."""
@@ -143,6 +169,7 @@ class Server:
 
     async def leaks(self, base: dict[str, Facts], seconds: float = 5.0) -> list[str]:
         """What is not back at the base line after so long."""
+        await self.warm()
         found = await self.rest()
         if found:
             return found
@@ -164,7 +191,7 @@ class Server:
         """Lines of the log that no fault of ours explains: deaths by anything but SIGKILL, tracebacks."""
         lines = self.log.read_text(errors="replace").splitlines()
         deaths = [line for line in lines if "the engine process ended with status" in line]
-        found = [line for line in deaths if "status -9;" not in line]
+        found = [line for line in deaths if not re.search(r"status -9\b", line)]  # ours may also hit one that starts
         if len(deaths) > self.kills:
             found.append(f"{len(deaths)} deaths of the engine, {self.kills} by the soak")
         return found + [line for line in lines if re.match(r"Traceback|AssertionError|\w*Warning", line)]
@@ -181,10 +208,11 @@ async def running(folder: Path) -> AsyncIterator[Server]:
         port = s.getsockname()[1]
     command = [sys.executable, "-m", "kvasir.cli", "serve", MODEL, "--port", str(port), "--keys", str(keys), *SMALL]
     command += ["--cache-dir", str(folder / "tier"), "--cache-disk", str(DISK)]
-    env = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONUNBUFFERED": "1"}
+    wall = WallClock(folder)
+    env = {**os.environ, **wall.environment, "PYTHONPATH": str(SRC), "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
-    server = Server(f"http://127.0.0.1:{port}", process, log)
+    server = Server(f"http://127.0.0.1:{port}", process, log, wall)
     try:
         await _healthy(server)
         yield server

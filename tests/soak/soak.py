@@ -21,6 +21,8 @@ NUM_QUESTIONS = 40
 ASKERS, HARMERS = 12, 4
 KILL_SECONDS = 12.0  # the mean between two kills in a short soak; in a long one the count of deaths shall be forgotten
 KILLS = 12
+KILL = "engine killed"
+JUMPS = "clock jumps"
 
 
 async def soak(seconds: float, seed: int) -> Tally:
@@ -34,8 +36,14 @@ async def soak(seconds: float, seed: int) -> Tally:
         except AssertionError as error:
             tally.wrong.append(str(error))
     await tally.count("clock", jump_clock(tally, min(20.0, seconds / 8), rng))
-    tally.survived["clock jumps"] = tally.injected["clock jumps"] if tally.survived["clock"] else 0
+    tally.survived[JUMPS] = tally.injected[JUMPS] if tally.survived["clock"] else 0
     return tally
+
+
+def idle(tally: Tally) -> list[str]:
+    """The harms and the counters of which no effect was seen: a soak that is long enough must have all of them."""
+    harms = [f"no effect of: {name}" for name in (*HARMS, KILL, JUMPS) if not tally.fired[name]]
+    return harms + [f"counter {name} stayed at 0" for name in EVENTS if not tally.seen[name]]
 
 
 async def _soak(server: Server, tally: Tally, rng: random.Random, seconds: float) -> None:
@@ -44,6 +52,7 @@ async def _soak(server: Server, tally: Tally, rng: random.Random, seconds: float
     plain = await _plain(server, tally, rng)
     # A first part without deaths warms up: pools of threads, pages of memory.
     await _busy(server, tally, rng, plain, part, 0.0)
+    await server.warm()
     tally.wrong += await server.rest()
     base = await server.facts()
     for _ in range(rests):
@@ -63,12 +72,13 @@ async def _plain(server: Server, tally: Tally, rng: random.Random) -> list[tuple
         return [(q, await c.post(q.route, q.body | {"no_cache": True})) for q in asked]
 
 
-async def _rested(server: Server, tally: Tally, base: dict[str, Facts]) -> None:
+async def _rested(server: Server, tally: Tally, base: dict[str, Facts]) -> bool:
     left = await server.leaks(base)
     assert not left, f"left behind: {left}"
     now = await server.metrics()
     for name in EVENTS:
         tally.seen[name] = max(tally.seen[name], int(now.get(f"{name}_total", 0)))
+    return True
 
 
 async def _busy(
@@ -77,18 +87,19 @@ async def _busy(
     """Load and harm for so long; returns when all of it has ended. mean: seconds between two kills; 0: none."""
     until = asyncio.get_running_loop().time() + seconds
     names, weights = list(HARMS), [weight for _, weight in HARMS.values()]
+    first = rng.sample(names, len(names))  # each of them once, whatever chance says later
     async with _http() as http:
         c = Client(server, http, rng, tally, plain)
 
-        def ask() -> Awaitable[None]:
+        def ask() -> Awaitable[Any]:
             return tally.count("questions", c.answer())
 
-        def harm() -> Awaitable[None]:
-            name = rng.choices(names, weights)[0]
+        def harm() -> Awaitable[Any]:
+            name = first.pop() if first else rng.choices(names, weights)[0]
             return tally.count(name, HARMS[name][0](c))
 
-        def kill() -> Awaitable[None]:
-            return tally.count("engine killed", kill_engine(c))
+        def kill() -> Awaitable[Any]:
+            return tally.count(KILL, kill_engine(c))
 
         work = [repeat(ask, until, lambda: 0.0) for _ in range(ASKERS)]
         work += [repeat(harm, until, lambda: rng.uniform(0, 0.5)) for _ in range(HARMERS)]

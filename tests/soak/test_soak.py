@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
+import subprocess
+import sys
+import time
 
 import pytest
 
 from tests.soak.client import Tally
 from tests.soak.clock import jump_clock
-from tests.soak.server import Facts
-from tests.soak.soak import soak
+from tests.soak.harm import HARMS
+from tests.soak.server import EVENTS, Facts
+from tests.soak.soak import JUMPS, KILL, idle, soak
+from tests.soak.wall import WallClock
 from tests.soak.work import Choice, ErrorEvent, streamed
 
 
@@ -26,7 +32,7 @@ def test_twenty_seconds_of_load_and_harm_leave_nothing_behind():
 async def test_clock_jumps_change_no_answer():
     tally = Tally()
     await jump_clock(tally, 1.5, random.Random(3))
-    assert tally.injected["clock jumps"] > 3
+    assert tally.injected["clock jumps"] > 3 and tally.fired["clock jumps"]
 
 
 async def _lines(*lines: str):
@@ -51,7 +57,7 @@ async def test_a_cut_stream_is_no_answer():
 
 
 async def test_what_raises_is_counted_as_wrong():
-    async def lost() -> None:
+    async def lost() -> bool:
         raise AssertionError("another answer")
 
     tally = Tally()
@@ -60,11 +66,41 @@ async def test_what_raises_is_counted_as_wrong():
     assert tally.wrong == ["questions: AssertionError: another answer"]
 
 
+async def test_a_harm_without_effect_is_told():
+    async def nothing() -> bool:
+        return False
+
+    tally = Tally()
+    tally.fired.update(dict.fromkeys(HARMS, 1))
+    tally.fired.update({KILL: 1, JUMPS: 1})
+    tally.seen.update(dict.fromkeys(EVENTS, 1))
+    assert idle(tally) == []
+    del tally.fired["disk full"]
+    await tally.count("disk full", nothing())
+    assert tally.survived["disk full"] == 1 and idle(tally) == ["no effect of: disk full"]
+
+
 def test_one_descriptor_too_many_is_a_leak():
     base = Facts(fds=20, threads=8, bytes=100 << 20, children=2)
     assert base.excess(base) == []
-    assert Facts(21, 8, 100 << 20, 2).excess(base) == ["fds: 21, at most 20"]
+    assert Facts(21, 8, 100 << 20, 2).excess(base) == ["fds: 21, not 20"]
     assert Facts(20, 8, 400 << 20, 4).excess(base) == [
+        "children: 4, not 2",
         f"bytes: {400 << 20}, at most {196 << 20}",
-        "children: 4, at most 3",
     ]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_wall_clock_of_a_process_can_be_set(tmp_path):
+    wall = WallClock(tmp_path)
+    assert wall.jump(random.Random(0)) == wall.shift != 0
+    script = "import time; print(time.time(), time.monotonic())"
+    run = subprocess.run(
+        [sys.executable, "-S", "-c", script],
+        env=wall.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told, monotonic = map(float, run.stdout.split())
+    assert abs(told - time.time() - wall.shift) < 600 and abs(monotonic - time.monotonic()) < 600
