@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from kvasir.snapshot import Snapshot
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
 
@@ -44,6 +45,10 @@ class Engine(Protocol):
 
     async def stats(self) -> EngineStats:
         """A fresh snapshot, asked of the engine itself. Raises EngineDead."""
+        ...
+
+    async def look(self) -> Snapshot:
+        """What the engine looks like now, in more detail. Raises EngineDead."""
         ...
 
     async def alive(self, timeout: float = 1.0) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kvasir.engine.look import MOST_STEPS, look, record
 from kvasir.plan import Capacity, StepPlan, StepResult
 from kvasir.sched.scheduler import Scheduler
+from kvasir.snapshot import Snapshot, StepRecord
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
 log = logging.getLogger("kvasir.engine")
@@ -65,6 +68,7 @@ class EngineCore:
         self._dirty = False  # something ran since the last check
         self.steps = 0
         self.step_seconds = 0.0
+        self._past: deque[StepRecord] = deque(maxlen=MOST_STEPS)
         self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
         self._launched: Launched | None = None  # the step that runs
 
@@ -116,7 +120,9 @@ class EngineCore:
         try:
             result = launched.error or self.runner.sample(launched.pending)
             if launched.plan.work:
-                self.scheduler.service.observe(launched.plan, time.perf_counter() - launched.begun)
+                seconds = time.perf_counter() - launched.begun
+                self.scheduler.service.observe(launched.plan, seconds)
+                self._past.append(record(launched.plan, seconds))
             return launched.plan, result
         except Exception as error:
             return launched.plan, error
@@ -155,6 +161,10 @@ class EngineCore:
             if time.monotonic() >= deadline:
                 break
         store.tier.close(max(0.0, deadline - time.monotonic()))
+
+    def look(self) -> Snapshot:
+        """What people who watch the engine see; costs some milliseconds, so it is made when somebody asks."""
+        return look(self.scheduler, self.stats(), self._past)
 
     def stats(self) -> EngineStats:
         self.scheduler.kv.tree.expire(self.scheduler.clock())  # pins run out while nothing is planned, too

@@ -20,6 +20,7 @@ from kvasir.engine.client import Engine
 from kvasir.engine.meter import Meter
 from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError
 from kvasir.seeds import draw_seed
+from kvasir.snapshot import Snapshot
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import EngineStats, FinishReason, ModelInfo, Request, SamplingParams, Task
@@ -67,6 +68,9 @@ class Front:
 
     async def stats(self) -> EngineStats:
         return await self.engine.stats()
+
+    async def look(self) -> Snapshot:
+        return await self.engine.look()
 
     # -- text to ids ---------------------------------------------------------------------------------------
 

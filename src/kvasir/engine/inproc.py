@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from kvasir.engine.core import EngineCore
 from kvasir.engine.streams import Streams
 from kvasir.errors import EngineDead, KvasirError
+from kvasir.snapshot import Snapshot
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
 log = logging.getLogger("kvasir.engine")
@@ -68,6 +69,9 @@ class InProcessEngine:
 
     async def stats(self) -> EngineStats:
         return dataclasses.replace(await self._ask(EngineCore.stats), pid=os.getpid())
+
+    async def look(self) -> Snapshot:
+        return await self._ask(EngineCore.look)
 
     async def alive(self, timeout: float = 1.0) -> bool:
         try:

@@ -27,6 +27,7 @@ from kvasir.engine import wire
 from kvasir.engine.journal import Journal, Stage
 from kvasir.engine.streams import Streams
 from kvasir.errors import EngineDead, KvasirError, QueueFull
+from kvasir.snapshot import Snapshot
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
 log = logging.getLogger("kvasir.engine")
@@ -129,7 +130,14 @@ class ProcessEngine:
         self._flush()
 
     async def stats(self) -> EngineStats:
-        return await self._ask("stats")
+        answer = await self._ask("stats")
+        assert answer.stats is not None
+        return answer.stats
+
+    async def look(self) -> Snapshot:
+        answer = await self._ask("look")
+        assert answer.snapshot is not None
+        return answer.snapshot
 
     async def check(self) -> None:
         """Proves that nothing leaked in the engine. Raises AssertionError."""
@@ -145,7 +153,7 @@ class ProcessEngine:
             return bool(self._journal.entries) and time.monotonic() - self._heard < LONGEST_STEP
         return True
 
-    async def _ask(self, what: str) -> EngineStats:
+    async def _ask(self, what: str) -> wire.Answer:
         if self._dead is not None or not self._ready:
             raise EngineDead(self._dead or "the engine is starting again")
         number = next(self._numbers)
@@ -219,10 +227,10 @@ class ProcessEngine:
                 self._journal.forget(request_id)
                 self._streams.fail(request_id, wire.to_error(event))
                 self._flush()
-            case wire.Answer(number, stats, error):
+            case wire.Answer(number, error=error):
                 answer = self._questions.get(number)
                 if answer is not None and not answer.done():
-                    answer.set_exception(AssertionError(error)) if error else answer.set_result(stats)
+                    answer.set_exception(AssertionError(error)) if error else answer.set_result(event)
 
     # -- the process -------------------------------------------------------------------------------------------
 

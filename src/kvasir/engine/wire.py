@@ -14,6 +14,7 @@ from kvasir.errors import (
     QueueFull,
     UnsupportedModel,
 )
+from kvasir.snapshot import Snapshot
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
 
@@ -38,7 +39,7 @@ class Abort(_Message, frozen=True):
 
 
 class Ask(_Message, frozen=True):
-    """A question by number: "stats" or "check"."""
+    """A question by number: "stats", "look" or "check"."""
 
     number: int
     what: str
@@ -70,8 +71,9 @@ class Deltas(_Message, frozen=True):
 
 class Answer(_Message, frozen=True):
     number: int
-    stats: EngineStats | None
+    stats: EngineStats | None = None
     error: str | None = None
+    snapshot: Snapshot | None = None
 
 
 class Progress(_Message, frozen=True):

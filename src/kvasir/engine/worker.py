@@ -78,11 +78,13 @@ class Worker:
 
     def _answer(self, number: int, what: str) -> wire.Answer:
         try:
+            if what == "look":
+                return wire.Answer(number, snapshot=self.core.look())
             if what == "check":
                 self.core.check()
             return wire.Answer(number, dataclasses.replace(self.core.stats(), pid=os.getpid()))
         except AssertionError as error:
-            return wire.Answer(number, None, f"leak: {error}")
+            return wire.Answer(number, error=f"leak: {error}")
 
 
 def _announce(ids: str | list[str]) -> None:

@@ -54,6 +54,11 @@ class BlockPool:
         return self._cached.count(1)
 
     @property
+    def cached_flags(self) -> bytes:
+        """For each block id, 1 where the prefix tree holds it."""
+        return bytes(self._cached)
+
+    @property
     def available(self) -> int:
         """Blocks that are free or that the prefix tree can free at once."""
         return len(self._free) + self._idle

@@ -498,11 +498,15 @@ class PrefixTree:
             nodes=self._nodes,
             blocks=sum(pool.cached for pool in self.pools),
             idle=sum(pool.idle for pool in self.pools),
-            pinned=len({(g, b) for p in self._pins.values() for g, ids in enumerate(p.blocks) for b in ids if b}),
+            pinned=sum(len(self.pinned(g)) for g in range(len(self.pools))),
             hits=self._hits,
             hit_tokens=self._hit_tokens,
             evicted=self._evicted,
         )
+
+    def pinned(self, group: int) -> set[int]:
+        """Blocks of a group that pins hold."""
+        return {b for pin in self._pins.values() for b in pin.blocks[group] if b != SCRATCH}
 
     def named(self) -> Iterator[tuple[Block, int, tuple[int, ...]]]:
         """All whole blocks as `on_evict` has them, those last used first, no block before the one it follows."""

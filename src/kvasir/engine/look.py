@@ -1,0 +1,55 @@
+"""What is told of an engine at one moment (snapshot): read from the scheduler, changing nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, islice
+
+from kvasir.kv.map import block_cells, run_lengths, shrink
+from kvasir.plan import StepPlan
+from kvasir.sched.scheduler import Scheduler
+from kvasir.sched.sequence import Sequence
+from kvasir.snapshot import AnswerState, BlockMap, Snapshot, StepRecord
+from kvasir.types import EngineStats
+
+MOST_ANSWERS = 256
+MOST_CELLS = 4096  # of a group's map
+MOST_STEPS = 256
+
+
+def record(plan: StepPlan, seconds: float) -> StepRecord:
+    decodes = sum(work.count == 1 for work in plan.work)
+    return StepRecord(plan.step, seconds, decodes, plan.num_tokens - decodes)
+
+
+def look(scheduler: Scheduler, stats: EngineStats, steps: Iterable[StepRecord]) -> Snapshot:
+    now = scheduler.clock()
+    living = islice(chain(scheduler.running, scheduler.waiting), MOST_ANSWERS)
+    return Snapshot(now, stats, tuple(_state(seq, now) for seq in living), _maps(scheduler), tuple(steps))
+
+
+def _state(seq: Sequence, now: float) -> AnswerState:
+    request = seq.request
+    return AnswerState(
+        id=request.id,
+        index=seq.index,
+        tenant=request.tenant,
+        slo=request.slo,
+        row=seq.row,
+        prompt=seq.prompt_len,
+        known=seq.known,
+        computed=seq.computed,
+        cached=seq.cached,
+        preemptions=seq.preemptions,
+        age=now - seq.arrived,
+    )
+
+
+def _maps(scheduler: Scheduler) -> tuple[BlockMap, ...]:
+    kv = scheduler.kv
+    maps = []
+    for g, (group, pool) in enumerate(zip(kv.groups, kv.pools, strict=True)):
+        tables = ((seq.row, [b for b in seq.blocks.ids[g] if b]) for seq in scheduler.running)
+        per_cell, cells = shrink(block_cells(pool.cached_flags, kv.tree.pinned(g), tables), MOST_CELLS)
+        maps.append(BlockMap(group.kind, group.window, pool.total, per_cell, run_lengths(cells)))
+    return tuple(maps)
