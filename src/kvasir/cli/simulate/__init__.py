@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvasir.cli.machine import machine_facts, software_facts
-from kvasir.cli.show import print_pairs
+from kvasir.cli.show import number_text, print_pairs
 from kvasir.cli.simulate import report
 from kvasir.cli.simulate.trace import Asked, Prompts, read_trace
 from kvasir.cli.simulate.world import POLICIES, Setup, World
@@ -93,6 +93,11 @@ def _calibrate(model: str, out: Path | None) -> Calibration:
     print(
         f"error over {found.held_out} steps that were not fitted: median {found.median_error:.1%}, "
         f"p90 {found.p90_error:.1%}, of their sum {found.total_error:.1%}"
+    )
+    print("a run that was not fitted:")
+    print_pairs(
+        (key, f"measured {number_text(was)}, predicted {number_text(said)}, {said / max(was, 1e-12) - 1:+.1%}")
+        for key, (was, said) in found.run.items()
     )
     if out:
         facts = {"model": name, **asdict(found), "machine": machine_facts(), "software": software_facts()}

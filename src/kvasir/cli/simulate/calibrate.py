@@ -1,74 +1,122 @@
-"""What a step costs on this machine: a short real run, half of its steps to fit, the others to say how good it is."""
+"""What a step costs on this machine: real steps, each of them several times, half of the different ones to fit and half
+to say how good the fit is; then a run of its own, as it was and as the simulation has it."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from statistics import median
 
+import numpy as np
+
+from kvasir.cli.simulate.report import summarize
+from kvasir.cli.simulate.trace import Asked, Prompts
+from kvasir.cli.simulate.world import Served, Setup, World
 from kvasir.config import EngineOptions
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
 from kvasir.errors import KvasirError
 from kvasir.plan import StepPlan
-from kvasir.sched.budget import StepLoad, StepTime, observe, predict
+from kvasir.sched.budget import StepLoad, StepTime, predict
 from kvasir.sched.service import load_of
-from kvasir.types import Request, SamplingParams
+from kvasir.types import Delta, Request, SamplingParams
 
 SEED = 0
 WAVES = (1, 2, 4, 8, 16, 32)  # requests at once
-ROUNDS = 3
+ROUNDS = 5  # of each wave, all alike: a step counts by the median of its times
+LONGEST, SHORTEST = 4096, 256  # tokens of a request, at most: of one alone, of one of many
+STAGGER = 6  # steps after which the second half of a wave comes, so that prompts are computed beside answers
+SWEEPS = 200  # of the solver
+ROBUST = 20  # solutions, each of which gives less weight to the steps that the one before missed
+LOAD = 0.6  # of what the machine can do, in the run that is foreseen
+RUN_REQUESTS = 24
 
 Measured = tuple[StepLoad, float]
+Costs = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """costs: as StepTime has them. held_out: steps that were not fitted to. median_error, p90_error: of |predicted -
-    measured| / measured over these; total_error: of their sum."""
+    """costs: as StepTime has them. fitted, held_out: how many different steps. median_error, p90_error: of |predicted -
+    measured| / measured over those that were not fitted to; total_error: of their sum. run: of a run that was not
+    fitted to, figures by name, as measured and as predicted."""
 
-    costs: tuple[float, float, float, float]
+    costs: Costs
+    fitted: int
     held_out: int
     median_error: float
     p90_error: float
     total_error: float
+    run: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def calibrate(model: str, threads: int | None = None) -> Calibration:
-    """Loads a model and computes with it for some seconds. Raises KvasirError."""
+    """Loads a model and computes with it for some minutes. Raises KvasirError."""
     core = build_core(EngineOptions(model, threads=threads, overlap=False))
-    return fit(measure(core))
+    found = fit(measure(core))
+    return replace(found, run=foresee(core, found.costs))
+
+
+# -- steps -------------------------------------------------------------------------------------------------
 
 
 def measure(core: EngineCore) -> list[Measured]:
-    """Waves of requests of drawn lengths; each step with its time. The first wave warms up and does not count."""
-    measured: list[Measured] = []
-    service, listen = core.scheduler.service, core.scheduler.service.observe
-
-    def note(plan: StepPlan, seconds: float) -> None:
-        measured.append((load_of(plan.work), seconds))
-        listen(plan, seconds)
-
-    draw, number = random.Random(SEED), 0
-    for wave in (1, *WAVES * ROUNDS):
-        for _ in range(min(wave, core.scheduler.capacity.max_rows)):
-            core.add(_request(core, draw, number))
-            number += 1
-        while core.has_work():
-            for delta in core.step():
-                if delta.error:
-                    raise KvasirError(f"a request failed: {delta.error}", "see the log above")
-        service.observe = note
-    service.observe = listen
-    return [m for m in measured if m[0].decode_rows or m[0].prefill_tokens]
+    """Waves of requests of drawn lengths; each different step with the median of its times, planning included. The
+    scheduler learns nothing meanwhile, so that its plans are the same in all rounds. The first wave warms up."""
+    service, times = core.scheduler.service, defaultdict[StepLoad, list[float]](list)
+    plans: list[StepPlan] = []
+    listen, service.observe, core.plan_listener = service.observe, lambda plan, seconds: None, plans.append
+    try:
+        for number, wave in enumerate((1, *WAVES * ROUNDS)):
+            for load, seconds in _wave(core, min(wave, core.scheduler.capacity.max_rows), number, plans):
+                if number:
+                    times[load].append(seconds)
+    finally:
+        service.observe, core.plan_listener = listen, None
+    return [(load, median(found)) for load, found in times.items()]
 
 
-def _request(core: EngineCore, draw: random.Random, number: int) -> Request:
-    length = min(core.info.max_model_len, 4096)
-    prompt = draw.randint(2, max(2, length // 2))
+def _wave(core: EngineCore, size: int, number: int, plans: list[StepPlan]) -> Iterable[Measured]:
+    draw = random.Random(size)  # the same in each round
+    requests = [_drawn(core, draw, f"calibrate-{number}-{i}", max(SHORTEST, LONGEST // size)) for i in range(size)]
+    first = requests[: (size + 1) // 2]
+    for request in first:
+        core.add(request)
+    steps = 0
+    while core.has_work() or steps <= STAGGER:
+        if steps == STAGGER:
+            for request in requests[len(first) :]:
+                core.add(request)
+        plans.clear()
+        begun = time.perf_counter()
+        deltas = core.step()
+        seconds = time.perf_counter() - begun
+        steps += 1
+        _checked(deltas)
+        if plans and plans[0].work:
+            yield load_of(plans[0].work), seconds
+
+
+def _drawn(core: EngineCore, draw: random.Random, id: str, longest: int) -> Request:
+    length = min(core.info.max_model_len, longest)
+    return _request(core, draw, id, draw.randint(2, max(2, length // 2)), draw.randint(2, max(2, length // 8)))
+
+
+def _request(core: EngineCore, draw: random.Random, id: str, prompt: int, answer: int) -> Request:
     ids = tuple(draw.randrange(core.info.vocab_size) for _ in range(prompt))
-    params = SamplingParams(temperature=0.0, max_tokens=draw.randint(1, max(1, length // 8)), ignore_eos=True, seed=0)
-    return Request(f"calibrate-{number}", ids, params)
+    params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True, seed=0)
+    return Request(id, ids, params, no_cache=True)
+
+
+def _checked(deltas: list[Delta]) -> None:
+    if failed := next((d for d in deltas if d.error), None):
+        raise KvasirError(f"a request failed: {failed.error}", "see the log above")
+
+
+# -- the fit -----------------------------------------------------------------------------------------------
 
 
 def fit(measured: list[Measured]) -> Calibration:
@@ -78,16 +126,80 @@ def fit(measured: list[Measured]) -> Calibration:
     steps = list(measured)
     random.Random(SEED).shuffle(steps)
     middle = len(steps) // 2
-    model = StepTime()
-    for load, seconds in steps[:middle]:
-        model = observe(model, load, seconds)
+    model = StepTime(_solve(steps[:middle]))
     held = [(predict(model, load), seconds) for load, seconds in steps[middle:]]
     errors = sorted(abs(foreseen - seconds) / seconds for foreseen, seconds in held)
     total = sum(seconds for _, seconds in held)
     return Calibration(
         model.costs,
+        middle,
         len(held),
         median(errors),
         errors[int(0.9 * len(errors))],
         abs(sum(foreseen for foreseen, _ in held) - total) / total,
     )
+
+
+def _solve(steps: list[Measured]) -> Costs:
+    """Costs, none negative, with the least sum of relative errors: by squares that are weighted anew by what the
+    solution before had missed, so that odd steps count little."""
+    loads = [(load.prefill_tokens, load.decode_rows, load.context, 1) for load, _ in steps]
+    relative = np.array(loads, float) / np.array([[seconds] for _, seconds in steps])
+    scale = np.maximum(relative.max(axis=0), 1e-300)
+    x, found, weights = relative / scale, np.zeros(4), np.ones(len(steps))
+    for _ in range(ROBUST):
+        moments, sums = (x * weights[:, None]).T @ x, (x * weights[:, None]).sum(axis=0)
+        for _ in range(SWEEPS):
+            for i in range(4):
+                if moments[i, i] > 0:
+                    found[i] = max(0.0, found[i] + (sums[i] - moments[i] @ found) / moments[i, i])
+        weights = 1 / np.maximum(abs(x @ found - 1), 1e-3)
+    a, b, c, d = (found / scale).tolist()
+    return a, b, c, d
+
+
+# -- a run -------------------------------------------------------------------------------------------------
+
+
+def foresee(core: EngineCore, costs: Costs, requests: int = RUN_REQUESTS) -> dict[str, tuple[float, float]]:
+    """Requests that come by chance, at LOAD of what the machine can do: figures as measured and as the simulation with
+    these costs has them."""
+    draw, capacity = random.Random(SEED + 1), core.scheduler.capacity
+    length, at = min(capacity.max_model_len, LONGEST // 4), 0.0
+    trace: list[Asked] = []
+    for _ in range(requests):
+        trace.append(Asked(at, draw.randint(2, max(2, length // 2)), draw.randint(2, max(2, length // 8))))
+        alone = StepLoad(trace[-1].answer, trace[-1].prompt, trace[-1].prompt * (trace[-1].prompt // 2))
+        at += draw.expovariate(LOAD / max(predict(StepTime(costs), alone), 1e-6))
+    room = (min(capacity.num_blocks) - 1) * capacity.block_size
+    setup = Setup(
+        "ours", costs, 1.0, room, capacity.max_rows, capacity.max_tokens_per_step, capacity.block_size, len(trace)
+    )
+    world = World(trace, setup, Prompts(trace))
+    predicted = summarize(setup, world.run())
+    world.outcome.served, world.outcome.seconds = _serve(core, trace)
+    measured = summarize(setup, world.outcome)
+    tokens = sum(a.answer for a in trace)
+    names = ("ttft_p50_s", "ttft_p90_s", "tpot_p50_s", "tpot_p90_s")
+    found = {name: (measured[name], predicted[name]) for name in names}
+    return found | {"tokens_per_s": (tokens / measured["seconds"], tokens / predicted["seconds"])}
+
+
+def _serve(core: EngineCore, trace: list[Asked]) -> tuple[list[Served | None], float]:
+    """The trace in real time; the seconds until all was answered."""
+    draw, served = random.Random(SEED), [Served(a.at) for a in trace]
+    requests = [_request(core, draw, str(i), a.prompt, a.answer) for i, a in enumerate(trace)]
+    due, start = 0, time.perf_counter()
+    while due < len(trace) or core.has_work():
+        while due < len(trace) and trace[due].at <= time.perf_counter() - start:
+            core.add(requests[due])
+            due += 1
+        if not core.has_work():
+            time.sleep(max(0.0, trace[due].at - (time.perf_counter() - start)))
+            continue
+        deltas = core.step()
+        _checked(deltas)
+        now = time.perf_counter() - start
+        for delta in deltas:
+            served[int(delta.id)].take(delta, now)
+    return [*served], time.perf_counter() - start

@@ -59,6 +59,13 @@ class Served:
         """Per token behind the first; 0 where there is none."""
         return (self.last - self.first) / max(1, self.tokens - 1)
 
+    def take(self, delta: Delta, now: float) -> None:
+        if not self.tokens:
+            self.first = now
+        self.tokens += len(delta.token_ids)
+        self.last = now
+        self.done = delta.finish_reason is not None
+
     def meets(self, target: Target) -> bool:
         return self.done and self.ttft <= target.ttft and self.tpot <= target.tpot
 
@@ -200,11 +207,7 @@ class World:
     def _note(self, delta: Delta) -> None:
         served = self.outcome.served[int(delta.id)]
         assert served is not None and delta.error is None, delta.error
-        if not served.tokens:
-            served.first = self.now
-        served.tokens += len(delta.token_ids)
-        served.last = self.now
-        served.done = delta.finish_reason is not None
+        served.take(delta, self.now)
 
     def _finish(self) -> Outcome:
         s, outcome = self.scheduler, self.outcome
