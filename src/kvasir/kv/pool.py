@@ -95,12 +95,12 @@ class BlockPool:
                 self._free.append(block)
             elif count[block] == 1 and cached[block]:
                 self._idle += 1
+                self.idled += 1
 
     def keep(self, blocks: Iterable[int]) -> None:
         """The prefix tree becomes a holder of each of the blocks, which somebody else holds. Skips scratch."""
         count, cached = self._count, self._cached
         for block in blocks:
-                self.idled += 1
             if block != SCRATCH:
                 held = count[block]
                 assert held and not cached[block], f"keep of block {block}, which is free or cached already"
