@@ -29,6 +29,8 @@ def main() -> int:
                     failed += 1
                     print(f"\nFAILED  {name}\n{result}", flush=True)
             print(f"\r{len(verdicts)} cells, {done} of {len(todo)} parts", end="", file=sys.stderr, flush=True)
+        pool.close()  # whose processes remove their folders at their ends
+        pool.join()
     print(f"\n{len(verdicts)} cells as they should be, {failed} failed, {time.perf_counter() - begun:.0f} s")
     if not failed:
         page.PATH.write_text(page.render(verdicts))

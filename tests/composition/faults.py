@@ -177,6 +177,25 @@ def long_hit(core: Any) -> None:
         return replace(hit, tokens=hit.tokens + 1) if hit.tokens < limit and hit.tokens % size else hit
 
 
+@fault(
+    "the disk gives what it gave before, of another block",
+    ("prefix: on disk",),
+    ("prefix: on disk, of an engine before", "KV int8"),
+    ("prefix: on disk", "gemma3", "overlap"),
+)
+def foreign_part(core: Any) -> None:
+    before: dict[int, Any] = {}  # by size
+
+    @wrap(core.scheduler.store.tier, "poll")
+    def poll(take: Callable, *args: Any) -> Any:
+        found = take(*args)
+        if not isinstance(found, memoryview):
+            return found
+        given = before.get(found.nbytes, found)
+        before[found.nbytes] = found
+        return given
+
+
 @fault("all share one namespace of the prefix tree", ("prefix: nothing of another's",), proof=True)
 def one_namespace(core: Any) -> None:
     @wrap(core.scheduler, "_sequence")
@@ -238,3 +257,15 @@ def short_answer(core: Any) -> None:
         made = make(request, index)
         made.max_known -= core.runner.overlaps
         return made
+
+
+@fault("a step planned ahead begins at the token before the last", ("overlap", "neighbours"), ("overlap", "llama"))
+def stale_token(core: Any) -> None:
+    @wrap(core.runner, "execute")
+    def execute(run: Callable, plan: Any) -> Any:
+        ahead, joined = len(core.scheduler._under_way) > 1, {join.row for join in plan.joined}
+        for work in plan.work:
+            if ahead and work.count == 1 and work.start and work.row not in joined:
+                ids = core.runner.rows[work.row].ids
+                ids[work.start] = ids[work.start - 1]
+        return run(plan)

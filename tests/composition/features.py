@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvasir.config import EVICTIONS
 from kvasir.types import FinishReason, Request, ServiceClass, Task
 from tests.composition import models
 from tests.oracle import free_blocks, poison
@@ -67,7 +68,7 @@ def abort_neighbours(run: Run) -> None:
 
 def restart(run: Run) -> None:
     """Once, when something was answered and something was not."""
-    if len(run.cores) == 1 and run.answered:
+    if not run.restarts and run.answered:
         run.restart()
 
 
@@ -76,13 +77,19 @@ def poison_free_blocks(run: Run) -> None:
     run.poisoned += poison(run.core, [a & b for a, b in zip(run.free_blocks, free_blocks(run.core), strict=True)])
 
 
-def prefix(name: str, made: Callable[[Ids], Ids], found: Callable[[int, int], bool], **fields: str) -> Feature:
+def prefix(
+    name: str,
+    made: Callable[[Ids], Ids],
+    found: Callable[[int, int], bool],
+    others: Values = {},  # noqa: B006
+    own: Callable[[int], Values] | None = None,
+) -> Feature:
     """Before the first step others run to their ends, with prompts made of those that will come, and such fields.
-    found: whether a number of cached tokens is as it should be for a prompt of a length."""
+    found: whether a number of cached tokens is as it should be for a prompt of a length. own: fields of request i."""
 
     def warm(run: Run) -> None:
         if run.step == 0:
-            run.warm(made, fields)
+            run.warm(made, others)
 
     def fired(run: Run) -> int:
         lengths = {r.id: len(r.prompt_ids) for r in run.requests if not needs_prompt_rows(r)}
@@ -91,7 +98,52 @@ def prefix(name: str, made: Callable[[Ids], Ids], found: Callable[[int, int], bo
         )
 
     return Feature(f"prefix: {name}", "prefix", "answers that found as much of their prompt, or nothing where all its "
-                   "rows are needed", fired, {"prefix_cache": True}, act=warm)  # fmt: skip
+                   "rows are needed", fired, {"prefix_cache": True}, fields=own, act=warm)  # fmt: skip
+
+
+def disk(name: str, fresh: bool) -> Feature:
+    """Before the first step others run to their ends with the prompts that will come, and what they leave is on disk
+    and in no memory. fresh: of an engine that came behind theirs."""
+
+    def warm(run: Run) -> None:
+        if run.step == 0:
+            run.warm(lambda ids: ids, {})
+            run.move_to_disk(fresh)
+
+    def fired(run: Run) -> int:
+        can = any(len(r.prompt_ids) > run.block_size and not needs_prompt_rows(r) for r in run.requests)
+        return run.total("loaded_tokens") if can else run.saved
+
+    return Feature(f"prefix: {name}", "prefix", "tokens read from disk, or parts of blocks written where no request "
+                   "can use any", fired, lambda _: {"prefix_cache": True, "cache_dir": models.fresh_folder()}, act=warm,
+                   )  # fmt: skip
+
+
+def evictions(policy: str) -> Feature:
+    """Before the first step others fill the pool with other prompts."""
+
+    def storm(run: Run) -> None:
+        if run.step == 0:
+            run.warm(lambda ids: (11, *ids[1:]), {"no_cache": False})
+
+    return Feature(f"evictions: {policy}", "evictions", "blocks evicted by that policy",
+                   lambda run: run.evicted * run.says(f"prefixes kept ({policy})"),
+                   {"prefix_cache": True, "cache_eviction": policy}, act=storm, besides=("tiny pool", "neighbours"),
+                   )  # fmt: skip
+
+
+def late_neighbours(run: Run) -> None:
+    """Others come that have time for a step, or for none."""
+    if run.step % 2 == 0 and run.step < 10:
+        run.submit_neighbour(f"late {run.step}", deadline=0.005)
+
+
+def displace(run: Run) -> None:
+    """When all rows are taken and some by a lower class, somebody of the highest comes, until three had to leave."""
+    running = run.core.scheduler.running
+    full = len(running) == run.core.runner.capacity.max_rows
+    if run.displaced < 3 and full and any(seq.request.slo.rank for seq in running):
+        run.submit_neighbour(f"above {run.step}", slo=ServiceClass.INTERACTIVE)
 
 
 def needs_prompt_rows(request: Request) -> bool:
@@ -136,19 +188,32 @@ COMPUTED = [
     Feature("tiny pool", "pool", "preemptions, and steps in which one waited for blocks",
             lambda run: run.total("preemptions") + run.waited, small_pool, besides=("neighbours",)),
     Feature("NaN in free blocks", "poison", "blocks filled with NaN", lambda run: run.poisoned, act=poison_free_blocks),
+    *map(evictions, EVICTIONS),
     prefix("all", lambda ids: ids, lambda n, length: n == length - 1),
     prefix("a part", lambda ids: (*ids[: len(ids) * 2 // 3], 7, 7, 7), lambda n, length: 0 < n < length - 1),
     prefix("nothing", lambda ids: (9, *ids), lambda n, _: n == 0),
-    prefix("nothing of another's", lambda ids: ids, lambda n, _: n == 0, cache_salt="another"),
+    prefix("nothing of another's", lambda ids: ids, lambda n, _: n == 0, {"cache_salt": "another"}),
+    prefix("all of one's own", lambda ids: ids, lambda n, length: n == length - 1,
+           own=lambda i: {"cache_salt": f"salt {i % 2}"}),
+    prefix("not wanted", lambda ids: ids, lambda n, _: n == 0, {"no_cache": False}, lambda i: {"no_cache": True}),
+    disk("on disk", False),
+    disk("on disk, of an engine before", True),
+    Feature("pins", "pins", "blocks pinned", lambda run: run.pinned, {"prefix_cache": True},
+            fields=lambda i: {"cache_ttl": 0.2}),
     Feature("forced preemption", "preemption", "preemptions", lambda run: run.total("preemptions"), act=preempt),
     Feature("abort of neighbours", "abort", "requests aborted", lambda run: run.aborted, act=abort_neighbours,
             besides=("neighbours",)),
-    Feature("restart", "restart", "engines that took over", lambda run: len(run.cores) - 1, act=restart),
+    Feature("deadlines of neighbours", "deadlines", "requests that ended so", lambda run: run.timeouts,
+            act=late_neighbours, besides=("neighbours",)),
+    Feature("restart", "restart", "engines that took over", lambda run: run.restarts, act=restart),
     threads(2), threads(3),
     Feature("overlap", "overlap", "steps planned while one ran", lambda run: run.overlapped, {"overlap": True}),
     Feature("service classes", "classes", "classes served",
             lambda run: len({r.slo for r in run.requests}), {"slo_interactive": "50/12"}, besides=("neighbours",),
             fields=lambda i: {"slo": CLASSES[i % 3], "tenant": f"tenant {i % 2}", "priority": -i}),
+    Feature("classes displaced", "classes", "sequences that left their rows to a higher class",
+            lambda run: run.displaced, {"max_num_seqs": 2}, besides=("neighbours",), act=displace,
+            fields=lambda i: {"slo": CLASSES[1 + i % 2], "tenant": f"tenant {i % 2}"}),
 ]  # fmt: skip
 
 
@@ -207,8 +272,8 @@ ASKED = [
     Feature("prompt logprobs", "prompt logprobs", "prompt tokens with log-probabilities",
             lambda run: sum(e is not None for a in run.answers.values() for e in a.prompt_logprobs or ()),
             ask=lambda p: {"prompt_logprobs": 2}),
-    Feature("streaming", "streaming", "pieces of text beyond the first of an answer",
-            lambda run: run.pieces, ask=lambda p: {}),
+    Feature("streaming", "streaming", "deltas beyond the first of an answer, told one by one",
+            lambda run: run.pushed, ask=lambda p: {}),
 ]  # fmt: skip
 
 

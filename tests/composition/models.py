@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from functools import cache
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +16,7 @@ from tests.program.mini import TEXT, write_mini
 RECURRENT = [name for name in CONFIGS if name == "qwen3-next"]
 GENERATING = [n for n, config in CONFIGS.items() if config["vocab_size"] < 10000 and n not in ("bert", *RECURRENT)]
 _GGUF = "kvasir-mini Q4_K_M"
+_numbers = count()
 
 
 def options(name: str) -> dict[str, Any]:
@@ -29,6 +31,11 @@ def options(name: str) -> dict[str, Any]:
 def architecture(name: str) -> str:
     """As ModelInfo has it."""
     return model_class_for(CONFIGS[name] if name in CONFIGS else CONFIGS["llama"]).__name__
+
+
+def fresh_folder() -> str:
+    """Where there is none yet; gone with the others at the end."""
+    return str(_home() / f"folder {next(_numbers)}")
 
 
 @cache

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,11 +15,12 @@ from kvasir.engine.answer import AnswerText
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
 from kvasir.engine.front import Front
-from kvasir.engine.journal import Journal
+from kvasir.engine.journal import Journal, Stage
 from kvasir.engine.load_text import load_text
 from kvasir.plan import StepPlan, Work
 from kvasir.text.tokenizer import Tokenizer
-from kvasir.types import Delta, Request, SamplingParams, Task
+from kvasir.types import Delta, FinishReason, Request, SamplingParams, Task
+from tests.kv._tiers import until
 from tests.oracle import Answer, Answers, free_blocks
 from tests.program.mini import TEXT
 
@@ -53,7 +56,7 @@ class Reading:
     def __init__(self, tokenizer: Tokenizer | None, request: Request, streams: bool):
         self._text = AnswerText(tokenizer, request.prompt_ids, request.params)
         self._streams, self._deltas = streams, []
-        self.answer, self.pieces = Answer(), 0
+        self.answer, self.pushed = Answer(), 0
 
     @property
     def done(self) -> bool:
@@ -69,7 +72,7 @@ class Reading:
         self.answer.take(replace(delta, logprobs=delta.logprobs[: len(told.token_ids)], **ended))
         self.answer.text += told.text
         self.answer.stop = told.stop_reason
-        self.pieces += bool(told.text)
+        self.pushed += 1
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
@@ -105,9 +108,10 @@ class Run:
         self.plans: list[StepPlan] = []
         self.cores: list[EngineCore] = []
         self.free_blocks: list[set[int]] = []  # per cache group, those that were free a step ago
-        self.step = self.pieces = self.waited = self.aborted = self.overlapped = self.poisoned = 0
+        self.step = self.pushed = self.waited = self.aborted = self.overlapped = self.poisoned = 0
+        self.restarts = self.timeouts = self.displaced = self.pinned = self.saved = 0
         self.answered: dict[tuple[str, int], int] = {}  # that have begun, and what they found in the cache
-        self._journal, self._neighbours = Journal(), set()
+        self._journal, self._neighbours = Journal(self._clock), set()
         self._build()
 
     # -- what proofs ask
@@ -141,17 +145,22 @@ class Run:
         """A counter of the scheduler, over all engines of this run."""
         return sum(getattr(core.scheduler, counter) for core in self.cores)
 
+    @property
+    def evicted(self) -> int:
+        """Blocks, over all engines of this run."""
+        return sum(core.scheduler.kv.tree.stats().evicted for core in self.cores)
+
     def says(self, text: str) -> bool:
         """Whether the engine says so of itself."""
         return any(text in line for line in self.core.summary if not line.startswith("note"))
 
     # -- what acts do
 
-    def submit_neighbour(self, name: str) -> None:
-        """A request with the prompt of the third, whose answer nobody wants."""
+    def submit_neighbour(self, name: str, **fields: Any) -> None:
+        """A request with the prompt of the third and further fields, whose answer nobody wants."""
         self._neighbours.add(name)
         params = SamplingParams(temperature=0.0, seed=1, max_tokens=12, ignore_eos=True)
-        self._journal.add(replace(self.requests[2], id=name, params=params))
+        self._journal.add(replace(self.requests[2], id=name, params=params, **fields))
 
     def abort(self, name: str) -> None:
         before = self.core.scheduler.aborted
@@ -159,17 +168,37 @@ class Run:
         self.core.abort(name)
         self.aborted += self.core.scheduler.aborted > before
 
-    def warm(self, made: Callable[[tuple[int, ...]], tuple[int, ...]], fields: dict[str, str]) -> None:
+    def warm(self, made: Callable[[tuple[int, ...]], tuple[int, ...]], fields: Params) -> None:
         """Others run to their ends, one by one, with prompts made of those that will come; the first is like the last
         to come."""
         for request in reversed(self.arriving):
             ids = made(request.prompt_ids)
-            self.core.add(replace(request, id=f"warm {request.id}", prompt_ids=ids, **fields))  # type: ignore[arg-type]
+            self.core.add(replace(request, id=f"warm {request.id}", prompt_ids=ids, **fields))
             while self.core.has_work():
                 self.core.step()
 
+    def move_to_disk(self, fresh: bool) -> None:
+        """What the prefix cache holds is given to the tier and forgotten; fresh: with its engine, as at its end."""
+        core = self.core
+        core.close(30.0) if fresh else self._write_all()
+        self.saved += core.stats().tier_saves.get("saved", 0)
+        if fresh:
+            self._close()
+            self._build()
+
+    def _write_all(self) -> None:
+        core, scheduler = self.core, self.core.scheduler
+        for plan in scheduler.last_plans():
+            core._launch(plan)
+            core._settle(*core._wait())
+        store = scheduler.store
+        until(lambda: store and not store.tier.stats().queued_bytes)
+        scheduler.kv.tree.expire(inf)
+        scheduler.kv.tree.clear()
+
     def restart(self) -> None:
         """The engine is gone, and a fresh one is sent what was not complete, as after a crash."""
+        self.restarts += 1
         self._close()
         assert not self._journal.death(), "a request is given up at its first death"
         self._build()
@@ -187,9 +216,11 @@ class Run:
             self._step()
             assert self.step < 5000, "no end"
         self._close()
+        if self._options.cache_dir:
+            shutil.rmtree(self._options.cache_dir)
         self.answers = {key: reading.answer for key, reading in self._readings.items()}
         assert all(answer.reason for answer in self.answers.values()), "an answer without an end"
-        self.pieces = sum(max(0, r.pieces - 1) for r in self._readings.values())
+        self.pushed = sum(r.pushed - 1 for r in self._readings.values())
         return self.answers
 
     def _step(self) -> None:
@@ -204,7 +235,9 @@ class Run:
         deltas = core.step()
         self.overlapped += under_way and len(self.plans) > planned
         self.waited += bool(scheduler.waiting and len(scheduler.running) < core.runner.capacity.max_rows)
-        self._journal.joining([s.request.id for s in scheduler.running])
+        self._journal.reached([s.request.id for s in scheduler.waiting], Stage.TAKEN)
+        self._journal.reached([s.request.id for s in scheduler.running], Stage.JOINED)
+        self.pinned = max(self.pinned, scheduler.kv.tree.stats().pinned)
         for delta in deltas:
             self._take(delta)
         core.check()
@@ -220,6 +253,7 @@ class Run:
     def _take(self, delta: Delta) -> None:
         self._journal.take(delta)
         if delta.id in self._neighbours:
+            self.timeouts += delta.finish_reason is FinishReason.TIMEOUT
             return
         self.answered.setdefault((delta.id, delta.index), delta.cached_tokens)
         reading = self._readings[delta.id, delta.index]
@@ -235,21 +269,41 @@ class Run:
         core.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]  # what nobody wrote must not be seen
         core.plan_listener = self.plans.append
         self._pace(core)
+        self._count_displaced(core)
         if self._plant:
             self._plant(core)
         self.cores.append(core)
         self.free_blocks = free_blocks(core)
 
     def _pace(self, core: EngineCore) -> None:
-        """The clock counts steps, and a step's time is that of its tokens: so a run goes the same way every time."""
+        """The clock counts steps, and a step's time is that of its tokens: so a run goes the same way every time. These
+        models are computed faster than any disk is read: where there is one, computing takes long."""
         service = core.scheduler.service
         observe = service.observe
 
         def steady(plan: StepPlan, seconds: float) -> None:
             observe(plan, 2e-3 + 2e-4 * sum(work.count for work in plan.work))
 
-        service.observe, core.scheduler.clock = steady, lambda: 0.01 * self.step
+        service.observe, core.scheduler.clock = steady, self._clock
+        if core.scheduler.store:
+            service.prefill_seconds = lambda start, tokens: 30.0
+
+    def _clock(self) -> float:
+        return 0.01 * self.step
+
+    def _count_displaced(self, core: EngineCore) -> None:
+        scheduler = core.scheduler
+        displace = scheduler._displace
+
+        def counted() -> None:
+            before = scheduler.preemptions
+            displace()
+            self.displaced += scheduler.preemptions - before
+
+        scheduler._displace = counted
 
     def _close(self) -> None:
         self.core._wait()  # nobody takes what it was computing
+        if store := self.core.scheduler.store:
+            store.tier.close(0.0)
         self.core.runner.close()  # type: ignore[attr-defined]

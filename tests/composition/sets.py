@@ -33,6 +33,20 @@ REAL: dict[str, tuple[str, ...]] = {
     "recurrent layers under load": ("qwen3-next", "neighbours", "forced preemption", "chunks of 13"),
     "recurrent layers after a crash": ("qwen3-next", "restart", "streaming"),
     "a batch of texts to embed": ("bert", "neighbours", "2 threads", "tiny pool"),
+    "conversations that outlive a server": (
+        "prefix: on disk, of an engine before",
+        "neighbours",
+        "streaming",
+        "overlap",
+    ),
+    "more conversations than memory": ("prefix: on disk", "evictions: lru", "temperature", "overlap"),
+    "disk and int8, with windows": ("prefix: on disk", "gemma3", "KV int8", "forced preemption"),
+    "recurrent layers from disk": ("prefix: on disk, of an engine before", "qwen3-next", "chunks of 13"),
+    "tenants that may not see each other": ("prefix: all of one's own", "neighbours", "tiny pool", "service classes"),
+    "chats over background work": ("classes displaced", "overlap", "n", "tiny pool"),
+    "chats over background work, from disk": ("classes displaced", "prefix: on disk", "streaming"),
+    "clients with little time": ("deadlines of neighbours", "classes displaced", "overlap", "streaming"),
+    "a system prompt that stays": ("pins", "prefix: a part", "evictions: priority", "overlap"),
     "nothing that is stale is seen": ("NaN in free blocks", "tiny pool", "overlap", "forced preemption"),
 }
 SEED, COUNT = 2025, 240  # of the random sets
