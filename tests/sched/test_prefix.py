@@ -158,6 +158,13 @@ def test_pins_never_shut_anybody_out():
     assert run(drive, request("big", [9] * 130)) == [0]
 
 
+def test_who_is_alone_does_not_starve_for_its_own_pin():
+    """Behind a window the answer gives back what its pin holds on to."""
+    drive = make(window=20, block_size=4, num_blocks=9, max_tokens_per_step=1)
+    run(drive, Request("a", tuple(PROMPT), SamplingParams(max_tokens=30, seed=0, ignore_eos=True), cache_ttl=1e9))
+    assert drive.scheduler.preemptions == 0
+
+
 def test_a_window_goes_on_where_its_blocks_are():
     drive = make(window=20, num_blocks=40, max_model_len=300)
     long = [i % 250 for i in range(150)]

@@ -480,11 +480,14 @@ class PrefixTree:
             self._expiry = min(self._expiry, until)
         return hit.tokens
 
-    def expire(self, now: float) -> None:
-        """Ends the pins whose time has come. `math.inf` ends all."""
-        if now >= self._expiry:
-            self._unpin([key for key, pin in self._pins.items() if pin.until <= now])
-            self._expiry = min((pin.until for pin in self._pins.values()), default=inf)
+    def expire(self, now: float) -> int:
+        """Ends the pins whose time has come, `math.inf` all; returns how many."""
+        if now < self._expiry:
+            return 0
+        ended = [key for key, pin in self._pins.items() if pin.until <= now]
+        self._unpin(ended)
+        self._expiry = min((pin.until for pin in self._pins.values()), default=inf)
+        return len(ended)
 
     def _unpin(self, keys: Iterable[tuple[bytes, bytes]]) -> None:
         for key in keys:

@@ -420,6 +420,8 @@ class Scheduler:
                 last = seq
             if last is seq and seq.under_way:
                 return False
+            if len(self.running) == 1 and self.kv.tree.expire(inf):  # alone it fits, if nothing is held on to
+                continue
             self.preempt(last)
             if last is seq:
                 return False
