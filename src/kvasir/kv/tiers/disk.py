@@ -3,8 +3,9 @@
     folder/ab/ab12…ef.0       key and group in hex: a record, whole, or it would not have this name
     folder/tmp-…              being written, under a lock that dies with its writer
 
-A file is written under a temporary name, then renamed: whenever its writer dies there is the whole file or none. Several engines may share the folder. None trusts what the others, or a former life of itself, left there: each
-record is compared and its checksum computed on reading, and a file that vanishes is a miss.
+A file is written under a temporary name, then renamed: whenever its writer dies there is the whole file or none.
+Several engines may share the folder. None trusts what the others, or a former life of itself, left there: each record
+is compared and its checksum computed on reading, and a file that vanishes is a miss.
 """
 
 from __future__ import annotations
