@@ -124,7 +124,7 @@ async def _false() -> bool:
 
 async def test_the_server_introduces_itself(http):
     assert (await http.get("/version")).json().keys() == {"version"}
-    assert (await http.get("/")).json()["models"] == ["fake"]
+    assert (await http.get("/kvasir/info")).json()["models"] == ["fake"]
     schema = (await http.get("/openapi.json")).json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/embeddings"} <= set(schema["paths"])
     assert "422" not in str(schema["paths"])

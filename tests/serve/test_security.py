@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvasir.errors import ConfigError
 from kvasir.serve.app import create_app
-from kvasir.serve.auth import HostGuard
+from kvasir.serve.auth import OPEN_PATHS, HostGuard
 from kvasir.serve.limits import json_excess
 from kvasir.serve.settings import ServeSettings, is_loopback
 from tests.serve.running import client, live, make_front
@@ -28,21 +28,22 @@ def bearer(key: str) -> dict:
 # -- keys --------------------------------------------------------------------------------------------------
 
 
-async def test_every_route_but_health_asks_for_a_key():
+async def test_every_route_but_health_and_the_page_asks_for_a_key():
     async with client(KEYS) as http:
         app = http._transport.app
         paths = {(m, r.path) for r in app.routes for m in getattr(r, "methods", ())}
         schema = app.openapi()["paths"]
         paths |= {(method.upper(), path) for path, methods in schema.items() for method in methods}
         assert ("POST", "/v1/chat/completions") in paths and ("GET", "/metrics") in paths
-        unknown = [("GET", "/nowhere"), ("PUT", "/v1/models"), ("GET", "//health")]
+        unknown = [("GET", "/nowhere"), ("PUT", "/v1/models"), ("GET", "http://localhost//health")]
         for method, path in [*sorted(paths), *unknown]:
             response = await http.request(method, path)
-            expected = 200 if path == "/health" and method == "GET" else 401
-            assert response.status_code == expected or path == "/health", (method, path, response.status_code)
-            if expected == 401:
-                assert response.headers["www-authenticate"] == "Bearer"
-                assert method == "HEAD" or response.json()["error"]["code"] == "invalid_api_key"
+            if path in OPEN_PATHS:
+                assert response.status_code == 200, (method, path)
+                continue
+            assert response.status_code == 401, (method, path, response.status_code)
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert method == "HEAD" or response.json()["error"]["code"] == "invalid_api_key"
 
 
 @pytest.mark.parametrize(

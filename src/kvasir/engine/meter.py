@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from kvasir.engine.answer import TextDelta
@@ -11,6 +11,7 @@ from kvasir.metrics import Histogram
 from kvasir.types import FinishReason, Request, ServiceClass, Target
 
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+RECENT = 1024  # of what was measured last
 TOKENS = tuple(float(1 << i) for i in range(0, 21, 2))
 
 
@@ -27,7 +28,8 @@ class ClassMeter:
 
 
 class Meter:
-    """Totals over all requests of a front half; `watch` follows one of them."""
+    """Totals over all requests of a front half; `watch` follows one of them. recent_first, recent_paces: seconds to
+    the last first tokens, and from token to token."""
 
     def __init__(self) -> None:
         self.classes = {service_class: ClassMeter() for service_class in ServiceClass}
@@ -36,6 +38,8 @@ class Meter:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generated_tokens = 0
+        self.recent_first: deque[float] = deque(maxlen=RECENT)
+        self.recent_paces: deque[float] = deque(maxlen=RECENT)
         self.request = Histogram()
         self.prompt_length = Histogram(TOKENS)
         self.answer_length = Histogram(TOKENS)
@@ -73,8 +77,11 @@ class Watch:
             if before is None:
                 self._first[delta.index] = now
                 self._class.first_token.add(now - self._begun)
+                meter.recent_first.append(now - self._begun)
             else:
-                self._class.per_token.add((now - before) / len(delta.token_ids))
+                pace = (now - before) / len(delta.token_ids)
+                self._class.per_token.add(pace)
+                meter.recent_paces.append(pace)
             meter.generated_tokens += len(delta.token_ids)
         self._last[delta.index] = now
         if delta.usage.cached_tokens > self._cached:

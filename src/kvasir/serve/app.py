@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvasir import __version__
 from kvasir.engine.front import Front
 from kvasir.errors import KvasirError
-from kvasir.serve import meta, openai, tokens
+from kvasir.serve import live, meta, openai, static, tokens
 from kvasir.serve.asgi import ClientGone, header
 from kvasir.serve.auth import HostGuard, KeyGuard
 from kvasir.serve.faults import fault_of, openai_response
@@ -46,8 +46,10 @@ def create_app(front: Front, settings: ServeSettings, clock: Callable[[], int] =
     front.on_tokens = quotas.answer
     app.state.serving = Serving(front, settings, quotas)
     app.state.http_meter = HttpMeter()
-    for router in (*openai.ROUTERS, tokens.router, meta.router):
+    app.state.lookout = live.Lookout(front)
+    for router in (*openai.ROUTERS, tokens.router, meta.router, live.router):
         app.include_router(router)
+    app.router.routes += static.routes
     for kind in (KvasirError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(ClientGone, _on_gone)

@@ -10,11 +10,12 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvasir.serve import static
 from kvasir.serve.asgi import header, refuse
 from kvasir.serve.faults import Fault
 from kvasir.serve.settings import ServeSettings, is_loopback, is_wildcard
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = frozenset(("/health", *static.FILES))
 
 
 class HostGuard:

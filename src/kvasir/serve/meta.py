@@ -1,4 +1,4 @@
-"""GET /health, /metrics, /version and /: about the server itself."""
+"""GET /health, /metrics and /version: about the server itself."""
 
 from __future__ import annotations
 
@@ -40,19 +40,3 @@ async def metrics(request: HTTPRequest) -> Response:
 @router.get("/version")
 async def version() -> Response:
     return json_response({"version": __version__})
-
-
-@router.get("/")
-async def root(request: HTTPRequest) -> Response:
-    serving = serving_of(request)
-    info = serving.front.info
-    return json_response(
-        {
-            "name": "kvasir",
-            "version": __version__,
-            "models": serving.names,
-            "tasks": [task.value for task in info.tasks],
-            "max_model_len": info.max_model_len,
-            "api": "/openapi.json",
-        }
-    )

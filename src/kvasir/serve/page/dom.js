@@ -1,0 +1,37 @@
+// Making elements. Text only ever becomes text nodes, so nothing that a model or a server says is markup.
+
+export const find = (id) => document.getElementById(id);
+
+/** An element with properties (`class`, `on...` listeners, attributes) and children (nodes, strings, null). */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === false || value == null) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat().filter((child) => child != null));
+  return element;
+}
+
+/** Tells those who listen to the page what happened. */
+export function say(text) {
+  find("status").textContent = text;
+}
+
+/** Copies text; the button says whether it worked. */
+export function copyButton(text, label = "Copy") {
+  const button = make("button", { type: "button", class: "quiet", "aria-label": `${label} to the clipboard` }, label);
+  button.addEventListener("click", async () => {
+    let done = "Copied";
+    try {
+      await navigator.clipboard.writeText(text());
+    } catch {
+      done = "Not allowed";
+    }
+    button.textContent = done;
+    say(done);
+    setTimeout(() => (button.textContent = label), 1500);
+  });
+  return button;
+}

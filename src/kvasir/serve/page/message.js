@@ -1,0 +1,132 @@
+// One message on the page: what it says, drawn anew as it grows, and what can be done with it.
+
+import { copyButton, make } from "./dom.js";
+import { blocks } from "./markdown.js";
+import { followTokens, plainLeaf } from "./tokens.js";
+
+const ENDS = {
+  length: "Cut off: the answer reached its longest length.",
+  stopped: "Stopped.",
+  abort: "The server ended this answer.",
+  timeout: "The server ran out of time for this answer.",
+};
+
+/** A message: `{role, content, reasoning, calls, finish, error, usage, seconds, first, seed}`. */
+export class MessageView {
+  /** actions: `regenerate(view)`, `answer(view, results)`. map: the TokenMap of an answer of this visit. */
+  constructor(message, actions, map = null) {
+    this.message = message;
+    this.actions = actions;
+    this.map = map;
+    this.drawn = []; // the blocks on the page: {source, node}
+    this.due = false;
+    const name = { user: "You", assistant: "Answer", tool: "Tool result" }[message.role];
+    this.body = make("div", { class: "body" });
+    this.foot = make("div", { class: "foot" });
+    this.root = make("article", { class: `message ${message.role}`, "aria-label": name }, this.body, this.foot);
+    if (message.role === "assistant") this.prepare();
+    else this.body.append(make("p", { class: "plain" }, message.content));
+    if (message.role === "user") this.foot.append(copyButton(() => message.content));
+    if (map) followTokens(this.focusable(), map.tokens);
+  }
+
+  focusable() {
+    this.body.tabIndex = 0;
+    this.body.setAttribute("aria-description", "With the arrow keys you step through the tokens and see their probabilities.");
+    return this.body;
+  }
+
+  prepare() {
+    this.thoughts = make("div", { class: "thoughts" });
+    const summary = make("summary", { onclick: () => (this.touched = true) }, "Thinking");
+    this.thinking = make("details", { class: "thinking", hidden: true }, summary, this.thoughts);
+    this.text = make("div", { class: "markdown" });
+    this.calls = make("div", { class: "calls" });
+    this.notes = make("div", { class: "notes" });
+    this.body.append(this.thinking, this.text, this.calls, this.notes);
+    this.draw();
+  }
+
+  /** Draws what is there at the next frame, however often it is asked before. */
+  grow() {
+    if (this.due) return;
+    this.due = true;
+    requestAnimationFrame(() => {
+      this.due = false;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const { message } = this;
+    if (message.reasoning) {
+      this.thinking.hidden = false;
+      if (!this.touched) this.thinking.open = !message.content && !message.finish && !message.error;
+      const leaf = this.map?.leaf("reasoning") ?? plainLeaf;
+      this.thoughts.replaceChildren(...leaf(message.reasoning, [...Array(message.reasoning.length).keys()]));
+    }
+    this.drawText();
+    this.drawCalls();
+    this.drawNotes();
+  }
+
+  /** Blocks that have not changed stay as they are. */
+  drawText() {
+    const leaf = this.map?.leaf("content") ?? plainLeaf;
+    const found = blocks(this.message.content ?? "");
+    found.forEach((block, i) => {
+      const old = this.drawn[i];
+      if (old?.source === block.source && i < found.length - 1) return;
+      const node = block.render(leaf);
+      if (old) old.node.replaceWith(node);
+      else this.text.append(node);
+      this.drawn[i] = { source: block.source, node };
+    });
+    for (const lost of this.drawn.splice(found.length)) lost.node.remove();
+  }
+
+  drawCalls() {
+    const { calls } = this.message;
+    if (!calls?.length) return;
+    this.calls.replaceChildren(
+      ...calls.map((call) => make("figure", { class: "call" }, make("figcaption", {}, "Tool call: ", make("code", {}, call.function.name)), make("pre", { tabindex: 0 }, pretty(call.function.arguments)))),
+    );
+    if (!this.message.finish || this.message.answered) return;
+    const areas = calls.map((call) => make("textarea", { rows: 2, "aria-label": `Result of ${call.function.name}`, placeholder: `What ${call.function.name} gives back` }));
+    const send = make("button", { type: "button", onclick: () => this.actions.answer(this, areas.map((a) => a.value)) }, calls.length > 1 ? "Send the results" : "Send the result");
+    this.calls.append(...areas, send);
+  }
+
+  drawNotes() {
+    const { message } = this;
+    const notes = [];
+    if (message.error) notes.push(make("p", { class: "error", role: "alert" }, message.error));
+    else if (ENDS[message.finish]) notes.push(make("p", { class: "small muted" }, ENDS[message.finish]));
+    this.notes.replaceChildren(...notes);
+    this.root.classList.toggle("growing", !message.finish && !message.error);
+    this.root.setAttribute("aria-busy", String(!message.finish && !message.error));
+    if (message.role !== "assistant" || (!message.finish && !message.error)) return;
+    const again = make("button", { type: "button", class: "quiet", onclick: () => this.actions.regenerate(this) }, "Regenerate");
+    this.foot.replaceChildren(copyButton(() => message.content), again, make("span", { class: "small muted figures" }, figures(message)));
+  }
+}
+
+function pretty(json) {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json;
+  }
+}
+
+function figures(message) {
+  const found = [];
+  const tokens = message.usage?.completion_tokens;
+  if (tokens) found.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
+  if (message.first !== undefined) found.push(`first after ${Math.round(1000 * message.first)} ms`);
+  if (tokens > 1 && message.seconds > message.first) found.push(`${((tokens - 1) / (message.seconds - message.first)).toFixed(1)} tokens/s`);
+  const cached = message.usage?.prompt_tokens_details?.cached_tokens;
+  if (cached) found.push(`${cached} of ${message.usage.prompt_tokens} prompt tokens cached`);
+  if (message.seed !== undefined) found.push(`seed ${message.seed}`);
+  return found.join(" · ");
+}

@@ -1,0 +1,113 @@
+// The settings panel: how answers are sampled, and what is asked beside them.
+
+import { find, make } from "./dom.js";
+import { settings } from "./store.js";
+
+// Numbers go to the server under their own names; what is left empty is not sent, and the model's default holds.
+const NUMBERS = [
+  ["temperature", "Temperature", { min: 0, max: 2, step: "any" }, "0 always takes the best token"],
+  ["top_p", "Top p", { min: 0, max: 1, step: "any" }, "only the likeliest that make up this part"],
+  ["top_k", "Top k", { min: -1, step: 1 }, "only so many of the likeliest; 0 for all"],
+  ["min_p", "Min p", { min: 0, max: 1, step: "any" }, "only those this likely beside the best"],
+  ["repetition_penalty", "Repetition penalty", { min: 0.01, step: "any" }, "1 for none"],
+  ["presence_penalty", "Presence penalty", { min: -2, max: 2, step: "any" }, "0 for none"],
+  ["frequency_penalty", "Frequency penalty", { min: -2, max: 2, step: "any" }, "0 for none"],
+  ["max_tokens", "Longest answer", { min: 1, step: 1 }, "in tokens"],
+  ["seed", "Seed", { min: 0, step: 1 }, "the same one gives the same answer"],
+];
+
+const field = (label, input, hint) => make("label", { class: "field" }, make("span", {}, label), input, hint ? make("small", { class: "muted" }, hint) : null);
+
+export class Options {
+  constructor() {
+    this.values = { probabilities: true, ...settings.read() };
+    this.form = find("settings-form");
+    this.form.append(
+      field("System message", this.area("system", 3)),
+      ...NUMBERS.map(([name, label, limits, hint]) => field(label, this.input(name, { type: "number", inputmode: "decimal", placeholder: "default", ...limits }), hint)),
+      field("Stop at", this.area("stop", 2), "one text a line"),
+      field("Thinking", this.choice("thinking", [["", "as the model does"], ["on", "on"], ["off", "off"]])),
+      field("Tools", this.area("tools", 3), "a JSON list, as the API takes it"),
+      make("p", { id: "tools-error", class: "error", role: "alert" }),
+      this.check("probabilities", "Ask for token probabilities"),
+      this.check("shade", "Underline unlikely tokens"),
+      make("button", { type: "button", onclick: () => this.reset() }, "Back to the defaults"),
+    );
+    this.form.addEventListener("submit", (event) => event.preventDefault());
+    this.form.addEventListener("input", (event) => this.take(event.target));
+    this.apply();
+  }
+
+  input(name, attributes) {
+    return make("input", { name, value: this.values[name], ...attributes });
+  }
+
+  area(name, rows) {
+    const area = make("textarea", { name, rows, spellcheck: "false" });
+    area.value = this.values[name] ?? "";
+    return area;
+  }
+
+  choice(name, options) {
+    const select = make("select", { name }, options.map(([value, label]) => make("option", { value, selected: value === this.values[name] }, label)));
+    return select;
+  }
+
+  check(name, label) {
+    return make("label", { class: "check" }, make("input", { name, type: "checkbox", checked: this.values[name] }), ` ${label}`);
+  }
+
+  take(input) {
+    const value = input.type === "checkbox" ? input.checked : input.value;
+    if (input.checkValidity()) this.values[input.name] = value;
+    settings.write(this.values);
+    this.apply();
+  }
+
+  apply() {
+    document.documentElement.toggleAttribute("data-shade", Boolean(this.values.shade));
+    find("tools-error").textContent = this.tools() === undefined ? "This is no JSON list; it is not sent." : "";
+  }
+
+  reset() {
+    this.values = { probabilities: true };
+    settings.write(this.values);
+    for (const input of this.form.elements) {
+      if (input.type === "checkbox") input.checked = Boolean(this.values[input.name]);
+      else if (input.name) input.value = "";
+    }
+    this.apply();
+  }
+
+  /** The list of tools, null without one, undefined for what is none. */
+  tools() {
+    const text = (this.values.tools ?? "").trim();
+    if (!text) return null;
+    try {
+      const tools = JSON.parse(text);
+      return Array.isArray(tools) ? tools : undefined;
+    } catch {
+      return undefined;
+    }
+  }
+
+  /** The fields of a chat request beside its messages. */
+  fields() {
+    const fields = {};
+    for (const [name] of NUMBERS) {
+      const value = this.values[name];
+      if (value !== undefined && value !== "") fields[name] = Number(value);
+    }
+    const stop = (this.values.stop ?? "").split("\n").filter(Boolean);
+    if (stop.length) fields.stop = stop;
+    if (this.values.thinking) fields.chat_template_kwargs = { enable_thinking: this.values.thinking === "on" };
+    if (this.values.probabilities) Object.assign(fields, { logprobs: true, top_logprobs: 5 });
+    const tools = this.tools();
+    if (tools?.length) fields.tools = tools;
+    return fields;
+  }
+
+  get system() {
+    return (this.values.system ?? "").trim();
+  }
+}

@@ -1,0 +1,162 @@
+// Which token made which characters of an answer, and the card that shows what else it might have been.
+
+import { find, make } from "./dom.js";
+
+/** Follows a stream: text and tokens as they come, and for each character of the text the number of its token. */
+export class TokenMap {
+  constructor() {
+    this.tokens = []; // {text, logprob, top: [{text, logprob}]}
+    this.owners = new Map(); // kind -> the token of each character
+    this.pending = []; // pieces of text, in their order, that no token has claimed
+    this.bytes = [];
+    this.group = 0; // the token with which the bytes at hand began
+    this.ready = []; // [token, its text], in their order, that have claimed nothing yet
+  }
+
+  /** kind: "content" or "reasoning", each of which has places of its own. */
+  addText(kind, text) {
+    if (!this.owners.has(kind)) this.owners.set(kind, []);
+    const last = this.pending.at(-1);
+    if (last?.kind === kind) last.text += text;
+    else this.pending.push({ kind, text });
+    this.claim();
+  }
+
+  addTokens(entries) {
+    for (const entry of entries) {
+      if (!this.bytes.length) this.group = this.tokens.length;
+      this.tokens.push({
+        text: entry.token,
+        logprob: entry.logprob,
+        top: entry.top_logprobs.map((t) => ({ text: t.token, logprob: t.logprob })),
+      });
+      this.bytes.push(...(entry.bytes ?? new TextEncoder().encode(entry.token)));
+      const text = decode(this.bytes);
+      if (text !== null) {
+        this.ready.push([this.group, text]);
+        this.bytes = [];
+      }
+    }
+    this.claim();
+  }
+
+  /** Gives text to the tokens that made it. A token that is not in the text (a mark that ends a turn) is passed. */
+  claim() {
+    while (this.ready.length && this.pending.length) {
+      const [number, text] = this.ready[0];
+      const piece = this.pending[0];
+      const taken = piece.text.startsWith(text) ? text.length : text.startsWith(piece.text) ? piece.text.length : 0;
+      const owners = this.owners.get(piece.kind);
+      for (let i = 0; i < taken; i++) owners.push(number);
+      piece.text = piece.text.slice(taken);
+      if (!piece.text) this.pending.shift();
+      if (taken && taken < text.length) this.ready[0] = [number, text.slice(taken)];
+      else this.ready.shift();
+    }
+  }
+
+  /** A maker of leaves for markdown: spans of characters by token. Undefined where no tokens are known. */
+  leaf(kind) {
+    const owners = this.owners.get(kind);
+    if (!this.tokens.length || !owners) return undefined;
+    return (text, positions) => {
+      const nodes = [];
+      let begin = 0;
+      for (let i = 1; i <= text.length; i++) {
+        if (i < text.length && owners[positions[i]] === owners[positions[begin]]) continue;
+        const number = owners[positions[begin]];
+        const part = text.slice(begin, i);
+        nodes.push(number === undefined ? part : this.span(number, part));
+        begin = i;
+      }
+      return nodes;
+    };
+  }
+
+  span(number, text) {
+    const p = Math.exp(this.tokens[number].logprob);
+    const shade = p < 0.2 ? " t-low" : p < 0.5 ? " t-mid" : p < 0.8 ? " t-high" : "";
+    return make("span", { class: `t${shade}`, "data-t": number }, text);
+  }
+}
+
+/** The text of bytes; null while they may be the beginning of a character, whose tokens then count as one. */
+function decode(bytes) {
+  try {
+    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(new Uint8Array(bytes));
+  } catch {
+    return bytes.length < 4 ? null : new TextDecoder("utf-8", { ignoreBOM: true }).decode(new Uint8Array(bytes));
+  }
+}
+
+/** Plain text as a leaf. */
+export const plainLeaf = (text) => [text];
+
+const percent = (logprob) => {
+  const p = 100 * Math.exp(logprob);
+  return p >= 99.95 ? "100 %" : p >= 0.1 ? `${p.toFixed(1)} %` : "< 0.1 %";
+};
+
+const visible = (text) => (text === "" ? "(nothing)" : text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·"));
+
+/** Shows what is known of a token beside an element of it. */
+export function showToken(token, element) {
+  const card = find("token-card");
+  const rows = token.top.some((t) => t.text === token.text) ? token.top : [...token.top, token];
+  card.replaceChildren(
+    ...rows.map((row) => {
+      const bar = make("span", { class: "bar-fill" });
+      bar.style.width = `${100 * Math.exp(row.logprob)}%`;
+      const chosen = row.text === token.text;
+      return make("div", { class: chosen ? "card-row chosen" : "card-row" }, make("code", {}, visible(row.text)), make("span", { class: "bar-back" }, bar), make("span", {}, percent(row.logprob)));
+    }),
+  );
+  card.hidden = false;
+  const box = element.getBoundingClientRect();
+  const size = card.getBoundingClientRect();
+  const left = Math.max(8, Math.min(box.left, innerWidth - size.width - 8));
+  const above = box.top - size.height - 6;
+  card.style.left = `${left}px`;
+  card.style.top = `${above >= 8 ? above : box.bottom + 6}px`;
+}
+
+export function hideToken() {
+  find("token-card").hidden = true;
+}
+
+/** Makes the tokens within an element show their card: under a pointer, and with the arrow keys while it has focus. */
+export function followTokens(element, tokens) {
+  let current = -1;
+  const mark = (number, part) => {
+    element.querySelectorAll(".t.now").forEach((e) => e.classList.remove("now"));
+    current = number;
+    part.classList.add("now");
+    showToken(tokens[number], part);
+  };
+  const leave = () => {
+    element.querySelectorAll(".t.now").forEach((e) => e.classList.remove("now"));
+    hideToken();
+  };
+  const over = (event) => {
+    const part = event.target.closest?.("[data-t]");
+    if (part) mark(Number(part.dataset.t), part);
+    else leave();
+  };
+  element.addEventListener("pointerover", over);
+  element.addEventListener("click", over);
+  element.addEventListener("pointerleave", leave);
+  element.addEventListener("blur", leave);
+  element.addEventListener("keydown", (event) => {
+    if (event.target !== element) return;
+    if (event.key === "Escape") return leave();
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const numbers = [...element.querySelectorAll("[data-t]")].map((e) => Number(e.dataset.t));
+    const next = step > 0 ? numbers.find((n) => n > current) : numbers.findLast((n) => n < current);
+    if (next === undefined) return;
+    const part = element.querySelector(`[data-t="${next}"]`);
+    part.scrollIntoView({ block: "nearest" });
+    mark(next, part);
+  });
+}

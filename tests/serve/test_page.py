@@ -1,0 +1,190 @@
+"""The page's files and the data behind it: headers, what is open and what is not, and what a snapshot tells to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvasir.errors import EngineDead
+from kvasir.serve.keys import Key
+from kvasir.serve.live import Lookout, percentiles
+from kvasir.serve.settings import ServeSettings
+from kvasir.serve.static import FILES
+from tests.serve.running import client
+
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "connect-src": "'self'",
+    "img-src": "'self' data:",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "'none'",
+}
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+# -- the files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FILES)
+async def test_every_file_comes_with_strict_headers_and_without_a_key(path):
+    async with client(ServeSettings(api_keys=("first-key",))) as http:
+        response = await http.get(path)
+        assert response.status_code == 200 and response.content
+        headers = response.headers
+        kind = TYPES["html" if path == "/" else path.rpartition(".")[2]]
+        assert headers["content-type"] == f"{kind}; charset=utf-8"
+        policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+        assert policy == POLICY
+        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-cache"
+        again = await http.get(path, headers={"If-None-Match": headers["etag"]})
+        assert again.status_code == 304 and not again.content and again.headers["etag"] == headers["etag"]
+        assert (await http.get(path, headers={"If-None-Match": '"other"'})).status_code == 200
+        head = await http.head(path)
+        assert head.status_code == 200 and not head.content
+        assert (await http.post(path)).status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/page", "/page/", "/page/static.py", "/page/../auth.py", "/page/%2e%2e/auth.py"])
+async def test_nothing_else_is_a_file(path):
+    async with client(ServeSettings(api_keys=("first-key",))) as http:
+        assert (await http.get(path)).status_code == 401
+    async with client() as http:
+        assert (await http.get(path)).status_code == 404
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_makes_no_markup_of_text():
+    referred = set()
+    for path, file in FILES.items():
+        text = file.content.decode()
+        if path == "/":
+            referred |= set(re.findall(r'(?:src|href)="([^"#]+)"', text))
+            assert not re.search(r"<style|<script[^>]*>[^<]|\sstyle=|\son\w+=", text)
+        else:
+            imports = re.findall(r'from "\./([^"]+)"', text)
+            referred |= {f"/page/{name}" for name in imports}
+            assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
+        foreign = re.findall(r"(?:https?:)?//[\w-]+\.[\w.-]+", re.sub(r"(?m)(^|\s)//\s.*", "", text))
+        assert set(foreign) <= {"http://www.w3.org"}, path  # the name space of SVG, which nobody fetches
+    assert referred == set(FILES) - {"/"}
+
+
+# -- the data ----------------------------------------------------------------------------------------------------
+
+
+async def running(http, **fields):
+    """An answer under way; close the stream to end it."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "stream": True, **fields}
+    stream = http.front.engine.submit
+    seen = asyncio.Event()
+
+    def submit(request):
+        seen.set()
+        return stream(request)
+
+    http.front.engine.submit = submit
+    task = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+    await seen.wait()
+    return task
+
+
+async def test_a_snapshot_of_an_engine_at_work():
+    async with client(step_seconds=0.01) as http:
+        idle = (await http.get("/kvasir/live")).json()
+        assert idle["answers"] == [] and idle["steps"] == [] and idle["groups"][0]["cells"] == [0, 399]
+        assert idle["latency"]["ttft"] == {"p50": None, "p95": None, "p99": None, "count": 0}
+        task = await running(http, n=2)
+        while (live := (await http.get("/kvasir/live")).json())["stats"]["running"] < 2:
+            await asyncio.sleep(0.02)
+        assert [a["index"] for a in live["answers"]] == [0, 1]
+        first = live["answers"][0]
+        assert first["class"] == "interactive" and re.fullmatch(r"[0-9a-f]{8}", first["id"])
+        assert first["known"] > first["prompt"] and first["age"] > 0
+        assert sum(live["groups"][0]["cells"][1::2]) == live["groups"][0]["total"] == 399
+        step, milliseconds, decode, prefill = live["steps"][0]
+        assert step == 0 and milliseconds > 0 and decode + prefill > 0
+        assert live["now"] > idle["now"]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_key_sees_the_ids_of_its_own_answers_alone():
+    keys = (Key("first-key", "one"), Key("second-key", "two"))
+    async with client(ServeSettings(keys=keys), step_seconds=0.01) as http:
+        assert (await http.get("/kvasir/live")).status_code == 401
+        assert (await http.get("/kvasir/info")).status_code == 401
+        http.headers["Authorization"] = "Bearer first-key"
+        task = await running(http)
+        shown = {}
+        for key in ("first-key", "second-key"):
+            while not shown.get(key):
+                live = await http.get("/kvasir/live", headers={"Authorization": f"Bearer {key}"})
+                shown[key] = live.json()["answers"]
+                await asyncio.sleep(0.02)
+                assert "one" not in live.json()["answers"] and '"tenant"' not in live.text
+        assert shown["first-key"][0]["id"] and shown["second-key"][0]["id"] is None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_however_many_look_the_engine_is_asked_once():
+    async with client() as http:
+        asked, look = [], http.front.engine.look
+
+        async def counted():
+            asked.append(1)
+            return await look()
+
+        http.front.engine.look = counted
+        responses = await asyncio.gather(*(http.get("/kvasir/live") for _ in range(20)))
+        assert {r.status_code for r in responses} == {200} and len(asked) == 1
+        await asyncio.sleep(0.3)
+        await http.get("/kvasir/live")
+        assert len(asked) == 2
+
+
+async def test_an_engine_that_does_not_answer_is_a_503(monkeypatch):
+    monkeypatch.setattr("kvasir.serve.live.ENGINE_SECONDS", 0.02)
+    async with client() as http:
+        look = http.front.engine.look
+        http.front.engine.look = lambda: asyncio.sleep(60)
+        assert (await http.get("/kvasir/live")).status_code == 503
+        http.front.engine.look = look
+        await asyncio.sleep(0.3)
+        assert (await http.get("/kvasir/live")).status_code == 200
+
+
+async def test_who_leaves_does_not_take_the_snapshot_from_others():
+    async with client() as http:
+        lookout = Lookout(http.front)
+        first, second = asyncio.ensure_future(lookout.look()), asyncio.ensure_future(lookout.look())
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).stats.running == 0
+        http.front.engine.look = dead
+        await asyncio.sleep(0.3)
+        with pytest.raises(EngineDead):
+            await lookout.look()
+
+
+async def dead():
+    raise EngineDead("gone")
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=300))
+def test_percentiles_are_nearest_ranks(values):
+    found = percentiles(values)
+    assert found["count"] == len(values)
+    for p in (50, 95, 99):
+        value = found[f"p{p}"]
+        assert sum(v <= value for v in values) >= math.ceil(p * len(values) / 100) > sum(v < value for v in values)
