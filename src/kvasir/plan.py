@@ -36,6 +36,9 @@ class SamplingSpec:
     """The sampler's part of SamplingParams, in ids. `seed` is the answer's own: hash(request seed, answer index).
 
     stop_ids: ids that end the sequence; they are forbidden while fewer than `min_tokens` are sampled.
+    bad_words: sequences of ids; the last of one is forbidden where the sampled ids end with the others.
+    dry_breakers: which ids no repetition goes across, bit i & 31 of int32 word i >> 5; dry_breaker_sequences: the same
+    of sequences.
     logprobs / prompt_logprobs: -1 for none, else how many of the best beside the chosen one.
     """
 
@@ -43,9 +46,25 @@ class SamplingSpec:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_breakers: Bytes = b""
+    dry_breaker_sequences: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     min_tokens: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from kvasir.metrics import Histogram
 
@@ -54,10 +55,49 @@ class Task(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the answer's tokens are chosen. Names and defaults are vLLM's.
+class StructuralTag:
+    """A value of `schema` between two texts."""
 
-    temperature 0 is greedy. top_k 0 or -1 keeps all. `seed=None` is drawn by the front half and returned.
+    begin: str
+    schema: dict[str, Any] | bool
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """What an answer must follow: exactly one of the first six. Names are vLLM's where it has one.
+
+    json: a JSON schema, as an object or as text. grammar: Lark, or llama.cpp's GBNF. tags: free text in which one of
+    the `triggers` must go on as a tag that begins with it; at_least_one, at_most_one: how many tags there are.
+    lenient: keywords of a schema that cannot be enforced are ignored instead of refused.
+    """
+
+    json: dict[str, Any] | bool | str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    tags: tuple[StructuralTag, ...] | None = None
+    triggers: tuple[str, ...] = ()
+    at_least_one: bool = False
+    at_most_one: bool = False
+    lenient: bool = False
+
+    def __post_init__(self) -> None:
+        from kvasir.validate import check_structured
+
+        if self.choice is not None and not isinstance(self.choice, tuple):
+            object.__setattr__(self, "choice", tuple(self.choice))
+        check_structured(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the answer's tokens are chosen. Names and defaults are vLLM's, and llama.cpp's for what vLLM has not;
+    docs/sampling.md says what each does.
+
+    temperature 0 is greedy. top_k 0 or -1 keeps all. mirostat is 0 (off) or 2 (its second version). `seed=None` is
+    drawn by the front half and returned.
     logprobs: None for none, 0 for the chosen token's alone, k for the k best beside it; of the raw float32 logits.
     `stop` strings are matched in the front half; the core sees ids alone.
     """
@@ -67,9 +107,24 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    bad_words: tuple[str, ...] = ()
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
     max_tokens: int | None = 16
@@ -81,20 +136,22 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def dry(self) -> bool:
+        return self.dry_multiplier != 0.0 and self.dry_penalty_last_n != 0
+
     def __post_init__(self) -> None:
         from kvasir.validate import check_sampling
 
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        elif not isinstance(self.stop, tuple):
-            object.__setattr__(self, "stop", tuple(self.stop or ()))
-        if not isinstance(self.stop_token_ids, tuple):
-            object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        for name in ("stop", "stop_token_ids", "bad_words", "dry_sequence_breakers"):
+            if not isinstance(value := getattr(self, name), tuple):
+                object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
         check_sampling(self)
 
 
@@ -104,11 +161,13 @@ class Request:
 
     resume_ids: for each answer the ids already streamed before an engine died; they are taken as known, and the
     stream goes on behind them with the same tokens as if nothing had happened. Not empty: it was accepted by then, and
-    the queue's bound is not for it. done: answers not to be made (again).
+    the queue's bound is not for it. resume_carries: for each answer the carry of its last delta.
+    done: answers not to be made (again).
     tenant: whose request this is (the name of a key); tenants share a class by their weights.
     deadline: seconds from its arrival; an answer that is not complete by then ends with TIMEOUT.
     waited: seconds that had gone by since its arrival when the engine got it.
     eos_ids: the tokenizer's end-of-sequence ids; None for those of the model's own configuration.
+    bad_word_ids, dry_breakers, dry_breaker_sequences: the params' texts in ids, as `plan.SamplingSpec` has them.
     """
 
     id: str
@@ -126,8 +185,12 @@ class Request:
     no_cache: bool = False  # neither use nor leave a cached prefix
     cache_ttl: float | None = None  # seconds for which the prompt stays cached, whatever comes
     resume_ids: tuple[tuple[int, ...], ...] = ()
+    resume_carries: tuple[bytes, ...] = ()
     done: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] | None = None
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    dry_breakers: bytes = b""
+    dry_breaker_sequences: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +221,7 @@ class Delta:
     an end-of-sequence id is in `token_ids` and left out of the text).
     prompt_logprobs come once, with the first delta of answer 0: one entry per prompt token, the first None.
     embedding: for Task.EMBED, float32 values.
+    carry: the sampler's state behind these tokens, where it has one: what is resumed there needs it.
     """
 
     id: str
@@ -170,6 +234,7 @@ class Delta:
     embedding: tuple[float, ...] | None = None
     cached_tokens: int = 0
     error: str | None = None
+    carry: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 from kvasir.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kvasir.types import SamplingParams
+    from kvasir.types import SamplingParams, StructuredOutputs
 
 MAX_N = 128
 MAX_LOGPROBS = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARS = 128
+MAX_BREAKERS = 32
+MAX_BREAKER_CHARS = 40
 
 
 def _number(p: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
@@ -33,6 +37,15 @@ def _integer(p: SamplingParams, name: str, low: int, high: int, *, optional: boo
         raise InvalidRequest(f"{name} is {value!r}", f"expected an integer in [{low}, {high}]", param=name)
 
 
+def _texts(p: SamplingParams, name: str, most: int, chars: int) -> None:
+    texts = getattr(p, name)
+    if len(texts) > most:
+        raise InvalidRequest(f"{name} has {len(texts)} strings", f"at most {most}", param=name)
+    if any(not isinstance(s, str) or not s or len(s) > chars for s in texts):
+        raise InvalidRequest(f"{name} has one that is empty, too long or no string",
+                             f"expected 1 to {chars} characters", param=name)  # fmt: skip
+
+
 def check_sampling(p: SamplingParams) -> None:
     """Raises InvalidRequest with `param` set at the first field out of its range."""
     _integer(p, "n", 1, MAX_N)
@@ -40,9 +53,25 @@ def check_sampling(p: SamplingParams) -> None:
     _number(p, "top_p", 0.0, 1.0, open_low=True)
     _integer(p, "top_k", -1, 2**31 - 1)
     _number(p, "min_p", 0.0, 1.0)
+    _number(p, "typical_p", 0.0, 1.0, open_low=True)
+    _number(p, "top_n_sigma", -1.0, 1000.0)
+    _number(p, "xtc_probability", 0.0, 1.0)
+    _number(p, "xtc_threshold", 0.0, 1.0)
+    _number(p, "dynatemp_range", 0.0, 100.0)
+    _number(p, "dynatemp_exponent", 0.0, 100.0)
+    if type(p.mirostat) is not int or p.mirostat not in (0, 2):
+        raise InvalidRequest(f"mirostat is {p.mirostat!r}", "expected 0 (off) or 2 (version 2)", param="mirostat")
+    _number(p, "mirostat_tau", 0.0, 100.0)
+    _number(p, "mirostat_eta", 0.0, 10.0)
     _number(p, "presence_penalty", -2.0, 2.0)
     _number(p, "frequency_penalty", -2.0, 2.0)
     _number(p, "repetition_penalty", 0.0, 10.0, open_low=True)
+    _number(p, "dry_multiplier", 0.0, 1000.0)
+    _number(p, "dry_base", 1.0, 1000.0)
+    _integer(p, "dry_allowed_length", 0, 2**31 - 1)
+    _integer(p, "dry_penalty_last_n", -1, 2**31 - 1)
+    _texts(p, "dry_sequence_breakers", MAX_BREAKERS, MAX_BREAKER_CHARS)
+    _texts(p, "bad_words", MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
     _integer(p, "seed", -(2**63), 2**64 - 1, optional=True)
     _integer(p, "max_tokens", 1, 2**31 - 1, optional=True)
     _integer(p, "min_tokens", 0, 2**31 - 1)
@@ -50,12 +79,12 @@ def check_sampling(p: SamplingParams) -> None:
     _integer(p, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise InvalidRequest(f"min_tokens {p.min_tokens} is larger than max_tokens {p.max_tokens}", param="min_tokens")
-    if len(p.stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"{len(p.stop)} stop strings", f"at most {MAX_STOP_STRINGS}", param="stop")
-    for s in p.stop:
-        if not isinstance(s, str) or not s or len(s) > MAX_STOP_CHARS:
-            raise InvalidRequest("a stop string is empty, too long or no string",
-                                 f"expected 1 to {MAX_STOP_CHARS} characters", param="stop")  # fmt: skip
+    if p.structured_outputs is not None:
+        for name in ("min_tokens", "ignore_eos"):
+            if getattr(p, name):
+                message = f"{name} goes against structured_outputs, which say where the answer ends"
+                raise InvalidRequest(message, "leave it out", param=name)
+    _texts(p, "stop", MAX_STOP_STRINGS, MAX_STOP_CHARS)
     for t in p.stop_token_ids:
         if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < 2**31:
             raise InvalidRequest(f"stop_token_ids holds {t!r}", "expected token ids", param="stop_token_ids")
@@ -66,3 +95,14 @@ def check_sampling(p: SamplingParams) -> None:
             raise InvalidRequest(f"logit_bias names token {token!r}", "expected token ids", param="logit_bias")
         if not isinstance(bias, int | float) or not -100 <= bias <= 100:
             raise InvalidRequest(f"logit_bias of token {token} is {bias!r}", "expected [-100, 100]", param="logit_bias")
+
+
+def check_structured(wanted: StructuredOutputs) -> None:
+    """Raises InvalidRequest unless exactly one kind is asked for."""
+    kinds = ("json", "json_object", "regex", "choice", "grammar", "tags")
+    given = [name for name in kinds if getattr(wanted, name) not in (None, False)]
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"{len(given)} kinds of structured output are asked for",
+            f"exactly one of {', '.join(kinds)}", param="structured_outputs",
+        )  # fmt: skip

@@ -17,11 +17,12 @@ def test_a_running_stream_goes_on_where_it_stopped():
     (sent,) = j.to_send()
     assert sent.resume_ids == ()
     j.reached(["a"], Stage.JOINED)
-    j.take(Delta("a", 0, (7,)))
+    j.take(Delta("a", 0, (7,), carry=b"x"))
     j.take(Delta("a", 1, (8,), finish_reason=FinishReason.STOP))
     assert j.death() == []
     (again,) = j.to_send()
     assert again.resume_ids == ((7,), (8,)) and again.done == (1,)
+    assert again.resume_carries == (b"x", b"")
 
 
 def test_a_poison_request_dies_alone():

@@ -31,7 +31,7 @@ def test_what_the_native_sampler_has_no_code_for_is_sampled_by_the_reference(fol
         request("c", [6, 7, 8, 9], prompt_logprobs=2),
     ]
     expected = plain(program_core(folder), requests)
-    monkeypatch.setattr(module, "is_fast", lambda spec: False)
+    monkeypatch.setattr(module, "covers", lambda spec: False)
     same(expected, together(program_core(folder), requests))
 
 

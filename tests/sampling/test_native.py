@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvasir.errors import ConfigError
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
-from kvasir.sampling.native import MAX_LOGPROBS, Sampler, SampleRow, fill_spec
+from kvasir.sampling.native import MAX_LOGPROBS, Sampler, SampleRow, covers, fill_spec
 from kvasir.sampling.sampler import RowContext, sample
 from tests.sampling.test_sampler import REAL, ROWS, VOCAB, batch, context
 
@@ -262,14 +262,21 @@ def test_samplers_of_their_own_run_beside_each_other():
     assert found == [[results] * 20 for results in expected]
 
 
+NOT_NATIVE = {
+    "bad_words": ((1,),), "dry_multiplier": 1.0, "top_n_sigma": 1.0, "typical_p": 0.5, "xtc_probability": 0.5,
+    "dynatemp_range": 0.5, "mirostat": 2,
+}  # fmt: skip
+
+
 def test_arguments_are_checked():
     sampler = Sampler(5)
     assert sampler.sample(torch.zeros(0, 5), []) == []
     for logits in (torch.zeros(2, 5), torch.zeros(1, 6), torch.zeros(5)):
         with pytest.raises(ValueError, match="1 contexts of 5"):
             sampler.sample(logits, [context(SamplingSpec())])
-    with pytest.raises(ValueError, match="129 log-probabilities"):
-        sampler.sample(torch.zeros(1, 5), [context(SamplingSpec(logprobs=129))])
+    for spec in (SamplingSpec(logprobs=129), *(SamplingSpec(**{name: on}) for name, on in NOT_NATIVE.items())):
+        with pytest.raises(ValueError, match="no code for all"):
+            sampler.sample(torch.zeros(1, 5), [context(spec)])
     with pytest.raises(ValueError, match="on meta"):
         sampler.sample(torch.zeros(1, 5, device="meta"), [context(SamplingSpec())])
     for vocab in (0, -1, 2**22 + 1):
@@ -278,9 +285,14 @@ def test_arguments_are_checked():
 
 
 def test_a_spec_is_complete():
-    """Every field of a SamplingSpec reaches the native sampler, or decides whether it serves."""
+    """Every field of a SamplingSpec reaches the native sampler, or decides whether it serves, or belongs to one that
+    does."""
     names = {f.name for f in dataclasses.fields(SamplingSpec)} - {"logit_bias", "stop_ids", "prompt_logprobs"}
-    assert names <= {name for name, _ in SampleRow._fields_}
+    given = {name for name, _ in SampleRow._fields_}
+    switched = {name for name in names if name.startswith(("xtc_", "dynatemp_", "mirostat_", "dry_"))}
+    assert names <= given | set(NOT_NATIVE) | switched
+    assert covers(SamplingSpec()) and covers(SamplingSpec(xtc_threshold=0.3, dry_base=2.0, mirostat_tau=1.0))
+    assert not any(covers(SamplingSpec(**{name: on})) for name, on in NOT_NATIVE.items())
     target = SampleRow()
     kept = fill_spec(target, SamplingSpec(logit_bias=((3, 1.0), (3, 0.5)), stop_ids=(1, 2), seed=-1), 4)
     assert (target.num_bias, target.num_stop_ids, target.seed, target.prompt_len) == (1, 2, 2**64 - 1, 4)

@@ -9,6 +9,7 @@ import openai.types.completion_create_params as completion_params
 import openai.types.embedding_create_params as embedding_params
 import pytest
 
+from kvasir.sched.admission import sampling_spec
 from kvasir.serve.openai.params import to_params
 from kvasir.serve.openai.wire import ChatRequest, CompletionRequest, EmbeddingRequest
 from kvasir.types import ModelInfo, SamplingParams, Task
@@ -31,6 +32,23 @@ def params(**fields) -> SamplingParams:
         ("top_k", 7, 7),
         ("top_k", -1, -1),
         ("min_p", 0.1, 0.1),
+        ("typical_p", 0.9, 0.9),
+        ("top_n_sigma", -1, -1.0),
+        ("top_n_sigma", 1.5, 1.5),
+        ("xtc_probability", 0.5, 0.5),
+        ("xtc_threshold", 0.2, 0.2),
+        ("dynatemp_range", 0.4, 0.4),
+        ("dynatemp_exponent", 2, 2.0),
+        ("mirostat", 2, 2),
+        ("mirostat_tau", 3, 3.0),
+        ("mirostat_eta", 0.2, 0.2),
+        ("dry_multiplier", 0.8, 0.8),
+        ("dry_base", 2, 2.0),
+        ("dry_allowed_length", 3, 3),
+        ("dry_penalty_last_n", -1, -1),
+        ("dry_sequence_breakers", ["\n\n", "*"], ("\n\n", "*")),
+        ("dry_sequence_breakers", [], ()),
+        ("bad_words", ["ab", "c"], ("ab", "c")),
         ("presence_penalty", -1.5, -1.5),
         ("frequency_penalty", 1, 1.0),
         ("repetition_penalty", 1.2, 1.2),
@@ -67,6 +85,29 @@ def test_a_field_arrives(name, value, expected):
         ("top_p", 1.1),
         ("top_k", -2),
         ("min_p", 2),
+        ("typical_p", 0),
+        ("typical_p", 1.5),
+        ("top_n_sigma", -2),
+        ("xtc_probability", 1.1),
+        ("xtc_threshold", -0.1),
+        ("dynatemp_range", -1),
+        ("dynatemp_exponent", "1"),
+        ("mirostat", 1),
+        ("mirostat", True),
+        ("mirostat_tau", -1),
+        ("mirostat_eta", 11),
+        ("dry_multiplier", -1),
+        ("dry_base", 0.5),
+        ("dry_allowed_length", -1),
+        ("dry_penalty_last_n", -2),
+        ("dry_penalty_last_n", 1.0),
+        ("dry_sequence_breakers", "x"),
+        ("dry_sequence_breakers", ["x" * 41]),
+        ("dry_sequence_breakers", ["x"] * 33),
+        ("bad_words", "x"),
+        ("bad_words", [""]),
+        ("bad_words", [" "]),
+        ("bad_words", ["x"] * 1025),
         ("presence_penalty", 2.1),
         ("frequency_penalty", -3),
         ("repetition_penalty", 0),
@@ -115,6 +156,40 @@ def test_a_models_recommendations_are_defaults_and_no_more():
     info = ModelInfo("m", "a", (Task.GENERATE,), 260, 512, default_sampling={"temperature": 0.6, "top_k": 20, "odd": 1})
     got = to_params(CompletionRequest(prompt="x", top_k=5), info)
     assert (got.temperature, got.top_k, got.top_p) == (0.6, 5, 1.0)
+
+
+def test_mirostat_takes_the_place_of_recommended_filters_and_not_of_asked_ones():
+    recommended = {"temperature": 0.6, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}
+    info = ModelInfo("m", "a", (Task.GENERATE,), 260, 512, default_sampling=recommended)
+    got = to_params(CompletionRequest(prompt="x", mirostat=2, top_p=0.9), info)
+    assert (got.temperature, got.top_k, got.top_p, got.repetition_penalty) == (0.6, 0, 0.9, 1.1)
+    assert to_params(CompletionRequest(prompt="x", mirostat=0), info).top_k == 20
+
+
+async def test_texts_of_samplers_reach_the_core_in_ids():
+    async with client() as http:
+        seen = []
+        submit = http.front.engine.submit
+
+        def spy(request):
+            seen.append(request)
+            return submit(request)
+
+        http.front.engine.submit = spy
+        fields = {"max_tokens": 1, "bad_words": ["ab"], "dry_multiplier": 0.8, "dry_sequence_breakers": ["\n", "cd"]}
+        await http.post("/v1/completions", json={"prompt": "x", **fields})
+        await http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], **fields})
+        for request in seen:
+            a, b, c, d, line = await http.front.encode("abcd\n", add_special_tokens=False)
+            assert request.bad_word_ids == ((a, b),)
+            assert request.dry_breaker_sequences == ((c, d),)
+            assert request.dry_breakers[line >> 3] == 1 << (line & 7) and sum(request.dry_breakers) == 1 << (line & 7)
+            spec = sampling_spec(request, 0, frozenset())
+            assert (spec.bad_words, spec.dry_breakers) == (request.bad_word_ids, request.dry_breakers)
+            assert spec.dry_breaker_sequences == request.dry_breaker_sequences
+        assert len(seen) == 2
+        await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        assert (seen[2].bad_word_ids, seen[2].dry_breakers, seen[2].dry_breaker_sequences) == ((), b"", ())
 
 
 async def test_priority_salt_and_tenant_reach_the_core():

@@ -13,19 +13,24 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from kvasir.engine.answer import Answer, AnswerText, TextDelta
 from kvasir.engine.client import Engine
+from kvasir.engine.grammars import Grammars
 from kvasir.engine.meter import Meter
 from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError
+from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
 from kvasir.text.chat import ChatTemplate
+from kvasir.text.sequences import Breakers, bad_words
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import EngineStats, FinishReason, ModelInfo, Request, SamplingParams, Task
 
 LONG_TEXT = 4096  # characters from which on a text is tokenized in a thread
+SEQUENCES_KEPT = 16  # of bad words and breakers
 
 
 class Front:
@@ -48,7 +53,10 @@ class Front:
         self.template = template
         self.meter = Meter()
         self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # told of all that is generated
+        self.grammars = Grammars(self._vocabulary)
         self._end: asyncio.Future[None] | None = None
+        self._breakers: Breakers | None = None
+        self._found = lru_cache(SEQUENCES_KEPT)(self._find)
 
     @property
     def info(self) -> ModelInfo:
@@ -60,6 +68,7 @@ class Front:
     async def stop(self, drain: float = 0.0) -> None:
         """Stops the engine, once, however often and from wherever it is called."""
         if self._end is None:
+            self.grammars.close()
             self._end = asyncio.ensure_future(self.engine.stop(drain))
         await asyncio.shield(self._end)
 
@@ -134,6 +143,29 @@ class Front:
             raise InvalidRequest("this model has no tokenizer", "give token ids instead of text", param=param)
         return self.tokenizer
 
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(self._need_tokenizer("grammar"), self.info.vocab_size, self._eos_ids() or ())
+
+    async def learn(self, params: SamplingParams) -> None:
+        """Finds in a thread what `resolve` needs of the tokenizer for these parameters. Raises InvalidRequest."""
+        if params.bad_words or params.dry:
+            await asyncio.to_thread(self._sequences, params)
+        if params.structured_outputs:
+            await asyncio.to_thread(self.grammars.of, params.structured_outputs)
+
+    def _sequences(self, params: SamplingParams) -> dict[str, Any]:
+        """The fields of Request that hold texts of these parameters in ids."""
+        return self._found(params.bad_words, params.dry_sequence_breakers if params.dry else ())
+
+    def _find(self, words: tuple[str, ...], breakers: tuple[str, ...]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if words:
+            found["bad_word_ids"] = bad_words(self._need_tokenizer("bad_words"), words)
+        if breakers:
+            self._breakers = self._breakers or Breakers(self._need_tokenizer("dry_sequence_breakers"))
+            found["dry_breakers"], found["dry_breaker_sequences"] = self._breakers.of(breakers)
+        return found
+
     # -- ids to a request ----------------------------------------------------------------------------------
 
     def resolve(
@@ -156,6 +188,9 @@ class Front:
         room = self._room(prompt_ids, params.max_tokens, param)
         if params.stop:
             self._need_tokenizer("stop")
+        fields |= self._sequences(params)
+        if params.structured_outputs:
+            fields["grammar"] = self.grammars.of(params.structured_outputs)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
         self._check_vocabulary("logit_bias", params.logit_bias)
         for name in ("logprobs", "prompt_logprobs"):

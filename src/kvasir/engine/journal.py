@@ -39,6 +39,7 @@ class Entry:
     request: Request
     arrived: float
     streamed: dict[int, list[int]] = field(default_factory=dict)
+    carries: dict[int, bytes] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     stage: Stage = Stage.HELD
     returned: bool = False
@@ -55,7 +56,12 @@ class Entry:
         request = replace(self.request, waited=now - self.arrived, done=tuple(sorted(self.done)))
         if not self.returned:
             return request
-        return replace(request, resume_ids=tuple(tuple(self.streamed.get(i, ())) for i in range(request.params.n)))
+        answers = range(request.params.n)
+        return replace(
+            request,
+            resume_ids=tuple(tuple(self.streamed.get(i, ())) for i in answers),
+            resume_carries=tuple(self.carries.get(i, b"") for i in answers),
+        )
 
 
 class Journal:
@@ -111,7 +117,9 @@ class Journal:
             return False
         if delta.id == self._suspect:
             self._suspect = None
-        entry.streamed.setdefault(delta.index, []).extend(delta.token_ids)
+        if delta.token_ids:
+            entry.streamed.setdefault(delta.index, []).extend(delta.token_ids)
+            entry.carries[delta.index] = delta.carry
         if delta.finish_reason:
             self._finish(entry, delta.index)
         return True

@@ -84,7 +84,7 @@ class FakeRunner:
             self.tables[join.row] = [[] for _ in self.windows]
             self.carries[join.row] = join.carry
             if sampled := self.tokens[join.row][join.prompt_len :]:
-                # What an earlier engine had streamed came without a carry.
+                # A request made by hand may bring what an earlier engine had streamed without its carry.
                 carries = (fake_carry(b"", sampled[i:]) for i in range(len(sampled)))
                 assert not join.carry or join.carry in carries, "the carry is not that of the sampled tokens"
         if self.fault:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from kvasir.layers.adapters import Pairs
-from kvasir.plan import Capacity, RowResult, SamplingSpec, StepPlan, StepResult, Work
+from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
 from kvasir.program import native
 from kvasir.program.cache import NativeCache
 from kvasir.program.executor import MAX_CHOSEN, Program
 from kvasir.runner.rows import BROKEN, Rows, move_blocks
 from kvasir.sampling.logprobs import BadLogits, prompt_logprobs
-from kvasir.sampling.native import MAX_LOGPROBS, SAMPLE_ERRORS, entry_of, fill_spec
+from kvasir.sampling.native import SAMPLE_ERRORS, covers, entry_of, fill_spec
 from kvasir.sampling.sampler import RowContext, Sampled, sample
 from kvasir.types import ModelInfo
 
@@ -72,7 +72,7 @@ class ProgramRunner:
             assert work.start + work.count <= row.known, "work beyond the known tokens"
             exports = self.program.lowered.exports
             assert all(name in exports for name in work.want_hidden), "hidden states that were not wished for at load"
-            native_sampling = work.sample and is_fast(row.spec)
+            native_sampling = work.sample and covers(row.spec)
             flags = native.WORK_SAMPLE * native_sampling | native.WORK_BIDIRECTIONAL * work.indivisible
             item = self.program.works[count]
             item.row, item.flags, item.start, item.count = work.row, flags, work.start, work.count
@@ -188,8 +188,3 @@ class ProgramRunner:
 
     def _logits(self, rows: Sequence[int]) -> torch.Tensor:
         return torch.from_numpy(self.program.logits_of(rows))
-
-
-def is_fast(spec: SamplingSpec) -> bool:
-    """Whether the native sampler has code for it."""
-    return spec.logprobs <= MAX_LOGPROBS

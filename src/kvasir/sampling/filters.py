@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvasir.plan import SamplingSpec
-from kvasir.sampling.numerics import best_ids, centred, log, total_weight, weights
+from kvasir.sampling.numerics import best_ids, centred, log, mass_of, total_weight, weights
 
 FIRST_LIST = 256  # tokens listed at first when only top-p bounds the list
 LIST_GROWTH = 16
@@ -99,8 +99,7 @@ def _top_p_(z_RK: Tensor, total_R1: Tensor, specs: Sequence[SamplingSpec]) -> Te
     sum_RK = weight_RK.cumsum(-1)
     total_R1 = torch.where(total_R1 > 0, total_R1, sum_RK[:, -1:])
     top_p_R1 = _column([s.top_p for s in specs], z_RK)
-    mass_R1 = (total_R1.double() * top_p_R1).ceil().long().clamp_min(1)
-    mass_R1 = torch.where(top_p_R1 < 1.0, mass_R1, UNBOUNDED)
+    mass_R1 = torch.where(top_p_R1 < 1.0, mass_of(total_R1, top_p_R1), UNBOUNDED)
     z_RK.masked_fill_(sum_RK - weight_RK >= mass_R1, -math.inf)
     return sum_RK[:, -1:] >= mass_R1
 

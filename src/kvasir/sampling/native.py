@@ -18,7 +18,8 @@ from torch import Tensor
 
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
-from kvasir.sampling import sampler
+from kvasir.sampling import dry, sampler
+from kvasir.sampling.chain import needs_chain
 from kvasir.sampling.logprobs import Entry, fault
 from kvasir.sampling.numerics import MAX_VOCAB
 from kvasir.sampling.sampler import RowContext
@@ -27,7 +28,7 @@ MAX_LOGPROBS = 128
 SAMPLE_ERRORS = {
     1: fault(float("nan")),
     2: fault(float("-inf")),
-    3: "no token is allowed: grammar, min_tokens and logit_bias forbid all of them",
+    3: sampler.NOTHING_ALLOWED,
     4: "logit_bias names a token outside the vocabulary",
 }
 BIAS_OUTSIDE = 4
@@ -82,6 +83,11 @@ class SampleArgs(Structure):
         ("results", c_void_p),
         ("scratch", c_void_p),
     )
+
+
+def covers(spec: SamplingSpec) -> bool:
+    """Whether the kernel has code for all that a spec asks."""
+    return spec.logprobs <= MAX_LOGPROBS and not (needs_chain(spec) or spec.bad_words or dry.is_on(spec))
 
 
 class Pool(Protocol):
@@ -177,8 +183,8 @@ def entry_of(found: Sampled, asked: int, vocab: int) -> Entry | None:
 
 def _fill_row(target: SampleRow, row: RowContext) -> list[np.ndarray]:
     """Writes a row where the kernel reads it; returns the arrays that must live as long."""
-    if row.spec.logprobs > MAX_LOGPROBS:
-        raise ValueError(f"{row.spec.logprobs} log-probabilities are asked for, {MAX_LOGPROBS} are possible")
+    if not covers(row.spec):
+        raise ValueError(f"the native sampler has no code for all of {row.spec}")
     kept = fill_spec(target, row.spec, row.prompt_len)
     ids = np.ascontiguousarray(row.ids, np.int32)
     target.position, target.ids, target.num_ids = row.position, ids.ctypes.data, len(ids)

@@ -82,9 +82,33 @@ def total_weight(x_RV: Tensor, peak_R1: Tensor, scale_R1: Tensor | float = 1.0) 
     return total_R1
 
 
+def mass_of(total: Tensor, p: Tensor | float) -> Tensor:
+    """The share p of int64 weights, rounded up, at least 1."""
+    return (total.double() * p).ceil().long().clamp_min(1)
+
+
 def log_weight(weight: Tensor) -> Tensor:
     """ln of positive int64 weights, float64."""
     return log(weight.double() * 2.0**-FRACTION_BITS)
+
+
+def tree_sum(x_N: Tensor) -> Tensor:
+    """[] the sum of float64 numbers by a fixed tree: halves of the next power of two are added until one is left."""
+    size = 1 << max(0, len(x_N) - 1).bit_length()
+    x_N = pad(x_N, (0, size - len(x_N)))
+    while len(x_N) > 1:
+        x_N = x_N[: len(x_N) // 2] + x_N[len(x_N) // 2 :]
+    return x_N[0]
+
+
+def entropy(z_N: Tensor) -> tuple[Tensor, Tensor]:
+    """([], []) float64: ln of the total weight of z <= 0, and the entropy of e^z / total in nats."""
+    weight_N = weights(z_N)
+    # w * -z is at most 2^40 / e, so that the sum of as many as a vocabulary has fits an int64.
+    surprise = (weight_N * z_N.clamp_min(-30.0).neg_()).round_().long().sum()
+    total = weight_N.sum()
+    log_total = log_weight(total)
+    return log_total, log_total + surprise.double() / total.double()
 
 
 def first_at(x_RV: Tensor, peak_R1: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)  # the key's steps: golden ratio and sqrt(3) - 1
 
 STREAM_TOKEN = 0  # the noise that chooses the token; other uses of chance take other streams
+STREAM_XTC = 1  # whether XTC acts at this position: the word of token 0
 
 
 def _multiply(constant: int, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,18 +1,19 @@
-"""What changes a row of logits before a token is chosen, greedy or not. In this order, which is vLLM's:
+"""What changes a row of logits before a token is chosen, greedy or not. In this order, which is vLLM's, and DRY where
+llama.cpp has it:
 
 1. the allowed mask of a grammar: what is forbidden stays forbidden, nothing later raises -inf;
 2. min_tokens: ids that would end the answer are forbidden until enough is sampled;
-3. logit bias (OpenAI API): added to the logit;
-4. repetition penalty (Keskar et al., CTRL, 2019): ids of prompt and output; positive logits are divided by
-it,
-   others multiplied;
-5. frequency and presence penalty (OpenAI API): ids of the output alone; frequency times their count and
-presence
-   once are subtracted.
+3. bad words (vLLM): the last id of each is forbidden where the output ends with the ids before it;
+4. logit bias (OpenAI API): added to the logit;
+5. repetition penalty (Keskar et al., CTRL, 2019): ids of prompt and output; positive logits are divided by it, others
+   multiplied;
+6. frequency and presence penalty (OpenAI API): ids of the output alone; frequency times their count and presence once
+   are subtracted;
+7. DRY (dry.py): tokens that would go on with a repetition.
 
-Biases come before penalties so that a penalty acts on the logit that counts; penalties before temperature so
-that their size does not depend on it. Each is a function of the ids up to the position; none keeps a state.
-All arithmetic is float32, one operation at a time.
+Biases come before penalties so that a penalty acts on the logit that counts; penalties before temperature so that their
+size does not depend on it. Each is a function of the ids up to the position; none keeps a state. All arithmetic is
+float32, one operation at a time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from kvasir.plan import SamplingSpec
+from kvasir.sampling import dry
 
 
 def changes_logits(spec: SamplingSpec, num_sampled: int, mask: np.ndarray | None) -> bool:
@@ -31,6 +33,8 @@ def changes_logits(spec: SamplingSpec, num_sampled: int, mask: np.ndarray | None
     return (
         mask is not None
         or bool(spec.logit_bias)
+        or bool(spec.bad_words)
+        or dry.is_on(spec)
         or (num_sampled < spec.min_tokens and bool(spec.stop_ids))
         or spec.repetition_penalty != 1.0
         or spec.frequency_penalty != 0.0
@@ -47,12 +51,16 @@ def process_(x_V: Tensor, spec: SamplingSpec, ids: np.ndarray, prompt_len: int, 
         mask_(x_V, mask)
     if len(ids) - prompt_len < spec.min_tokens:
         forbid_(x_V, spec.stop_ids)
+    if spec.bad_words:
+        forbid_(x_V, ended_by(ids[prompt_len:], spec.bad_words))
     if spec.logit_bias:
         bias_(x_V, spec.logit_bias)
     if spec.repetition_penalty != 1.0:
         repetition_(x_V, ids, spec.repetition_penalty)
     if spec.frequency_penalty != 0.0 or spec.presence_penalty != 0.0:
         occurrence_(x_V, ids[prompt_len:], spec.frequency_penalty, spec.presence_penalty)
+    if dry.is_on(spec):
+        subtract_(x_V, dry.penalties(ids, spec))
 
 
 def mask_(x_V: Tensor, mask: np.ndarray) -> None:
@@ -65,6 +73,13 @@ def mask_(x_V: Tensor, mask: np.ndarray) -> None:
 def forbid_(x_V: Tensor, ids: tuple[int, ...]) -> None:
     """Ids outside the vocabulary have no logit to forbid."""
     x_V[_index([i for i in ids if 0 <= i < x_V.shape[0]], x_V)] = -math.inf
+
+
+def ended_by(output_ids: np.ndarray, words: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """The last id of each word whose other ids are the last of the output."""
+    longest = max(map(len, words))
+    end = tuple(output_ids[max(0, len(output_ids) - longest) :].tolist())
+    return tuple(w[-1] for w in words if len(w) <= len(end) + 1 and end[len(end) - len(w) + 1 :] == w[:-1])
 
 
 def bias_(x_V: Tensor, bias: tuple[tuple[int, float], ...]) -> None:
@@ -92,6 +107,12 @@ def occurrence_(x_V: Tensor, output_ids: np.ndarray, frequency: float, presence:
     index = _index(present, x_V)
     counted = torch.from_numpy(counts[present]).to(x_V.device, torch.float32)
     x_V[index] = x_V[index] - counted * frequency - presence
+
+
+def subtract_(x_V: Tensor, penalties: dict[int, float]) -> None:
+    """Ids outside the vocabulary have no logit."""
+    inside = {token: value for token, value in penalties.items() if 0 <= token < x_V.shape[0]}
+    x_V[_index(list(inside), x_V)] -= torch.tensor(list(inside.values()), dtype=torch.float32, device=x_V.device)
 
 
 def _counts(ids: np.ndarray, vocab: int) -> np.ndarray:

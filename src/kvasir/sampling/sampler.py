@@ -5,7 +5,7 @@ number, threads and chunks do not enter: sums are of integers, and floats meet o
 numerics.py).
 
     raw logits --> processors --> peak --> temperature 0: the lowest id at the peak
-        |                            \\---> else z, filters, Gumbel draw
+        |                            \\---> else z, filters or chain, Gumbel draw
         \\--> logprobs
 
 Letters: R rows, V vocabulary, K listed tokens.
@@ -22,13 +22,15 @@ import torch
 from torch import Tensor
 
 from kvasir.plan import SamplingSpec
+from kvasir.sampling import chain
+from kvasir.sampling.chain import GREEDY_BELOW, needs_chain
 from kvasir.sampling.filters import listed, min_p_, needs_list, scaled
 from kvasir.sampling.gumbel import Noise, draw, draw_listed
 from kvasir.sampling.logprobs import Entry, chunks, fault, logprobs
 from kvasir.sampling.numerics import MAX_VOCAB, first_at
 from kvasir.sampling.processors import changes_logits, process_
 
-GREEDY_BELOW = 1e-5  # vLLM's bound: a temperature below it is greedy
+NOTHING_ALLOWED = "no token is allowed: grammar, min_tokens, bad_words and logit_bias forbid all of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,16 @@ def _sample(logits_RV: Tensor, rows: Sequence[RowContext]) -> list[Sampled]:
     peak_R1 = x_RV.amax(-1, keepdim=True)
     for i, peak in enumerate(peak_R1[:, 0].tolist()):
         if peak == -math.inf:
-            errors[i] = errors[i] or "no token is allowed: grammar, min_tokens and logit_bias forbid all of them"
-    tokens = _choose(x_RV, peak_R1, rows, [i for i, error in enumerate(errors) if not error])
+            errors[i] = errors[i] or NOTHING_ALLOWED
+    sound = [i for i, error in enumerate(errors) if not error]
+    chained = [i for i in sound if rows[i].spec.temperature >= GREEDY_BELOW and needs_chain(rows[i].spec)]
+    tokens = _choose(x_RV, peak_R1, rows, [i for i in sound if i not in chained])
+    carries = {i: row.carry for i, row in enumerate(rows)}
+    for i in chained:
+        row = rows[i]
+        tokens[i], carries[i] = chain.choose(x_RV[i], peak_R1[i], row.spec, row.position, row.carry)
     entries = _logprobs(logits_RV, rows, tokens)
-    return [Sampled(tokens.get(i, -1), entries.get(i), row.carry, errors[i]) for i, row in enumerate(rows)]
+    return [Sampled(tokens.get(i, -1), entries.get(i), carries[i], error) for i, error in enumerate(errors)]
 
 
 def _processed(logits_RV: Tensor, rows: Sequence[RowContext], errors: list[str]) -> Tensor:

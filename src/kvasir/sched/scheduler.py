@@ -508,6 +508,7 @@ class Scheduler:
             finish,
             stop,
             cached_tokens=seq.cached,
+            carry=seq.carry,
         )
 
     def _verdict(self, seq: Sequence, token: int) -> tuple[FinishReason | None, int | None]:

@@ -5,18 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from kvasir.errors import InvalidRequest
+from kvasir.serve.openai.structured import to_structured
 from kvasir.serve.openai.wire import STREAM_REFUSED, Sampling
 from kvasir.serve.wire import refuse_fields
 from kvasir.types import ModelInfo, SamplingParams, ServiceClass
 
 # Wire fields that SamplingParams has under the same name.
 _SAME = (
-    *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "seed", "min_tokens", "include_stop_str_in_output", "ignore_eos"),
-    *("skip_special_tokens", "prompt_logprobs"),
+    *("n", "temperature", "top_p", "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
+    *("dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta"),
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "bad_words"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "min_tokens"),
+    *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "prompt_logprobs"),
 )
 # What a model's generation_config.json may recommend.
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+# Mirostat takes the place of these: a model's recommendation is not for it. What the request asks for is.
+_FILTERS = ("top_p", "top_k", "min_p")
 
 # service_tier -> class; the other tiers ("auto", "default") leave it to the header and the key.
 TIERS = {"priority": ServiceClass.INTERACTIVE, "flex": ServiceClass.BATCH}
@@ -34,12 +40,15 @@ def served_tier(asked: str | None, slo: ServiceClass) -> str | None:
 def to_params(wire: Sampling, info: ModelInfo, **given: Any) -> SamplingParams:
     """`given` are fields whose meaning differs between routes. An absent field takes the model's
     recommendation where there is one, else the API's default. Raises InvalidRequest."""
-    fields: dict[str, Any] = {k: v for k, v in info.default_sampling.items() if k in _RECOMMENDED}
+    unwanted = _FILTERS if wire.mirostat else ()
+    recommended = {k: v for k, v in info.default_sampling.items() if k in _RECOMMENDED}
+    fields: dict[str, Any] = {k: v for k, v in recommended.items() if k not in unwanted}
     fields |= {name: value for name in _SAME if (value := getattr(wire, name)) is not None}
     if wire.stop is not None:
         fields["stop"] = (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop)
     if wire.stop_token_ids is not None:
         fields["stop_token_ids"] = tuple(wire.stop_token_ids)
+    fields["structured_outputs"] = to_structured(wire)
     if wire.logit_bias:
         fields["logit_bias"] = _bias(wire.logit_bias)
     return SamplingParams(**(fields | given))

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from kvasir.serve.openai.structured import Structured
 from kvasir.serve.wire import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -22,6 +23,7 @@ from kvasir.serve.wire import (
     TokenIds,
     Wire,
 )
+from kvasir.validate import MAX_BAD_WORDS, MAX_BREAKERS
 
 
 class StreamOptions(Wire):
@@ -30,7 +32,7 @@ class StreamOptions(Wire):
     include_obfuscation: bool | None = None  # pads chunks against traffic analysis; refused if true
 
 
-class Sampling(Scheduling):
+class Sampling(Scheduling, Structured):
     """The fields that completions and chats share. Ranges are checked by SamplingParams."""
 
     model: Name | None = None
@@ -58,6 +60,23 @@ class Sampling(Scheduling):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS)] | None = None
+
+    # llama.cpp's
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: Annotated[list[str], Field(max_length=MAX_BREAKERS)] | None = None
 
 
 class CompletionRequest(Sampling):
@@ -131,7 +150,6 @@ class ChatRequest(Sampling):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    response_format: Any = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
@@ -180,7 +198,6 @@ CHAT_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": (([],), "use tools"),
     "function_call": ((), "use tool_choice"),
     "tool_choice": (("none", "auto"), 'use "auto" or "none"'),
-    "response_format": (({"type": "text"},), "only text can be promised"),
     "moderation": ((), _LATER),
     "prediction": ((), _LATER),
     "prompt_cache_options": ((), _LATER),

@@ -1,0 +1,178 @@
+"""All filters, one after another, for rows that ask for more than top-k, top-p and min-p. In llama.cpp's order, each on
+what those before it have left:
+
+    top-n-sigma, top-k, typical-p, top-p, min-p, XTC, dynamic temperature, mirostat
+
+- top-n-sigma (Tang et al., "Top-nσ: Not All Logits Are You Need", 2024): logits at least peak - n * sigma, sigma the
+  standard deviation of the finite ones. Temperature does not enter.
+- typical-p (Meister et al., "Locally Typical Sampling", TACL 2023): the tokens whose surprise is nearest to the
+  entropy, as many as it takes for their probability to reach p; ties to the lower id.
+- XTC ("exclude top choices", p-e-w, text-generation-webui #6335): with the given probability, of the tokens whose
+  probability is at least the threshold only the last in order stays. A threshold above 1/2 never finds two.
+- dynamic temperature (kalomaze, llama.cpp #4972): temperature - range .. + range by the entropy of what is left, as a
+  share of its greatest possible one, to the power of the exponent. Filters then see a temperature of 1.
+- mirostat 2 (Basu et al., "Mirostat", ICLR 2021, algorithm 2): tokens of more than mu bits of surprise are out; mu, at
+  first 2 tau, moves by eta towards a surprise of tau. It is the sampler's carry: no function of the ids.
+
+With neutral parameters the bits are those of `filters`. Letters: V vocabulary, N tokens that are left.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvasir.plan import SamplingSpec
+from kvasir.sampling.gumbel import Noise, draw_listed
+from kvasir.sampling.numerics import LOG2_E, best_ids, centred, entropy, log, log_weight, mass_of, tree_sum, weights
+from kvasir.sampling.philox import STREAM_XTC, split_seed, token_words
+
+GREEDY_BELOW = 1e-5  # vLLM's bound: a temperature below it is greedy
+NONE_TO_EXCLUDE = 0.5  # two tokens cannot both be more probable
+TINY = 1e-300  # in place of 0, which has no logarithm
+
+
+def needs_chain(spec: SamplingSpec) -> bool:
+    """Whether the row takes this way."""
+    return (
+        spec.top_n_sigma > 0.0
+        or spec.typical_p < 1.0
+        or (spec.xtc_probability > 0.0 and spec.xtc_threshold <= NONE_TO_EXCLUDE)
+        or spec.dynatemp_range > 0.0
+        or spec.mirostat != 0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Tokens that may still be drawn, by ascending id. x_N: float32 logits. z_N: float64, their logarithms of
+    probability but for a constant, the greatest 0."""
+
+    ids_N: Tensor
+    x_N: Tensor
+    z_N: Tensor
+
+    def only(self, keep_N: Tensor) -> Left:
+        """keep_N: bool, one at least."""
+        z_N = self.z_N[keep_N]
+        return Left(self.ids_N[keep_N], self.x_N[keep_N], z_N - z_N.amax())
+
+    def head(self, order_N: Tensor, count: int) -> Left:
+        """The first `count` in this order of places."""
+        keep_N = torch.zeros_like(order_N, dtype=torch.bool)
+        keep_N[order_N[:count]] = True
+        return self.only(keep_N)
+
+    def nucleus(self, order_N: Tensor, p: float) -> Left:
+        """The shortest head of this order whose probability reaches p, or all."""
+        weight_N = weights(self.z_N[order_N])
+        sum_N = weight_N.cumsum(-1)
+        return self.head(order_N, int((sum_N - weight_N < mass_of(sum_N[-1:], p)).sum()))
+
+
+def choose(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, carry: bytes) -> tuple[int, bytes]:
+    """(token, the next carry) of one row of float32 logits. peak_1: their maximum. carry: as this left it."""
+    mu = struct.unpack("<d", carry)[0] if spec.mirostat and carry else 2.0 * spec.mirostat_tau
+    left = narrowed(x_V, peak_1, spec, position, mu)
+    noise = Noise.of([spec.seed], [position], x_V.device)
+    token = int(draw_listed(left.ids_N[None], left.z_N[None], noise)[0])
+    return token, struct.pack("<d", next_mu(left, token, spec, mu)) if spec.mirostat else carry
+
+
+def narrowed(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, mu: float) -> Left:
+    """What all filters leave."""
+    left = top_n_sigma(x_V, peak_1, spec.top_n_sigma, 1.0 if spec.dynatemp_range > 0.0 else spec.temperature)
+    if 0 < spec.top_k < len(left.ids_N):
+        left = left.head(_order(left), spec.top_k)
+    if spec.typical_p < 1.0:
+        left = typical_p(left, spec.typical_p)
+    if spec.top_p < 1.0:
+        left = left.nucleus(_order(left), spec.top_p)
+    if spec.min_p > 0.0:
+        left = left.only(left.z_N >= log(_number(max(spec.min_p, TINY), x_V.device)))
+    if xtc_acts(spec, position):
+        left = xtc(left, spec.xtc_threshold)
+    if spec.dynatemp_range > 0.0:
+        left = dynamic_temperature(left, spec)
+    return mirostat(left, mu) if spec.mirostat else left
+
+
+def top_n_sigma(x_V: Tensor, peak_1: Tensor, n: float, temperature: float) -> Left:
+    """All tokens above -inf; of these, with n above 0, those within n standard deviations of the peak."""
+    distance_V = centred(x_V, peak_1)
+    keep_V = x_V > -math.inf
+    if n > 0.0:
+        count = keep_V.sum().double()
+        mean = tree_sum(distance_V.where(keep_V, 0.0)) / count
+        variance = tree_sum((distance_V - mean).square_().where(keep_V, 0.0)) / count
+        keep_V &= distance_V >= variance.sqrt() * -n
+    ids_N = torch.nonzero(keep_V)[:, 0]
+    return Left(ids_N, x_V[ids_N], distance_V[ids_N] * (1.0 / temperature))
+
+
+def typical_p(left: Left, p: float) -> Left:
+    log_total, expected = entropy(left.z_N)
+    distance_N = (log_total - left.z_N - expected).abs()
+    return left.nucleus(distance_N.sort(stable=True).indices, p)
+
+
+def xtc_acts(spec: SamplingSpec, position: int) -> bool:
+    """A function of seed and position alone."""
+    if spec.xtc_probability <= 0.0 or spec.xtc_threshold > NONE_TO_EXCLUDE:
+        return False
+    low, high, at, token = torch.tensor([*split_seed(spec.seed), position, 0])
+    u = (int(token_words((low, high), at, token, STREAM_XTC)) + 0.5) * 2.0**-32
+    return u <= spec.xtc_probability
+
+
+def xtc(left: Left, threshold: float) -> Left:
+    weight_N = weights(left.z_N)
+    least = torch.ceil(weight_N.sum().double() * threshold).long()
+    above_N = weight_N >= least
+    if int(above_N.sum()) < 2:
+        return left
+    lowest = left.x_N.where(above_N, math.inf).amin()
+    last = torch.nonzero(above_N & (left.x_N == lowest))[-1, 0]
+    above_N[last] = False
+    return left.only(~above_N)
+
+
+def dynamic_temperature(left: Left, spec: SamplingSpec) -> Left:
+    low = max(0.0, spec.temperature - spec.dynatemp_range)
+    high = spec.temperature + spec.dynatemp_range
+    num_left = len(left.ids_N)
+    if num_left == 1:
+        return left
+    greatest = log(_number(float(num_left), left.z_N.device))
+    share = (entropy(left.z_N)[1] / greatest).clamp(TINY, 1.0)
+    power = weights(log(share) * spec.dynatemp_exponent).double() * 2.0**-40
+    temperature = (power * (high - low) + low).clamp_min(GREEDY_BELOW)
+    return Left(left.ids_N, left.x_N, left.z_N * (1.0 / temperature))
+
+
+def mirostat(left: Left, mu: float) -> Left:
+    """Without tokens of more than mu bits of surprise; the best one stays."""
+    surprise_N = (log_weight(weights(left.z_N).sum()) - left.z_N) * LOG2_E
+    keep_N = surprise_N <= mu
+    keep_N[torch.nonzero(left.x_N == left.x_N.amax())[0, 0]] = True
+    return left.only(keep_N)
+
+
+def next_mu(left: Left, token: int, spec: SamplingSpec, mu: float) -> float:
+    """mu after `token` of those that were left."""
+    z = left.z_N[left.ids_N == token]
+    surprise = float((log_weight(weights(left.z_N).sum()) - z) * LOG2_E)
+    return mu - spec.mirostat_eta * (surprise - spec.mirostat_tau)
+
+
+def _order(left: Left) -> Tensor:
+    """Places by descending logit, ties by ascending id."""
+    return best_ids(left.x_N[None], len(left.x_N))[0]
+
+
+def _number(value: float, device: torch.device) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64, device=device)

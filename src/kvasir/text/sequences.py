@@ -1,0 +1,88 @@
+"""Texts as the id sequences that samplers look for: words that must not appear, breakers of repetitions."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from kvasir.errors import InvalidRequest
+from kvasir.text.tokenizer import Tokenizer
+
+MAX_TAIL = 20  # ids behind a breaker's first token; what is longer is cut, as llama.cpp does
+MAX_BREAKER_SEQUENCES = 4096
+_BETWEEN = b"\xff"  # is in no UTF-8
+
+
+def bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The ids of each word, as vLLM finds them: at a text's start, and behind a space where that is another token and
+    no more of them. Raises InvalidRequest for a word without tokens."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare, spaced = (tuple(tokenizer.encode(s + word.lstrip(), add_special_tokens=False)) for s in ("", " "))
+        if not bare:
+            raise InvalidRequest(f"{word!r} has no tokens", "leave it out", param="bad_words")
+        found[bare] = None
+        if spaced and spaced[0] != bare[0] and len(spaced) == len(bare):
+            found[spaced] = None
+    return tuple(found)
+
+
+class Breakers:
+    """Finds the tokens in which a text may lie, or begin: llama.cpp's `get_overlapping_token_sequences`.
+
+    All tokens' bytes stand in one string, so that a search through them is one of the string. Built once: it takes the
+    time of some 100,000 tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        spelt = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        self._text = _BETWEEN.join(spelt) + _BETWEEN
+        self._ends = array("i", accumulate(len(s) + 1 for s in spelt))  # each one behind its separator
+
+    def of(self, breakers: Sequence[str]) -> tuple[bytes, tuple[tuple[int, ...], ...]]:
+        """(int32 words, bit i & 31 of word i >> 5 for a token that has a breaker in it; longer sequences: a token that
+        ends with a breaker's start, and the ids of the rest). Raises InvalidRequest where these are too many."""
+        words = array("i", bytes(-(-len(self._ends) // 32) * 4))
+        bits = memoryview(words).cast("B")
+        alone: set[int] = set()
+        sequences: dict[tuple[int, ...], None] = {}
+        for breaker in breakers:
+            whole = breaker.encode()
+            holding = set(self._holding(whole))
+            alone |= holding
+            for length, tail in self._tails(breaker):
+                for token in self._ending(whole[:length]):
+                    if token not in holding:
+                        sequences[token, *tail] = None
+            if len(sequences) > MAX_BREAKER_SEQUENCES:
+                raise InvalidRequest(
+                    f"{breaker!r} begins in more than {MAX_BREAKER_SEQUENCES} tokens", "give a shorter breaker",
+                    param="dry_sequence_breakers",
+                )  # fmt: skip
+        for token in alone:
+            bits[token >> 3] |= 1 << (token & 7)
+        return words.tobytes(), tuple(sequences)
+
+    def _tails(self, breaker: str) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """(bytes of a beginning, ids of the rest), split between characters."""
+        for i in range(1, len(breaker)):
+            tail = self._tokenizer.encode(breaker[i:], add_special_tokens=False, parse_special=False)
+            yield len(breaker[:i].encode()), tuple(tail[:MAX_TAIL])
+
+    def _holding(self, part: bytes) -> Iterator[int]:
+        at = self._text.find(part)
+        while at >= 0:
+            token = bisect_right(self._ends, at)
+            yield token
+            at = self._text.find(part, self._ends[token])
+
+    def _ending(self, part: bytes) -> Iterator[int]:
+        at = self._text.find(part + _BETWEEN)
+        while at >= 0:
+            token = bisect_right(self._ends, at)
+            if at + len(part) + 1 == self._ends[token]:
+                yield token
+            at = self._text.find(part + _BETWEEN, at + 1)
