@@ -56,7 +56,9 @@ export function drawLines(canvas, series, now, span, unit) {
     context.lineWidth = 2;
     context.lineJoin = "round";
     context.beginPath();
-    for (const [time, value] of values) context.lineTo(width - ((now - time) / span) * width, height - 4 - (value / most) * (height - 20));
+    for (const [time, value] of values) {
+      context.lineTo(width - ((now - time) / span) * width, height - 4 - (value / most) * (height - 20));
+    }
     context.stroke();
   }
 }

@@ -48,13 +48,19 @@ export class Chat {
 
   list() {
     const known = chats();
-    find("conversations").replaceChildren(
-      ...known.map((chat) => {
-        const title = chat.title || "Conversation";
-        const open = make("button", { type: "button", class: "entry", title, "aria-current": chat.id === this.chat.id ? "true" : null, onclick: () => this.open(loadChat(chat.id) ?? newChat()) }, title);
-        const remove = make("button", { type: "button", class: "icon small", "aria-label": `Delete ${title}`, title: "Delete", onclick: () => this.remove(chat) }, "✕");
-        return make("li", {}, open, remove);
-      }),
+    find("conversations").replaceChildren(...known.map((chat) => this.entry(chat)));
+  }
+
+  entry(chat) {
+    const title = chat.title || "Conversation";
+    const current = chat.id === this.chat.id ? "true" : null;
+    const open = () => this.open(loadChat(chat.id) ?? newChat());
+    const remove = { class: "icon small", "aria-label": `Delete ${title}`, title: "Delete" };
+    return make(
+      "li",
+      {},
+      make("button", { type: "button", class: "entry", title, "aria-current": current, onclick: open }, title),
+      make("button", { type: "button", ...remove, onclick: () => this.remove(chat) }, "✕"),
     );
   }
 
@@ -74,7 +80,9 @@ export class Chat {
   }
 
   save() {
-    if (!saveChat(this.chat)) this.notice("This browser has no room left: the conversation is lost when the page is closed. Delete others to keep it.");
+    if (!saveChat(this.chat)) {
+      this.notice("This browser has no room left. Delete other conversations, or this one is lost with the page.");
+    }
     this.list();
   }
 
@@ -127,10 +135,23 @@ export class Chat {
   /** The answer, and whatever came after it, is replaced by a new one. */
   regenerate(view) {
     if (this.abort) return;
+    this.goBack(view);
+    this.generate();
+  }
+
+  /** The message goes back to where it was written; what came after it is gone. */
+  edit(view) {
+    if (this.abort) return;
+    this.goBack(view);
+    this.prompt.value = view.message.content;
+    this.fit();
+    this.prompt.focus();
+  }
+
+  goBack(view) {
     this.chat.messages.length = this.chat.messages.indexOf(view.message);
     this.save();
     this.show();
-    this.generate();
   }
 
   /** The tools that an answer called gave these results. */
@@ -151,7 +172,12 @@ export class Chat {
   /** Asks for the next message and follows it to its end. */
   async generate() {
     const chat = this.chat;
-    const body = { messages: wireMessages(this.options.system, chat.messages), stream: true, stream_options: { include_usage: true }, ...this.options.fields() };
+    const body = {
+      messages: wireMessages(this.options.system, chat.messages),
+      stream: true,
+      stream_options: { include_usage: true },
+      ...this.options.fields(),
+    };
     const message = { role: "assistant", content: "" };
     if (body.logprobs) this.maps.set(message, new TokenMap());
     chat.messages.push(message);
@@ -231,10 +257,12 @@ function follow(view) {
 function wireMessages(system, messages) {
   const found = system ? [{ role: "system", content: system }] : [];
   for (const m of messages) {
-    if (m.role !== "assistant") found.push({ role: m.role, content: m.content, ...(m.tool_call_id ? { tool_call_id: m.tool_call_id } : {}) });
-    else if (!m.error || m.content) {
-      found.push({ role: "assistant", content: m.content, ...(m.reasoning ? { reasoning_content: m.reasoning } : {}), ...(m.calls?.length ? { tool_calls: m.calls } : {}) });
-    }
+    if (m.error && !m.content) continue;
+    const message = { role: m.role, content: m.content };
+    if (m.tool_call_id) message.tool_call_id = m.tool_call_id;
+    if (m.reasoning) message.reasoning_content = m.reasoning;
+    if (m.calls?.length) message.tool_calls = m.calls;
+    found.push(message);
   }
   return found;
 }

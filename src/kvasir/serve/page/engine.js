@@ -7,6 +7,15 @@ import { make } from "./dom.js";
 const EVERY = 1000; // milliseconds between two snapshots
 const SPAN = 120; // seconds that the chart of rates shows
 const RATE_OVER = 3; // seconds over which a rate is taken
+const COLUMNS = ["Request", "Class", "State", "Prompt", "Cached", "Answer", "Computed", "Age"];
+const BLOCKS = [
+  ["row-sample", "an answer"],
+  ["shared", "several answers"],
+  ["pinned", "pinned"],
+  ["cached", "cached, idle"],
+  ["free", "free"],
+  ["held", "with a dot: in the prefix cache, too"],
+];
 
 export class EngineView {
   /** needKey: called when the server asks for a key. */
@@ -60,7 +69,8 @@ export class EngineView {
       this.rates[name] = this.rates[name].filter(([time]) => time > live.now - SPAN);
     }
     const known = this.steps.at(-1)?.step ?? -1;
-    this.steps.push(...live.steps.map(([step, ms, decode, prefill]) => ({ step, ms, decode, prefill })).filter((s) => s.step > known));
+    const steps = live.steps.map(([step, ms, decode, prefill]) => ({ step, ms, decode, prefill }));
+    this.steps.push(...steps.filter((s) => s.step > known));
     this.steps.splice(0, this.steps.length - 600);
     this.draw();
   }
@@ -75,49 +85,59 @@ export class EngineView {
     this.maps = make("div", { class: "maps" });
     this.place = make("p", { class: "small muted place", role: "status" }, "Point at a block to see whose it is.");
     this.body = make("tbody");
-    const head = ["Request", "Class", "State", "Prompt", "Cached", "Answer", "Computed", "Age"];
+    this.more = make("p", { class: "small muted" });
+    const head = make("tr", {}, COLUMNS.map((column) => make("th", { scope: "col" }, column)));
+    const requests = make("table", { class: "requests" }, make("thead", {}, head), this.body);
+    const rates = panel("Tokens per second", legend([["decode", "generated"], ["prefill", "prompt"]]), this.lines);
+    const steps = panel("Steps", legend([["decode", "decode"], ["prefill", "prefill"]]), this.bars);
     root.append(
       this.problem,
       this.tiles,
-      make("div", { class: "charts" },
-        panel("Tokens per second", legend([["decode", "generated"], ["prefill", "prompt"]]), this.lines),
-        panel("Steps", legend([["decode", "decode"], ["prefill", "prefill"]]), this.bars)),
-      panel("KV memory", legend([["row-sample", "an answer"], ["shared", "several answers"], ["pinned", "pinned"], ["cached", "cached, idle"], ["free", "free"], ["held", "with a dot: in the prefix cache, too"]]), this.maps, this.place),
-      panel("Requests", null, make("div", { class: "table", tabindex: 0 }, make("table", { class: "requests" }, make("thead", {}, make("tr", {}, head.map((h) => make("th", { scope: "col" }, h)))), this.body)), (this.more = make("p", { class: "small muted" }))),
+      make("div", { class: "charts" }, rates, steps),
+      panel("KV memory", legend(BLOCKS), this.maps, this.place),
+      panel("Requests", make("div", { class: "table", tabindex: 0 }, requests), this.more),
     );
   }
 
   draw() {
     this.drawTiles();
     const { now } = this.last;
-    drawLines(this.lines, [{ colour: "prefill", values: this.rates.prompt }, { colour: "decode", values: this.rates.generated }], now, SPAN, "/s");
-    this.lines.setAttribute("aria-label", `${this.now.generated.toFixed(0)} generated and ${this.now.prompt.toFixed(0)} prompt tokens per second`);
+    const rates = [
+      { colour: "prefill", values: this.rates.prompt },
+      { colour: "decode", values: this.rates.generated },
+    ];
+    drawLines(this.lines, rates, now, SPAN, "/s");
+    const [generated, prompt] = [this.now.generated.toFixed(0), this.now.prompt.toFixed(0)];
+    this.lines.setAttribute("aria-label", `${generated} generated and ${prompt} prompt tokens per second`);
     drawSteps(this.bars, this.steps);
     const last = this.steps.at(-1);
-    this.bars.setAttribute("aria-label", last ? `The last step took ${last.ms.toFixed(1)} ms for ${last.decode} decoded and ${last.prefill} prompt tokens` : "No steps yet");
+    const told = last && `${last.ms.toFixed(1)} ms for ${last.decode} decoded and ${last.prefill} prompt tokens`;
+    this.bars.setAttribute("aria-label", told ? `The last step took ${told}` : "No steps yet");
     this.drawMaps();
     this.drawRequests();
   }
 
   drawTiles() {
     const { stats, latency } = this.last;
-    const tile = (name, value, detail) => make("div", { class: "tile" }, make("dt", {}, name), make("dd", {}, value), make("dd", { class: "small muted" }, detail));
     const looked = stats.looked_up_tokens - this.past[0].stats.looked_up_tokens;
     const found = stats.cached_tokens - this.past[0].stats.cached_tokens;
-    const now = looked > 0 ? `${part(found, looked)} in the last seconds` : "";
-    const pages = [
+    const now = looked > 0 ? `${part(found, looked)} in the last seconds` : `${count(stats.cached_tokens)} tokens`;
+    const idle = `${part(stats.blocks_cached, stats.blocks_total)} cached, idle`;
+    const tiles = [
       tile("Running", String(stats.running), `${stats.waiting} waiting`),
       tile("Generated", `${this.now.generated.toFixed(0)}/s`, `${count(stats.generated_tokens)} tokens in all`),
       tile("Prompts", `${this.now.prompt.toFixed(0)}/s`, `${count(stats.prompt_tokens)} tokens in all`),
       tile("First token", span(latency.ttft.p50), tail(latency.ttft)),
       tile("Next token", span(latency.tpot.p50), tail(latency.tpot)),
-      tile("Prefix hits", part(stats.cached_tokens, stats.looked_up_tokens), now || `${count(stats.cached_tokens)} tokens`),
-      tile("KV in use", part(stats.blocks_used, stats.blocks_total), `${part(stats.blocks_cached, stats.blocks_total)} cached, idle`),
+      tile("Prefix hits", part(stats.cached_tokens, stats.looked_up_tokens), now),
+      tile("KV in use", part(stats.blocks_used, stats.blocks_total), idle),
       tile("Preemptions", count(stats.preemptions), `${count(stats.evicted_blocks)} blocks evicted`),
     ];
     const reads = stats.tier_loaded_tokens;
-    if (stats.tier_bytes || reads) pages.push(tile("Tier", `${(stats.tier_bytes / 2 ** 20).toFixed(0)} MiB`, `${count(reads)} tokens read back`));
-    this.tiles.replaceChildren(...pages);
+    if (stats.tier_bytes || reads) {
+      tiles.push(tile("Tier", `${(stats.tier_bytes / 2 ** 20).toFixed(0)} MiB`, `${count(reads)} tokens read back`));
+    }
+    this.tiles.replaceChildren(...tiles);
   }
 
   drawMaps() {
@@ -135,10 +155,9 @@ export class EngineView {
       const kind = group.window ? `${group.kind} of ${group.window} tokens` : group.kind;
       caption.textContent = `${kind}: ${count(group.total)} blocks of ${this.last.stats.block_size} tokens${each}`;
       canvas.grid = { cells, ...drawBlocks(canvas, cells) };
-      const idle = cells.filter((c) => c === 1).length;
-      const free = cells.filter((c) => c === 0).length;
-      const of = (n) => part(n, cells.length);
-      canvas.setAttribute("aria-label", `Map of blocks: ${of(cells.length - idle - free)} in use, ${of(idle)} cached and idle, ${of(free)} free`);
+      const of = (kept) => part(cells.filter(kept).length, cells.length);
+      const [held, idle, free] = [of((c) => c > 1), of((c) => c === 1), of((c) => c === 0)];
+      canvas.setAttribute("aria-label", `Map of blocks: ${held} in use, ${idle} cached and idle, ${free} free`);
     });
   }
 
@@ -147,33 +166,62 @@ export class EngineView {
     const i = Math.floor(event.offsetY / size) * columns + Math.floor(event.offsetX / size);
     if (!columns || cells[i] === undefined) return;
     const { per_cell: each } = this.last.groups[g];
-    const owner = ownerOf(cells[i]);
-    const cached = isCached(cells[i]);
-    const answer = owner >= FIRST_ROW && this.last.answers.find((a) => a.row === owner - FIRST_ROW);
-    const whose = owner >= FIRST_ROW ? `row ${owner - FIRST_ROW}${answer ? ` (${name(answer)})` : ""}` : owner === SHARED ? "several answers" : owner === PINNED ? "pinned" : cached ? "idle" : "free";
     const which = each > 1 ? `Blocks ${1 + i * each} to ${(i + 1) * each}` : `Block ${1 + i}`;
-    this.place.textContent = `${which}: ${whose}${cached ? ", in the prefix cache" : ""}`;
+    const cached = isCached(cells[i]) ? ", in the prefix cache" : "";
+    this.place.textContent = `${which}: ${this.whose(cells[i])}${cached}`;
+  }
+
+  whose(cell) {
+    const owner = ownerOf(cell);
+    if (owner === PINNED) return "pinned";
+    if (owner === SHARED) return "several answers";
+    if (owner < FIRST_ROW) return isCached(cell) ? "idle" : "free";
+    const row = owner - FIRST_ROW;
+    const answer = this.last.answers.find((a) => a.row === row);
+    return answer ? `row ${row} (${name(answer)})` : `row ${row}`;
   }
 
   drawRequests() {
     const { answers, stats } = this.last;
-    this.body.replaceChildren(...answers.map((answer) => {
-      const mark = make("span", { class: "mark" });
-      if (answer.row >= 0) mark.style.background = rowColour(answer.row);
-      const bar = make("progress", { max: Math.max(1, answer.known), value: answer.computed, "aria-label": `${answer.computed} of ${answer.known} tokens computed` });
-      const values = [[mark, name(answer)], answer.class, answer.row >= 0 ? `row ${answer.row}` : answer.preemptions ? "waiting again" : "waiting", answer.prompt, answer.cached, answer.known - answer.prompt, bar, span(answer.age)];
-      return make("tr", {}, values.map((value) => make("td", {}, ...[value].flat().map((v) => (v instanceof Node ? v : String(v))))));
-    }));
-    if (!answers.length) this.body.append(make("tr", {}, make("td", { colspan: 8, class: "muted" }, "Nothing runs and nothing waits.")));
+    this.body.replaceChildren(...answers.map(requestRow));
+    if (!answers.length) {
+      const nothing = make("td", { colspan: COLUMNS.length, class: "muted" }, "Nothing runs and nothing waits.");
+      this.body.append(make("tr", {}, nothing));
+    }
     const hidden = stats.running + stats.waiting - answers.length;
     this.more.textContent = hidden > 0 ? `${hidden} more are not shown.` : "";
   }
 }
 
+function tile(name, value, detail) {
+  const small = make("dd", { class: "small muted" }, detail);
+  return make("div", { class: "tile" }, make("dt", {}, name), make("dd", {}, value), small);
+}
+
+function requestRow(answer) {
+  const mark = make("span", { class: "mark" });
+  if (answer.row >= 0) mark.style.background = rowColour(answer.row);
+  const told = `${answer.computed} of ${answer.known} tokens computed`;
+  const bar = make("progress", { max: Math.max(1, answer.known), value: answer.computed, "aria-label": told });
+  const waits = answer.preemptions ? "waiting again" : "waiting";
+  const cells = [
+    [mark, name(answer)],
+    [answer.class],
+    [answer.row >= 0 ? `row ${answer.row}` : waits],
+    [String(answer.prompt)],
+    [String(answer.cached)],
+    [String(answer.known - answer.prompt)],
+    [bar],
+    [span(answer.age)],
+  ];
+  return make("tr", {}, cells.map((cell) => make("td", {}, cell)));
+}
+
 const panel = (title, ...children) => make("section", { class: "panel" }, make("h2", {}, title), ...children);
 
 function legend(entries) {
-  return make("ul", { class: "legend" }, entries.map(([kind, label]) => make("li", {}, make("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), label)));
+  const swatch = (kind) => make("span", { class: `swatch ${kind}`, "aria-hidden": "true" });
+  return make("ul", { class: "legend" }, entries.map(([kind, label]) => make("li", {}, swatch(kind), label)));
 }
 
 /** Run lengths `[cell, count, cell, count ...]` to cells. */
@@ -186,7 +234,7 @@ function unpack(runs) {
 const name = (answer) => `${answer.id || "another key's"}${answer.index ? ` #${answer.index}` : ""}`;
 const count = (n) => n.toLocaleString("en");
 const part = (n, all) => (all ? `${((100 * n) / all).toFixed(n && n < all / 100 ? 1 : 0)} %` : "–");
-const tail = (latency) => (latency.count ? `p95 ${span(latency.p95)}, p99 ${span(latency.p99)}` : "nothing measured yet");
+const tail = ({ count, p95, p99 }) => (count ? `p95 ${span(p95)}, p99 ${span(p99)}` : "nothing measured yet");
 
 function span(seconds) {
   if (seconds === null) return "–";

@@ -13,7 +13,7 @@ const ENDS = {
 
 /** A message: `{role, content, reasoning, calls, finish, error, usage, seconds, first, seed}`. */
 export class MessageView {
-  /** actions: `regenerate(view)`, `answer(view, results)`. map: the TokenMap of an answer of this visit. */
+  /** actions: `regenerate(view)`, `edit(view)`, `answer(view, results)`. map: the TokenMap of an answer of this visit. */
   constructor(message, actions, map = null) {
     this.message = message;
     this.actions = actions;
@@ -26,13 +26,16 @@ export class MessageView {
     this.root = make("article", { class: `message ${message.role}`, "aria-label": name }, this.body, this.foot);
     if (message.role === "assistant") this.prepare();
     else this.body.append(make("p", { class: "plain" }, message.content));
-    if (message.role === "user") this.foot.append(copyButton(() => message.content));
+    if (message.role === "user") {
+      const edit = make("button", { type: "button", class: "quiet", onclick: () => actions.edit(this) }, "Edit");
+      this.foot.append(copyButton(() => message.content), edit);
+    }
     if (map) followTokens(this.focusable(), map.tokens);
   }
 
   focusable() {
     this.body.tabIndex = 0;
-    this.body.setAttribute("aria-description", "With the arrow keys you step through the tokens and see their probabilities.");
+    this.body.setAttribute("aria-description", "The arrow keys step through the tokens and show their probabilities.");
     return this.body;
   }
 
@@ -88,13 +91,14 @@ export class MessageView {
   drawCalls() {
     const { calls } = this.message;
     if (!calls?.length) return;
-    this.calls.replaceChildren(
-      ...calls.map((call) => make("figure", { class: "call" }, make("figcaption", {}, "Tool call: ", make("code", {}, call.function.name)), make("pre", { tabindex: 0 }, pretty(call.function.arguments)))),
-    );
+    this.calls.replaceChildren(...calls.map(callFigure));
     if (!this.message.finish || this.message.answered) return;
-    const areas = calls.map((call) => make("textarea", { rows: 2, "aria-label": `Result of ${call.function.name}`, placeholder: `What ${call.function.name} gives back` }));
-    const send = make("button", { type: "button", onclick: () => this.actions.answer(this, areas.map((a) => a.value)) }, calls.length > 1 ? "Send the results" : "Send the result");
-    this.calls.append(...areas, send);
+    const areas = calls.map(({ function: { name } }) =>
+      make("textarea", { rows: 2, "aria-label": `Result of ${name}`, placeholder: `What ${name} gives back` }),
+    );
+    const send = () => this.actions.answer(this, areas.map((area) => area.value));
+    const label = calls.length > 1 ? "Send the results" : "Send the result";
+    this.calls.append(...areas, make("button", { type: "button", onclick: send }, label));
   }
 
   drawNotes() {
@@ -106,9 +110,18 @@ export class MessageView {
     this.root.classList.toggle("growing", !message.finish && !message.error);
     this.root.setAttribute("aria-busy", String(!message.finish && !message.error));
     if (message.role !== "assistant" || (!message.finish && !message.error)) return;
-    const again = make("button", { type: "button", class: "quiet", onclick: () => this.actions.regenerate(this) }, "Regenerate");
-    this.foot.replaceChildren(copyButton(() => message.content), again, make("span", { class: "small muted figures" }, figures(message)));
+    const regenerate = () => this.actions.regenerate(this);
+    this.foot.replaceChildren(
+      copyButton(() => message.content),
+      make("button", { type: "button", class: "quiet", onclick: regenerate }, "Regenerate"),
+      make("span", { class: "small muted figures" }, figures(message)),
+    );
   }
+}
+
+function callFigure(call) {
+  const caption = make("figcaption", {}, "Tool call: ", make("code", {}, call.function.name));
+  return make("figure", { class: "call" }, caption, make("pre", { tabindex: 0 }, pretty(call.function.arguments)));
 }
 
 function pretty(json) {
@@ -124,7 +137,8 @@ function figures(message) {
   const tokens = message.usage?.completion_tokens;
   if (tokens) found.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
   if (message.first !== undefined) found.push(`first after ${Math.round(1000 * message.first)} ms`);
-  if (tokens > 1 && message.seconds > message.first) found.push(`${((tokens - 1) / (message.seconds - message.first)).toFixed(1)} tokens/s`);
+  const seconds = message.seconds - message.first;
+  if (tokens > 1 && seconds > 0) found.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
   const cached = message.usage?.prompt_tokens_details?.cached_tokens;
   if (cached) found.push(`${cached} of ${message.usage.prompt_tokens} prompt tokens cached`);
   if (message.seed !== undefined) found.push(`seed ${message.seed}`);

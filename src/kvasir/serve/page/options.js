@@ -16,7 +16,10 @@ const NUMBERS = [
   ["seed", "Seed", { min: 0, step: 1 }, "the same one gives the same answer"],
 ];
 
-const field = (label, input, hint) => make("label", { class: "field" }, make("span", {}, label), input, hint ? make("small", { class: "muted" }, hint) : null);
+function field(label, input, hint) {
+  const small = hint ? make("small", { class: "muted" }, hint) : null;
+  return make("label", { class: "field" }, make("span", {}, label), input, small);
+}
 
 export class Options {
   constructor() {
@@ -24,7 +27,7 @@ export class Options {
     this.form = find("settings-form");
     this.form.append(
       field("System message", this.area("system", 3)),
-      ...NUMBERS.map(([name, label, limits, hint]) => field(label, this.input(name, { type: "number", inputmode: "decimal", placeholder: "default", ...limits }), hint)),
+      ...NUMBERS.map(([name, label, limits, hint]) => field(label, this.number(name, limits), hint)),
       field("Stop at", this.area("stop", 2), "one text a line"),
       field("Thinking", this.choice("thinking", [["", "as the model does"], ["on", "on"], ["off", "off"]])),
       field("Tools", this.area("tools", 3), "a JSON list, as the API takes it"),
@@ -38,8 +41,9 @@ export class Options {
     this.apply();
   }
 
-  input(name, attributes) {
-    return make("input", { name, value: this.values[name], ...attributes });
+  number(name, limits) {
+    const kind = { type: "number", inputmode: "decimal", placeholder: "default" };
+    return make("input", { name, value: this.values[name], ...kind, ...limits });
   }
 
   area(name, rows) {
@@ -49,12 +53,14 @@ export class Options {
   }
 
   choice(name, options) {
-    const select = make("select", { name }, options.map(([value, label]) => make("option", { value, selected: value === this.values[name] }, label)));
-    return select;
+    const chosen = (value) => value === this.values[name];
+    const option = ([value, label]) => make("option", { value, selected: chosen(value) }, label);
+    return make("select", { name }, options.map(option));
   }
 
   check(name, label) {
-    return make("label", { class: "check" }, make("input", { name, type: "checkbox", checked: this.values[name] }), ` ${label}`);
+    const box = make("input", { name, type: "checkbox", checked: Boolean(this.values[name]) });
+    return make("label", { class: "check" }, box, ` ${label}`);
   }
 
   take(input) {

@@ -13,7 +13,17 @@ function read(storage, name) {
   }
 }
 
-/** The API key: for this tab, or, when asked to, until it is forgotten. */
+/** False when the browser has no room left for it. */
+function write(storage, name, text) {
+  try {
+    storage.setItem(name, text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** The API key: for this tab, or, when asked to and where there is room, until it is forgotten. */
 export const key = {
   get value() {
     return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
@@ -23,7 +33,7 @@ export const key = {
   },
   set(value, keep) {
     this.forget();
-    (keep ? localStorage : sessionStorage).setItem(KEY, value);
+    if (!keep || !write(localStorage, KEY, value)) write(sessionStorage, KEY, value);
   },
   forget() {
     sessionStorage.removeItem(KEY);
@@ -33,7 +43,7 @@ export const key = {
 
 export const settings = {
   read: () => read(localStorage, SETTINGS) ?? {},
-  write: (values) => localStorage.setItem(SETTINGS, JSON.stringify(values)),
+  write: (values) => write(localStorage, SETTINGS, JSON.stringify(values)),
 };
 
 export const isChat = (name) => name === null || name.startsWith(CHAT);
@@ -59,12 +69,7 @@ export const loadChat = (id) => read(localStorage, CHAT + id);
 /** False when the browser has no room left for it. */
 export function saveChat(chat) {
   chat.updated = Date.now();
-  try {
-    localStorage.setItem(CHAT + chat.id, JSON.stringify(chat));
-    return true;
-  } catch {
-    return false;
-  }
+  return write(localStorage, CHAT + chat.id, JSON.stringify(chat));
 }
 
 export const removeChat = (id) => localStorage.removeItem(CHAT + id);

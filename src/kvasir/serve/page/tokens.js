@@ -97,20 +97,26 @@ const percent = (logprob) => {
   return p >= 99.95 ? "100 %" : p >= 0.1 ? `${p.toFixed(1)} %` : "< 0.1 %";
 };
 
-const visible = (text) => (text === "" ? "(nothing)" : text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·"));
+const SIGNS = { "\n": "⏎", "\t": "⇥", " ": "·" };
+const visible = (text) => text.replace(/[\n\t ]/g, (c) => SIGNS[c]) || "(nothing)";
+
+function cardRow({ text, logprob }, chosen) {
+  const bar = make("span", { class: "bar-fill" });
+  bar.style.width = `${100 * Math.exp(logprob)}%`;
+  return make(
+    "div",
+    { class: chosen ? "card-row chosen" : "card-row" },
+    make("code", {}, visible(text)),
+    make("span", { class: "bar-back" }, bar),
+    make("span", {}, percent(logprob)),
+  );
+}
 
 /** Shows what is known of a token beside an element of it. */
 export function showToken(token, element) {
   const card = find("token-card");
   const rows = token.top.some((t) => t.text === token.text) ? token.top : [...token.top, token];
-  card.replaceChildren(
-    ...rows.map((row) => {
-      const bar = make("span", { class: "bar-fill" });
-      bar.style.width = `${100 * Math.exp(row.logprob)}%`;
-      const chosen = row.text === token.text;
-      return make("div", { class: chosen ? "card-row chosen" : "card-row" }, make("code", {}, visible(row.text)), make("span", { class: "bar-back" }, bar), make("span", {}, percent(row.logprob)));
-    }),
-  );
+  card.replaceChildren(...rows.map((row) => cardRow(row, row.text === token.text)));
   card.hidden = false;
   const box = element.getBoundingClientRect();
   const size = card.getBoundingClientRect();
@@ -134,6 +140,7 @@ export function followTokens(element, tokens) {
     showToken(tokens[number], part);
   };
   const leave = () => {
+    current = -1;
     element.querySelectorAll(".t.now").forEach((e) => e.classList.remove("now"));
     hideToken();
   };

@@ -1,0 +1,167 @@
+// What stands within a block of markdown: emphasis, code, links.
+
+import { make } from "./dom.js";
+
+const DEEPEST = 8; // levels of emphasis within each other
+
+/** The lines as one text, and the place of each of its characters in the source. */
+export function join(lines) {
+  const positions = [];
+  lines.forEach((line, i) => {
+    if (i) positions.push(line.at - 1);
+    for (let k = 0; k < line.text.length; k++) positions.push(line.at + k);
+  });
+  return [lines.map((line) => line.text).join("\n"), positions];
+}
+
+export function inlines(lines, leaf) {
+  const [text, positions] = join(lines);
+  return inline(text, positions, leaf, 0);
+}
+
+const PUNCTUATION = /[!-/:-@[-`{-~]/;
+const URL = /https?:\/\/[^\s<>"'`|\\^{}]+/y;
+const TARGET = /^\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/;
+
+/** A text with its positions to nodes. Each kind of mark that has no end is searched for once, not at every place. */
+function inline(text, positions, leaf, depth) {
+  const nodes = [];
+  const endless = new Set();
+  let plain = [];
+  let i = 0;
+
+  const flush = () => {
+    if (plain.length) nodes.push(leaf(plain.map((k) => text[k]).join(""), plain.map((k) => positions[k])));
+    plain = [];
+  };
+  const within = (a, b) => {
+    const part = [text.slice(a, b), positions.slice(a, b), leaf];
+    return depth < DEEPEST ? inline(...part, depth + 1) : leaf(...part);
+  };
+  const put = (node, next) => {
+    flush();
+    nodes.push(node);
+    i = next;
+  };
+
+  while (i < text.length) {
+    const c = text[i];
+    if (c === "\\" && i + 1 < text.length && PUNCTUATION.test(text[i + 1])) {
+      plain.push(i + 1);
+      i += 2;
+      continue;
+    }
+    if (c === "`") {
+      const run = runLength(text, i);
+      const end = endless.has(`\`${run}`) ? -1 : codeEnd(text, i + run, run);
+      if (end > 0) {
+        put(make("code", {}, leaf(text.slice(i + run, end), positions.slice(i + run, end))), end + run);
+        continue;
+      }
+      endless.add(`\`${run}`);
+      for (let k = 0; k < run; k++) plain.push(i++);
+      continue;
+    }
+    if ((c === "*" || c === "_" || c === "~") && text[i + 1] !== " ") {
+      const double = text[i + 1] === c;
+      const mark = double ? c + c : c;
+      if ((double || c !== "~") && !endless.has(mark) && opens(text, i, mark)) {
+        const end = markEnd(text, i + mark.length, mark);
+        if (end > 0) {
+          const tag = c === "~" ? "del" : double ? "strong" : "em";
+          put(make(tag, {}, within(i + mark.length, end)), end + mark.length);
+          continue;
+        }
+        endless.add(mark);
+      }
+    }
+    if (c === "[" || (c === "!" && text[i + 1] === "[")) {
+      const found = link(text, c === "!" ? i + 1 : i);
+      if (found) {
+        put(anchor(found.url, within(found.open, found.close)), found.end);
+        continue;
+      }
+    }
+    if (c === "h") {
+      const url = address(text, i);
+      if (url) {
+        put(anchor(url, leaf(url, positions.slice(i, i + url.length))), i + url.length);
+        continue;
+      }
+    }
+    if (c === "\n") {
+      const hard = /( {2,}|\\)$/.test(text.slice(Math.max(0, i - 3), i));
+      if (hard) {
+        put(make("br"), i + 1);
+        continue;
+      }
+    }
+    plain.push(i++);
+  }
+  flush();
+  return nodes.flat();
+}
+
+function runLength(text, i) {
+  let n = 1;
+  while (text[i + n] === text[i]) n++;
+  return n;
+}
+
+function codeEnd(text, i, run) {
+  while ((i = text.indexOf("`", i)) >= 0) {
+    const n = runLength(text, i);
+    if (n === run) return i;
+    i += n;
+  }
+  return -1;
+}
+
+/** The address that begins at `i`, without the marks that end a sentence; "" where none does. */
+function address(text, i) {
+  URL.lastIndex = i;
+  const found = isWord(text[i - 1]) ? null : URL.exec(text);
+  if (!found) return "";
+  let end = found[0].length;
+  while (").,:;!?*_~]".includes(found[0][end - 1])) end--;
+  return end > "https://".length ? found[0].slice(0, end) : "";
+}
+
+const isWord = (c) => c !== undefined && /[\p{L}\p{N}]/u.test(c);
+
+function opens(text, i, mark) {
+  const next = text[i + mark.length];
+  return next !== undefined && next.trim() !== "" && !(mark[0] === "_" && isWord(text[i - 1]));
+}
+
+/** Where emphasis that began before `i` ends, or -1. */
+function markEnd(text, i, mark) {
+  for (let j = i; (j = text.indexOf(mark, j)) >= 0; ) {
+    const run = runLength(text, j);
+    const fits = (mark.length === 2 || run !== 2) && j > i && text[j - 1].trim();
+    if (text[j - 1] === "\\") j++;
+    else if (fits && !(mark[0] === "_" && isWord(text[j + run]))) return j + (mark.length === 2 ? run - 2 : 0);
+    else j += run;
+  }
+  return -1;
+}
+
+/** A link `[text](url "title")` whose bracket opens at `i`: the ends of its text, its address, and where it ends. */
+function link(text, i) {
+  let level = 0;
+  for (let j = i; j < text.length && j < i + 2000; j++) {
+    if (text[j] === "\\") j++;
+    else if (text[j] === "[") level++;
+    else if (text[j] === "]" && --level === 0) {
+      const rest = TARGET.exec(text.slice(j + 1, j + 2001));
+      return rest && { open: i + 1, close: j, url: rest[1], end: j + 1 + rest[0].length };
+    }
+  }
+  return null;
+}
+
+/** A link that can only lead to a web page or a letter; any other address is shown and leads nowhere. */
+function anchor(url, children) {
+  if (!/^(https?:\/\/|mailto:)/i.test(url)) return make("span", { class: "dead-link", title: url }, children);
+  return make("a", { href: url, target: "_blank", rel: "noopener noreferrer nofollow", title: url }, children);
+}
