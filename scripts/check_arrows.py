@@ -16,7 +16,7 @@ from pathlib import Path
 
 PACKAGE = "kvasir"
 GROUND = ("types", "validate", "seeds", "plan", "config", "errors", "metrics", "snapshot")
-THINKING = ("text", "kv", "sched", "guided")
+THINKING = ("text", "parse", "kv", "sched", "guided")
 COMPUTING = (
     *("device", "ops", "parallel", "quant", "layers", "models"),
     *("weights", "lora", "sampling", "spec", "program", "runner"),
@@ -27,9 +27,10 @@ EVERYTHING = (*THINKING, *COMPUTING, "engine", "serve", "fleet")
 ARROWS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(GROUND, ()),
     "text": (),
+    "parse": (),
     "kv": (),
     "sched": ("kv",),
-    "guided": ("text",),
+    "guided": ("text", "parse"),
     "device": (),
     "ops": ("device", "quant"),
     "parallel": ("device",),

@@ -1,0 +1,134 @@
+"""Python literals, as models that call in Python write them, turned into JSON as they come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+
+from kvasir.parse.json_text import quoted
+from kvasir.parse.tape import Emit, Tape
+
+MAX_DEPTH = 512
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_WORD = re.compile(r"[A-Za-z]*")
+_NUMBER_TEXT = re.compile(r"[0-9eE+\-._]*")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_MAX_SCALAR = 512
+_OPEN = {"[": "]", "(": ")", "{": "}"}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+_ESCAPES |= {character: character for character in "\\'\""}
+
+
+def value(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
+    """Consume one literal; False where something else comes or the text ends. Tuples become arrays."""
+    closing: list[str] = []  # the brackets still open
+    fresh = False  # an opening bracket was the last thing seen: no comma before what comes
+    while True:
+        character = yield from tape.blank()
+        if closing and character == closing[-1]:
+            closing.pop()
+            tape.pos += 1
+            emit("}" if character == "}" else "]")
+        else:
+            if closing and not fresh:
+                emit(", ")
+            if closing and closing[-1] == "}" and not (yield from _key(tape, emit)):
+                return False
+            character = yield from tape.blank()
+            if character in _OPEN and len(closing) < MAX_DEPTH:
+                closing.append(_OPEN[character])
+                tape.pos += 1
+                emit("{" if character == "{" else "[")
+                fresh = True
+                continue
+            if not (yield from _scalar(tape, emit)):
+                return False
+        fresh = False
+        if not closing:
+            return True
+        character = yield from tape.blank()
+        if character == ",":
+            tape.pos += 1
+        elif character != closing[-1]:
+            return False
+
+
+def _key(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
+    if (yield from tape.blank()) not in ("'", '"') or not (yield from _string(tape, emit)):
+        return False
+    if (yield from tape.blank()) != ":":
+        return False
+    tape.pos += 1
+    emit(": ")
+    return True
+
+
+def _scalar(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
+    character = yield from tape.peek()
+    if character in ("'", '"'):
+        return (yield from _string(tape, emit))
+    if character.isalpha():
+        word = yield from tape.read(_WORD, _MAX_SCALAR)
+        text = _WORDS.get(word or "")
+    else:
+        number = yield from tape.read(_NUMBER_TEXT, _MAX_SCALAR)
+        text = _number(number or "")
+    if text is None or tape.at_end:
+        return False
+    emit(text)
+    return True
+
+
+def _number(text: str) -> str | None:
+    """The number as JSON writes it: no digits' separators, no sign +, digits on both sides of the point."""
+    text = text.replace("_", "").removeprefix("+")
+    text = re.sub(r"^(-?)\.", r"\g<1>0.", text)
+    text = re.sub(r"\.(?![0-9])", ".0", text)
+    return text if _NUMBER.fullmatch(text) else None
+
+
+def _string(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
+    """A string in either quotes, single or triple."""
+    quote = yield from tape.peek(3)
+    if quote != quote[0] * 3:
+        quote = quote[0]
+    tape.pos += len(quote)
+    emit('"')
+    plain = _PLAIN[quote[0]]
+    while True:
+        character = yield from tape.take(plain, lambda text: emit(quoted(text)))
+        if character == "":
+            return False
+        if character == "\\":
+            if not (yield from _escape(tape, emit)):
+                return False
+        elif (yield from tape.peek(len(quote))) == quote:
+            tape.pos += len(quote)
+            emit('"')
+            return True
+        else:
+            tape.pos += 1
+            emit(quoted(character))
+
+
+_PLAIN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
+
+
+def _escape(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
+    kind = (yield from tape.peek(2))[1:]
+    size = {"x": 2, "u": 4, "U": 8}.get(kind, 0)
+    escape = yield from tape.peek(2 + size)
+    if len(escape) < 2 + size or not kind:
+        return False
+    tape.pos += 2 + size
+    digits = escape[2:]
+    if size and re.fullmatch(r"[0-9a-fA-F]+", digits) and int(digits, 16) <= 0x10FFFF:
+        code = int(digits, 16)
+        # Half a surrogate pair is no character: it stays an escape, which JSON knows as well.
+        emit(f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else quoted(chr(code)))
+    elif size:
+        emit(quoted(escape[:2]))
+        tape.pos -= size
+    else:
+        emit(quoted(_ESCAPES.get(kind, escape)))
+    return True

@@ -1,0 +1,97 @@
+"""Values that stand as plain text between marks, turned into JSON by what the tool's schema says of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+_LITERALS = {"True": "true", "False": "false", "None": "null"}  # what templates make of them in Python
+_MAX_DEPTH = 8  # of references and alternatives that are followed
+
+
+def types_of(parameters: Schema | None, name: str) -> frozenset[str]:
+    """The JSON types that a parameter may have; empty where the schema does not say."""
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    schema = properties.get(name) if isinstance(properties, Mapping) else None
+    return frozenset(_types(schema, parameters or {}, _MAX_DEPTH)) if isinstance(schema, Mapping) else frozenset()
+
+
+def _types(schema: Schema, root: Schema, depth: int) -> set[str]:
+    if depth == 0:
+        return set()
+    found = schema.get("type")
+    if isinstance(found, str):
+        types = {found}
+    elif isinstance(found, list):
+        types = {name for name in found if isinstance(name, str)}
+    elif isinstance(reference := schema.get("$ref"), str):
+        target = _resolve(reference, root)
+        types = _types(target, root, depth - 1) if target is not None else set()
+    elif isinstance(options := schema.get("anyOf") or schema.get("oneOf"), list):
+        each = [_types(option, root, depth - 1) for option in options if isinstance(option, Mapping)]
+        types = set().union(*each) if all(each) else set()  # one alternative may be anything
+    elif isinstance(values := schema.get("enum"), list):
+        types = {_type(value) for value in values}
+    else:
+        types = {_type(schema["const"])} if "const" in schema else set()
+    return types | {"null"} if types and schema.get("nullable") is True else types
+
+
+def _resolve(reference: str, root: Schema) -> Schema | None:
+    """A reference within the same schema: "#/$defs/Name"."""
+    if not reference.startswith("#/"):
+        return None
+    target: Any = root
+    for part in reference[2:].split("/"):
+        target = target.get(part) if isinstance(target, Mapping) else None
+    return target if isinstance(target, Mapping) else None
+
+
+def _type(value: object) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, (int, float)):
+        return "number" if isinstance(value, float) else "integer"
+    kinds = {str: "string", list: "array", dict: "object", type(None): "null"}
+    return kinds.get(type(value), "")
+
+
+def to_json(text: str, types: frozenset[str]) -> str:
+    """A parameter's text as JSON: what it reads as, if that is of one of the `types`, else a string.
+
+    Without types, text that reads as something other than a string is that.
+    """
+    stripped = text.strip()
+    literal = _LITERALS.get(stripped, stripped)
+    kind = _json_type(literal)
+    fits = kind in types or (kind == "integer" and "number" in types) if types else kind != "string"
+    if kind and fits and not (kind == "string" and "string" in types):
+        return literal
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json_type(text: str) -> str:
+    """ "" where the text is no JSON."""
+    try:
+        # Numbers stay text: the value is passed on as it was written.
+        value = json.loads(text, parse_int=_Integer, parse_float=_Number, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return ""
+    if isinstance(value, (_Integer, _Number)):
+        return "integer" if isinstance(value, _Integer) else "number"
+    return _type(value)
+
+
+class _Integer(str):
+    pass
+
+
+class _Number(str):
+    pass
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(constant)  # NaN and the infinities are not JSON
