@@ -329,38 +329,22 @@ def test_settings_go_into_the_request_and_stay(page, server):
         route.continue_()
 
     page.route("**/v1/chat/completions", note)
-    fill(
-        page,
-        temperature="0.5",
-        top_p="0.9",
-        top_k="7",
-        min_p="0.05",
-        seed="3",
-        max_tokens="5",
-        stop="q\nz",
-        tools="no list",
-    )
+    numbers = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.05, "seed": 3, "max_tokens": 5}
+    texts = {"stop": "q\nz", "tools": "no list", "other": '{"service_class": "batch"}'}
+    fill(page, **{name: str(value) for name, value in numbers.items()}, **texts)
     page.reload()
     ask(page, "hey")
     body = bodies[0]
-    expected = {
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 7,
-        "min_p": 0.05,
-        "seed": 3,
-        "max_tokens": 5,
-        "stop": ["q", "z"],
-    }
-    assert {k: body[k] for k in expected} == expected and "tools" not in body and body["top_logprobs"] == 5
+    expected = {**numbers, "stop": ["q", "z"], "service_class": "batch", "top_logprobs": 5, "n": 1}
+    assert {k: body[k] for k in expected} == expected and "tools" not in body
     assert "seed 3" in page.inner_text(DONE)
     page.click("#options")
-    expect(page.locator("#tools-error")).to_contain_text("no JSON list")
+    expect(page.locator("#json-error")).to_have_text("The tools are no JSON list and are not sent.")
     page.click("text=Back to the defaults")
     ask(page, "again", wait=False)
     page.wait_for_selector(".message >> nth=3")
     page.keyboard.press("Escape")
-    assert bodies[1].keys() == {"messages", "stream", "stream_options", "logprobs", "top_logprobs"}
+    assert bodies[1].keys() == {"messages", "stream", "stream_options", "n", "logprobs", "top_logprobs"}
 
 
 # -- the key -----------------------------------------------------------------------------------------------------

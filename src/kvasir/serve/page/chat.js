@@ -173,10 +173,11 @@ export class Chat {
   async generate() {
     const chat = this.chat;
     const body = {
+      ...this.options.fields(),
       messages: wireMessages(this.options.system, chat.messages),
       stream: true,
       stream_options: { include_usage: true },
-      ...this.options.fields(),
+      n: 1,
     };
     const message = { role: "assistant", content: "" };
     if (body.logprobs) this.maps.set(message, new TokenMap());

@@ -31,7 +31,8 @@ export class Options {
       field("Stop at", this.area("stop", 2), "one text a line"),
       field("Thinking", this.choice("thinking", [["", "as the model does"], ["on", "on"], ["off", "off"]])),
       field("Tools", this.area("tools", 3), "a JSON list, as the API takes it"),
-      make("p", { id: "tools-error", class: "error", role: "alert" }),
+      field("Other fields", this.area("other", 2), "a JSON object, sent along as it is"),
+      make("p", { id: "json-error", class: "error", role: "alert" }),
       this.check("probabilities", "Ask for token probabilities"),
       this.check("shade", "Underline unlikely tokens"),
       make("button", { type: "button", onclick: () => this.reset() }, "Back to the defaults"),
@@ -72,7 +73,10 @@ export class Options {
 
   apply() {
     document.documentElement.toggleAttribute("data-shade", Boolean(this.values.shade));
-    find("tools-error").textContent = this.tools() === undefined ? "This is no JSON list; it is not sent." : "";
+    const wrong = [];
+    if (this.tools() === undefined) wrong.push("The tools are no JSON list and are not sent.");
+    if (this.other() === undefined) wrong.push("The other fields are no JSON object and are not sent.");
+    find("json-error").textContent = wrong.join(" ");
   }
 
   reset() {
@@ -85,13 +89,21 @@ export class Options {
     this.apply();
   }
 
-  /** The list of tools, null without one, undefined for what is none. */
   tools() {
-    const text = (this.values.tools ?? "").trim();
+    return this.json("tools", Array.isArray);
+  }
+
+  other() {
+    return this.json("other", (value) => typeof value === "object" && value !== null && !Array.isArray(value));
+  }
+
+  /** What a text says as JSON: null for an empty one, undefined for what is none or does not fit. */
+  json(name, fits) {
+    const text = (this.values[name] ?? "").trim();
     if (!text) return null;
     try {
-      const tools = JSON.parse(text);
-      return Array.isArray(tools) ? tools : undefined;
+      const value = JSON.parse(text);
+      return fits(value) ? value : undefined;
     } catch {
       return undefined;
     }
@@ -110,7 +122,7 @@ export class Options {
     if (this.values.probabilities) Object.assign(fields, { logprobs: true, top_logprobs: 5 });
     const tools = this.tools();
     if (tools?.length) fields.tools = tools;
-    return fields;
+    return { ...fields, ...this.other() };
   }
 
   get system() {
