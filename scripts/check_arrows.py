@@ -44,7 +44,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "program": ("ops", "layers", "sampling"),
     "runner": COMPUTING,
     "engine": (*THINKING, *COMPUTING),
-    "serve": ("engine.client", "engine.front", "engine.answer", "engine.meter"),
+    "serve": ("parse", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),
     "fleet": ("engine.client",),
     "cli": EVERYTHING,
     "__init__": ("engine",),

@@ -67,10 +67,10 @@ class Live:
 
 
 @contextmanager
-def live(settings: ServeSettings | None = None, **runner) -> Iterator[Live]:
+def live(settings: ServeSettings | None = None, front: Front | None = None, **runner) -> Iterator[Live]:
     """A server on a loopback port."""
     settings = settings or ServeSettings(port=0)
-    front, ready = make_front(**runner), threading.Event()
+    front, ready = front or make_front(**runner), threading.Event()
     found: list[Live] = []
 
     async def main() -> None:

@@ -55,6 +55,8 @@ def serve(
     allowed_origin: Annotated[list[str] | None, typer.Option(help="Web origins that may call.")] = None,
     drain: Annotated[float, typer.Option(help="Seconds that running answers get at a graceful stop.")] = 30.0,
     seed: Annotated[int | None, typer.Option(help="Seed of every request that brings none (default: drawn).")] = None,
+    tool_format: Annotated[str, typer.Option(help="How the model writes tool calls (auto: as its template).")] = "auto",
+    reasoning_format: Annotated[str, typer.Option(help="How it marks reasoning; none leaves it in.")] = "auto",
 ) -> None:
     """Serve a model over the OpenAI protocol.
 
@@ -62,7 +64,9 @@ def serve(
     """
     from kvasir.cli import serve as command
 
-    command.run(engine, host, port, api_key or [], keys, allowed_host or [], allowed_origin or [], drain, seed)
+    hosts, origins = allowed_host or [], allowed_origin or []
+    formats = tool_format, reasoning_format
+    command.run(engine, host, port, api_key or [], keys, hosts, origins, drain, seed, *formats)
 
 
 @app.command()

@@ -24,6 +24,8 @@ def run(
     allowed_origins: list[str],
     drain: float,
     seed: int | None,
+    tool_format: str,
+    reasoning_format: str,
 ) -> None:
     check(engine)
     settings = ServeSettings(
@@ -37,8 +39,9 @@ def run(
         drain=drain,
     )
     tokenizer, template = load_text(engine)
+    formats = {"tool_format": tool_format, "reasoning_format": reasoning_format}
     process = ProcessEngine(engine, progress=_show_progress if sys.stderr.isatty() else None)
-    run_server(Front(process, tokenizer, template, default_seed=seed), settings)
+    run_server(Front(process, tokenizer, template, default_seed=seed, **formats), settings)
 
 
 def _show_progress(done: int, total: int) -> None:

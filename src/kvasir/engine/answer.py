@@ -1,6 +1,6 @@
 """One answer's way from ids to text: a state machine without asyncio, used by the servers and by `LLM` alike.
 
-Delta (ids) -> AnswerText.push -> TextDelta (text) -> Answer.add (the whole)
+Delta (ids) -> AnswerText.push -> TextDelta (text, and the events read from it) -> Answer.add (the whole)
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kvasir.engine.reading import Reading
 from kvasir.errors import InvalidRequest
+from kvasir.parse.events import Content, Event, Message, merged
 from kvasir.text.detokenize import Detokenizer
 from kvasir.text.stop import StopStrings
 from kvasir.text.tokenizer import Tokenizer
@@ -48,6 +50,7 @@ class TextDelta:
     """What one step adds to answer `index`, as text.
 
     `text` may lag behind `token_ids`: half a character, or what may begin a stop string, is held back.
+    `events` is the text taken apart: only content where the request is not read. It may lag behind the text.
     `logprobs` runs parallel to `token_ids` where it was asked for. The last delta of an answer has a finish
     reason; `stop_reason` is the stop string or the asked-for stop id that ended it. `usage` is the answer's
     own so far.
@@ -55,6 +58,7 @@ class TextDelta:
 
     index: int
     text: str = ""
+    events: Sequence[Event] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenInfo, ...] = ()
     prompt_logprobs: tuple[TokenInfo, ...] | None = None
@@ -68,7 +72,13 @@ class AnswerText:
     """The text of one answer. When a stop string completes in the middle of a delta, the tokens up to and
     including the one that completed it belong to the answer, the later ones do not."""
 
-    def __init__(self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], params: SamplingParams):
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        reading: Reading | None = None,
+    ):
         """Without a tokenizer all text is empty; stop strings are refused then (InvalidRequest)."""
         if tokenizer is None and params.stop:
             raise InvalidRequest("stop strings need a tokenizer, which this model has not", param="stop")
@@ -76,9 +86,11 @@ class AnswerText:
         self._params = params
         self._prompt_ids = prompt_ids
         self._stop = StopStrings(params.stop, params.include_stop_str_in_output)
+        marks = reading.marks if reading else frozenset()
         self._detokenizer = (
-            Detokenizer(tokenizer, prompt_ids, params.skip_special_tokens) if tokenizer is not None else None
+            Detokenizer(tokenizer, prompt_ids, params.skip_special_tokens, marks) if tokenizer is not None else None
         )
+        self._parser = reading.parser() if reading else None
         self.num_tokens = 0
         self.cached_tokens = 0
         self.done = False
@@ -105,9 +117,11 @@ class AnswerText:
         finish = FinishReason.STOP if matched is not None else delta.finish_reason
         self.done = finish is not None
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        text = "".join(pieces)
         return TextDelta(
             index=delta.index,
-            text="".join(pieces),
+            text=text,
+            events=self._read(text),
             token_ids=delta.token_ids[: len(offsets)],
             logprobs=tuple(map(self._info, delta.logprobs, offsets)),
             prompt_logprobs=self._prompt_infos(delta),
@@ -116,6 +130,12 @@ class AnswerText:
             usage=Usage(len(self._prompt_ids), self.num_tokens, self.cached_tokens),
             error=delta.error,
         )
+
+    def _read(self, text: str) -> Sequence[Event]:
+        if self._parser is None:
+            return (Content(text),) if text else ()
+        events = self._parser.push(text)
+        return merged([*events, *self._parser.finish()]) if self.done else events
 
     @property
     def _offset(self) -> int:
@@ -189,6 +209,7 @@ class Answer:
     usage: Usage = field(default_factory=Usage)
     error: str | None = None
     _pieces: list[str] = field(default_factory=list, compare=False)
+    _events: list[Event] = field(default_factory=list, compare=False)
 
     @property
     def text(self) -> str:
@@ -196,9 +217,15 @@ class Answer:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0]
 
+    @property
+    def message(self) -> Message:
+        """The answer taken apart."""
+        return Message.of(self._events)
+
     def add(self, delta: TextDelta) -> None:
         if delta.text:
             self._pieces.append(delta.text)
+        self._events += delta.events
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs

@@ -19,6 +19,7 @@ from typing import Any
 from kvasir.engine.answer import Answer, AnswerText, TextDelta
 from kvasir.engine.client import Engine
 from kvasir.engine.meter import Meter
+from kvasir.engine.reading import Reader, Reading
 from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError
 from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
@@ -43,12 +44,17 @@ class Front:
         tokenizer: Tokenizer | None = None,
         template: ChatTemplate | None = None,
         default_seed: int | None = None,
+        tool_format: str = "auto",
+        reasoning_format: str = "auto",
     ):
-        """default_seed: for requests that bring none; None draws a fresh one for each."""
+        """default_seed: for requests that bring none; None draws a fresh one for each.
+        tool_format / reasoning_format: how the model writes those, where its template does not show it.
+        Raises ConfigError for a format that there is not."""
         self.engine = engine
         self._default_seed = default_seed
         self.tokenizer = tokenizer
         self.template = template
+        self.reader = Reader(tokenizer, template, tool_format, reasoning_format)
         self.meter = Meter()
         self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # told of all that is generated
         self._end: asyncio.Future[None] | None = None
@@ -243,14 +249,15 @@ class Front:
 
     # -- a request to text ---------------------------------------------------------------------------------
 
-    async def stream(self, request: Request) -> AsyncGenerator[TextDelta]:
-        """The deltas of all answers of a resolved request; ends after the last answer's.
+    async def stream(self, request: Request, reading: Reading | None = None) -> AsyncGenerator[TextDelta]:
+        """The deltas of all answers of a resolved request, taken apart as `reading` says; ends after the last
+        answer's.
 
         Close it (aclosing) when leaving early: that gives back everything the request holds. Raises what
         `Engine.submit` raises. An answer that failed alone ends with FinishReason.ERROR and `error`.
         """
         params = request.params
-        answers = [AnswerText(self.tokenizer, request.prompt_ids, params) for _ in range(params.n)]
+        answers = [AnswerText(self.tokenizer, request.prompt_ids, params, reading) for _ in range(params.n)]
         open_answers = params.n
         with self.meter.watch(request, self.info.targets.get(request.slo)) as watch:
             async with aclosing(self.engine.submit(request)) as deltas:  # type: ignore[type-var]
@@ -272,10 +279,10 @@ class Front:
                     if not open_answers:
                         return
 
-    async def complete(self, request: Request) -> list[Answer]:
+    async def complete(self, request: Request, reading: Reading | None = None) -> list[Answer]:
         """All answers of a resolved request, whole. Raises as `stream` does."""
         answers = [Answer(i) for i in range(request.params.n)]
-        async with aclosing(self.stream(request)) as deltas:
+        async with aclosing(self.stream(request, reading)) as deltas:
             async for delta in deltas:
                 answers[delta.index].add(delta)
         return answers

@@ -1,7 +1,8 @@
 """POST /v1/chat/completions
 
-Tools with tool_choice "auto" or "none" are rendered into the prompt and what the model says comes back as
-text; choices that would have to be enforced are refused, and so is every response format but text.
+Tools are rendered into the prompt, and with tool_choice "auto" what the model says is read for calls of them;
+choices that would have to be enforced are refused, and so is every response format but text. Reasoning comes
+apart from the content, as reasoning_content.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.engine.answer import Answer, TextDelta
+from kvasir.engine.reading import Reading
 from kvasir.errors import InvalidRequest
+from kvasir.parse.events import CallStart
 from kvasir.serve.asgi import while_connected
 from kvasir.serve.body import JsonRoute
+from kvasir.serve.openai.calls import event_delta, finish_reason, message_object
 from kvasir.serve.openai.params import TIERS, check_stream_options, served_tier, to_params
 from kvasir.serve.openai.shapes import (
     STREAMED,
@@ -45,13 +49,14 @@ async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
     serving = serving_of(request)
     core = await to_request(wire, serving, request)
     serving.charge([core])
+    reading = serving.front.reader.reading(core.prompt_ids, _callable_tools(wire))
     created = int(time.time())
     if wire.stream:
-        events = chat_events(wire, core, serving, created)
+        events = chat_events(wire, core, reading, serving, created)
         return serving.stream(events, error_response, error_event)
-    answers = await while_connected(request.receive, serving.front.complete(core))
+    answers = await while_connected(request.receive, serving.front.complete(core, reading))
     heavy = bool(wire.logprobs) or wire.prompt_logprobs is not None
-    return await serving.write(heavy, to_response, wire, core, answers, serving, created)
+    return await serving.write(heavy, to_response, wire, core, reading, answers, serving, created)
 
 
 # -- to_request --------------------------------------------------------------------------------------------
@@ -98,10 +103,18 @@ def _refuse(wire: ChatRequest) -> None:
             )  # fmt: skip
 
 
+def _tools(wire: ChatRequest) -> list[dict[str, Any]] | None:
+    return [t.model_dump(exclude_none=True) for t in wire.tools] if wire.tools else None
+
+
+def _callable_tools(wire: ChatRequest) -> list[dict[str, Any]] | None:
+    return None if wire.tool_choice == "none" else _tools(wire)
+
+
 async def chat_ids(wire: ChatRequest, serving: Serving) -> tuple[int, ...]:
-    """The prompt of a conversation. Tools are shown to the model; its answer comes back as text."""
+    """The prompt of a conversation, with the tools shown to the model."""
     front = serving.front
-    tools = [t.model_dump(exclude_none=True) for t in wire.tools] if wire.tools else None
+    tools = _tools(wire)
     variables = dict(wire.chat_template_kwargs or {})
     if wire.reasoning_effort is not None:
         if not front.template_mentions("reasoning_effort", tools):
@@ -160,11 +173,11 @@ def to_part(part: Part, where: str) -> dict[str, str]:
 
 
 def to_response(
-    wire: ChatRequest, core: Request, answers: list[Answer], serving: Serving, created: int
+    wire: ChatRequest, core: Request, reading: Reading | None, answers: list[Answer], serving: Serving, created: int
 ) -> dict[str, Any]:
     tier = served_tier(wire.service_tier, core.slo)
     response = head_object(serving, "chat.completion", core.id, created, tier)
-    response["choices"] = [_choice(wire, core, answer) for answer in answers]
+    response["choices"] = [_choice(wire, core, reading, answer) for answer in answers]
     response["usage"] = usage_object([[a.usage for a in answers]], len(core.prompt_ids))
     if answers[0].prompt_logprobs is not None:
         response["prompt_logprobs"] = prompt_logprobs(answers[0].prompt_logprobs)
@@ -173,13 +186,14 @@ def to_response(
     return response
 
 
-def _choice(wire: ChatRequest, core: Request, answer: Answer) -> dict[str, Any]:
+def _choice(wire: ChatRequest, core: Request, reading: Reading | None, answer: Answer) -> dict[str, Any]:
     check_finish(answer.finish_reason, answer.error, core.id)
+    message = answer.message
     choice: dict[str, Any] = {
         "index": answer.index,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "message": message_object(message, reading),
         "logprobs": chat_logprobs(answer.logprobs) if wire.logprobs else None,
-        "finish_reason": answer.finish_reason,
+        "finish_reason": finish_reason(answer.finish_reason, bool(message.calls)),
         **ending(core, answer),
     }
     if wire.return_token_ids:
@@ -196,7 +210,9 @@ def ending(core: Request, answer: Answer | TextDelta) -> dict[str, Any]:
 # -- the stream --------------------------------------------------------------------------------------------
 
 
-async def chat_events(wire: ChatRequest, core: Request, serving: Serving, created: int) -> AsyncGenerator[bytes]:
+async def chat_events(
+    wire: ChatRequest, core: Request, reading: Reading | None, serving: Serving, created: int
+) -> AsyncGenerator[bytes]:
     """The chunks of all answers, the usage if it was asked for, and the end mark."""
     options = wire.stream_options
     final_usage = bool(options and options.include_usage)
@@ -204,13 +220,16 @@ async def chat_events(wire: ChatRequest, core: Request, serving: Serving, create
     tier = served_tier(wire.service_tier, core.slo)
     chunks = Chunks(serving, "chat.completion.chunk", core.id, created, with_usage=final_usage, tier=tier)
     usages: dict[int, Usage] = {}
-    async with aclosing(serving.front.stream(core)) as deltas:
+    called: set[int] = set()  # the answers that have called
+    async with aclosing(serving.front.stream(core, reading)) as deltas:
         async for delta in deltas:
             check_finish(delta.finish_reason, delta.error, core.id)
             first_of_all, first = not usages, delta.index not in usages
             usages[delta.index] = delta.usage
             usage = usage_object([usages.values()], len(core.prompt_ids)) if always_usage else None
-            choices = _deltas(wire, core, delta, first)
+            if any(isinstance(event, CallStart) for event in delta.events):
+                called.add(delta.index)
+            choices = _deltas(wire, core, reading, delta, first, delta.index in called)
             if first_of_all and wire.return_token_ids:
                 role = [choices.pop(0)]
                 yield chunks.event(role, usage, prompt_token_ids=core.prompt_ids)
@@ -221,21 +240,24 @@ async def chat_events(wire: ChatRequest, core: Request, serving: Serving, create
     yield DONE
 
 
-def _deltas(wire: ChatRequest, core: Request, delta: TextDelta, is_first: bool) -> list[dict[str, Any]]:
-    """The choices of the chunks that a delta becomes: the role once, the text, the finish."""
+def _deltas(
+    wire: ChatRequest, core: Request, reading: Reading | None, delta: TextDelta, is_first: bool, called: bool
+) -> list[dict[str, Any]]:
+    """The choices of the chunks that a delta becomes: the role once, what was read of its text, the finish."""
     choices = []
     if is_first:
         choices.append(_chunk(delta, {"role": "assistant", "content": ""}))
-    told = wire.logprobs or wire.return_token_ids
-    if delta.text or (told and delta.token_ids):
-        choice = _chunk(delta, {"content": delta.text})
+    pieces = [_chunk(delta, piece) for event in delta.events if (piece := event_delta(event, reading))]
+    if delta.token_ids and (wire.logprobs or wire.return_token_ids):
+        pieces = pieces or [_chunk(delta, {"content": ""})]
         if wire.logprobs:
-            choice["logprobs"] = chat_logprobs(delta.logprobs)
+            pieces[0]["logprobs"] = chat_logprobs(delta.logprobs)
         if wire.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        choices.append(choice)
+            pieces[0]["token_ids"] = delta.token_ids
+    choices += pieces
     if delta.finish_reason:
-        choices.append(_chunk(delta, {}) | {"finish_reason": delta.finish_reason, **ending(core, delta)})
+        reason = finish_reason(delta.finish_reason, called)
+        choices.append(_chunk(delta, {}) | {"finish_reason": reason, **ending(core, delta)})
     return choices
 
 

@@ -1,0 +1,67 @@
+"""How the answers of a conversation are read: which format the model speaks, and what a request makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.parse.format import Format, Style
+from kvasir.parse.parser import Parser
+from kvasir.parse.table import choose
+from kvasir.text.chat import ChatTemplate
+from kvasir.text.tokenizer import Tokenizer
+
+TAIL = 64  # the prompt's last tokens, among which it would open the reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the answers of one request are taken apart. `marks`: the special ids that have to become text."""
+
+    format: Format
+    tools: Mapping[str, Mapping[str, Any]] | None
+    opened: bool
+    marks: frozenset[int]
+
+    def parser(self) -> Parser:
+        return Parser(self.format, self.tools, calls=bool(self.tools), opened=self.opened)
+
+
+class Reader:
+    """Knows the formats of a model's chat templates: as they show them, or as the options name them."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, template: ChatTemplate | None, tools: str = "auto", reasoning: str = "auto"
+    ):
+        """Raises ConfigError for a format that there is not."""
+        self._tokenizer = tokenizer
+        self._template = template
+        self._names = (tools, reasoning)
+        self._special = {id: tokenizer.token_text(id) for id in tokenizer.special_ids} if tokenizer else {}
+        self._known: dict[str, tuple[Format, frozenset[int]]] = {}
+        choose(tools=tools, reasoning=reasoning)
+
+    def format(self, tools: object = None) -> Format:
+        """Of conversations with these tools, for which a model may have a template of its own."""
+        return self._format(tools)[0]
+
+    def reading(self, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None) -> Reading | None:
+        """For a prompt and the tools that may be called; None where there is nothing to take apart.
+
+        tools: as the API gives them, {"type": "function", "function": {"name": ..., "parameters": ...}}.
+        """
+        format, marks = self._format(tools)
+        if self._tokenizer is None or not (format.thinking or (tools and format.calls.style is not Style.NONE)):
+            return None
+        functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or ()}
+        opened = format.opened_by(self._tokenizer.decode(prompt_ids[-TAIL:], skip_special_tokens=False))
+        return Reading(format, functions or None, opened, marks)
+
+    def _format(self, tools: object) -> tuple[Format, frozenset[int]]:
+        source = self._template.select(tools) if self._template and self._template.sources else ""
+        if source not in self._known:
+            format = choose(source, self._special.values(), *self._names)
+            marks = frozenset(id for id, text in self._special.items() if format.uses(text))
+            self._known[source] = (format, marks)
+        return self._known[source]

@@ -1,0 +1,133 @@
+"""Tool calls and reasoning over the wire: the engine repeats its prompt, so a prompt says what the model says."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from kvasir.engine.front import Front
+from kvasir.errors import ConfigError
+from kvasir.text.chat import ChatTemplate
+from tests.serve.fakes import EchoEngine, byte_tokenizer
+from tests.serve.running import client, events, live
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}},
+    }
+]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é, }"}}\n</tool_call>'
+SAID = f"<think>\nI need f.\n</think>\n\nOne moment.\n{CALL}\n{CALL}"
+TEMPLATE = "{{ messages[0].content }}{# <think> <tool_call> #}"
+
+
+def front(**options) -> Front:
+    return Front(EchoEngine(), byte_tokenizer(), ChatTemplate(TEMPLATE), **options)
+
+
+def body(said: str = SAID, **fields) -> dict:
+    """The answer repeats the prompt once."""
+    prompt = [{"role": "user", "content": said + "<eos>"}]
+    return {"messages": prompt, "model": "fake", "temperature": 0, "max_tokens": 300, "tools": TOOLS, **fields}
+
+
+async def ask(http, **fields) -> dict:
+    response = await http.post("/v1/chat/completions", json=body(**fields))
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+async def test_calls_and_reasoning_come_apart_from_the_content():
+    async with client(front=front()) as http:
+        choice = await ask(http)
+        message = choice["message"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert (message["content"], message["reasoning_content"]) == ("One moment.", "I need f.")
+        assert [call["function"] for call in message["tool_calls"]] == [{"name": "f", "arguments": '{"a": "é, }"}'}] * 2
+        assert len({call["id"] for call in message["tool_calls"]}) == 2
+        assert {call["type"] for call in message["tool_calls"]} == {"function"}
+        alone = (await ask(http, said=CALL))["message"]
+        assert alone["content"] is None and "reasoning_content" not in alone
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True, "return_token_ids": True}, {"n": 2}, {"max_tokens": 70}])
+async def test_a_stream_is_the_whole_answer_in_pieces(fields):
+    async with client(front=front()) as http:
+        whole = await ask(http, **fields)
+        text = (await http.post("/v1/chat/completions", json=body(**fields, stream=True))).text
+        own = [chunk["choices"][0] for chunk in events(text) if chunk["choices"][0]["index"] == 0]
+        deltas = [choice["delta"] for choice in own]
+        for name in ("content", "reasoning_content"):
+            said = "".join(delta.get(name, "") for delta in deltas)
+            assert said == (whole["message"].get(name) or "")
+        calls: dict[int, dict] = {}
+        for piece in (piece for delta in deltas for piece in delta.get("tool_calls", ())):
+            if "id" in piece:
+                calls[piece["index"]] = {"name": piece["function"]["name"], "arguments": ""}
+            calls[piece["index"]]["arguments"] += piece["function"]["arguments"]
+        assert list(calls.values()) == [call["function"] for call in whole["message"].get("tool_calls", ())]
+        assert own[-1]["finish_reason"] == whole["finish_reason"]
+        if fields.get("logprobs"):
+            assert [e for c in own for e in (c["logprobs"] or {"content": []})["content"]] == whole["logprobs"][
+                "content"
+            ]
+            assert [t for c in own for t in c.get("token_ids", ())] == whole["token_ids"]
+
+
+async def test_an_answer_that_is_cut_says_so():
+    async with client(front=front()) as http:
+        choice = await ask(http, max_tokens=len((SAID[: SAID.index("}")]).encode()))
+        assert choice["finish_reason"] == "length"
+        assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": "é, '
+
+
+async def test_without_callable_tools_calls_are_content():
+    async with client(front=front()) as http:
+        for fields in ({"tools": None}, {"tool_choice": "none"}):
+            choice = await ask(http, said=CALL, **fields)
+            assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+
+
+async def test_formats_are_named_by_options():
+    async with client(front=front(tool_format="none", reasoning_format="none")) as http:
+        assert (await ask(http))["message"] == {"role": "assistant", "content": SAID, "refusal": None}
+    async with client(front=front(tool_format="mistral_args")) as http:
+        call = (await ask(http, said="[TOOL_CALLS]f[ARGS]{}"))["message"]["tool_calls"][0]
+        assert call["function"] == {"name": "f", "arguments": "{}"} and len(call["id"]) == 9 and call["id"].isalnum()
+    with pytest.raises(ConfigError, match="no tool format"):
+        front(tool_format="klingon")
+
+
+async def test_marks_that_are_special_tokens_reach_the_parser():
+    """They are skipped in text by default, but without them a call could not be seen."""
+    said = '<|start|>assistant<|channel|>commentary to=functions.f<|message|>{"a": "x"}<|end|>'
+    async with client(front=front(tool_format="harmony")) as http:
+        message = (await ask(http, said=said))["message"]
+        assert message["content"] is None
+        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "x"}'}
+
+
+async def test_reasoning_that_the_prompt_opens():
+    """The echo begins where the prompt begins, so this prompt both opens the reasoning and says its end."""
+    async with client(front=front()) as http:
+        prompt = [{"role": "user", "content": "Deep.</think>Done.<think>"}]
+        fields = {"messages": prompt, "max_tokens": len("Deep.</think>Done."), "tools": None}
+        message = (await ask(http, **fields))["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Deep.", "Done.")
+
+
+def test_the_official_client_reads_calls():
+    with live(front=front()) as server:
+        own = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        whole = own.chat.completions.create(**body())
+        message = whole.choices[0].message
+        assert whole.choices[0].finish_reason == "tool_calls" and message.tool_calls
+        assert json.loads(message.tool_calls[0].function.arguments) == {"a": "é, }"}
+        with own.chat.completions.stream(**body()) as stream:
+            final = stream.get_final_completion().choices[0]
+        assert final.finish_reason == "tool_calls" and final.message.tool_calls
+        assert [call.function.arguments for call in final.message.tool_calls] == ['{"a": "é, }"}'] * 2
+        assert final.message.content == "One moment."
