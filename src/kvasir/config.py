@@ -55,6 +55,7 @@ class EngineOptions:
     cache_disk: int | None = option(None, "Bytes that this folder may take (default: 16 GiB).")
     cache_offer: str | None = option(None, "Socket on which other engines of this user may take what cache_dir holds.")
     cache_peer: str | None = option(None, "Socket of such an engine, to take computed prefixes from.")
+    jump_ahead: bool = option(True, "Take what a grammar forces at once; the answers are the same without.")
     max_waiting: int = option(1024, "Answers that may wait before new requests get 429.")
     slo_interactive: str = option("2000/100", "Targets of this class, ms to the first / to each further token.")
     slo_batch: str = option("30000/500", "The same for batch requests.")
@@ -109,6 +110,7 @@ class EngineConfig:
     num_blocks: tuple[int, ...]
     kv_bytes: int
     max_waiting: int
+    jump_ahead: bool
     prefix_cache: bool
     cache_eviction: str
     cache_dir: str | None
@@ -216,6 +218,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         num_blocks=num_blocks,
         kv_bytes=kv_bytes,
         max_waiting=options.max_waiting,
+        jump_ahead=options.jump_ahead,
         prefix_cache=options.prefix_cache,
         cache_eviction=options.cache_eviction,
         cache_dir=options.cache_dir,

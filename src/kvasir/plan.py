@@ -39,6 +39,7 @@ class SamplingSpec:
     bad_words: sequences of ids; the last of one is forbidden where the sampled ids end with the others.
     dry_breakers: which ids no repetition goes across, bit i & 31 of int32 word i >> 5; dry_breaker_sequences: the same
     of sequences.
+    guided: a mask comes with each step that samples.
     logprobs / prompt_logprobs: -1 for none, else how many of the best beside the chosen one.
     """
 
@@ -69,6 +70,7 @@ class SamplingSpec:
     seed: int = 0
     min_tokens: int = 0
     stop_ids: tuple[int, ...] = ()
+    guided: bool = False
     logprobs: int = -1
     prompt_logprobs: int = -1
 

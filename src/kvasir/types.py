@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from kvasir.metrics import Histogram
 
@@ -51,6 +52,43 @@ class Target:
 class Task(StrEnum):
     GENERATE = "generate"
     EMBED = "embed"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuralTag:
+    """A value of `schema` between two texts."""
+
+    begin: str
+    schema: dict[str, Any] | bool
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """What an answer must follow: exactly one of the first six. Names are vLLM's where it has one.
+
+    json: a JSON schema, as an object or as text. grammar: Lark, or llama.cpp's GBNF. tags: free text in which one of
+    the `triggers` must go on as a tag that begins with it; at_least_one, at_most_one: how many tags there are.
+    lenient: keywords of a schema that cannot be enforced are ignored instead of refused.
+    """
+
+    json: dict[str, Any] | bool | str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    tags: tuple[StructuralTag, ...] | None = None
+    triggers: tuple[str, ...] = ()
+    at_least_one: bool = False
+    at_most_one: bool = False
+    lenient: bool = False
+
+    def __post_init__(self) -> None:
+        from kvasir.validate import check_structured
+
+        if self.choice is not None and not isinstance(self.choice, tuple):
+            object.__setattr__(self, "choice", tuple(self.choice))
+        check_structured(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +136,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def greedy(self) -> bool:
@@ -149,6 +188,7 @@ class Request:
     resume_carries: tuple[bytes, ...] = ()
     done: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] | None = None
+    grammar: str | None = None  # which the answer follows, as guided.guide reads it
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     dry_breakers: bytes = b""
     dry_breaker_sequences: tuple[tuple[int, ...], ...] = ()

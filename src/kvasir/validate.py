@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvasir.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kvasir.types import SamplingParams
+    from kvasir.types import SamplingParams, StructuredOutputs
 
 MAX_N = 128
 MAX_LOGPROBS = 128
@@ -79,6 +79,11 @@ def check_sampling(p: SamplingParams) -> None:
     _integer(p, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise InvalidRequest(f"min_tokens {p.min_tokens} is larger than max_tokens {p.max_tokens}", param="min_tokens")
+    if p.structured_outputs is not None:
+        for name in ("min_tokens", "ignore_eos"):
+            if getattr(p, name):
+                message = f"{name} goes against structured_outputs, which say where the answer ends"
+                raise InvalidRequest(message, "leave it out", param=name)
     _texts(p, "stop", MAX_STOP_STRINGS, MAX_STOP_CHARS)
     for t in p.stop_token_ids:
         if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < 2**31:
@@ -90,3 +95,14 @@ def check_sampling(p: SamplingParams) -> None:
             raise InvalidRequest(f"logit_bias names token {token!r}", "expected token ids", param="logit_bias")
         if not isinstance(bias, int | float) or not -100 <= bias <= 100:
             raise InvalidRequest(f"logit_bias of token {token} is {bias!r}", "expected [-100, 100]", param="logit_bias")
+
+
+def check_structured(wanted: StructuredOutputs) -> None:
+    """Raises InvalidRequest unless exactly one kind is asked for."""
+    kinds = ("json", "json_object", "regex", "choice", "grammar", "tags")
+    given = [name for name in kinds if getattr(wanted, name) not in (None, False)]
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"{len(given)} kinds of structured output are asked for",
+            f"exactly one of {', '.join(kinds)}", param="structured_outputs",
+        )  # fmt: skip

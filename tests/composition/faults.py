@@ -269,3 +269,22 @@ def stale_token(core: Any) -> None:
                 ids = core.runner.rows[work.row].ids
                 ids[work.start] = ids[work.start - 1]
         return run(plan)
+
+
+# --- grammars ---------------------------------------------------------------------------------------
+
+
+@fault("a row is sampled under its neighbour's mask", ("grammar: schema", "neighbours"), ("grammar: regex", "n"))
+def others_mask(core: Any) -> None:
+    @wrap(core.scheduler, "masks")
+    def masks(make: Callable, plan: Any) -> Any:
+        made = make(plan)
+        return dict(zip(made, [*list(made.values())[1:], *list(made.values())[:1]], strict=True))
+
+
+@fault("an id that a grammar forces is lost", ("grammar: schema",), ("grammar: regex", "neighbours", "chunks of 13"))
+def lost_id(core: Any) -> None:
+    @wrap(core.runner, "execute")
+    def execute(run: Callable, plan: Any) -> Any:
+        works = [replace(w, appended=w.appended[:-4] + w.appended[:4]) for w in plan.work]
+        return run(replace(plan, work=tuple(works)))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvasir.config import EVICTIONS
+from kvasir.guided import sources
 from kvasir.types import FinishReason, Request, ServiceClass, Task
 from tests.composition import models
 from tests.oracle import free_blocks, poison
@@ -240,6 +241,21 @@ def logprobs(name: str, count: int) -> Feature:
                    ask=lambda p: {"logprobs": count})  # fmt: skip
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"name_of_it": {"type": "string"}, "kinds": {"type": "array", "items": {"enum": ["a", "about"]}}},
+    "required": ["name_of_it", "kinds"],
+    "additionalProperties": False,
+}
+
+
+def grammar(name: str, text: str) -> Feature:
+    """Jumping ahead is on, and off in the plain run."""
+    return Feature(f"grammar: {name}", "grammar", "rows sampled under a mask, and ids that were forced",
+                   lambda run: run.total("masked_rows") + run.total("forced_tokens"), {"jump_ahead": True},
+                   fields=lambda i: {"grammar": text})  # fmt: skip
+
+
 def ended(run: Run) -> int:
     return sum(a.reason is FinishReason.STOP for a in run.answers.values())
 
@@ -247,6 +263,7 @@ def ended(run: Run) -> int:
 # Stop ids and the ids of biases are some of every vocabulary here.
 STOP_IDS = tuple(range(5, 300, 4))
 BIAS = {**dict.fromkeys(range(60, 110), 6.0), **dict.fromkeys(range(30), -50.0)}
+BAD_WORDS = ("e", " a", "the", "and a", "o", "1", "2", "34", ".", " is", "t")
 STOP_STRINGS = ("and", "e", " t", "\n", "o", "3", "?", "a", "i", "\ufffd")
 
 ASKED = [
@@ -256,9 +273,16 @@ ASKED = [
     sampled("top-k", top_k=4),
     sampled("top-p", top_p=0.6),
     sampled("min-p", min_p=0.2),
+    sampled("top-n-sigma", top_n_sigma=0.7),
+    sampled("typical-p", typical_p=0.3),
+    sampled("XTC", xtc_probability=0.5, xtc_threshold=0.02),
+    sampled("dynamic temperature", dynatemp_range=1.9, dynatemp_exponent=2.0),
+    sampled("mirostat", mirostat=2, mirostat_tau=2.0, mirostat_eta=0.9),
     greedy("repetition penalty", repetition_penalty=1.7),
     greedy("presence penalty", presence_penalty=1.9),
     greedy("frequency penalty", frequency_penalty=1.9),
+    greedy("DRY", dry_multiplier=9.0, dry_allowed_length=1, dry_penalty_last_n=-1),
+    greedy("bad words", bad_words=BAD_WORDS),
     greedy("logit bias", logit_bias=BIAS),
     Feature("stop ids", "stop ids", "answers that ended so", ended, ask=lambda p: {"stop_token_ids": STOP_IDS}),
     Feature("min tokens", "min tokens", "answers as long",
@@ -272,6 +296,9 @@ ASKED = [
     Feature("prompt logprobs", "prompt logprobs", "prompt tokens with log-probabilities",
             lambda run: sum(e is not None for a in run.answers.values() for e in a.prompt_logprobs or ()),
             ask=lambda p: {"prompt_logprobs": 2}),
+    grammar("schema", sources.json_schema(SCHEMA)),
+    grammar("regex", sources.regex("(The )?([A-Za-z0-9]+[ .,;!?-])+")),
+    grammar("tags", sources.structural_tags([sources.Tag("e", SCHEMA, ".")], ["e"])),
     Feature("streaming", "streaming", "deltas beyond the first of an answer, told one by one",
             lambda run: run.pushed, ask=lambda p: {}),
 ]  # fmt: skip
@@ -327,12 +354,13 @@ DEFAULTS = ("program executor", "bfloat16", "kvasir-mini")
 # All off. What is computed at once, and what may be remembered, is least.
 PLAIN = {
     "block_size": 32, "num_blocks": 60, "threads": 1, "overlap": False, "max_num_seqs": 1,
-    "max_num_batched_tokens": 256, "prefix_cache": False,
+    "max_num_batched_tokens": 256, "prefix_cache": False, "jump_ahead": False,
 }  # fmt: skip
 
 # The pairs that an engine refuses. Another refusal, or one that is not there, is a failure.
 REFUSES = {
     "eager executor": {"KV int8", "q8", "q4"},
     **{name: {"program executor", "KV int8", "q8", "q4"} for name in models.RECURRENT},
+    "min tokens": {f.name for f in ASKED if f.switch == "grammar"},
     "bert": {"chunks of 1", "chunks of 13", "steps of 29 tokens", *(f.name for f in ASKED)},
 }

@@ -7,12 +7,12 @@ import pytest
 from kvasir.errors import InvalidRequest, KvasirError
 from kvasir.guided import sources
 from kvasir.guided.check import MAX_CHARS, GrammarCheck
-from tests.guided.walk import TOKENIZER, VOCAB
+from tests.guided.walk import BROKEN, VOCABULARY
 
 
 @pytest.fixture(scope="module")
 def checker():
-    checker = GrammarCheck(TOKENIZER.to_json, VOCAB, TOKENIZER.eos_ids)
+    checker = GrammarCheck(lambda: VOCABULARY)
     yield checker
     checker.close()
 
@@ -76,7 +76,7 @@ def test_what_was_sound_is_not_asked_again(checker):
 
 
 def test_a_vocabulary_that_does_not_go_with_grammars_is_said():
-    broken = GrammarCheck(lambda: "{}", VOCAB, ())
+    broken = GrammarCheck(lambda: BROKEN)
     with pytest.raises(KvasirError, match="does not go with grammars"):
         broken.check(GOOD)
 

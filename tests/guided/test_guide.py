@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvasir.guided import sources
 from kvasir.guided.guide import GuideError, Guides, make_tokenizer
-from tests.guided.walk import SPECIALS, TOKENIZER, VOCAB, allowed_ids, make_guides, walk
+from tests.guided.walk import BROKEN, SPECIALS, TOKENIZER, allowed_ids, make_guides, walk
 
 GUIDES = make_guides()
 SCHEMA = {
@@ -153,7 +153,7 @@ def test_the_cache_is_bounded_and_answers_do_not_share_a_state():
 
 def test_a_vocabulary_that_the_library_cannot_read_is_an_error():
     with pytest.raises(GuideError, match="does not go with grammars"):
-        make_tokenizer("{}", VOCAB, ())
-    guides = Guides(lambda: "{}", VOCAB, ())
+        make_tokenizer(BROKEN)
+    guides = Guides(lambda: BROKEN)
     with pytest.raises(GuideError):
         guides.take(guides.begin(GRAMMARS["choice"]))

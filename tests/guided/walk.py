@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
 import kvasir
 from kvasir.guided.guide import Guide, Guides
+from kvasir.guided.vocabulary import Vocabulary
 from kvasir.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(Path(kvasir.__file__).parent / "assets" / "kvasir-mini")
 VOCAB = TOKENIZER.vocab_size
-ADDED = {TOKENIZER.id_to_token(i): i for i in range(16) if (TOKENIZER.id_to_token(i) or "").startswith("<")}
-SPECIALS = {text: i for text, i in ADDED.items() if i not in TOKENIZER.eos_ids}
+
+
+VOCABULARY = Vocabulary(TOKENIZER, VOCAB, TOKENIZER.eos_ids)
+SPECIALS = VOCABULARY.specials
+BROKEN = Vocabulary(SimpleNamespace(to_json=lambda: "{}"), VOCAB)  # type: ignore[arg-type]
 
 
 def make_guides() -> Guides:
-    return Guides(TOKENIZER.to_json, VOCAB, TOKENIZER.eos_ids)
+    return Guides(lambda: VOCABULARY)
 
 
 def allowed_ids(guide: Guide) -> list[int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 
 from kvasir.plan import StepPlan
-from kvasir.runner.fake import FakeRunner, fake_next
+from kvasir.runner.fake import FakeRunner, fake_masked, fake_next
 from kvasir.sched.scheduler import Scheduler
 from kvasir.seeds import answer_seed
 from kvasir.types import Delta, FinishReason, Request, SamplingParams
+from tests.sched.guides import allowed_at, mask_at
 
 
 def request(id: str, prompt: list[int], **params) -> Request:
@@ -26,9 +27,12 @@ def by_hand(request: Request, vocab: int, max_len: int, eos: frozenset[int] = fr
             token = fake_next(ids, len(ids), answer_seed(p.seed or 0, i) if p.temperature else 0, vocab)
             if token in stops and len(out) < p.min_tokens:
                 token = (token + 1) % vocab
+            if request.grammar:
+                token = fake_masked(token, mask_at(request.grammar, len(out)), vocab)
             ids.append(token)
             out.append(token)
-            if token in stops:
+            stopped = token in stops and len(out) > p.min_tokens
+            if stopped or (request.grammar and not allowed_at(request.grammar, len(out))):
                 break
         answers.append(out)
     return answers
@@ -45,6 +49,9 @@ class Drive:
         self._pending: list[StepPlan] = []
 
     def step(self) -> list[Delta]:
+        late = self.scheduler.enter_grammars()
+        for d in late:
+            self.reasons[d.id, d.index] = d.finish_reason
         plan = self.scheduler.plan()
         if plan is not None:
             self.plans.append(plan)
@@ -54,7 +61,8 @@ class Drive:
         return []
 
     def _commit(self, plan: StepPlan) -> list[Delta]:
-        deltas = self.scheduler.commit(plan, self.runner.sample(self.runner.execute(plan)))
+        pending = self.runner.execute(plan)
+        deltas = self.scheduler.commit(plan, self.runner.sample(pending, self.scheduler.masks(plan)))
         for d in deltas:
             assert (d.id, d.index) not in self.reasons, "a delta behind the last one"
             self.tokens[d.id, d.index] += d.token_ids

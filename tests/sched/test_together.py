@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -28,6 +28,7 @@ from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.service import load_of
 from kvasir.types import Delta, FinishReason, Request, SamplingParams, ServiceClass, Target, Task
 from tests.sched.drive import by_hand
+from tests.sched.guides import HandGuides, allowed_at
 
 VOCAB, LENGTH = 256, 96
 WINDOWS = ((0,), (20,), (2,), (0, 20), (0, 2), (0, 12, 2), (9, 20))  # 2: what a recurrent state is to the tree
@@ -45,15 +46,15 @@ class ShakyRunner(FakeRunner):
         if self.bad_steps and self.chance.random() < self.bad_steps:
             raise RuntimeError("the step fails")
 
-    def sample(self, pending: StepPlan, masks=None) -> StepResult:
+    def sample(self, pending: StepPlan, masks: Mapping[int, bytes]) -> StepResult:
         if pending.work:
             self._before(pending)
-        return super().sample(pending)
+        return super().sample(pending, masks)
 
-    def _result(self, work: Work) -> RowResult:
+    def _result(self, work: Work, mask: bytes | None) -> RowResult:
         if self.bad_rows and self.chance.random() < self.bad_rows:
             return RowResult(work.row, error="the row fails")
-        return super()._result(work)
+        return super()._result(work, mask)
 
 
 class ShakyTier:
@@ -121,6 +122,7 @@ class Run:
     prompts: dict[str, tuple] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
     faulty: bool = False
+    jumped: int = 0
 
     def __post_init__(self):
         draw = self.chance
@@ -139,6 +141,7 @@ class Run:
         tier = ShakyTier(draw, Facts("fake", "1", size, groups), draw.choice([0, 0.1, 0.5]))
         self.tier = tier if draw.random() < 0.5 and not self.bidirectional else None
         tight = draw.choice([0.02, 1.0, 50.0])
+        self.guides = HandGuides(at_once=draw.random() < 0.5)
         scheduler = Scheduler(
             runner.capacity,
             eos_ids=(5, 77),
@@ -151,6 +154,8 @@ class Run:
             clock=lambda: self.now,
             tier=self.tier,
             tier_bytes=draw.choice([size * 8 * len(windows) * 2, 1 << 20]),
+            guides=self.guides,
+            jump_ahead=draw.random() < 0.7,
         )
         self.core, self.costs = EngineCore(runner, scheduler), StepTime(draw.choice(COSTS))
         self._observe, scheduler.service.observe = scheduler.service.observe, self._pass
@@ -166,16 +171,18 @@ class Run:
         text = draw.choice(texts)[: draw.randrange(65)]
         prompt = tuple(text + [draw.randrange(VOCAB) for _ in range(draw.randrange(1, 12))])
         embeds = self.bidirectional or draw.random() < 0.05
+        grammar = f"{draw.randrange(1000)} {draw.randrange(1, 30)}" if draw.random() < 0.3 and not embeds else None
         params = SamplingParams(
             n=draw.choice([1, 1, 2, 4]) if not embeds else 1,
             temperature=draw.choice([0.0, 1.0]),
             seed=draw.randrange(2000),
             max_tokens=draw.choice([1, 3, 12, 30]) if not embeds else 1,
-            min_tokens=draw.choice([0, 1]),
+            min_tokens=draw.choice([0, 1]) if not grammar else 0,
             ignore_eos=draw.random() < 0.5,
+            logprobs=0 if draw.random() < 0.1 and not embeds else None,
             prompt_logprobs=0 if draw.random() < 0.05 and not embeds else None,
         )
-        answers = by_hand(Request(id, prompt, params), VOCAB, LENGTH, frozenset({5, 77}))
+        answers = by_hand(Request(id, prompt, params, grammar=grammar), VOCAB, LENGTH, frozenset({5, 77}))
         resumed = draw.random() < 0.1 and not embeds and all(len(a) > 1 for a in answers)
         request = Request(
             id,
@@ -191,6 +198,7 @@ class Run:
             no_cache=draw.random() < 0.1,
             cache_ttl=draw.choice([0.01, 5.0, 1e9]) if draw.random() < 0.15 else None,
             adapter="x" if draw.random() < 0.05 else None,
+            grammar=grammar,
             resume_ids=tuple(tuple(a[: draw.randrange(len(a))]) for a in answers) if resumed else (),
         )
         try:
@@ -200,10 +208,13 @@ class Run:
         self.requests[id] = request
 
     def step(self) -> None:
+        if self.chance.random() < 0.5:
+            self.guides.compile()
         for delta in self.core.step():
             key = delta.id, delta.index
             assert key not in self.last or self.last[key].finish_reason is None, "a delta behind the last one"
             self.tokens[key] += delta.token_ids
+            self.jumped += len(delta.token_ids) > 1
             self.last[key] = delta
             if delta.prompt_logprobs is not None:
                 self.prompts[delta.id] = delta.prompt_logprobs
@@ -225,9 +236,9 @@ class Run:
             expected = by_hand(request, VOCAB, LENGTH, frozenset({5, 77}))
             for i, answer in enumerate(expected):
                 resumed = request.resume_ids[i] if request.resume_ids else ()
-                self._judge(request, i, answer[len(resumed) :])
+                self._judge(request, i, answer[len(resumed) :], len(resumed))
 
-    def _judge(self, request: Request, index: int, answer: list[int]) -> None:
+    def _judge(self, request: Request, index: int, answer: list[int], resumed: int) -> None:
         last, got = self.last.get((request.id, index)), self.tokens[request.id, index]
         reason = last.finish_reason if last else None
         if reason is None:
@@ -241,8 +252,10 @@ class Run:
             return
         else:
             assert got == answer, (request.id, index)
-            assert reason is (FinishReason.STOP if not request.params.ignore_eos and answer[-1] in (5, 77)
-                              else FinishReason.LENGTH)  # fmt: skip
+            stopped = not request.params.ignore_eos and answer[-1] in (5, 77)
+            stopped = stopped and resumed + len(answer) > request.params.min_tokens
+            complete = request.grammar and not allowed_at(request.grammar, resumed + len(answer))
+            assert reason is (FinishReason.STOP if stopped or complete else FinishReason.LENGTH)
         assert got == answer[: len(got)], (request.id, index, reason)
         if got and index == 0 and request.params.prompt_logprobs is not None and not request.resume_ids:
             found = [e and e.token for e in self.prompts[request.id]]
@@ -291,9 +304,11 @@ def test_the_chance_reaches_everything():
         seen["hit"] += scheduler.cached_tokens
         seen["evicted"] += scheduler.kv.tree.stats().evicted
         seen["loaded"] += scheduler.loaded_tokens
+        seen["guided"] += sum(r.grammar is not None for r in drawn.requests.values())
+        seen["jumped"] += drawn.jumped
         for delta in drawn.last.values():
             seen[str(delta.finish_reason)] += 1
-    for what in ("preempted", "hit", "evicted", "loaded", "stop", "length", "error", "timeout"):
+    for what in ("preempted", "hit", "evicted", "loaded", "guided", "jumped", "stop", "length", "error", "timeout"):
         assert seen[what] > 0, what
 
 

@@ -51,10 +51,10 @@ def template() -> ChatTemplate:
 class EchoRunner(FakeRunner):
     """Answers with the prompt, over and over; with a temperature it begins where the seed says."""
 
-    def _result(self, work: Work) -> RowResult:
+    def _result(self, work: Work, mask: bytes | None) -> RowResult:
         if self.tokens[work.row][0] == POISON:
             return RowResult(work.row, error="SecretError: inside")
-        result = super()._result(work)
+        result = super()._result(work, mask)
         if not result.tokens:
             return result
         join = self.rows[work.row]

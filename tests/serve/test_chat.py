@@ -184,7 +184,6 @@ async def test_the_template_can_be_steered_but_not_overridden(http):
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"moderation": {}}, "moderation"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),

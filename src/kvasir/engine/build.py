@@ -8,6 +8,10 @@ from collections.abc import Callable
 from kvasir.config import DeviceFacts as Facts
 from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, env, prepare_torch, resolve
 from kvasir.engine.core import EngineCore
+from kvasir.engine.load_text import load_text
+from kvasir.errors import ConfigError
+from kvasir.guided.guide import Guides
+from kvasir.guided.vocabulary import Vocabulary
 from kvasir.kv.tiers.transfers import QUEUE_BYTES
 from kvasir.plan import Capacity
 from kvasir.sched.scheduler import Scheduler
@@ -93,6 +97,8 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
         targets=config.targets,
         tier=tier,
         tier_bytes=tier_bytes,
+        guides=Guides(lambda: _vocabulary(options, info)),
+        jump_ahead=config.jump_ahead,
     )
     seconds = (imported - begun, time.perf_counter() - imported)
     if executor == "program":
@@ -104,6 +110,14 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
         native_used = [native.isa()] if any(c.chosen == "native" for c in kernels) else []
         kernels_line = f"{', '.join(chosen + native_used) or 'none of our own'}; all else plain torch"
     return EngineCore(runner, scheduler, summarize(config, runner.info, kernels_line, seconds))
+
+
+def _vocabulary(options: EngineOptions, info: ModelInfo) -> Vocabulary:
+    """Raises KvasirError for a model without a tokenizer."""
+    tokenizer, _ = load_text(options)
+    if tokenizer is None:
+        raise ConfigError("this model has no tokenizer to follow a grammar with")
+    return Vocabulary(tokenizer, info.vocab_size, tuple(dict.fromkeys((*info.eos_ids, *tokenizer.eos_ids))))
 
 
 def _name(dtypes: dict, dtype: object) -> str:

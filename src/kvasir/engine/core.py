@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,8 @@ LINGER = 0.005  # seconds to wait for a tier when there is nothing else to do
 class Runner(Protocol):
     """What the core drives: `execute` starts a forward, `sample` waits for it and gives its result.
 
+    masks: by row, where not all ids are allowed, int32 words of which bit i & 31 of word i >> 5 allows id i; they are
+    made under the forward.
     overlaps: `execute` returns while the step computes elsewhere, so that the caller's time is free.
     """
 
@@ -36,7 +38,7 @@ class Runner(Protocol):
 
     def execute(self, plan: StepPlan) -> Any: ...
 
-    def sample(self, pending: Any, masks: Any = None) -> StepResult: ...
+    def sample(self, pending: Any, masks: Mapping[int, bytes]) -> StepResult: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class EngineCore:
     def step(self) -> list[Delta]:
         """Plans, computes and commits one step; returns what it adds. A step that raises costs nobody else."""
         begun = time.perf_counter()
-        late = self.scheduler.expire()
+        late = self.scheduler.expire() + self.scheduler.enter_grammars()
         plan = self.scheduler.plan()
         before, result = self._wait()
         failed = isinstance(result, Exception)
@@ -118,7 +120,7 @@ class EngineCore:
         if launched is None:
             return None, None
         try:
-            result = launched.error or self.runner.sample(launched.pending)
+            result = launched.error or self.runner.sample(launched.pending, self.scheduler.masks(launched.plan))
             if launched.plan.work:
                 seconds = time.perf_counter() - launched.begun
                 self.scheduler.service.observe(launched.plan, seconds)

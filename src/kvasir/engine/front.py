@@ -18,9 +18,11 @@ from typing import Any
 
 from kvasir.engine.answer import Answer, AnswerText, TextDelta
 from kvasir.engine.client import Engine
+from kvasir.engine.grammars import Grammars
 from kvasir.engine.meter import Meter
 from kvasir.engine.reading import Reader, Reading
 from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError
+from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
 from kvasir.text.chat import ChatTemplate
@@ -57,6 +59,7 @@ class Front:
         self.reader = Reader(tokenizer, template, tool_format, reasoning_format)
         self.meter = Meter()
         self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # told of all that is generated
+        self.grammars = Grammars(self._vocabulary)
         self._end: asyncio.Future[None] | None = None
         self._breakers: Breakers | None = None
         self._found = lru_cache(SEQUENCES_KEPT)(self._find)
@@ -71,6 +74,7 @@ class Front:
     async def stop(self, drain: float = 0.0) -> None:
         """Stops the engine, once, however often and from wherever it is called."""
         if self._end is None:
+            self.grammars.close()
             self._end = asyncio.ensure_future(self.engine.stop(drain))
         await asyncio.shield(self._end)
 
@@ -145,10 +149,15 @@ class Front:
             raise InvalidRequest("this model has no tokenizer", "give token ids instead of text", param=param)
         return self.tokenizer
 
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(self._need_tokenizer("grammar"), self.info.vocab_size, self._eos_ids() or ())
+
     async def learn(self, params: SamplingParams) -> None:
         """Finds in a thread what `resolve` needs of the tokenizer for these parameters. Raises InvalidRequest."""
         if params.bad_words or params.dry:
             await asyncio.to_thread(self._sequences, params)
+        if params.structured_outputs:
+            await asyncio.to_thread(self.grammars.of, params.structured_outputs)
 
     def _sequences(self, params: SamplingParams) -> dict[str, Any]:
         """The fields of Request that hold texts of these parameters in ids."""
@@ -186,6 +195,8 @@ class Front:
         if params.stop:
             self._need_tokenizer("stop")
         fields |= self._sequences(params)
+        if params.structured_outputs:
+            fields["grammar"] = self.grammars.of(params.structured_outputs)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
         self._check_vocabulary("logit_bias", params.logit_bias)
         for name in ("logprobs", "prompt_logprobs"):

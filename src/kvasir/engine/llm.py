@@ -119,7 +119,9 @@ class AsyncLLM:
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
         """Streams the request's output as it grows; the last one is `finished`. Raises KvasirError."""
         text, ids = await self._ids(prompt)
-        request = self.front.resolve(ids, params or SamplingParams())
+        params = params or SamplingParams()
+        await self.front.learn(params)
+        request = self.front.resolve(ids, params)
         answers = [Answer(i) for i in range(request.params.n)]
         async with aclosing(self.front.stream(request)) as deltas:
             async for delta in deltas:
@@ -144,7 +146,9 @@ class AsyncLLM:
 
     async def _complete(self, text: str | None, ids: Sequence[int], params: SamplingParams | None) -> RequestOutput:
         """Nobody watches the answer grow, so it is served as batch work."""
-        request = self.front.resolve(ids, params or SamplingParams(), slo=ServiceClass.BATCH)
+        params = params or SamplingParams()
+        await self.front.learn(params)
+        request = self.front.resolve(ids, params, slo=ServiceClass.BATCH)
         answers = await self.front.complete(request)
         for answer in answers:
             _raise_fault(answer)

@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Lock
 
 from kvasir.errors import InvalidRequest
+from kvasir.guided.vocabulary import Vocabulary
 from kvasir.text.sandbox import GRACE_SECONDS, Sandbox, SandboxLimit
 
 SCRIPT = Path(__file__).with_name("check_worker.py")
@@ -20,9 +21,12 @@ REMEMBERED = 256
 class GrammarCheck:
     """Safe to use from several threads. The worker starts with the first grammar."""
 
-    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos_ids: tuple[int, ...]):
+    def __init__(self, vocabulary: Callable[[], Vocabulary]):
+        """vocabulary: raises KvasirError for a model without."""
+
         def hello() -> dict[str, object]:
-            return {"tokenizer": tokenizer_json(), "vocab_size": vocab_size, "eos_ids": list(eos_ids)}
+            found = vocabulary()
+            return {"tokenizer": found.json, "vocab_size": found.size, "eos_ids": list(found.eos_ids)}
 
         self.sandbox = Sandbox(SCRIPT, "grammar", SECONDS, MEMORY, max_workers=1, hello=hello)
         self._sound: OrderedDict[tuple[str, bool], str] = OrderedDict()

@@ -11,10 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from typing import TYPE_CHECKING
 
 from kvasir.errors import KvasirError
+from kvasir.guided.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # the library is loaded when the first grammar comes
+    from llguidance import LLMatcher, LLTokenizer
 
 CACHED_GRAMMARS = 64
 
@@ -66,9 +69,9 @@ class Guides:
     The tokenizer is loaded when the first grammar comes.
     """
 
-    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos_ids: tuple[int, ...]):
-        """tokenizer_json: gives the vocabulary as tokenizer.json has it. vocab_size: columns of the logits."""
-        self._tokenizer_json, self._vocab_size, self._eos_ids = tokenizer_json, vocab_size, eos_ids
+    def __init__(self, vocabulary: Callable[[], Vocabulary]):
+        """vocabulary: raises KvasirError for a model without."""
+        self._vocabulary = vocabulary
         self._tokenizer: LLTokenizer | None = None
         self._thread = ThreadPoolExecutor(1, "kvasir-grammar")
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
@@ -97,16 +100,20 @@ class Guides:
 
     def _compile(self, grammar: str) -> LLMatcher:
         if self._tokenizer is None:
-            self._tokenizer = make_tokenizer(self._tokenizer_json(), self._vocab_size, self._eos_ids)
+            self._tokenizer = make_tokenizer(self._vocabulary())
+        from llguidance import LLMatcher, LLParserLimits
+
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         if matcher.is_error():
             raise GuideError(f"the grammar does not compile: {matcher.get_error()[:1000]}")
         return matcher
 
 
-def make_tokenizer(tokenizer_json: str, vocab_size: int, eos_ids: tuple[int, ...]) -> LLTokenizer:
+def make_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     """Raises GuideError for a vocabulary that the library cannot read."""
+    from llguidance import LLTokenizer
+
     try:
-        return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
+        return LLTokenizer(vocabulary.json, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_ids) or None)
     except (ValueError, RuntimeError) as error:
         raise GuideError(f"this model's tokenizer does not go with grammars: {error}") from error

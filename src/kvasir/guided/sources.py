@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llguidance import LLMatcher
-
 from kvasir.errors import InvalidRequest
 
 _SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -21,12 +19,9 @@ _SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separato
 
 def json_schema(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
     """lenient: keywords that cannot be enforced are ignored instead of refused."""
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, Mapping):
+    if schema is False:
         raise InvalidRequest("the schema allows nothing", "give an object")
-    options = {**_SPELLING, **({"lenient": True, "coerce_one_of": True} if lenient else {})}
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), None, options)
+    return json.dumps({"grammars": [{"json_schema": spelt(schema, lenient)}]})
 
 
 def json_object() -> str:
@@ -35,6 +30,8 @@ def json_object() -> str:
 
 def regex(pattern: str) -> str:
     """The whole answer matches the pattern, in the syntax of Rust's regex crate: no lookaround, no backreferences."""
+    from llguidance import LLMatcher
+
     return LLMatcher.grammar_from_regex(pattern)
 
 
@@ -42,7 +39,7 @@ def choice(options: Sequence[str]) -> str:
     """The answer is one of these texts."""
     if not options or not all(options):
         raise InvalidRequest("an empty choice", "give texts of one character at least")
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in options))
+    return "start: " + " | ".join(json.dumps(text) for text in options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +66,8 @@ def structural_tags(
         trigger = max((t for t in triggers if t and tag.begin.startswith(t)), key=len, default=None)
         if trigger is None:
             raise InvalidRequest(f"no trigger is the beginning of {tag.begin[:80]!r}", "give one for each tag")
-        value = "%json " + json.dumps(_spelt(tag.schema))
-        body = [*_literals(tag.begin[len(trigger) :], specials), value, *_literals(tag.end, specials)]
+        value = "%json " + json.dumps(spelt(tag.schema))
+        body = [*literals(tag.begin[len(trigger) :], specials), value, *literals(tag.end, specials)]
         bodies.setdefault(trigger, []).append(" ".join(body))
     if not bodies:
         raise InvalidRequest("no tags are given", "give at least one")
@@ -84,7 +81,7 @@ def structural_tags(
         r"TEXT: /(.|\n)+/",
         f"tag: {tagged}",
     ]
-    return LLMatcher.grammar_from_lark("\n".join([*lines, *openings]) + "\n")
+    return "\n".join([*lines, *openings]) + "\n"
 
 
 def _order(at_least_one: bool, at_most_one: bool) -> str:
@@ -95,14 +92,14 @@ def _order(at_least_one: bool, at_most_one: bool) -> str:
 
 def _opening(number: int, trigger: str, specials: Mapping[str, int]) -> str:
     """The rules for free text up to a trigger. The first to be complete wins, hence "lazy"."""
-    head, *rest = _literals(trigger, specials)
+    head, *rest = literals(trigger, specials)
     if head.startswith("<["):
         return f"open_{number}: {' '.join([head, *rest])}"
     opening = " ".join([f"head_{number}", *rest])
     return f"open_{number}: {opening}\nhead_{number}[lazy]: /(.|\\n)*/ {head}"
 
 
-def _literals(text: str, specials: Mapping[str, int]) -> list[str]:
+def literals(text: str, specials: Mapping[str, int]) -> list[str]:
     """A text as Lark's literals, the special tokens in it by their ids."""
     if not text:
         return []
@@ -111,5 +108,7 @@ def _literals(text: str, specials: Mapping[str, int]) -> list[str]:
     return [f"<[{specials[p]}]>" if p in specials else json.dumps(p) for p in pieces if p]
 
 
-def _spelt(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
-    return {**(schema if isinstance(schema, Mapping) else {}), "x-guidance": _SPELLING}
+def spelt(schema: Mapping[str, Any] | bool, lenient: bool = False) -> dict[str, Any]:
+    """With how its JSON is written."""
+    options = {**_SPELLING, "lenient": lenient, "coerce_one_of": lenient}
+    return {**(schema if isinstance(schema, Mapping) else {}), "x-guidance": options}

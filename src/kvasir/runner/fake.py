@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -118,17 +119,19 @@ class FakeRunner:
             if ids[position] == self.deadly_token:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def sample(self, pending: StepPlan, masks=None) -> StepResult:
+    def sample(self, pending: StepPlan, masks: Mapping[int, bytes] = {}) -> StepResult:
         if self.step_seconds:
             time.sleep(self.step_seconds)
         results = tuple(
-            RowResult(w.row, error="an earlier step failed") if w.row in self.failed else self._result(w)
+            RowResult(w.row, error="an earlier step failed")
+            if w.row in self.failed
+            else self._result(w, masks.get(w.row))
             for w in pending.work
         )
         self.failed |= {r.row for r in results if r.error}
         return StepResult(pending.step, results, self.saved.pop(pending.step))
 
-    def _result(self, work: Work) -> RowResult:
+    def _result(self, work: Work, mask: bytes | None) -> RowResult:
         end = work.start + work.count
         seen = self._read(work.row, end)
         known = self.tokens[work.row]
@@ -139,11 +142,14 @@ class FakeRunner:
             return RowResult(work.row, pooled=np.array([sum(seen), len(seen)], np.float32).tobytes(), hidden=hidden)
         if not work.sample:
             return RowResult(work.row, prompt_logprobs=prompt, hidden=hidden)
-        tokens = self._draw(work, seen)
+        if mask is not None and not any(mask):
+            return RowResult(work.row, error="no token is allowed")
+        tokens = self._draw(work, seen, mask)
         spec = self.rows[work.row].spec
         del known[end - work.drafted :]
         known += tokens
-        self.carries[work.row] = fake_carry(self.carries[work.row], tokens)
+        if not spec.guided:  # what a grammar forces is not sampled, so no carry knows of it
+            self.carries[work.row] = fake_carry(self.carries[work.row], tokens)
         entries = tuple(_logprob(t, spec.logprobs) for t in tokens) if spec.logprobs >= 0 else ()
         return RowResult(
             work.row,
@@ -155,7 +161,7 @@ class FakeRunner:
             accepted=len(tokens) - 1,
         )
 
-    def _draw(self, work: Work, seen: list[int]) -> list[int]:
+    def _draw(self, work: Work, seen: list[int], mask: bytes | None) -> list[int]:
         """The next token, and behind each drafted one that equals it the one after."""
         join, end, vocab = self.rows[work.row], work.start + work.count, self.capacity.vocab_size
         positions = unpack_ids(work.positions)
@@ -165,6 +171,7 @@ class FakeRunner:
             token = fake_next(seen[:at], position, join.spec.seed if join.spec.temperature else 0, vocab)
             if token in join.spec.stop_ids and at - join.prompt_len < join.spec.min_tokens:
                 token = (token + 1) % vocab
+            token = fake_masked(token, mask, vocab)
             tokens.append(token)
             if at < end and seen[at] != token:
                 break
@@ -180,6 +187,13 @@ class FakeRunner:
             assert seen == known[low:], f"row {row} reads what it never wrote"
             ids = ids[:low] + seen
         return ids
+
+
+def fake_masked(token: int, mask: bytes | None, vocab: int) -> int:
+    """The id, or the next one that a mask allows."""
+    while mask is not None and not mask[token >> 3] >> (token & 7) & 1:
+        token = (token + 1) % vocab
+    return token
 
 
 def fake_carry(before: bytes, tokens: list[int]) -> bytes:

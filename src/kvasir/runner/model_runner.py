@@ -6,10 +6,11 @@ while the forward runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from kvasir.layers.adapters import Pairs, set_adapter
@@ -66,9 +67,9 @@ class ModelRunner:
         """Starts the forward of a plan. Errors appear in `sample`; the rows are those of the plan even then."""
         return self._thread.submit(self._forward, plan)
 
-    def sample(self, pending: Future[Forward], masks: object = None) -> StepResult:
+    def sample(self, pending: Future[Forward], masks: Mapping[int, bytes] = {}) -> StepResult:
         """Waits for the forward and samples. Raises whatever the forward or the sampler raised."""
-        return self._thread.submit(self._sample, pending).result()
+        return self._thread.submit(self._sample, pending, masks).result()
 
     def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
         """See Program.set_adapter."""
@@ -149,10 +150,10 @@ class ModelRunner:
     # -- sampling ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _sample(self, pending: Future[Forward]) -> StepResult:
+    def _sample(self, pending: Future[Forward], masks: Mapping[int, bytes]) -> StepResult:
         forward = pending.result()
         work = forward.plan.work
-        contexts = [_context(self.rows[work[i].row]) for i in forward.samplers]
+        contexts = [_context(self.rows[work[i].row], masks.get(work[i].row)) for i in forward.samplers]
         sampled: list[Sampled] = sample(forward.logits_SV, contexts) if forward.logits_SV is not None else []
         by_work = dict(zip(forward.samplers, sampled, strict=True))
         results = (self._result(i, w, by_work.get(i), forward.partial.get(i)) for i, w in enumerate(work))
@@ -180,5 +181,6 @@ def _bytes(rows: torch.Tensor) -> bytes:
     return rows.float().cpu().numpy().tobytes()
 
 
-def _context(row: Row) -> RowContext:
-    return RowContext(row.spec, row.ids[: row.known], row.prompt_len, row.known, None, row.carry)
+def _context(row: Row, mask: bytes | None) -> RowContext:
+    words = None if mask is None else np.frombuffer(mask, np.int32)
+    return RowContext(row.spec, row.ids[: row.known], row.prompt_len, row.known, words, row.carry)

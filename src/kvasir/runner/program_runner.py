@@ -1,15 +1,18 @@
 """ProgramRunner: carries out plans with a traced program, one native call a step, under which the caller may think.
 
 A row's ids and block tables stay where the kernels read them from joining to leaving; a step is described by a few
-integers per sequence. What the native sampler has no code for is sampled by the reference, from the same logits.
+integers per sequence. Rows with a grammar are sampled by a call of their own, so that masks are made under the forward;
+what the native sampler has no code for is sampled by the reference, from the same logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvasir.layers.adapters import Pairs
@@ -19,7 +22,7 @@ from kvasir.program.cache import NativeCache
 from kvasir.program.executor import MAX_CHOSEN, Program
 from kvasir.runner.rows import BROKEN, Rows, move_blocks
 from kvasir.sampling.logprobs import BadLogits, prompt_logprobs
-from kvasir.sampling.native import SAMPLE_ERRORS, covers, entry_of, fill_spec
+from kvasir.sampling.native import SAMPLE_ERRORS, Sampler, covers, entry_of, fill_spec
 from kvasir.sampling.sampler import RowContext, Sampled, sample
 from kvasir.types import ModelInfo
 
@@ -72,7 +75,7 @@ class ProgramRunner:
             assert work.start + work.count <= row.known, "work beyond the known tokens"
             exports = self.program.lowered.exports
             assert all(name in exports for name in work.want_hidden), "hidden states that were not wished for at load"
-            native_sampling = work.sample and covers(row.spec)
+            native_sampling = work.sample and not row.spec.guided and covers(row.spec)
             flags = native.WORK_SAMPLE * native_sampling | native.WORK_BIDIRECTIONAL * work.indivisible
             item = self.program.works[count]
             item.row, item.flags, item.start, item.count = work.row, flags, work.start, work.count
@@ -86,25 +89,30 @@ class ProgramRunner:
             self.program.start(count, end)
         return Ran(plan, tuple(firsts), tuple(fast), count > 0, saved)
 
-    def sample(self, pending: Ran, masks: object = None) -> StepResult:
+    def sample(self, pending: Ran, masks: Mapping[int, bytes] = {}) -> StepResult:
         """Waits for the step; its results. Raises whatever the sampler raised."""
         if pending.started:
             self.program.wait()
             self.kernel_seconds += self.program.seconds
         natively = {work: at for at, work in enumerate(pending.fast)}
+        pairs = list(zip(pending.plan.work, pending.firsts, strict=True))
+        apart = self._sample_apart(
+            {i: first + w.count - 1 for i, (w, first) in enumerate(pairs)
+             if w.sample and first is not None and i not in natively},
+            pending.plan.work, masks,
+        )  # fmt: skip
         results = (
-            self._row_result(work, first, natively.get(i))
-            for i, (work, first) in enumerate(zip(pending.plan.work, pending.firsts, strict=True))
+            self._row_result(work, first, natively.get(i), apart.get(i)) for i, (work, first) in enumerate(pairs)
         )
         return self.rows.noted(StepResult(pending.plan.step, tuple(results), pending.saved))
 
-    def _row_result(self, work: Work, first: int | None, at: int | None) -> RowResult:
+    def _row_result(self, work: Work, first: int | None, at: int | None, apart: Sampled | None) -> RowResult:
         if first is None:
             return RowResult(work.row, error=BROKEN)
         if at is not None and not work.want_prompt_logprobs:
             found = self._native_result(work, at)
         else:
-            found = self._result(work, first, at)
+            found = self._result(work, first, at, apart)
         return replace(found, hidden=self._hidden(work, first)) if work.want_hidden else found
 
     def _hidden(self, work: Work, first: int) -> tuple[tuple[str, bytes], ...]:
@@ -139,7 +147,7 @@ class ProgramRunner:
         entry = entry_of(found, row.spec.logprobs, self.info.vocab_size)
         return RowResult(work.row, (found.token,), (entry,) if entry else (), carry=row.carry)
 
-    def _result(self, work: Work, first: int, at: int | None) -> RowResult:
+    def _result(self, work: Work, first: int, at: int | None, apart: Sampled | None) -> RowResult:
         """Of work that wants more than a token sampled natively, or nothing."""
         if work.want_pooled:
             hidden = torch.from_numpy(self.program.hidden(first + work.count)[first:].copy())
@@ -154,7 +162,8 @@ class ProgramRunner:
             except BadLogits as error:
                 return RowResult(work.row, error=str(error))
         if work.sample and sampled is None:
-            sampled = self._reference(work, first + work.count - 1)
+            assert apart is not None
+            sampled = self._taken(work, apart)
         if sampled is None or sampled.error:
             return sampled or RowResult(work.row, prompt_logprobs=prompt)
         return RowResult(work.row, sampled.tokens, sampled.logprobs, prompt, sampled.carry)
@@ -171,20 +180,40 @@ class ProgramRunner:
             entries += prompt_logprobs(logits, next_ids.tolist(), max(row.spec.prompt_logprobs, 0))
         return tuple(entries)
 
-    def _reference(self, work: Work, at: int) -> RowResult:
-        row = self.rows[work.row]
-        context = RowContext(row.spec, row.ids[: row.known], row.prompt_len, row.known, None, row.carry)
-        (found,) = self._sample(at, context)
+    def _sample_apart(
+        self, ends: dict[int, int], works: Sequence[Work], masks: Mapping[int, bytes]
+    ) -> dict[int, Sampled]:
+        """Samples works from logits of their own: a mask, which is made under the forward, or what the kernel has no
+        code for. ends: by work, its last row."""
+        sampled: dict[int, Sampled] = {}
+        for native_code in (True, False):
+            mine = [i for i in ends if covers(self.rows[works[i].row].spec) is native_code]
+            for t in range(0, len(mine), MAX_CHOSEN):
+                part = mine[t : t + MAX_CHOSEN]
+                contexts = [self._context(works[i].row, masks) for i in part]
+                with torch.inference_mode():
+                    logits = self._logits([ends[i] for i in part])
+                    found = self._sampler.sample(logits, contexts) if native_code else sample(logits, contexts)
+                sampled |= zip(part, found, strict=True)
+        return sampled
+
+    def _context(self, index: int, masks: Mapping[int, bytes]) -> RowContext:
+        row = self.rows[index]
+        mask = np.frombuffer(masks[index], np.int32) if index in masks else None
+        return RowContext(row.spec, row.ids[: row.known], row.prompt_len, row.known, mask, row.carry)
+
+    def _taken(self, work: Work, found: Sampled) -> RowResult:
         if found.error:
             return RowResult(work.row, error=found.error)
+        row = self.rows[work.row]
         row.append(found.token)
         row.carry = found.carry
         entries = (found.logprob,) if found.logprob is not None else ()
         return RowResult(work.row, (found.token,), entries, carry=found.carry)
 
-    def _sample(self, at: int, context: RowContext) -> list[Sampled]:
-        with torch.inference_mode():
-            return sample(self._logits([at]), [context])
+    @cached_property
+    def _sampler(self) -> Sampler:
+        return Sampler(self.capacity.vocab_size, self.program.pool)
 
     def _logits(self, rows: Sequence[int]) -> torch.Tensor:
         return torch.from_numpy(self.program.logits_of(rows))

@@ -131,6 +131,7 @@ def sampling_spec(request: Request, index: int, stop_ids: frozenset[int]) -> Sam
         seed=answer_seed(p.seed or 0, index),
         min_tokens=p.min_tokens,
         stop_ids=tuple(sorted(stop_ids)),
+        guided=request.grammar is not None,
         logprobs=-1 if p.logprobs is None else p.logprobs,
         prompt_logprobs=-1 if p.prompt_logprobs is None or index else p.prompt_logprobs,
     )

@@ -19,6 +19,7 @@ class AdmitFacts:
     values_known: bool  # no step under way still samples for it
     prefix_under_way: bool = False  # one before it in the order of service computes a beginning that both share
     loading: bool = False  # blocks of it are on their way from a tier
+    compiling: bool = False  # its grammar is not compiled yet
 
 
 Gate = Callable[[AdmitFacts], bool]
@@ -48,8 +49,12 @@ def has_loads(f: AdmitFacts) -> bool:
     return not f.loading
 
 
+def has_guide(f: AdmitFacts) -> bool:
+    return not f.compiling
+
+
 # Gates that only postpone this one sequence: those behind it may pass.
-OWN_GATES: tuple[Gate, ...] = (has_values, has_loads, has_prefix)
+OWN_GATES: tuple[Gate, ...] = (has_values, has_guide, has_loads, has_prefix)
 # Gates of a shared resource: when one is shut, nobody behind may overtake, or the first would starve.
 SHARED_GATES: tuple[Gate, ...] = (has_row, has_budget, has_blocks)
 

@@ -16,6 +16,7 @@ step N runs.
 
 from __future__ import annotations
 
+import concurrent.futures
 import struct
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import inf
 
-from kvasir.errors import InvalidRequest, QueueFull
+from kvasir.errors import InvalidRequest, KvasirError, QueueFull
 from kvasir.kv.manager import KVManager
 from kvasir.kv.node import common
 from kvasir.kv.radix import Hit
@@ -32,12 +33,12 @@ from kvasir.kv.tiers.block import Block
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.kv.tiers.transfers import QUEUE_BYTES
 from kvasir.metrics import Histogram
-from kvasir.plan import Bytes, Capacity, Join, RowResult, StepPlan, StepResult, Work
-from kvasir.sched import policy, slo
+from kvasir.plan import Bytes, Capacity, Join, RowResult, StepPlan, StepResult, Work, pack_ids
+from kvasir.sched import guidance, policy, slo
 from kvasir.sched.admission import SHARED, make_sequence, refuse_impossible
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.sched.service import TARGETS, Served, Service
-from kvasir.types import ClassStats, Delta, FinishReason, Request, ServiceClass, Target, TokenLogprob
+from kvasir.types import ClassStats, Delta, FinishReason, Request, ServiceClass, Target, Task, TokenLogprob
 
 
 class Scheduler:
@@ -57,14 +58,18 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         tier: KVConnector | None = None,
         tier_bytes: int = QUEUE_BYTES,
+        guides: guidance.Guides | None = None,
+        jump_ahead: bool = True,
     ):
         """bidirectional: the model attends in both directions, so prompts are indivisible.
         max_chunk: most tokens of one sequence in a step. max_waiting: sequences that may wait before QueueFull.
         prefix_cache: whether requests share what they begin with; the answers of one request always do.
         eviction: a name of kv.policy.POLICIES. targets: what each class aims at. clock: seconds, never going back.
-        tier: where evicted blocks go; `tier_bytes` of it may be on their way back at a time."""
+        tier: where evicted blocks go; `tier_bytes` of it may be on their way back at a time.
+        guides: for answers that follow a grammar. jump_ahead: whether what one forces is taken at once."""
         self.capacity = capacity
         self.clock = clock
+        self.guides, self.jump_ahead = guides, jump_ahead
         self.prefix_cache = prefix_cache
         self.store = Store(tier, capacity.groups, capacity.block_size, tier_bytes) if tier else None
         self.kv = KVManager.of(capacity, eviction, self._evicted if tier else None)
@@ -88,6 +93,7 @@ class Scheduler:
         self.preemptions = self.finished = self.aborted = 0
         self.prompt_tokens = self.generated_tokens = 0
         self.cached_tokens = self.looked_up_tokens = self.loaded_tokens = 0
+        self.masked_rows = self.forced_tokens = 0
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -99,6 +105,15 @@ class Scheduler:
         if not request.resume_ids and len(self.waiting) + request.params.n > self.max_waiting:
             raise QueueFull(f"{len(self.waiting)} answers are waiting already", "try again later")
         sequences = [self._sequence(request, i) for i in range(request.params.n) if i not in request.done]
+        if request.grammar:
+            if self.guides is None or request.task is Task.EMBED:
+                raise InvalidRequest("no grammar can be followed here", "leave it out", param="structured_outputs")
+            if request.params.min_tokens:
+                message = "min_tokens goes against a grammar, which says where the answer ends"
+                raise InvalidRequest(message, "leave it out", param="min_tokens")
+            for seq in sequences:
+                seq.compiling = self.guides.begin(request.grammar)
+                seq.jumps = self.jump_ahead and guidance.jumps(seq.spec)
         now, found = self.clock(), self._find(sequences[0])
         for seq in sequences:
             seq.arrived = now - request.waited
@@ -140,6 +155,25 @@ class Scheduler:
                 ended.append(Delta(seq.request.id, seq.index, finish_reason=FinishReason.TIMEOUT))
         self._deadlines = [s for s in self._deadlines if s.status is not Status.FINISHED]
         return ended
+
+    def enter_grammars(self) -> list[Delta]:
+        """Gives guides to those whose grammar is compiled by now; ends those of which it cannot be followed."""
+        ended = []
+        for seq in [s for s in self.waiting if guidance.ready(s)] if self.guides else ():
+            try:
+                guidance.enter(seq, self.guides)
+                self.forced_tokens += seq.unsent
+            except KvasirError as error:
+                ended.append(self._fail(seq, str(error)))
+        return ended
+
+    def masks(self, plan: StepPlan) -> dict[int, bytes]:
+        """By row, what may be sampled where a grammar says so. Steps before this one must be committed."""
+        pairs = zip(self._under_way[plan.step], plan.work, strict=True)
+        guided = ((seq, work) for (seq, _), work in pairs if seq.guide and work.sample)
+        masks = {w.row: guidance.mask(seq) for seq, w in guided if seq.status is not Status.FINISHED}
+        self.masked_rows += len(masks)
+        return masks
 
     def preempt(self, seq: Sequence) -> None:
         """The running sequence leaves its row and gives back its blocks; it waits to join again."""
@@ -291,6 +325,7 @@ class Scheduler:
             values_known=seq.in_flight == 0,
             prefix_under_way=self._coming(seq) - found >= self.capacity.block_size // 2,
             loading=seq.fetch is not None and seq.fetch.open,
+            compiling=seq.compiling is not None,
         )
 
     def _coming(self, seq: Sequence) -> int:
@@ -339,8 +374,12 @@ class Scheduler:
                 timeout = 0.0
 
     def linger(self, seconds: float) -> None:
-        """To be called when there was nothing to plan: waits so long at most for what comes from the tier."""
-        self._poll(seconds)
+        """To be called when there was nothing to plan: waits so long at most for what comes from elsewhere."""
+        compiling = [s.compiling for s in self.waiting if s.compiling]
+        if compiling:
+            concurrent.futures.wait(compiling, seconds, concurrent.futures.FIRST_COMPLETED)
+        else:
+            self._poll(seconds)
 
     def _save(self, plan: StepPlan, saved: tuple[Bytes, ...]) -> None:
         saves = self._saving.pop(plan.step, [])
@@ -363,6 +402,7 @@ class Scheduler:
         self.running.append(seq)
         seq.status = Status.RUNNING
         seq.row = self._free_rows.pop()
+        seq.untold = []  # joining tells all
         if hit is not None:
             step.copies += self.kv.adopt(seq.blocks, hit)
             seq.computed = hit.tokens  # stored once a step has run: until then a copy may be missing
@@ -386,6 +426,7 @@ class Scheduler:
         start = seq.computed
         added = self.kv.extend(seq.blocks, start + count)
         blocks = seq.blocks.whole() if joined else added
+        appended, seq.untold = pack_ids(seq.untold), []
         seq.computed += count
         reached = seq.computed == seq.known
         sample = reached and not seq.embeds
@@ -403,6 +444,7 @@ class Scheduler:
                 start=start,
                 count=count,
                 blocks=blocks,
+                appended=appended,
                 sample=sample,
                 want_prompt_logprobs=seq.prompt_logprobs is not None and start < seq.prompt_len - 1,
                 want_pooled=seq.embeds and reached,
@@ -486,14 +528,16 @@ class Scheduler:
             self.kv.tree.pin(seq.namespace, seq.packed_prompt, self.clock() + ttl)
 
     def _extend(self, seq: Sequence, row: RowResult) -> Delta:
-        first = len(seq.tokens) == seq.prompt_len
-        tokens, finish, stop = [], None, None
-        for token in row.tokens:
-            tokens.append(token)
-            seq.tokens.append(token)
-            finish, stop = self._verdict(seq, token)
-            if finish:
-                break
+        first = len(seq.tokens) - seq.unsent == seq.prompt_len
+        tokens = seq.tokens[len(seq.tokens) - seq.unsent :].tolist()
+        known = [*row.tokens, *seq.coming]
+        seq.coming, seq.unsent = [], 0
+        finish, stop = self._append(seq, known, tokens)
+        if seq.guide and finish is not FinishReason.STOP:
+            try:
+                finish, stop = self._follow(seq, known, tokens, finish)
+            except KvasirError as error:
+                return self._fail(seq, str(error))
         seq.carry = row.carry
         self.generated_tokens += len(tokens)
         prompt_logprobs = tuple(seq.prompt_logprobs) if first and seq.prompt_logprobs is not None else None
@@ -511,6 +555,32 @@ class Scheduler:
             carry=seq.carry,
         )
 
+    def _append(self, seq: Sequence, ids: list[int], told: list[int]) -> tuple[FinishReason | None, int | None]:
+        """Ids become known, and part of what the answer's delta tells, up to one that ends it."""
+        for token in ids:
+            told.append(token)
+            seq.tokens.append(token)
+            finish, stop = self._verdict(seq, token)
+            if finish:
+                return finish, stop
+        return None, None
+
+    def _follow(
+        self, seq: Sequence, known: list[int], told: list[int], finish: FinishReason | None
+    ) -> tuple[FinishReason | None, int | None]:
+        """The grammar goes on behind what became known; an answer that is complete by it is not cut by its length.
+        Raises KvasirError."""
+        assert seq.guide
+        seq.guide.advance(known)
+        if finish is None:
+            forced = guidance.jump(seq)
+            self.forced_tokens += len(forced) or len(seq.coming)
+            finish, stop = self._append(seq, forced, told)
+            if finish:
+                return finish, stop
+            seq.guide.advance(forced)
+        return (FinishReason.STOP if seq.guide.done else finish), None
+
     def _verdict(self, seq: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
         sampled = len(seq.tokens) - seq.prompt_len
         if token in seq.stop_ids and sampled > seq.request.params.min_tokens:
@@ -524,6 +594,7 @@ class Scheduler:
         for seq, work in zip(sequences, plan.work, strict=True):
             seq.in_flight -= work.sample
             seq.known -= work.sample
+            guidance.take_back(seq)
         alive = [s for s in sequences if s.status is not Status.FINISHED]
         if len(sequences) == 1:
             return [self._fail(seq, message) for seq in alive]

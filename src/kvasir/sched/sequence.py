@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.store import Fetch
 from kvasir.plan import SamplingSpec
 from kvasir.types import FinishReason, Request, TokenLogprob
+
+if TYPE_CHECKING:
+    from kvasir.sched.guidance import Guide
 
 
 class Status(Enum):
@@ -25,12 +30,14 @@ class Sequence:
     known:    tokens that exist or are being sampled by a step under way (counts; values may lag)
     computed: tokens whose keys and values are in the cache once all planned steps are done
     stored:   those of them that are there now
-    tokens:   the values known on this side; len(tokens) == known - in_flight
+    tokens:   the values known on this side; len(tokens) == known - in_flight - len(coming)
     cached:   tokens that were found in the prefix tree when it first joined
     expected: tokens that it had of this sequence when it came
     arrived, since: by the scheduler's clock; `since` is its last token's time, before that `arrived`
     fetch: while it waits, what was asked of a tier; None: nothing yet
     promoted: goes first until it ends, having waited too long
+    guide, coming, untold, jumps: see guidance; compiling: what the guide is made of, as long as there is none
+    unsent: so many of the last tokens no delta has told of
     """
 
     request: Request
@@ -62,6 +69,12 @@ class Sequence:
     preemptions: int = 0
     suspect: int = 0  # was part of a step that failed: computed alone until it has passed this position
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    compiling: Future[Any] | None = None
+    guide: Guide | None = None
+    coming: list[int] = field(default_factory=list)
+    untold: list[int] = field(default_factory=list)
+    jumps: bool = False
+    unsent: int = 0
     finish: FinishReason | None = None
 
     @property

@@ -33,6 +33,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.added_tokens = tuple((token.content, i, token.special) for i, token in added.items())
         self._form, self.strips_leading_space = _decoder_form(backend)
         self._bytes: dict[int, bytes] = {}
         self._anchor: tuple[int, str] | None = None

@@ -35,6 +35,7 @@ from kvasir.serve.openai.shapes import (
     prompt_logprobs,
     usage_object,
 )
+from kvasir.serve.openai.structured import named
 from kvasir.serve.openai.wire import CHAT_REFUSED, ChatRequest, Message, Part
 from kvasir.serve.serving import Serving, check_finish, serving_of
 from kvasir.serve.sse import DONE
@@ -71,7 +72,8 @@ async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) 
     max_tokens = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
     logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
     params = to_params(wire, serving.front.info, max_tokens=max_tokens, logprobs=logprobs)
-    await serving.front.learn(params)
+    with named(wire):
+        await serving.front.learn(params)
     return serving.front.resolve(
         prompt_ids,
         params,

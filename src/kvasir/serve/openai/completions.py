@@ -29,6 +29,7 @@ from kvasir.serve.openai.shapes import (
     prompt_logprobs,
     usage_object,
 )
+from kvasir.serve.openai.structured import named
 from kvasir.serve.openai.wire import COMPLETION_REFUSED, CompletionRequest
 from kvasir.serve.serving import Serving, check_finish, serving_of
 from kvasir.serve.sse import DONE
@@ -71,7 +72,8 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
     max_tokens = 1 if wire.max_tokens == 0 else wire.max_tokens
     scores = _scores_prompt(wire)
     params = to_params(wire, front.info, max_tokens=max_tokens, logprobs=wire.logprobs, prompt_logprobs=scores)
-    await front.learn(params)
+    with named(wire):
+        await front.learn(params)
     fields = serving.fields(request, wire)
     requests = []
     for prompt in given:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvasir.errors import InvalidRequest
+from kvasir.serve.openai.structured import to_structured
 from kvasir.serve.openai.wire import STREAM_REFUSED, Sampling
 from kvasir.serve.wire import refuse_fields
 from kvasir.types import ModelInfo, SamplingParams, ServiceClass
@@ -47,6 +48,7 @@ def to_params(wire: Sampling, info: ModelInfo, **given: Any) -> SamplingParams:
         fields["stop"] = (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop)
     if wire.stop_token_ids is not None:
         fields["stop_token_ids"] = tuple(wire.stop_token_ids)
+    fields["structured_outputs"] = to_structured(wire)
     if wire.logit_bias:
         fields["logit_bias"] = _bias(wire.logit_bias)
     return SamplingParams(**(fields | given))

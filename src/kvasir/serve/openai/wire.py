@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from kvasir.serve.openai.structured import Structured
 from kvasir.serve.wire import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -31,7 +32,7 @@ class StreamOptions(Wire):
     include_obfuscation: bool | None = None  # pads chunks against traffic analysis; refused if true
 
 
-class Sampling(Scheduling):
+class Sampling(Scheduling, Structured):
     """The fields that completions and chats share. Ranges are checked by SamplingParams."""
 
     model: Name | None = None
@@ -149,7 +150,6 @@ class ChatRequest(Sampling):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    response_format: Any = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
@@ -198,7 +198,6 @@ CHAT_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": (([],), "use tools"),
     "function_call": ((), "use tool_choice"),
     "tool_choice": (("none", "auto"), 'use "auto" or "none"'),
-    "response_format": (({"type": "text"},), "only text can be promised"),
     "moderation": ((), _LATER),
     "prediction": ((), _LATER),
     "prompt_cache_options": ((), _LATER),

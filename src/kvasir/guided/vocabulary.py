@@ -1,0 +1,33 @@
+"""What grammars must know of a vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvasir.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """size: columns of the logits. eos_ids: ids that end an answer."""
+
+    tokenizer: Tokenizer
+    size: int
+    eos_ids: tuple[int, ...] = ()
+
+    @cached_property
+    def json(self) -> str:
+        """As tokenizer.json has it."""
+        return self.tokenizer.to_json()
+
+    @cached_property
+    def specials(self) -> dict[str, int]:
+        """Ids by their texts of the tokens that are no text to a grammar, but those that end an answer.
+
+        llguidance takes for such the special tokens, and added ones that look like <tags>."""
+        return {
+            text: i
+            for text, i, special in self.tokenizer.added_tokens
+            if i not in self.eos_ids and (special or (text.startswith("<") and text.endswith(">")))
+        }

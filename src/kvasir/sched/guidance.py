@@ -1,0 +1,105 @@
+"""Answers that follow a grammar: when their guides are made, what may be sampled, and what need not be.
+
+Ids that the grammar forces become known at once instead of one by one, each by a step of its own; their keys and values
+are computed in the next step. Sampled one by one they would be the same, since the mask of each allows nothing else. So
+it is left where something beside the id is wanted of each: its log-probability, or the sampler's carry.
+
+    tokens   ... t                     known on this side
+    coming          f2 f3 f4           forced behind the id that a step under way samples (f1); they wait for its value
+    untold       of both what the runner has not been told of yet
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from kvasir.errors import KvasirError
+from kvasir.plan import SamplingSpec
+from kvasir.sched.sequence import Sequence
+
+NOTHING = bytes(4)  # a mask that allows no id: the sampler fails the row
+
+
+class Guide(Protocol):
+    """Where an answer stands in its grammar; see guided.guide. All but `done` raise KvasirError."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def allowed(self) -> bytes: ...
+
+    def forced(self) -> list[int]: ...
+
+    def advance(self, ids: Iterable[int]) -> None: ...
+
+
+class Guides(Protocol):
+    """Makes guides; `begin` compiles elsewhere and `take` raises KvasirError where that failed."""
+
+    def begin(self, grammar: str) -> Future[Any]: ...
+
+    def take(self, compiled: Future[Any], ids: Iterable[int] = ()) -> Guide: ...
+
+
+def jumps(spec: SamplingSpec) -> bool:
+    """Whether nothing but the id is wanted of what is forced, and nothing else can forbid it."""
+    return spec.logprobs < 0 and not spec.mirostat and not spec.bad_words
+
+
+def ready(seq: Sequence) -> bool:
+    return seq.compiling is not None and seq.compiling.done()
+
+
+def enter(seq: Sequence, guides: Guides) -> None:
+    """Gives a waiting sequence its guide, and what is forced at its beginning. Raises KvasirError."""
+    assert seq.compiling is not None
+    compiled, seq.compiling = seq.compiling, None
+    seq.guide = guides.take(compiled, seq.tokens[seq.prompt_len :])
+    forced = _forced(seq)
+    seq.guide.advance(forced)
+    if forced and seq.guide.done:  # all of it is forced; what ends it is sampled, as every last id is
+        forced.pop()
+        seq.guide = guides.take(compiled, [*seq.tokens[seq.prompt_len :], *forced])
+    seq.tokens.extend(forced)
+    seq.known += len(forced)
+    seq.unsent = len(forced)
+
+
+def jump(seq: Sequence) -> list[int]:
+    """Takes what is forced behind the last known token; returns those of which the values are known by that."""
+    assert seq.guide is not None
+    forced = _forced(seq)[seq.in_flight :]
+    seq.known += len(forced)
+    seq.untold += forced
+    if seq.in_flight:
+        seq.coming = forced
+        return []
+    return forced
+
+
+def take_back(seq: Sequence) -> None:
+    """What would have come behind an id that was never sampled."""
+    seq.known -= len(seq.coming)
+    seq.coming = []
+
+
+def mask(seq: Sequence) -> bytes:
+    """What the step under way may sample for it."""
+    assert seq.guide is not None
+    try:
+        return seq.guide.allowed()
+    except KvasirError:
+        return NOTHING
+
+
+def _forced(seq: Sequence) -> list[int]:
+    """What is forced behind the last known id; whatever may end the answer is left to be sampled."""
+    assert seq.guide is not None
+    room = seq.max_known - 1 - seq.known
+    if room < 1 or seq.guide.done or not seq.jumps:
+        return []
+    forced = seq.guide.forced()[: room + seq.in_flight]
+    return list(itertools.takewhile(lambda token: token not in seq.stop_ids, forced))

@@ -1,0 +1,94 @@
+"""Structured output: the fields that ask for it. `response_format` is OpenAI's, `structured_outputs` is vLLM's.
+
+What is asked for is enforced, or refused with the keyword that cannot be; `lenient` ignores such keywords instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from kvasir.errors import InvalidRequest
+from kvasir.serve.wire import MAX_TOOLS, Name, Wire
+from kvasir.types import StructuralTag, StructuredOutputs
+
+MAX_CHOICES = 4096
+Schema = dict[str, Any] | bool
+
+
+class JsonSchema(Wire):
+    name: Name | None = None
+    description: str | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None  # it is, whatever this says
+    lenient: bool | None = None
+
+
+class Structure(Wire):
+    begin: Annotated[str, Field(min_length=1)]
+    schema_: Annotated[Schema, Field(alias="schema")]
+    end: str = ""
+
+
+class ResponseFormat(Wire):
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    structures: Annotated[list[Structure], Field(max_length=MAX_TOOLS)] | None = None
+    triggers: Annotated[list[str], Field(max_length=MAX_TOOLS)] | None = None
+
+
+class StructuredFields(Wire):
+    """One of them. grammar: Lark, or llama.cpp's GBNF. json: a schema, as an object or as text."""
+
+    json_: Annotated[Schema | str | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(max_length=MAX_CHOICES)] | None = None
+    grammar: str | None = None
+    lenient: bool | None = None
+
+
+class Structured(Wire):
+    """The fields of completions and chats."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredFields | None = None
+
+
+def to_structured(wire: Structured) -> StructuredOutputs | None:
+    """What an answer must follow; None where nothing was asked for. Raises InvalidRequest."""
+    wanted, own = wire.response_format, wire.structured_outputs
+    if wanted is None or wanted.type == "text":
+        return None if own is None else _own(own)
+    if own is not None:
+        raise InvalidRequest("response_format and structured_outputs exclude each other", param="structured_outputs")
+    if wanted.type == "json_object":
+        return StructuredOutputs(json_object=True)
+    if wanted.type == "json_schema":
+        given = wanted.json_schema
+        if given is None or given.schema_ is None:
+            raise InvalidRequest("the schema is missing", "give json_schema.schema", param="response_format")
+        return StructuredOutputs(json=given.schema_, lenient=bool(given.lenient))
+    tags = tuple(StructuralTag(s.begin, s.schema_, s.end) for s in wanted.structures or ())
+    return StructuredOutputs(tags=tags, triggers=tuple(wanted.triggers or ()))
+
+
+def _own(wire: StructuredFields) -> StructuredOutputs:
+    choice = tuple(wire.choice) if wire.choice is not None else None
+    return StructuredOutputs(
+        wire.json_, bool(wire.json_object), wire.regex, choice, wire.grammar, lenient=bool(wire.lenient)
+    )
+
+
+@contextmanager
+def named(wire: Structured) -> Iterator[None]:
+    """Errors name the field that the client used."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param == "structured_outputs" and wire.structured_outputs is None:
+            error.param = "response_format"
+        raise

@@ -1,0 +1,133 @@
+"""Structured output on the bundled model: what is asked for is what comes, however it is sampled."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import openai
+import pytest
+
+from tests.e2e.server import serving
+
+MODEL = "kvasir-mini"
+PERSON = {
+    "type": "object",
+    "properties": {
+        "first_name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "likes": {"type": "array", "items": {"enum": ["tea", "coffee", "juice"]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["first_name", "age", "likes"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+ASK = [{"role": "user", "content": "Tell me about Anna."}]
+
+
+@pytest.fixture(scope="module")
+def api():
+    with serving(MODEL, "--max-num-seqs", "8") as (base, _):
+        yield openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
+
+
+def ask(api, **fields):
+    fields = {"messages": ASK, "max_tokens": 120, "seed": 1, **fields}
+    return api.chat.completions.create(model=MODEL, **fields)
+
+
+def is_person(text: str) -> bool:
+    value = json.loads(text)
+    known = list(value) == list(PERSON["properties"]) and 0 <= value["age"] <= 120
+    return known and 1 <= len(value["likes"]) <= 2 and set(value["likes"]) <= {"tea", "coffee", "juice"}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
+def test_an_answer_is_of_the_schema_and_the_same_streamed_or_sampled_token_by_token(api, temperature):
+    whole = ask(api, response_format=FORMAT, temperature=temperature).choices[0]
+    assert whole.finish_reason == "stop" and is_person(whole.message.content)
+    pieces = list(ask(api, response_format=FORMAT, temperature=temperature, stream=True))
+    assert "".join(p.choices[0].delta.content or "" for p in pieces) == whole.message.content
+    slow = ask(api, response_format=FORMAT, temperature=temperature, logprobs=True, top_logprobs=2).choices[0]
+    assert slow.message.content == whole.message.content
+    assert "".join(t.token for t in slow.logprobs.content) == whole.message.content
+
+
+def test_several_answers_follow_each_its_own_way(api):
+    answers = ask(api, response_format=FORMAT, temperature=1.5, n=4, seed=7).choices
+    texts = [a.message.content for a in answers]
+    assert all(map(is_person, texts)) and len(set(texts)) > 1
+    assert texts == [a.message.content for a in ask(api, response_format=FORMAT, temperature=1.5, n=4, seed=7).choices]
+
+
+def test_an_answer_that_is_cut_says_so(api):
+    cut = ask(api, response_format=FORMAT, max_tokens=6).choices[0]
+    assert cut.finish_reason == "length"
+    assert ask(api, response_format=FORMAT).choices[0].message.content.startswith(cut.message.content)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pattern"),
+    [
+        ({"regex": r"[A-Z]{2}-\d{4}"}, r"[A-Z]{2}-\d{4}"),
+        ({"choice": ["red", "green", "light green"]}, "red|green|light green"),
+        ({"grammar": 'root ::= "yes" | "no" " "? [0-9]+\n'}, r"yes|no ?[0-9]+"),
+        ({"grammar": 'start: "a"+ "!"\n'}, "a+!"),
+        ({"json": {"type": "integer", "minimum": 10, "maximum": 99}}, r"\d\d"),
+        ({"json": '{"enum": [1, "two"]}'}, '1|"two"'),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_all_kinds_in_chats_and_completions(api, wanted, pattern):
+    body = {"structured_outputs": wanted}
+    chat = ask(api, temperature=1.0, extra_body=body).choices[0]
+    assert chat.finish_reason in ("stop", "length")
+    assert chat.finish_reason == "length" or re.fullmatch(pattern, chat.message.content)
+    text = api.completions.create(model=MODEL, prompt="Answer: ", max_tokens=40, seed=3, extra_body=body).choices[0]
+    assert text.finish_reason == "length" or re.fullmatch(pattern, text.text)
+
+
+def test_an_object_is_an_object(api):
+    answer = ask(api, response_format={"type": "json_object"}, max_tokens=300, temperature=0.3).choices[0]
+    assert answer.message.content.startswith("{")
+    assert answer.finish_reason == "length" or isinstance(json.loads(answer.message.content), dict)
+
+
+def test_free_text_becomes_a_call_behind_its_trigger(api):
+    tag = {"begin": "<call>", "schema": {"type": "integer"}, "end": "</call>"}
+    wanted = {"type": "structural_tag", "structures": [tag], "triggers": ["<call>"]}
+    question = [{"role": "user", "content": "Say <call>"}]
+    text = ask(api, messages=question, response_format=wanted, temperature=1.0).choices[0].message.content
+    for found in re.finditer("<call>(.*?)(</call>|$)", text, re.DOTALL):
+        assert re.fullmatch(r"-?\d*", found[1])
+
+
+REFUSED = [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}}, "not"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "schema is missing"),
+    ({"response_format": {"type": "json_schema"}}, "schema is missing"),
+    ({"extra_body": {"structured_outputs": {"regex": "a(?=b)"}}}, "look-around"),
+    ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "2 kinds"),
+    ({"extra_body": {"structured_outputs": {}}}, "0 kinds"),
+    ({"extra_body": {"structured_outputs": {"choice": []}}}, "empty choice"),
+    ({"extra_body": {"structured_outputs": {"grammar": "root ::= ("}}}, "neither Lark nor GBNF"),
+    ({"extra_body": {"structured_outputs": {"json": "{"}}}, "no JSON"),
+    ({"response_format": FORMAT, "extra_body": {"min_tokens": 3}}, "min_tokens"),
+    ({"response_format": FORMAT, "extra_body": {"ignore_eos": True}}, "ignore_eos"),
+    ({"response_format": FORMAT, "extra_body": {"structured_outputs": {"regex": "a"}}}, "exclude each other"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_enforced_is_refused_by_name(api, fields, message):
+    with pytest.raises(openai.BadRequestError, match=re.escape(message)) as caught:
+        ask(api, **fields)
+    assert caught.value.param
+
+
+def test_lenient_has_to_be_asked_for(api):
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3, "uniqueItems": True}
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        ask(api, extra_body={"structured_outputs": {"json": schema}})
+    answer = ask(api, extra_body={"structured_outputs": {"json": schema, "lenient": True}})
+    assert set(json.loads(answer.choices[0].message.content)) <= {1, 2}
