@@ -131,3 +131,72 @@ def test_lenient_has_to_be_asked_for(api):
         ask(api, extra_body={"structured_outputs": {"json": schema}})
     answer = ask(api, extra_body={"structured_outputs": {"json": schema, "lenient": True}})
     assert set(json.loads(answer.choices[0].message.content)) <= {1, 2}
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 16}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {},
+        "additionalProperties": False}}}  # fmt: skip
+
+
+def check_calls(calls) -> None:
+    for call in calls:
+        arguments = json.loads(call.function.arguments)
+        if call.function.name == "get_time":
+            assert arguments == {}
+        else:
+            assert call.function.name == "get_weather"
+            assert list(arguments) == ["city", "unit"] and arguments["unit"] in ("C", "F")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("choice", ["required", "get_weather", "get_time"])
+def test_a_choice_of_tools_is_kept(api, choice, temperature):
+    named = {"type": "function", "function": {"name": choice}}
+    fields = {"tools": [WEATHER, TIME], "tool_choice": choice if choice == "required" else named,
+              "temperature": temperature, "parallel_tool_calls": False}  # fmt: skip
+    whole = ask(api, **fields).choices[0]
+    assert whole.finish_reason == "tool_calls" and len(whole.message.tool_calls) == 1 and not whole.message.content
+    check_calls(whole.message.tool_calls)
+    assert choice in ("required", whole.message.tool_calls[0].function.name)
+    pieces = [c.choices[0].delta for c in ask(api, **fields, stream=True)]
+    told = "".join(t.function.arguments or "" for p in pieces for t in p.tool_calls or ())
+    assert told == whole.message.tool_calls[0].function.arguments
+
+
+def test_a_strict_tool_can_only_be_called_well(api):
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    question = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    for seed in range(4):
+        answer = ask(api, messages=question, tools=[strict], temperature=1.2, seed=seed).choices[0]
+        if answer.finish_reason != "length":
+            check_calls(answer.message.tool_calls or ())
+    bad = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        ask(api, tools=[{"type": "function", "function": {"name": "f", "parameters": bad, "strict": True}}])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "nobody"),
+        ({"tools": [WEATHER], "tool_choice": "required", "response_format": FORMAT}, "cannot be kept"),
+        ({"tools": [WEATHER], "tool_choice": "required", "extra_body": {"ignore_eos": True}}, "ignore_eos"),
+        ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_choice_that_cannot_be_kept_is_refused(api, fields, message):
+    with pytest.raises(openai.BadRequestError, match=message):
+        ask(api, **fields)

@@ -157,9 +157,6 @@ async def test_tools_are_shown_to_the_model(http):
         text = await content(http, tools=[tool], tool_choice=choice, max_tokens=100)
         assert '"name": "get"' in text
     assert (await refused(http, tools=[tool], tool_choice="required"))["param"] == "tool_choice"
-    assert (await refused(http, tools=[tool], parallel_tool_calls=False))["param"] == "parallel_tool_calls"
-    tool["function"]["strict"] = True
-    assert (await refused(http, tools=[tool]))["param"] == "tools.0.function.strict"
 
 
 async def test_the_template_can_be_steered_but_not_overridden(http):

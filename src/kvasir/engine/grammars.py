@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvasir.errors import InvalidRequest
 from kvasir.guided import sources
 from kvasir.guided.check import GrammarCheck
+from kvasir.guided.tools import Function, tool_grammar
 from kvasir.guided.vocabulary import Vocabulary
+from kvasir.parse.format import Format
 from kvasir.types import StructuredOutputs
 
 PARAM = "structured_outputs"
@@ -27,6 +29,25 @@ class Grammars:
         """A grammar that can be enforced. May take a second, the first time. Raises InvalidRequest."""
         source, convert = self._source(outputs)
         return self._checker.check(source, convert, PARAM)
+
+    def tools(
+        self,
+        format: Format,
+        functions: Sequence[tuple[str, Mapping[str, Any], bool]],
+        *,
+        required: bool,
+        parallel: bool,
+        opened: bool,
+        content: Mapping[str, Any] | bool | None,
+    ) -> str:
+        """A grammar of answers that may call functions (name, schema of its arguments, strict); see
+        guided.tools.tool_grammar. Raises InvalidRequest."""
+        specials = self._vocabulary().specials
+        made = [Function(*function) for function in functions]
+        text = tool_grammar(
+            format, made, specials, required=required, parallel=parallel, opened=opened, content=content
+        )
+        return self._checker.check(text, param="tools")
 
     def close(self) -> None:
         self._checker.close()

@@ -24,6 +24,11 @@ class Reading:
     opened: bool
     marks: frozenset[int]
 
+    @property
+    def calls(self) -> bool:
+        """Whether there are tools, and a format to call them in."""
+        return bool(self.tools) and self.format.calls.style is not Style.NONE
+
     def parser(self) -> Parser:
         return Parser(self.format, self.tools, calls=bool(self.tools), opened=self.opened)
 

@@ -51,6 +51,7 @@ class Worker:
         return {}
 
     def _check(self, job: dict) -> dict:
+        assert self.tokenizer is not None, "the first job brings it"
         grammar = any_to_lark(job["grammar"]) if job["convert"] else job["grammar"]
         is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, self.tokenizer)
         if is_error:

@@ -180,7 +180,7 @@ class _Grammar:
 
     def _plain(self, kind: Any, root: Mapping[str, Any], lenient: bool) -> str:
         """A value as plain text: JSON, but for strings."""
-        choices = (kind.get("enum") or [kind.get("const")]) if isinstance(kind, Mapping) else [None]
+        choices: list[Any] = (kind.get("enum") or [kind.get("const")]) if isinstance(kind, Mapping) else [None]
         if all(isinstance(choice, str) and choice for choice in choices):
             return f"({' | '.join(map(self._words, choices))})"
         return self._value(kind, root, lenient)

@@ -127,7 +127,7 @@ class GrammarParts:
     parameters: Parameters | None = None
 
 
-def grammar_parts(format: Format, name: str, index: int = 0) -> GrammarParts:
+def grammar_parts(format: Format, name: str, index: int | str = 0) -> GrammarParts:
     """The texts of a call of the function `name`, the `index`-th of an answer. Raises ValueError for a format
     without calls."""
     calls, texts = format.calls, format.calls.texts

@@ -93,8 +93,11 @@ def covers(spec: SamplingSpec) -> bool:
 class Pool(Protocol):
     """A pool of the library's threads: where it lies and how many there are."""
 
-    address: int
-    threads: int
+    @property
+    def address(self) -> int | None: ...
+
+    @property
+    def threads(self) -> int: ...
 
 
 def fill_spec(target: SampleRow, spec: SamplingSpec, prompt_len: int) -> list[np.ndarray]:

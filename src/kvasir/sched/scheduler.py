@@ -159,7 +159,8 @@ class Scheduler:
     def enter_grammars(self) -> list[Delta]:
         """Gives guides to those whose grammar is compiled by now; ends those of which it cannot be followed."""
         ended = []
-        for seq in [s for s in self.waiting if guidance.ready(s)] if self.guides else ():
+        for seq in [s for s in self.waiting if guidance.ready(s)]:
+            assert self.guides is not None
             try:
                 guidance.enter(seq, self.guides)
                 self.forced_tokens += seq.unsent

@@ -1,8 +1,7 @@
 """POST /v1/chat/completions
 
-Tools are rendered into the prompt, and with tool_choice "auto" what the model says is read for calls of them;
-choices that would have to be enforced are refused, and so is every response format but text. Reasoning comes
-apart from the content, as reasoning_content.
+Tools are rendered into the prompt, and what the model says is read for calls of them; where a choice has to be
+enforced, it follows a grammar. Reasoning comes apart from the content, as reasoning_content.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -36,6 +36,7 @@ from kvasir.serve.openai.shapes import (
     usage_object,
 )
 from kvasir.serve.openai.structured import named
+from kvasir.serve.openai.tools import callable_tools, shown_tools, tool_grammar
 from kvasir.serve.openai.wire import CHAT_REFUSED, ChatRequest, Message, Part
 from kvasir.serve.serving import Serving, check_finish, serving_of
 from kvasir.serve.sse import DONE
@@ -48,9 +49,8 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/chat/completions", tags=["openai"], responses=STREAMED)
 async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
     serving = serving_of(request)
-    core = await to_request(wire, serving, request)
+    core, reading = await to_request(wire, serving, request)
     serving.charge([core])
-    reading = serving.front.reader.reading(core.prompt_ids, _callable_tools(wire))
     created = int(time.time())
     if wire.stream:
         events = chat_events(wire, core, reading, serving, created)
@@ -63,8 +63,9 @@ async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
 # -- to_request --------------------------------------------------------------------------------------------
 
 
-async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) -> Request:
-    """The core's request. Raises InvalidRequest for what cannot be honoured, TemplateError."""
+async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) -> tuple[Request, Reading | None]:
+    """The core's request, and how its answers are read. Raises InvalidRequest for what cannot be honoured,
+    TemplateError."""
     serving.check_model(wire.model)
     serving.check_logprobs(top_logprobs=wire.top_logprobs, prompt_logprobs=wire.prompt_logprobs)
     _refuse(wire)
@@ -72,15 +73,17 @@ async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) 
     max_tokens = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
     logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
     params = to_params(wire, serving.front.info, max_tokens=max_tokens, logprobs=logprobs)
+    front = serving.front
+    reading = front.reader.reading(prompt_ids, callable_tools(wire))
+    fields = serving.fields(request, wire, TIERS.get(wire.service_tier or ""))
     with named(wire):
-        await serving.front.learn(params)
-    return serving.front.resolve(
-        prompt_ids,
-        params,
-        id=f"chatcmpl-{secrets.token_hex(12)}",
-        param="messages",
-        **serving.fields(request, wire, TIERS.get(wire.service_tier or "")),
-    )
+        grammar = await tool_grammar(wire, front, reading, params)
+        if grammar is not None:  # the structure of what is said is part of it
+            params = replace(params, structured_outputs=None)
+            fields["grammar"] = grammar
+        await front.learn(params)
+    id = f"chatcmpl-{secrets.token_hex(12)}"
+    return front.resolve(prompt_ids, params, id=id, param="messages", **fields), reading
 
 
 def _refuse(wire: ChatRequest) -> None:
@@ -95,28 +98,12 @@ def _refuse(wire: ChatRequest) -> None:
             "continue_final_message and add_generation_prompt exclude each other",
             param="add_generation_prompt",
         )
-    if wire.tools and wire.parallel_tool_calls is False:
-        raise InvalidRequest("parallel_tool_calls=false cannot be enforced", param="parallel_tool_calls")
-    for i, tool in enumerate(wire.tools or ()):
-        if tool.function.strict:
-            raise InvalidRequest(
-                "strict function schemas are not supported", "leave out strict",
-                param=f"tools.{i}.function.strict"
-            )  # fmt: skip
-
-
-def _tools(wire: ChatRequest) -> list[dict[str, Any]] | None:
-    return [t.model_dump(exclude_none=True) for t in wire.tools] if wire.tools else None
-
-
-def _callable_tools(wire: ChatRequest) -> list[dict[str, Any]] | None:
-    return None if wire.tool_choice == "none" else _tools(wire)
 
 
 async def chat_ids(wire: ChatRequest, serving: Serving) -> tuple[int, ...]:
     """The prompt of a conversation, with the tools shown to the model."""
     front = serving.front
-    tools = _tools(wire)
+    tools = shown_tools(wire)
     variables = dict(wire.chat_template_kwargs or {})
     if wire.reasoning_effort is not None:
         if not front.template_mentions("reasoning_effort", tools):

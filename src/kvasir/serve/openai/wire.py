@@ -139,6 +139,15 @@ class Tool(Wire):
     function: FunctionDefinition
 
 
+class NamedFunction(Wire):
+    name: Name
+
+
+class NamedChoice(Wire):
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class ChatRequest(Sampling):
     """POST /v1/chat/completions"""
 
@@ -148,7 +157,7 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Any = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -197,7 +206,6 @@ CHAT_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "echo": ((False,), "it exists for completions"),
     "functions": (([],), "use tools"),
     "function_call": ((), "use tool_choice"),
-    "tool_choice": (("none", "auto"), 'use "auto" or "none"'),
     "moderation": ((), _LATER),
     "prediction": ((), _LATER),
     "prompt_cache_options": ((), _LATER),

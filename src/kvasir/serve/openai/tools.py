@@ -1,0 +1,81 @@
+"""Tools of a chat: which may be called, and the grammar that an answer follows where a choice has to be enforced.
+
+Text before a call is free, unless one is required; a call that has begun is one of a tool, with arguments of its
+schema, so that a malformed one cannot come. `strict` of a tool refuses what its schema holds and cannot be enforced;
+without it such keywords are ignored. With tool_choice "auto", no strict tool and parallel calls, answers follow no
+grammar.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+from kvasir.engine.front import Front
+from kvasir.engine.reading import Reading
+from kvasir.errors import InvalidRequest
+from kvasir.serve.openai.wire import ChatRequest, NamedChoice
+from kvasir.types import SamplingParams, StructuredOutputs
+
+Choice = Literal["none", "auto", "required"] | NamedChoice | None
+
+
+def shown_tools(wire: ChatRequest) -> list[dict[str, Any]] | None:
+    """What the model is told of."""
+    return [t.model_dump(exclude_none=True) for t in wire.tools] if wire.tools else None
+
+
+def callable_tools(wire: ChatRequest) -> list[dict[str, Any]] | None:
+    """What it may call. Raises InvalidRequest for a choice that there is not."""
+    tools = shown_tools(wire) or []
+    if wire.tool_choice == "required" and not tools:
+        raise InvalidRequest('tool_choice is "required" and there are no tools', "give tools", param="tool_choice")
+    if isinstance(wire.tool_choice, NamedChoice):
+        name = wire.tool_choice.function.name
+        tools = [t for t in tools if t["function"]["name"] == name]
+        if not tools:
+            raise InvalidRequest(f"tool_choice names {name[:80]!r}", "give a tool of this name", param="tool_choice")
+    return None if wire.tool_choice == "none" else tools or None
+
+
+async def tool_grammar(wire: ChatRequest, front: Front, reading: Reading | None, params: SamplingParams) -> str | None:
+    """The grammar for a chat with tools; None where none can be called. Raises InvalidRequest."""
+    tools = callable_tools(wire)
+    if not tools:
+        return None
+    named = isinstance(wire.tool_choice, NamedChoice)
+    required = named or wire.tool_choice == "required"
+    parallel = not named and wire.parallel_tool_calls is not False
+    if not required and parallel and not any(t["function"].get("strict") for t in tools):
+        return None
+    if reading is None or not reading.calls:
+        if required:
+            message = "this model's chat template says of no format of tool calls"
+            raise InvalidRequest(message, 'use "auto", or name one with --tool-format', param="tool_choice")
+        return None
+    for name in ("min_tokens", "ignore_eos"):
+        if getattr(params, name):
+            raise InvalidRequest(f"{name} goes against tools, whose calls say where they end", param=name)
+    content = _content(params.structured_outputs)
+    if required and content is not None:
+        raise InvalidRequest("response_format cannot be kept where a tool has to be called", param="response_format")
+    functions = [
+        (t["function"]["name"], t["function"].get("parameters") or {}, bool(t["function"].get("strict")))
+        for t in tools
+    ]  # fmt: skip
+    return await asyncio.to_thread(
+        front.grammars.tools, reading.format, functions,
+        required=required, parallel=parallel, opened=reading.opened, content=content,
+    )  # fmt: skip
+
+
+def _content(wanted: StructuredOutputs | None) -> dict[str, Any] | bool | None:
+    """The schema of what is said instead of a call."""
+    if wanted is None:
+        return None
+    if wanted.json_object:
+        return {"type": "object"}
+    if wanted.json is None or isinstance(wanted.json, str):
+        message = "beside tools an answer can have a JSON schema, and no other structure"
+        raise InvalidRequest(message, "leave tools or this out", param="structured_outputs")
+    return wanted.json
