@@ -274,17 +274,18 @@ def stale_token(core: Any) -> None:
 # --- grammars ---------------------------------------------------------------------------------------
 
 
-@fault("a row is sampled under its neighbour's mask", ("grammar: schema", "neighbours"), ("grammar: regex", "n"))
-def others_mask(core: Any) -> None:
-    @wrap(core.scheduler, "masks")
-    def masks(make: Callable, plan: Any) -> Any:
-        made = make(plan)
-        return dict(zip(made, [*list(made.values())[1:], *list(made.values())[:1]], strict=True))
+@fault("what a grammar allows is not heard", ("grammar: regex", "neighbours"), ("grammar: regex", "n"))
+def deaf_to_masks(core: Any) -> None:
+    @wrap(core.runner, "sample")
+    def sample(take: Callable, pending: Any, masks: Any) -> Any:
+        return take(pending, {})
 
 
-@fault("an id that a grammar forces is lost", ("grammar: schema",), ("grammar: regex", "neighbours", "chunks of 13"))
-def lost_id(core: Any) -> None:
-    @wrap(core.runner, "execute")
-    def execute(run: Callable, plan: Any) -> Any:
-        works = [replace(w, appended=w.appended[:-4] + w.appended[:4]) for w in plan.work]
-        return run(replace(plan, work=tuple(works)))
+@fault("an id that a grammar forces is told to nobody", ("grammar: jumped",), ("grammar: jumped", "n", "chunks of 13"))
+def untold_id(core: Any) -> None:
+    @wrap(core.scheduler, "enter_grammars")
+    def enter(make: Callable) -> Any:
+        made = make()
+        for seq in core.scheduler.waiting:
+            seq.unsent = max(0, seq.unsent - 1)
+        return made

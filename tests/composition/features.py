@@ -256,6 +256,12 @@ def grammar(name: str, text: str) -> Feature:
                    fields=lambda i: {"grammar": text})  # fmt: skip
 
 
+def jumped(run: Run) -> int:
+    params = [request.params for request in run.requests]
+    can = any(p.logprobs is None and not p.mirostat and not p.bad_words for p in params)
+    return run.total("forced_tokens") if can else run.total("masked_rows")
+
+
 def ended(run: Run) -> int:
     return sum(a.reason is FinishReason.STOP for a in run.answers.values())
 
@@ -297,6 +303,9 @@ ASKED = [
             lambda run: sum(e is not None for a in run.answers.values() for e in a.prompt_logprobs or ()),
             ask=lambda p: {"prompt_logprobs": 2}),
     grammar("schema", sources.json_schema(SCHEMA)),
+    Feature("grammar: jumped", "grammar", "ids that were forced; rows under a mask where more than the id is asked for",
+            jumped, {"jump_ahead": True}, ask=lambda p: {"logprobs": None} if p.get("logprobs", 1) == 1 else {},
+            fields=lambda i: {"grammar": sources.json_schema(SCHEMA)}),
     grammar("regex", sources.regex("(The )?([A-Za-z0-9]+[ .,;!?-])+")),
     grammar("tags", sources.structural_tags([sources.Tag("e", SCHEMA, ".")], ["e"])),
     Feature("streaming", "streaming", "deltas beyond the first of an answer, told one by one",

@@ -41,11 +41,11 @@ def test_steps_that_fail_change_nobodys_answer(overlaps):
     core = make(num_blocks=40, max_rows=6, max_tokens_per_step=29, overlaps=overlaps, fault=raises)
     result = core.runner._result
 
-    def fails(work):
+    def fails(work, mask):
         join = core.runner.rows[work.row]
         if work.sample and work.start > 20 and unpack_ids(join.ids)[: join.prompt_len] in doomed.values():
             return RowResult(work.row, error="this row")
-        return result(work)
+        return result(work, mask)
 
     core.runner._result = fails
     reasons, tokens, todo = {}, defaultdict(list), list(requests)
@@ -71,7 +71,7 @@ def test_the_next_step_is_planned_while_one_runs():
     at = []
     plan, sample = core.scheduler.plan, core.runner.sample
     core.scheduler.plan = lambda: at.append("plan") or plan()
-    core.runner.sample = lambda pending: at.append("wait") or sample(pending)
+    core.runner.sample = lambda pending, masks: at.append("wait") or sample(pending, masks)
     core.add(mixed_requests(256, 300)[0])
     for _ in range(3):
         core.step()
@@ -84,8 +84,8 @@ def test_a_broken_engine_is_noticed():
     core = make(num_blocks=400, max_rows=5)
     draw = core.runner._result
 
-    def broken(work):
-        result = draw(work)
+    def broken(work, mask):
+        result = draw(work, mask)
         if result.tokens and work.start > 40 and len(core.scheduler.running) > 3:
             wrong = (result.tokens[0] + 1) % 256
             core.runner.tokens[work.row][-1] = wrong

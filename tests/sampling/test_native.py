@@ -287,7 +287,7 @@ def test_arguments_are_checked():
 def test_a_spec_is_complete():
     """Every field of a SamplingSpec reaches the native sampler, or decides whether it serves, or belongs to one that
     does."""
-    names = {f.name for f in dataclasses.fields(SamplingSpec)} - {"logit_bias", "stop_ids", "prompt_logprobs"}
+    names = {f.name for f in dataclasses.fields(SamplingSpec)} - {"logit_bias", "stop_ids", "prompt_logprobs", "guided"}
     given = {name for name, _ in SampleRow._fields_}
     switched = {name for name in names if name.startswith(("xtc_", "dynatemp_", "mirostat_", "dry_"))}
     assert names <= given | set(NOT_NATIVE) | switched
