@@ -241,10 +241,11 @@ def logprobs(name: str, count: int) -> Feature:
                    ask=lambda p: {"logprobs": count})  # fmt: skip
 
 
+# Its words are of none of the BAD_WORDS, or nothing might be allowed.
 SCHEMA = {
     "type": "object",
-    "properties": {"name_of_it": {"type": "string"}, "kinds": {"type": "array", "items": {"enum": ["a", "about"]}}},
-    "required": ["name_of_it", "kinds"],
+    "properties": {"fully_as_said": {"type": "string"}, "kinds": {"type": "array", "items": {"enum": ["a", "abba"]}}},
+    "required": ["fully_as_said", "kinds"],
     "additionalProperties": False,
 }
 
