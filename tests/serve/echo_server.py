@@ -3,10 +3,11 @@
 import json
 import sys
 
+from kvasir.serve.catalogue import OneModel
 from kvasir.serve.server import run
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import make_front
 
 if __name__ == "__main__":
     settings, runner = (json.loads(argument) for argument in sys.argv[1:])
-    run(make_front(**runner), ServeSettings(port=0, **settings))
+    run(OneModel(make_front(**runner), ServeSettings(port=0, **settings)))

@@ -14,6 +14,7 @@ import httpx
 
 from kvasir.engine.front import Front
 from kvasir.serve.app import create_app
+from kvasir.serve.catalogue import OneModel
 from kvasir.serve.server import Server, bind
 from kvasir.serve.settings import ServeSettings
 from tests.serve.fakes import EchoEngine, byte_tokenizer, template
@@ -44,7 +45,7 @@ async def client(
     """A client of an application in this event loop; `client.front` is its front half."""
     front = front or make_front(**runner)
     await front.start()
-    transport = httpx.ASGITransport(create_app(front, settings))
+    transport = httpx.ASGITransport(create_app(OneModel(front, settings)))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as http:
             http.front = front  # type: ignore[attr-defined]
@@ -76,7 +77,7 @@ def live(settings: ServeSettings | None = None, front: Front | None = None, **ru
     async def main() -> None:
         with bind(settings) as listener:
             await front.start()
-            server = Server(front, settings)
+            server = Server(OneModel(front, settings))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             found.append(Live(url, front, asyncio.get_running_loop(), server))
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))

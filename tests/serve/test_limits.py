@@ -138,10 +138,10 @@ async def ask(http, secret: str = "first-key", **fields):
 def limited(monkeypatch, *keys: Key, clock: Clock | None = None, **runner):
     """A client of an application whose limits have a clock of their own."""
     import tests.serve.running as running
-    from kvasir.serve.app import create_app
+    from kvasir.serve.catalogue import OneModel
 
     if clock is not None:
-        monkeypatch.setattr(running, "create_app", lambda front, settings: create_app(front, settings, clock))
+        monkeypatch.setattr(running, "OneModel", lambda front, settings: OneModel(front, settings, clock))
     return client(ServeSettings(keys=keys), **runner)
 
 

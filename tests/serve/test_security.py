@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kvasir.errors import ConfigError
 from kvasir.serve.app import create_app
 from kvasir.serve.auth import OPEN_PATHS, HostGuard
+from kvasir.serve.catalogue import OneModel
 from kvasir.serve.limits import json_excess
 from kvasir.serve.settings import ServeSettings, is_loopback
 from tests.serve.running import client, live, make_front
@@ -263,7 +264,7 @@ async def test_what_nobody_foresaw_is_a_500_without_an_inside():
     front = make_front()
     await front.start()
     front.engine.submit = None  # type: ignore[method-assign]
-    transport = httpx.ASGITransport(create_app(front, ServeSettings()), raise_app_exceptions=True)
+    transport = httpx.ASGITransport(create_app(OneModel(front, ServeSettings())), raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         for stream in (False, True):
             response = await http.post("/v1/completions", json={"prompt": "x", "stream": stream})

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvasir.serve.catalogue import OneModel
 from kvasir.serve.server import bind, summary
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import make_front
@@ -97,8 +98,9 @@ def test_answers_that_take_too_long_get_an_honest_error():
 def test_the_api_process_never_loads_torch():
     code = (
         "import sys; from tests.serve.running import make_front; from kvasir.serve.app import create_app\n"
+        "from kvasir.serve.catalogue import OneModel\n"
         "from kvasir.serve.server import run; from kvasir.serve.settings import ServeSettings\n"
-        "create_app(make_front(), ServeSettings()).openapi()\n"
+        "create_app(OneModel(make_front(), ServeSettings())).openapi()\n"
         "heavy = sorted({'torch', 'transformers', 'ray', 'triton'} & set(sys.modules)); print('heavy', heavy)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
@@ -127,7 +129,7 @@ async def test_the_summary_tells_what_runs_where():
     front = make_front()
     await front.start()
     front.engine.summary = ("computes  bfloat16 on cpu", "KV memory 4096 tokens")
-    text = summary(front, ServeSettings(api_keys=("first-key", "second-key"), host="::"), 8000)
+    text = summary(OneModel(front, ServeSettings(api_keys=("first-key", "second-key"), host="::")), 8000)
     assert "http://[::]:8000/v1" in text and "2 API keys" in text
     assert "computes  bfloat16 on cpu" in text and "KV memory 4096 tokens" in text
     assert "first-key" not in text

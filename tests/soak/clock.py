@@ -14,6 +14,7 @@ from kvasir.engine.inproc import InProcessEngine
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
 from kvasir.serve.app import create_app
+from kvasir.serve.catalogue import OneModel
 from kvasir.serve.keys import Key, Limits
 from kvasir.serve.settings import ServeSettings
 from tests.serve.fakes import VOCAB, byte_tokenizer, template
@@ -52,7 +53,7 @@ async def jump_clock(tally: Tally, seconds: float, rng: random.Random) -> bool:
     clock = JumpingClock()
     front = make_front(clock)
     await front.start()
-    app = create_app(front, ServeSettings(keys=(KEY,)), clock.nanoseconds)
+    app = create_app(OneModel(front, ServeSettings(keys=(KEY,)), clock.nanoseconds))
     try:
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://localhost", headers=HEADERS, timeout=60

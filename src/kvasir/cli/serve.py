@@ -9,6 +9,7 @@ from kvasir.config import EngineOptions, check
 from kvasir.engine.front import Front
 from kvasir.engine.load_text import load_text
 from kvasir.engine.subprocess import ProcessEngine
+from kvasir.serve.catalogue import OneModel
 from kvasir.serve.keys import read_keys
 from kvasir.serve.server import run as run_server
 from kvasir.serve.settings import ServeSettings
@@ -41,7 +42,8 @@ def run(
     tokenizer, template = load_text(engine)
     formats = {"tool_format": tool_format, "reasoning_format": reasoning_format}
     process = ProcessEngine(engine, progress=_show_progress if sys.stderr.isatty() else None)
-    run_server(Front(process, tokenizer, template, default_seed=seed, **formats), settings)
+    front = Front(process, tokenizer, template, default_seed=seed, **formats)
+    run_server(OneModel(front, settings))
 
 
 def _show_progress(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""create_app: the web application over a front half.
+"""create_app: the web application over a catalogue of models.
 
 A request passes, from the outside in: its metrics, its id, a net for errors, the bounds on headers, Host and
 Origin, CORS, the key, its limits, the bounds on the body, and then a route. Everything is plain ASGI, so a stream's
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
-from collections.abc import Callable
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -21,45 +19,41 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir import __version__
-from kvasir.engine.front import Front
 from kvasir.errors import KvasirError
 from kvasir.serve import live, meta, openai, static, tokens
 from kvasir.serve.asgi import ClientGone, header
 from kvasir.serve.auth import HostGuard, KeyGuard
-from kvasir.serve.faults import fault_of, openai_response
+from kvasir.serve.catalogue import Catalogue, Leases
+from kvasir.serve.faults import fault_of, response_of
 from kvasir.serve.limits import BodyLimit, HeaderLimit
 from kvasir.serve.metrics import HttpMeter, Metered
 from kvasir.serve.quota import QuotaGuard, Quotas
 from kvasir.serve.schema import schema_of
-from kvasir.serve.serving import Serving
 from kvasir.serve.settings import ServeSettings
 
 _LOOPBACK_ORIGIN = r"https?://(([a-z0-9-]+\.)*localhost|127(\.\d+){3}|\[::1\])(:\d+)?"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-def create_app(front: Front, settings: ServeSettings, clock: Callable[[], int] = time.monotonic_ns) -> FastAPI:
-    """The application. The engine behind `front` is started and stopped by the caller, on the same event
-    loop. clock: nanoseconds, for the limits of keys."""
+def create_app(catalogue: Catalogue) -> FastAPI:
+    """The application. The catalogue is started and stopped by the caller, on the same event loop."""
     app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
-    quotas = Quotas(settings.all_keys, clock)
-    front.on_tokens = quotas.answer
-    app.state.serving = Serving(front, settings, quotas)
+    app.state.catalogue = catalogue
     app.state.http_meter = HttpMeter()
-    app.state.lookout = live.Lookout(front)
     for router in (*openai.ROUTERS, tokens.router, meta.router, live.router):
         app.include_router(router)
     app.router.routes += static.routes
     for kind in (KvasirError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(ClientGone, _on_gone)
-    _wrap(app, settings, quotas)
+    _wrap(app, catalogue.settings, catalogue.quotas)
     app.openapi = lambda: schema_of(app)  # type: ignore[method-assign]
     return app
 
 
 def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas) -> None:
     """Adds the middlewares, innermost first."""
+    app.add_middleware(Leases)
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body,
@@ -72,7 +66,7 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas) -> None:
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
         allow_origin_regex=_LOOPBACK_ORIGIN,
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "HEAD", "POST", "DELETE"),
         allow_headers=("*",),
         expose_headers=("X-Request-Id",),
     )
@@ -85,7 +79,7 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas) -> None:
 
 # Handlers of errors are coroutines: starlette gives each call of a plain function a thread.
 async def _on_error(request: Request, error: Exception) -> Response:
-    return openai_response(fault_of(error))
+    return response_of(fault_of(error), request.scope)
 
 
 async def _on_gone(request: Request, error: Exception) -> Response:
@@ -135,4 +129,4 @@ class Net:
             fault = fault_of(error)
             if started:
                 raise
-            await openai_response(fault)(scope, receive, send)
+            await response_of(fault, scope)(scope, receive, send)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from kvasir.serve.faults import Fault, openai_response
+from kvasir.serve.faults import Fault, response_of
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 async def refuse(fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers at once. The connection is closed, since the rest of the request has not been read."""
-    response = openai_response(fault)
+    response = response_of(fault, scope)
     response.headers["connection"] = "close"
     await response(scope, receive, send)
 

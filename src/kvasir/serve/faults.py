@@ -11,6 +11,7 @@ import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, LimitExceeded, QueueFull
 
@@ -94,6 +95,38 @@ def _is_field(part: str | int) -> bool:
     """Whether a part of an error's place is a field or an index, and not where it was or which type was
     tried."""
     return isinstance(part, int) or ("[" not in part and part not in ("body", "query", "path", "str"))
+
+
+def response_of(fault: Fault, scope: Scope) -> Response:
+    """The error in the shape of the dialect that was spoken."""
+    if scope["path"].startswith("/v1/messages") or any(name == b"anthropic-version" for name, _ in scope["headers"]):
+        return Response(anthropic_error(fault), fault.status, fault.headers, "application/json")
+    if scope["path"].startswith("/api/"):
+        return Response(ollama_error(fault), fault.status, fault.headers, "application/json")
+    return openai_response(fault)
+
+
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}  # fmt: skip
+
+
+def anthropic_error(fault: Fault) -> bytes:
+    """https://docs.anthropic.com/en/api/errors"""
+    kind = _ANTHROPIC.get(fault.status) or ("invalid_request_error" if fault.status < 500 else "api_error")
+    message = f"{fault.param}: {fault.message}" if fault.param and fault.param not in fault.message else fault.message
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+
+def ollama_error(fault: Fault) -> bytes:
+    """https://docs.ollama.com/api/errors"""
+    return msgspec.json.encode({"error": fault.message})
 
 
 def openai_error(fault: Fault) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,42 +10,41 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir import __version__
-from kvasir.engine.front import Front
 from kvasir.errors import EngineDead
+from kvasir.serve.catalogue import catalogue_of
 from kvasir.serve.keys import Key
-from kvasir.serve.serving import json_response, serving_of
+from kvasir.serve.serving import Serving, json_response
 from kvasir.snapshot import AnswerState, BlockMap, Snapshot
 
 router = APIRouter(tags=["server"])
 
-FRESH = 0.25  # seconds for which a snapshot is shown to all who ask
-ENGINE_SECONDS = 10.0  # for which one is waited for: an engine answers between its steps
 ID_LENGTH = 8  # of an answer's id that is shown
 
 
 @router.get("/kvasir/info")
 async def info(request: HTTPRequest) -> Response:
-    serving = serving_of(request)
-    model = serving.front.info
-    return json_response(
-        {
-            "name": "kvasir",
-            "version": __version__,
-            "models": serving.names,
-            "tasks": [task.value for task in model.tasks],
-            "max_model_len": model.max_model_len,
-            "executor": model.executor,
-            "grade": model.grade,
-            "api": "/openapi.json",
-        }
-    )
+    """`models` are all that may be named; the rest is of the one named as ?model=, else of the first that is loaded."""
+    catalogue = catalogue_of(request)
+    facts = {"name": "kvasir", "version": __version__, "models": [card.name for card in catalogue.cards()]}
+    serving = await _shown(request)
+    if serving is not None:
+        model = serving.front.info
+        facts["model"] = serving.names[0]
+        facts["tasks"] = [task.value for task in model.tasks]
+        facts["max_model_len"] = model.max_model_len
+        facts["executor"] = model.executor
+        facts["grade"] = model.grade
+    return json_response({**facts, "api": "/openapi.json"})
 
 
 @router.get("/kvasir/live")
 async def live(request: HTTPRequest) -> Response:
-    """The engine's counters, its answers in hand (ids of the asker's own ones alone), its blocks and last steps."""
-    serving = serving_of(request)
-    snapshot = await request.app.state.lookout.look()
+    """The engine's counters, its answers in hand (ids of the asker's own ones alone), its blocks and last steps; of the
+    model named as ?model=, else of the first that is loaded."""
+    serving = await _shown(request)
+    if serving is None:
+        raise EngineDead("no model is loaded", "ask one something")
+    snapshot = await serving.lookout.look()
     key: Key | None = request.scope["state"].get("key")
     meter = serving.front.meter
     latency = {"ttft": percentiles(meter.recent_first), "tpot": percentiles(meter.recent_paces)}
@@ -55,28 +52,13 @@ async def live(request: HTTPRequest) -> Response:
     return json_response({**content, "latency": latency})
 
 
-class Lookout:
-    """Asks the engine for snapshots, one at a time and few a second, however many look. One per application."""
-
-    def __init__(self, front: Front):
-        self._front = front
-        self._asked: asyncio.Task[Snapshot] | None = None
-        self._time = 0.0
-
-    async def look(self) -> Snapshot:
-        """A snapshot of just now. Raises EngineDead."""
-        if self._asked is None or (self._asked.done() and time.monotonic() - self._time >= FRESH):
-            self._asked = asyncio.ensure_future(self._ask())
-            self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever is left to hear
-        return await asyncio.shield(self._asked)
-
-    async def _ask(self) -> Snapshot:
-        try:
-            return await asyncio.wait_for(self._front.look(), ENGINE_SECONDS)
-        except TimeoutError:
-            raise EngineDead("the engine does not answer", "it is in a long step, or hung") from None
-        finally:
-            self._time = time.monotonic()
+async def _shown(request: HTTPRequest) -> Serving | None:
+    """What is looked at; it is not loaded for that. Raises ModelNotFound."""
+    name = request.query_params.get("model")
+    if name is not None:
+        catalogue_of(request).card(name)
+    loaded = catalogue_of(request).loaded()
+    return next((serving for serving in loaded if name is None or name in serving.names), None)
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | int | None]:

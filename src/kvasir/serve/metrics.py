@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -18,7 +19,7 @@ from kvasir.engine.meter import Meter
 from kvasir.metrics import Histogram
 from kvasir.types import EngineStats
 
-__all__ = ["CONTENT_TYPE", "HttpMeter", "Metered", "exposition"]
+__all__ = ["CONTENT_TYPE", "HttpMeter", "Metered", "Told", "exposition"]
 
 CLASS = "service_class"
 
@@ -70,37 +71,65 @@ def _method(scope: Scope) -> str:
     return scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
 
 
-def exposition(model: str, meter: Meter, http: HttpMeter, stats: EngineStats | None) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is known of one model. stats: None where the engine did not answer."""
+
+    model: str
+    meter: Meter
+    stats: EngineStats | None
+
+
+def exposition(models: Iterable[Told], http: HttpMeter) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_Scrape(model, meter, http, stats))  # type: ignore[arg-type]
+    registry.register(_Scrape(models, http))  # type: ignore[arg-type]
     return generate_latest(registry)
 
 
 class _Scrape:
-    def __init__(self, model: str, meter: Meter, http: HttpMeter, stats: EngineStats | None):
-        self.model = model
-        self.meter = meter
+    def __init__(self, models: Iterable[Told], http: HttpMeter):
+        self.models = models
         self.http = http
-        self.stats = stats
 
     def describe(self) -> list[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._http()
+        """Each family once, with the samples of all models."""
+        yield from _http(self.http)
+        families: dict[str, Metric] = {}
+        for told in self.models:
+            for family in _Model(told).families():
+                if family.name in families:
+                    families[family.name].samples += family.samples
+                else:
+                    families[family.name] = family
+        yield from families.values()
+
+
+def _http(http: HttpMeter) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "kvasir_http_requests", "HTTP requests answered.", labels=["route", "method", "code"]
+    )
+    for (route, method, code), count in http.responses.items():
+        requests.add_metric([route, method, str(code)], count)
+    yield requests
+    yield GaugeMetricFamily("kvasir_http_requests_open", "HTTP requests being answered.", http.open)
+    seconds = HistogramMetricFamily("kvasir_http_request_seconds", "Time of an HTTP request.", labels=[])
+    seconds.add_metric([], buckets=_buckets(http.seconds), sum_value=http.seconds.sum)
+    yield seconds
+
+
+class _Model:
+    def __init__(self, told: Told):
+        self.model = told.model
+        self.meter = told.meter
+        self.stats = told.stats
+
+    def families(self) -> Iterator[Metric]:
         yield from self._front()
         if self.stats is not None:
             yield from self._engine(self.stats)
-
-    def _http(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
-            "kvasir_http_requests", "HTTP requests answered.", labels=["route", "method", "code"]
-        )
-        for (route, method, code), count in self.http.responses.items():
-            requests.add_metric([route, method, str(code)], count)
-        yield requests
-        yield self._gauge("http_requests_open", "HTTP requests being answered.", self.http.open)
-        yield self._histogram("http_request_seconds", "Time of an HTTP request.", self.http.seconds)
 
     def _front(self) -> Iterator[Metric]:
         meter = self.meter

@@ -12,8 +12,8 @@ from types import FrameType
 import uvicorn
 
 from kvasir import __version__
-from kvasir.engine.front import Front
 from kvasir.serve.app import create_app
+from kvasir.serve.catalogue import Catalogue
 from kvasir.serve.protocol import bounded_protocol
 from kvasir.serve.settings import ServeSettings
 
@@ -22,13 +22,13 @@ log = logging.getLogger("kvasir.serve")
 GRACE = 5  # seconds between the engine's end and the end of connections that still do not close
 
 
-def run(front: Front, settings: ServeSettings) -> None:
-    """Starts the engine, serves until SIGTERM or SIGINT, and ends both. Blocks; the main thread is wanted.
+def run(catalogue: Catalogue) -> None:
+    """Starts the engines, serves until SIGTERM or SIGINT, and ends both. Blocks; the main thread is wanted.
 
     Raises KvasirError when the engine cannot start, OSError when the address is taken.
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve(front, settings))
+        runner.run(serve(catalogue))
 
 
 def _loop_factory():
@@ -39,17 +39,17 @@ def _loop_factory():
     return uvloop.new_event_loop
 
 
-async def serve(front: Front, settings: ServeSettings) -> None:
+async def serve(catalogue: Catalogue) -> None:
     """The same within a running event loop. The address is bound first: a taken one is known before a model
     loads."""
-    with bind(settings) as listener:
-        await front.start()
-        server = Server(front, settings)
+    with bind(catalogue.settings) as listener:
+        await catalogue.start()
+        server = Server(catalogue)
         try:
-            print(summary(front, settings, listener.getsockname()[1]), flush=True)
+            print(summary(catalogue, listener.getsockname()[1]), flush=True)
             await server.serve(sockets=[listener])
         finally:
-            await front.stop()
+            await catalogue.stop()
 
 
 def bind(settings: ServeSettings) -> socket.socket:
@@ -70,10 +70,11 @@ class Server(uvicorn.Server):
     """uvicorn, ending in three steps: no new connections; running answers for `drain` seconds; then the
     engine's end gives each stream that is left an honest error, and the connections close."""
 
-    def __init__(self, front: Front, settings: ServeSettings):
+    def __init__(self, catalogue: Catalogue):
+        settings = catalogue.settings
         super().__init__(
             uvicorn.Config(
-                create_app(front, settings),
+                create_app(catalogue),
                 http=bounded_protocol(settings.max_headers, settings.head_time, settings.write_time),
                 ws="none",
                 lifespan="off",
@@ -86,7 +87,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(settings.drain) + GRACE,
             )
         )
-        self._front = front
+        self._catalogue = catalogue
         self._drain = settings.drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -107,18 +108,19 @@ class Server(uvicorn.Server):
     async def _end_engine(self) -> None:
         await asyncio.sleep(self._drain)
         log.warning("requests are still running after %g seconds and are ended", self._drain)
-        await self._front.stop()
+        await self._catalogue.stop()
 
 
-def summary(front: Front, settings: ServeSettings, port: int) -> str:
-    """What was started and what the engine decided, for people."""
-    info = front.info
+def summary(catalogue: Catalogue, port: int) -> str:
+    """What was started and what the engines decided, for people."""
+    settings, loaded = catalogue.settings, catalogue.loaded()
+    names = [card.name for card in catalogue.cards()]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     keys = {0: "no key needed (loopback only)", 1: "one API key"}.get(len(settings.all_keys))
     return "\n".join(
         (
-            f"Kvasir {__version__} serves {', '.join(settings.model_names or (info.name,))}",
-            *(f"  {line}" for line in front.engine.summary),
+            f"Kvasir {__version__} serves {', '.join(names) or 'no model yet'}",
+            *(f"  {line}" for serving in loaded for line in serving.front.engine.summary),
             f"  address   http://{host}:{port}/v1  ({keys or f'{len(settings.all_keys)} API keys'})",
         )
     )

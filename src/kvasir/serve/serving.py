@@ -15,8 +15,9 @@ from starlette.responses import Response
 from kvasir import __version__
 from kvasir.engine.front import Front
 from kvasir.errors import DeadlineExceeded, InvalidRequest
-from kvasir.serve.faults import AnswerFailed, ClassNotAllowed, Fault, ModelNotFound, log
+from kvasir.serve.faults import AnswerFailed, ClassNotAllowed, Fault, log
 from kvasir.serve.keys import Key
+from kvasir.serve.lookout import Lookout
 from kvasir.serve.quota import Quotas
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.sse import EventStream
@@ -27,13 +28,16 @@ CLASS_HEADER = "x-kvasir-class"
 
 
 class Serving:
-    """One per application, in `app.state.serving`."""
+    """One model of a server: its front half, and what the settings make of it. Routes get theirs from
+    `catalogue.serving_of`."""
 
     def __init__(self, front: Front, settings: ServeSettings, quotas: Quotas):
         self.front = front
         self.settings = settings
         self.quotas = quotas
+        self.lookout = Lookout(front)
         self.created = int(time.time())
+        front.on_tokens = quotas.answer
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -46,11 +50,6 @@ class Serving:
         info = self.front.info
         facts = (__version__, info.name, info.dtype, info.device, info.executor, info.grade, info.numerics)
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
-
-    def check_model(self, name: str | None) -> None:
-        """Raises ModelNotFound for a name that is not served; no name means the model that is."""
-        if name is not None and name not in self.names:
-            raise ModelNotFound(f"the model {name[:200]!r} does not exist here", f"served: {self.names[0]!r}")
 
     async def ids_of(self, prompt: str | list[int], add_special_tokens: bool | None, param: str) -> Sequence[int]:
         """The ids of a text or of ids as they are; special tokens are added unless that is declined."""
@@ -122,10 +121,6 @@ def service_class(field: str | None, tier: ServiceClass | None, header: str | No
         best = key.limits.max_class.value
         raise ClassNotAllowed(f"this key may not ask for {asked.value}", f"at best {best}", "service_class")
     return asked or key.slo
-
-
-def serving_of(request: HTTPRequest) -> Serving:
-    return request.app.state.serving
 
 
 def json_response(content: object, status: int = 200) -> Response:

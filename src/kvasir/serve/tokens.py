@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from kvasir.errors import InvalidRequest
 from kvasir.serve.body import JsonRoute
+from kvasir.serve.catalogue import serving_of
 from kvasir.serve.openai.chat import chat_ids
 from kvasir.serve.openai.wire import ChatRequest, Message, Tool
-from kvasir.serve.serving import json_response, serving_of
+from kvasir.serve.serving import json_response
 from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, TemplateKwargs, Wire
 
 router = APIRouter(route_class=JsonRoute)
@@ -40,8 +41,7 @@ class DetokenizeRequest(Wire):
 
 @router.post("/tokenize", tags=["tokens"])
 async def tokenize(wire: TokenizeRequest, request: HTTPRequest) -> Response:
-    serving = serving_of(request)
-    serving.check_model(wire.model)
+    serving = await serving_of(request, wire.model)
     if (wire.prompt is None) == (wire.messages is None):
         raise InvalidRequest("expected either prompt or messages", param="prompt")
     if wire.messages is not None:
@@ -61,6 +61,5 @@ async def tokenize(wire: TokenizeRequest, request: HTTPRequest) -> Response:
 
 @router.post("/detokenize", tags=["tokens"])
 async def detokenize(wire: DetokenizeRequest, request: HTTPRequest) -> Response:
-    serving = serving_of(request)
-    serving.check_model(wire.model)
+    serving = await serving_of(request, wire.model)
     return json_response({"prompt": await serving.front.decode(wire.tokens) if wire.tokens else ""})

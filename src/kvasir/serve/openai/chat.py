@@ -23,6 +23,7 @@ from kvasir.errors import InvalidRequest
 from kvasir.parse.events import CallStart
 from kvasir.serve.asgi import while_connected
 from kvasir.serve.body import JsonRoute
+from kvasir.serve.catalogue import serving_of
 from kvasir.serve.openai.calls import event_delta, finish_reason, message_object
 from kvasir.serve.openai.params import TIERS, check_stream_options, served_tier, to_params
 from kvasir.serve.openai.shapes import (
@@ -38,7 +39,7 @@ from kvasir.serve.openai.shapes import (
 from kvasir.serve.openai.structured import named
 from kvasir.serve.openai.tools import callable_tools, shown_tools, tool_grammar
 from kvasir.serve.openai.wire import CHAT_REFUSED, ChatRequest, Message, Part
-from kvasir.serve.serving import Serving, check_finish, serving_of
+from kvasir.serve.serving import Serving, check_finish
 from kvasir.serve.sse import DONE
 from kvasir.serve.wire import refuse_fields
 from kvasir.types import Request, Usage
@@ -48,7 +49,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/chat/completions", tags=["openai"], responses=STREAMED)
 async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
-    serving = serving_of(request)
+    serving = await serving_of(request, wire.model)
     core, reading = await to_request(wire, serving, request)
     serving.charge([core])
     created = int(time.time())
@@ -66,7 +67,6 @@ async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
 async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) -> tuple[Request, Reading | None]:
     """The core's request, and how its answers are read. Raises InvalidRequest for what cannot be honoured,
     TemplateError."""
-    serving.check_model(wire.model)
     serving.check_logprobs(top_logprobs=wire.top_logprobs, prompt_logprobs=wire.prompt_logprobs)
     _refuse(wire)
     prompt_ids = await chat_ids(wire, serving)

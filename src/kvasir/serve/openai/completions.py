@@ -17,6 +17,7 @@ from kvasir.engine.answer import Answer, TextDelta, TokenInfo, prompt_text
 from kvasir.errors import InvalidRequest
 from kvasir.serve.asgi import while_connected
 from kvasir.serve.body import JsonRoute
+from kvasir.serve.catalogue import serving_of
 from kvasir.serve.concurrent import all_of, merge
 from kvasir.serve.openai.params import check_stream_options, to_params
 from kvasir.serve.openai.shapes import (
@@ -31,7 +32,7 @@ from kvasir.serve.openai.shapes import (
 )
 from kvasir.serve.openai.structured import named
 from kvasir.serve.openai.wire import COMPLETION_REFUSED, CompletionRequest
-from kvasir.serve.serving import Serving, check_finish, serving_of
+from kvasir.serve.serving import Serving, check_finish
 from kvasir.serve.sse import DONE
 from kvasir.serve.wire import prompt_list, refuse_fields
 from kvasir.types import FinishReason, Request, SamplingParams, Usage
@@ -43,7 +44,7 @@ DEFAULT_MAX_TOKENS = 16
 
 @router.post("/v1/completions", tags=["openai"], responses=STREAMED)
 async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response:
-    serving = serving_of(request)
+    serving = await serving_of(request, wire.model)
     prompts = await to_requests(wire, serving, request)
     serving.charge(prompts)
     job = Job(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
@@ -60,7 +61,6 @@ async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response
 async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRequest) -> list[Request]:
     """One request of the core per prompt. Raises InvalidRequest for what cannot be honoured."""
     front, settings = serving.front, serving.settings
-    serving.check_model(wire.model)
     serving.check_logprobs(logprobs=wire.logprobs, prompt_logprobs=wire.prompt_logprobs)
     _refuse(wire)
     given = prompt_list(wire.prompt)

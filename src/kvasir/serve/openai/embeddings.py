@@ -15,9 +15,10 @@ from starlette.responses import Response
 from kvasir.errors import InvalidRequest
 from kvasir.serve.asgi import while_connected
 from kvasir.serve.body import JsonRoute
+from kvasir.serve.catalogue import serving_of
 from kvasir.serve.concurrent import all_of
 from kvasir.serve.openai.wire import EmbeddingRequest
-from kvasir.serve.serving import Serving, json_response, serving_of
+from kvasir.serve.serving import Serving, json_response
 from kvasir.serve.wire import prompt_list
 from kvasir.types import Request
 
@@ -26,7 +27,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/embeddings", tags=["openai"])
 async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
-    serving = serving_of(request)
+    serving = await serving_of(request, wire.model)
     requests = await to_requests(wire, serving, request)
     serving.charge(requests)
     work = all_of(serving.front.embed, requests)
@@ -45,7 +46,6 @@ async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
 async def to_requests(wire: EmbeddingRequest, serving: Serving, request: HTTPRequest) -> list[Request]:
     """One request of the core per input. Raises InvalidRequest."""
     front, most = serving.front, serving.settings.max_embeddings
-    serving.check_model(wire.model)
     if wire.dimensions is not None and wire.dimensions != front.info.embedding_size:
         raise InvalidRequest(
             f"dimensions is {wire.dimensions}; this model gives {front.info.embedding_size}",

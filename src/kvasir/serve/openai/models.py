@@ -8,31 +8,28 @@ from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from kvasir.serve.serving import Serving, json_response, serving_of
+from kvasir.serve.catalogue import Card, catalogue_of
+from kvasir.serve.serving import json_response
 
 router = APIRouter()
 
 
 @router.get("/v1/models", tags=["openai"])
 async def models(request: HTTPRequest) -> Response:
-    serving = serving_of(request)
-    return json_response({"object": "list", "data": [_model(serving, name) for name in serving.names]})
+    return json_response({"object": "list", "data": [_model(card) for card in catalogue_of(request).cards()]})
 
 
 @router.get("/v1/models/{name:path}", tags=["openai"])
 async def model(name: str, request: HTTPRequest) -> Response:
-    serving = serving_of(request)
-    serving.check_model(name)
-    return json_response(_model(serving, name))
+    return json_response(_model(catalogue_of(request).card(name)))
 
 
-def _model(serving: Serving, name: str) -> dict[str, Any]:
-    info = serving.front.info
+def _model(card: Card) -> dict[str, Any]:
     return {
-        "id": name,
+        "id": card.name,
         "object": "model",
-        "created": serving.created,
+        "created": card.created,
         "owned_by": "kvasir",
-        "root": serving.names[0],
-        "max_model_len": info.max_model_len,
+        "root": card.root,
+        "max_model_len": card.max_model_len,
     }
