@@ -120,4 +120,4 @@ async def repeat(work: Callable[[], Awaitable[Any]], until: float, pause: Callab
     loop = asyncio.get_running_loop()
     while loop.time() < until:
         await work()
-        await asyncio.sleep(pause())
+        await asyncio.sleep(max(0.0, min(pause(), until - loop.time())))
