@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -17,8 +17,18 @@ MAX_KWARGS = 32
 MAX_KWARG_CHARS = 1024
 
 
+Refused = Mapping[str, tuple[tuple[Any, ...], str]]  # field -> (values that ask for nothing, what to do)
+
+
 class Wire(BaseModel):
-    """A JSON object from outside. A field that is not declared is refused, a number is not a string."""
+    """A JSON object from outside. A field that is not declared is refused, a number is not a string.
+
+    Every field is honoured but for those in REFUSED, which `refuse_fields` looks at, and those in IGNORED: accepted,
+    since they mean nothing to this server and nobody is misled by that.
+    """
+
+    REFUSED: ClassVar[Refused] = {}
+    IGNORED: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
@@ -115,9 +125,9 @@ def prompt_list(prompts: Any) -> list[str | list[int]]:
     return [prompts] if isinstance(prompts, str) or _is_id(prompts[0]) else list(prompts)
 
 
-def refuse_fields(wire: BaseModel, table: Mapping[str, tuple[tuple[Any, ...], str]]) -> None:
-    """Refuses fields that cannot be honoured. `table`: field -> (values that ask for nothing, what to do)."""
-    for name, (harmless, hint) in table.items():
+def refuse_fields(wire: Wire, table: Refused | None = None) -> None:
+    """Refuses fields that cannot be honoured: those of its class, or of a table of one's own. Raises InvalidRequest."""
+    for name, (harmless, hint) in (wire.REFUSED if table is None else table).items():
         value = getattr(wire, name)
         if not any(type(value) is type(h) and value == h for h in (None, *harmless)):
             raise InvalidRequest(f"{name} is not supported with this value", hint, param=name)

@@ -38,7 +38,7 @@ from kvasir.serve.openai.shapes import (
 )
 from kvasir.serve.openai.structured import named
 from kvasir.serve.openai.tools import callable_tools, shown_tools, tool_grammar
-from kvasir.serve.openai.wire import CHAT_REFUSED, ChatRequest, Message, Part
+from kvasir.serve.openai.wire import ChatRequest, Message, Part
 from kvasir.serve.serving import Serving, check_finish
 from kvasir.serve.sse import DONE
 from kvasir.serve.wire import refuse_fields
@@ -87,7 +87,7 @@ async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) 
 
 
 def _refuse(wire: ChatRequest) -> None:
-    refuse_fields(wire, CHAT_REFUSED)
+    refuse_fields(wire)
     check_stream_options(wire)
     if wire.top_logprobs is not None and not wire.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")

@@ -31,7 +31,7 @@ from kvasir.serve.openai.shapes import (
     usage_object,
 )
 from kvasir.serve.openai.structured import named
-from kvasir.serve.openai.wire import COMPLETION_REFUSED, CompletionRequest
+from kvasir.serve.openai.wire import CompletionRequest
 from kvasir.serve.serving import Serving, check_finish
 from kvasir.serve.sse import DONE
 from kvasir.serve.wire import prompt_list, refuse_fields
@@ -90,7 +90,7 @@ def _scores_prompt(wire: CompletionRequest) -> int | None:
 
 
 def _refuse(wire: CompletionRequest) -> None:
-    refuse_fields(wire, COMPLETION_REFUSED)
+    refuse_fields(wire)
     check_stream_options(wire)
     if wire.best_of is not None and wire.best_of != (wire.n or 1):
         raise InvalidRequest("best_of must equal n", "choose among the answers yourself", param="best_of")

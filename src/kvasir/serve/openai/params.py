@@ -6,7 +6,7 @@ from typing import Any
 
 from kvasir.errors import InvalidRequest
 from kvasir.serve.openai.structured import to_structured
-from kvasir.serve.openai.wire import STREAM_REFUSED, Sampling
+from kvasir.serve.openai.wire import Sampling
 from kvasir.serve.wire import refuse_fields
 from kvasir.types import ModelInfo, SamplingParams, ServiceClass
 
@@ -68,4 +68,4 @@ def check_stream_options(wire: Sampling) -> None:
         return
     if not wire.stream:
         raise InvalidRequest("stream_options is only for stream=true", param="stream_options")
-    refuse_fields(wire.stream_options, STREAM_REFUSED)
+    refuse_fields(wire.stream_options)

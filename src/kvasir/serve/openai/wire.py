@@ -1,12 +1,12 @@
 """The request bodies of the OpenAI API, with the extension fields that vLLM's clients use.
 
 Every field of the public specification is here: honoured, accepted where it means nothing to this server
-(`user`, `metadata`, ...), or refused by name (the REFUSED tables). Any other field is refused as unknown.
+(IGNORED), or refused by name (REFUSED). Any other field is refused as unknown.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,8 +25,12 @@ from kvasir.serve.wire import (
 )
 from kvasir.validate import MAX_BAD_WORDS, MAX_BREAKERS
 
+_LATER = "leave it out"
+
 
 class StreamOptions(Wire):
+    REFUSED: ClassVar = {"include_obfuscation": ((False,), _LATER)}
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # pads chunks against traffic analysis; refused if true
@@ -82,6 +86,9 @@ class Sampling(Scheduling, Structured):
 class CompletionRequest(Sampling):
     """POST /v1/completions"""
 
+    REFUSED: ClassVar = {"suffix": ((), "filling in the middle is not supported")}
+    IGNORED: ClassVar = ("user",)
+
     prompt: Prompts
     max_tokens: int | None = None
     logprobs: int | None = None
@@ -96,6 +103,8 @@ class FunctionCall(Wire):
 
 
 class ToolCall(Wire):
+    IGNORED: ClassVar = ("index",)
+
     id: Name | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -104,6 +113,10 @@ class ToolCall(Wire):
 
 class Part(Wire):
     """A part of a message's content. Only text can be read; the other kinds are refused by name."""
+
+    REFUSED: ClassVar = dict.fromkeys(
+        ("image_url", "input_audio", "file", "prompt_cache_breakpoint"), ((), "this model reads text")
+    )
 
     type: Name
     text: str | None = None
@@ -115,6 +128,9 @@ class Part(Wire):
 
 
 class Message(Wire):
+    REFUSED: ClassVar = {"audio": ((), "this server writes text")}
+    IGNORED: ClassVar = ("annotations",)
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
     name: Name | None = None
@@ -151,6 +167,22 @@ class NamedChoice(Wire):
 class ChatRequest(Sampling):
     """POST /v1/chat/completions"""
 
+    REFUSED: ClassVar = {
+        "audio": ((), "this server writes text"),
+        "modalities": ((["text"],), "this server writes text"),
+        "echo": ((False,), "it exists for completions"),
+        "functions": (([],), "use tools"),
+        "function_call": ((), "use tool_choice"),
+        "moderation": ((), _LATER),
+        "prediction": ((), _LATER),
+        "prompt_cache_options": ((), _LATER),
+        "prompt_cache_retention": (("in_memory", "in-memory"), _LATER),
+        "store": ((False,), "nothing is stored here"),
+        "verbosity": (("medium",), _LATER),
+        "web_search_options": ((), _LATER),
+    }
+    IGNORED: ClassVar = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # nothing is stored or billed
+
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -162,12 +194,10 @@ class ChatRequest(Sampling):
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
-    # Without a meaning here: nothing is stored, billed or routed by them.
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
 
-    # Refused unless they ask for nothing.
     audio: Any = None
     echo: Any = None
     function_call: Any = None
@@ -190,33 +220,11 @@ class ChatRequest(Sampling):
 class EmbeddingRequest(Scheduling):
     """POST /v1/embeddings"""
 
+    IGNORED: ClassVar = ("user",)
+
     model: Name | None = None
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: Name | None = None
     add_special_tokens: bool | None = None
-
-
-_LATER = "leave it out"
-
-CHAT_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "audio": ((), "this server writes text"),
-    "modalities": ((["text"],), "this server writes text"),
-    "echo": ((False,), "it exists for completions"),
-    "functions": (([],), "use tools"),
-    "function_call": ((), "use tool_choice"),
-    "moderation": ((), _LATER),
-    "prediction": ((), _LATER),
-    "prompt_cache_options": ((), _LATER),
-    "prompt_cache_retention": (("in_memory", "in-memory"), _LATER),
-    "store": ((False,), "nothing is stored here"),
-    "verbosity": (("medium",), _LATER),
-    "web_search_options": ((), _LATER),
-}
-COMPLETION_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "suffix": ((), "filling in the middle is not supported"),
-}
-STREAM_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "include_obfuscation": ((False,), _LATER),
-}
