@@ -1,14 +1,13 @@
-"""Server-sent events: a stream that says when it is alive, fails honestly, and stops when its client has
-gone.
+"""Streams of events: they say when they are alive, fail honestly, and stop when their client has gone.
 
-Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
+Formats: https://html.spec.whatwg.org/multipage/server-sent-events.html, https://github.com/ndjson/ndjson-spec
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -24,6 +23,7 @@ HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
+LINES = {**HEADERS, "content-type": "application/x-ndjson"}
 
 
 def event(data: bytes) -> bytes:
@@ -46,13 +46,17 @@ class EventStream(Response):
         to_response: Callable[[Fault], Response],
         to_event: Callable[[Fault], bytes],
         ping: float = 15.0,
+        headers: Mapping[str, str] = HEADERS,
+        alive: bytes = PING,
     ):
-        super().__init__(headers=HEADERS)
+        """alive: what is sent into a silence of `ping` seconds."""
+        super().__init__(headers=headers)
         del self.headers["content-length"]
         self._events = events
         self._to_response = to_response
         self._to_event = to_event
         self._ping = ping
+        self._alive = alive
         self._lock = asyncio.Lock()
         self._started = False
         self._last = 0.0  # when something was last sent
@@ -102,10 +106,10 @@ class EventStream(Response):
         return {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
 
     async def _keep_alive(self, send: Send) -> None:
-        """Sends comments into a silence."""
+        """Breaks a silence."""
         self._last = time.monotonic()
         while True:
             due = self._last + self._ping - time.monotonic()
             await asyncio.sleep(max(due, self._ping / 4))
             if not self._lock.locked() and time.monotonic() - self._last >= self._ping:
-                await self._write(send, PING)
+                await self._write(send, self._alive)
