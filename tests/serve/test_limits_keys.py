@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 
@@ -15,6 +16,7 @@ from tests.serve.running import client, events, make_front
 
 INTERACTIVE, BATCH, BACKGROUND = ServiceClass
 ENTRY = {"key": "first-key", "name": "ann"}
+DIGEST = hashlib.sha256(b"first-key").hexdigest()
 
 
 def write(path, content, mode: int = 0o600):
@@ -30,7 +32,14 @@ def test_a_file_of_keys(tmp_path):
     limits = {"requests_per_minute": 60, "tokens_per_minute": 1000, "concurrent": 4, "max_class": "batch"}
     full = {"key": "second-key", "name": "bob", "class": "background", "weight": 2, "limits": limits}
     bounded = {"key": "third-key", "name": "eve", "limits": {"max_class": "batch"}}
-    assert read_keys(write(tmp_path / "keys.json", [ENTRY, full, bounded])) == (
+    hidden = {
+        "secret_sha256": hashlib.sha256(b"fourth-key").hexdigest().upper(),
+        "name": "ops",
+        "scopes": ["management"],
+    }
+    *clear, last = read_keys(write(tmp_path / "keys.json", [ENTRY, full, bounded, hidden]))
+    assert (last.name, last.scopes, last.digest) == ("ops", {"management"}, hashlib.sha256(b"fourth-key").digest())
+    assert tuple(clear) == (
         Key("first-key", "ann", INTERACTIVE, 1.0, Limits()),
         Key("second-key", "bob", BACKGROUND, 2.0, Limits(60, 1000, 4, BATCH)),
         Key("third-key", "eve", BATCH, 1.0, Limits(max_class=BATCH)),
@@ -47,6 +56,12 @@ def test_a_file_of_keys(tmp_path):
         ([], "0 keys"),
         (ENTRY, "array"),
         ([{"key": "first-key"}], "name"),
+        ([{"name": "ann"}], "secret_sha256"),
+        ([ENTRY | {"secret_sha256": DIGEST}], "either"),
+        ([{"name": "ann", "secret_sha256": DIGEST[1:]}], "64 hex"),
+        ([ENTRY, {"name": "bob", "secret_sha256": DIGEST}], "same key"),
+        ([ENTRY | {"scopes": ["root"]}], "root"),
+        ([ENTRY | {"scopes": "management"}], "array"),
         ([ENTRY | {"wieght": 2}], "wieght"),
         ([ENTRY | {"limits": {"requests": 2}}], "requests"),
         ([ENTRY | {"class": "best"}], "best"),

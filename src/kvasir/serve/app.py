@@ -1,8 +1,8 @@
 """create_app: the web application over a catalogue of models.
 
 A request passes, from the outside in: its metrics, its id, a net for errors, the bounds on headers, Host and
-Origin, CORS, the key, its limits, the bounds on the body, and then a route. Everything is plain ASGI, so a stream's
-chunks go to the socket without a stop.
+Origin, CORS, the key, its scopes, its limits, the bounds on the body, and then a route. Everything is plain ASGI, so a
+stream's chunks go to the socket without a stop.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from kvasir.serve.limits import BodyLimit, HeaderLimit
 from kvasir.serve.metrics import HttpMeter, Metered
 from kvasir.serve.quota import QuotaGuard, Quotas
 from kvasir.serve.schema import schema_of
+from kvasir.serve.scopes import Managing, ScopeGuard
 from kvasir.serve.settings import ServeSettings
 
 _LOOPBACK_ORIGIN = r"https?://(([a-z0-9-]+\.)*localhost|127(\.\d+){3}|\[::1\])(:\d+)?"
@@ -40,18 +41,19 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
     app.state.catalogue = catalogue
     app.state.http_meter = HttpMeter()
-    for router in (*openai.ROUTERS, tokens.router, meta.router, live.router):
+    routers = (*openai.ROUTERS, tokens.router, meta.router, live.router)
+    for router in routers:
         app.include_router(router)
     app.router.routes += static.routes
     for kind in (KvasirError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(ClientGone, _on_gone)
-    _wrap(app, catalogue.settings, catalogue.quotas)
+    _wrap(app, catalogue.settings, catalogue.quotas, Managing(route for router in routers for route in router.routes))
     app.openapi = lambda: schema_of(app)  # type: ignore[method-assign]
     return app
 
 
-def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas) -> None:
+def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Managing) -> None:
     """Adds the middlewares, innermost first."""
     app.add_middleware(Leases)
     app.add_middleware(
@@ -61,6 +63,7 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas) -> None:
         max_depth=settings.max_json_depth,
     )
     app.add_middleware(QuotaGuard, quotas=quotas)
+    app.add_middleware(ScopeGuard, managing=managing)
     app.add_middleware(KeyGuard, settings=settings)
     app.add_middleware(
         CORSMiddleware,

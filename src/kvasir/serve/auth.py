@@ -59,10 +59,13 @@ class HostGuard:
         origin = origin.lower().rstrip("/")
         if "*" in self.origins or origin in self.origins:
             return True
-        name = _hostname(origin)
-        if name is None or not origin.startswith(("http://", "https://")):
-            return False
-        return is_loopback(name) or urlsplit(origin).netloc == host.lower()
+        name = origin_name(origin)
+        return name is not None and (is_loopback(name) or urlsplit(origin).netloc == host.lower())
+
+
+def origin_name(origin: str) -> str | None:
+    """The host of the pages of an Origin; None for what is no web site."""
+    return _hostname(origin) if origin.lower().startswith(("http://", "https://")) else None
 
 
 def _hostname(url: str) -> str | None:
@@ -94,7 +97,7 @@ class KeyGuard:
     def __init__(self, app: ASGIApp, settings: ServeSettings):
         self.app = app
         self.keys = settings.all_keys
-        self.digests = [_digest(key.secret.encode()) for key in self.keys]
+        self.digests = [key.digest for key in self.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # there is no such route, and none may come in beside the check
@@ -103,7 +106,7 @@ class KeyGuard:
             return await self.app(scope, receive, send)
         key = None
         if self.digests and scope["path"] not in OPEN_PATHS:
-            digest = _digest(_given_key(scope))
+            digest = hashlib.sha256(_given_key(scope)).digest()
             # All keys are compared, each in constant time and over digests, so nothing is told by how long
             # it takes.
             equal = [hmac.compare_digest(digest, known) for known in self.digests]
@@ -118,10 +121,6 @@ class KeyGuard:
             key = self.keys[equal.index(True)]
         scope.setdefault("state", {})["key"] = key
         await self.app(scope, receive, send)
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 def _given_key(scope: Scope) -> bytes:

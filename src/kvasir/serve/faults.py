@@ -28,6 +28,10 @@ class ClassNotAllowed(InvalidRequest):
     """A request asks for a better service class than its key may have."""
 
 
+class ScopeNeeded(KvasirError):
+    """A key asks for what it is not good for."""
+
+
 class AnswerFailed(KvasirError):
     """The engine gave up on one answer, or its request was ended from the server's side."""
 
@@ -50,6 +54,8 @@ def fault_of(error: BaseException) -> Fault:
             return Fault(404, str(error), "model_not_found", "model")
         case ClassNotAllowed():
             return Fault(403, str(error), "class_not_allowed", error.param)
+        case ScopeNeeded():
+            return Fault(403, str(error), "scope_needed")
         case InvalidRequest():
             return Fault(400, str(error), "invalid_value", error.param)
         case QueueFull():

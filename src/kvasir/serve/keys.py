@@ -1,11 +1,13 @@
-"""API keys: whose they are, what class and share they have, and their limits; the file that names them."""
+"""API keys: whose they are, what they are good for, their class, share and limits; the file that names them."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -17,6 +19,14 @@ MAX_KEYS = 10_000
 MAX_FILE = 16 << 20  # bytes
 MOST = 1_000_000_000  # of anything per minute
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class KeyScope(StrEnum):
+    """inference: to have something computed; management: to change what is served. Neither is needed to look."""
+
+    INFERENCE = "inference"
+    MANAGEMENT = "management"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +49,24 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Key:
     """name: the tenant, in logs, shares and cache namespaces. slo: the class of requests that ask for none.
-    weight: its share beside other keys of a class."""
+    weight: its share beside other keys of a class. secret_sha256: of a secret that is not known here itself, which is
+    empty then."""
 
     secret: str
     name: str
     slo: ServiceClass = ServiceClass.INTERACTIVE
     weight: float = 1.0
     limits: Limits = Limits()
+    scopes: frozenset[KeyScope] = frozenset((KeyScope.INFERENCE,))
+    secret_sha256: str = ""
 
     def __post_init__(self) -> None:
-        if len(self.secret) < 8 or not self.secret.isascii() or not self.secret.isprintable() or " " in self.secret:
+        if bool(self.secret) == bool(self.secret_sha256):
+            raise ConfigError(f"key {self.name!r:.80}: expected either key or secret_sha256", "give one of them")
+        if self.secret_sha256:
+            if not _SHA256.fullmatch(self.secret_sha256):
+                raise ConfigError(f"key {self.name!r:.80}: secret_sha256 is malformed", "expected 64 hex digits")
+        elif len(self.secret) < 8 or not self.secret.isascii() or not self.secret.isprintable() or " " in self.secret:
             raise ConfigError("an API key is too weak or malformed", "use 8 or more printable ASCII characters")
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"a key is named {self.name!r:.80}", "expected 1 to 64 of A-Z a-z 0-9 . _ -")
@@ -59,13 +77,18 @@ class Key:
                 f"key {self.name}: its class {self.slo.value} is better than its max_class", "lower the class"
             )
 
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the secret."""
+        return bytes.fromhex(self.secret_sha256) or hashlib.sha256(self.secret.encode()).digest()
+
     def __repr__(self) -> str:
         return f"Key({self.name})"  # the secret is not for logs
 
 
 def check_distinct(keys: tuple[Key, ...]) -> None:
     """Raises ConfigError for a key or a name that is there twice."""
-    for what, values in (("key", [k.secret for k in keys]), ("name", [k.name for k in keys])):
+    for what, values in (("key", [k.digest for k in keys]), ("name", [k.name for k in keys])):
         if len(set(values)) < len(values):
             raise ConfigError(f"two API keys have the same {what}", f"every {what} is there once")
 
@@ -78,8 +101,10 @@ class _Limits(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    key: str
     name: str
+    key: str = ""
+    secret_sha256: str = ""
+    scopes: frozenset[KeyScope] = frozenset((KeyScope.INFERENCE,))
     service_class: ServiceClass | None = msgspec.field(name="class", default=None)
     weight: float = 1.0
     limits: _Limits = msgspec.field(default_factory=_Limits)
@@ -88,10 +113,12 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 def read_keys(path: Path) -> tuple[Key, ...]:
     """The keys of a JSON file, which nobody but its owner may read or write:
 
-        [{"key": "...", "name": "ann", "class": "batch", "weight": 2,
+        [{"key": "...", "name": "ann", "scopes": ["inference", "management"], "class": "batch", "weight": 2,
           "limits": {"requests_per_minute": 60, "tokens_per_minute": 100000, "concurrent": 4, "max_class": "batch"}}]
 
-    All but `key` and `name` may be left out; the class is then the best one allowed. Raises ConfigError."""
+    `secret_sha256` with 64 hex digits may stand for `key`. All but these and `name` may be left out: the class is then
+    the best one allowed, the scope inference; without any scope a key may look, at /metrics say, and no more.
+    Raises ConfigError."""
     try:
         entries = msgspec.json.decode(_read_private(path), type=list[_Entry])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -108,7 +135,8 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 def _to_key(entry: _Entry) -> Key:
     limits = Limits(**msgspec.structs.asdict(entry.limits))
-    return Key(entry.key, entry.name, entry.service_class or limits.max_class, entry.weight, limits)
+    slo = entry.service_class or limits.max_class
+    return Key(entry.key, entry.name, slo, entry.weight, limits, entry.scopes, entry.secret_sha256.lower())
 
 
 def _read_private(path: Path) -> bytes:

@@ -1,0 +1,80 @@
+"""What a key is good for: routes tagged `management` ask for that scope, all else that computes for `inference`.
+
+What only looks (GET, HEAD) is open to every key. Without keys the server is one machine's own, and managing is for
+those who ask from it directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fastapi.routing import APIRoute
+from starlette.requests import HTTPConnection
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvasir.serve.asgi import header, refuse
+from kvasir.serve.auth import origin_name
+from kvasir.serve.faults import ScopeNeeded, fault_of
+from kvasir.serve.keys import Key, KeyScope
+from kvasir.serve.settings import is_loopback
+
+MANAGEMENT = "management"  # the tag
+LOOKS = ("GET", "HEAD", "OPTIONS")
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
+
+
+def needs_management(connection: HTTPConnection) -> None:
+    """Raises ScopeNeeded unless who asks may manage the server. For routes that manage now and then; those that always do
+    have the tag."""
+    _check_management(connection.scope)
+
+
+def _check_management(scope: Scope) -> None:
+    key: Key | None = scope.get("state", {}).get("key")
+    if key is not None:
+        return _check(key, KeyScope.MANAGEMENT)
+    origin = header(scope, b"origin")
+    from_here = is_loopback((scope.get("client") or ("",))[0]) and not any(header(scope, h) for h in _FORWARDED)
+    if not from_here or (origin is not None and not is_loopback(origin_name(origin) or "")):
+        raise ScopeNeeded("without API keys only this machine itself may manage the server", "serve with --keys FILE")
+
+
+def _check(key: Key, needed: KeyScope) -> None:
+    if needed not in key.scopes:
+        raise ScopeNeeded(f"this needs a key with the scope {needed.value!r}", "the file of --keys gives it to a key")
+
+
+class Managing:
+    """Which requests a server's management routes would take."""
+
+    def __init__(self, routes: Iterable[BaseRoute]):
+        self.routes = [r for r in routes if isinstance(r, APIRoute) and MANAGEMENT in r.tags]
+
+    def route(self, scope: Scope) -> str | None:
+        """The pattern of the route's path, None where it manages nothing."""
+        fits = (r for r in self.routes if scope["method"] in r.methods and r.path_regex.match(scope["path"]))
+        return next((r.path for r in fits), None)
+
+
+class ScopeGuard:
+    """403 for a key without the scope that a request asks for, before its body is read."""
+
+    def __init__(self, app: ASGIApp, managing: Managing):
+        self.app = app
+        self.managing = managing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except ScopeNeeded as error:
+                return await refuse(fault_of(error), scope, receive, send)
+        await self.app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        if self.managing.route(scope) is not None:
+            return _check_management(scope)
+        key: Key | None = scope.get("state", {}).get("key")
+        if key is not None and scope["method"] not in LOOKS:
+            _check(key, KeyScope.INFERENCE)
