@@ -1,4 +1,4 @@
-"""/openapi.json as this server behaves: one shape for all errors, and the key."""
+"""/openapi.json as this server behaves: the shape of each dialect's errors, and the key."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-_ERROR: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
+_TEXT: dict[str, Any] = {"type": "string"}
+_MAYBE: dict[str, Any] = {"type": ["string", "null"]}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": [*properties], "properties": properties}
+
+
+# By the name of the component; which dialect has which says `faults.response_of`.
+_ERRORS: dict[str, dict[str, Any]] = {
+    "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_MAYBE, code=_MAYBE)),
+    "AnthropicError": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT)),
+    "OllamaError": _object(error=_TEXT),
 }
 _STATUSES = {
     "400": "The request cannot be served as asked; `param` names the field.",
@@ -40,17 +38,19 @@ def schema_of(app: FastAPI) -> dict[str, Any]:
     """The schema, made once."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schema["components"]["schemas"]["Error"] = _ERROR
+        schema["components"]["schemas"] |= _ERRORS
         schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"key": []}]
-        for path in schema["paths"].values():
-            for operation in path.values():
+        for path, operations in schema["paths"].items():
+            for operation in operations.values():
                 operation["responses"].pop("422", None)
-                operation["responses"] |= {status: _response(text) for status, text in _STATUSES.items()}
+                operation["responses"] |= {status: _response(text, path) for status, text in _STATUSES.items()}
         app.openapi_schema = schema
     return app.openapi_schema
 
 
-def _response(text: str) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+def _response(text: str, path: str) -> dict[str, Any]:
+    error = "AnthropicError" if path.startswith("/v1/messages") else "Error"
+    error = "OllamaError" if path.startswith("/api/") else error
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     return {"description": text, "content": content}
