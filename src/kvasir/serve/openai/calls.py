@@ -41,10 +41,10 @@ def event_delta(event: Event, reading: Reading | None) -> dict[str, Any] | None:
 
 def _call(id: str | None, name: str, arguments: str, reading: Reading | None) -> dict[str, Any]:
     size = reading.format.calls.id_size if reading else 0
-    return {"id": _id(id, size), "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": call_id(id, size), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _id(own: str | None, size: int) -> str:
+def call_id(own: str | None, size: int) -> str:
     """The model's own id of a call, if it wrote one that its template takes again, else a fresh one."""
     if own and (not size or (len(own) == size and own.isascii() and own.isalnum())):
         return own

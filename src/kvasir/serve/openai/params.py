@@ -50,11 +50,11 @@ def to_params(wire: Sampling, info: ModelInfo, **given: Any) -> SamplingParams:
         fields["stop_token_ids"] = tuple(wire.stop_token_ids)
     fields["structured_outputs"] = to_structured(wire)
     if wire.logit_bias:
-        fields["logit_bias"] = _bias(wire.logit_bias)
+        fields["logit_bias"] = to_bias(wire.logit_bias)
     return SamplingParams(**(fields | given))
 
 
-def _bias(bias: dict[str, float]) -> dict[int, float]:
+def to_bias(bias: dict[str, float]) -> dict[int, float]:
     """JSON has only strings for keys: they are token ids."""
     for key in bias:
         if not (key.isascii() and key.isdigit() and len(key) < 11):
