@@ -21,7 +21,7 @@ COMPUTING = (
     *("device", "ops", "parallel", "quant", "layers", "models"),
     *("weights", "lora", "sampling", "spec", "program", "runner"),
 )
-EVERYTHING = (*THINKING, *COMPUTING, "engine", "serve", "fleet")
+EVERYTHING = (*THINKING, *COMPUTING, "engine", "store", "serve", "fleet")
 
 # Room -> what it may import beside itself and the ground (a dotted entry allows only that module of a room).
 ARROWS: dict[str, tuple[str, ...]] = {
@@ -44,7 +44,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "program": ("ops", "layers", "sampling"),
     "runner": COMPUTING,
     "engine": (*THINKING, *COMPUTING),
-    "serve": ("parse", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),
+    "store": ("weights", "text"),
+    "serve": ("parse", "store", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),
     "fleet": ("engine.client",),
     "cli": EVERYTHING,
     "__init__": ("engine",),
@@ -86,13 +87,13 @@ FORBIDDEN_ARGUMENTS = ("allow_pickle", "shell", "trust_remote_code")
 BUILTINS = ("eval", "exec", "compile", "__import__")
 
 # These rooms never name torch; in `engine` only the files that build and step the computing half do.
-NO_TORCH = (*GROUND, *THINKING, "serve", "fleet")
+NO_TORCH = (*GROUND, *THINKING, "store", "serve", "fleet")
 TORCH_IN_ENGINE = ("engine/build.py", "engine/core.py", "engine/executor.py", "engine/worker.py")
 # Importing these must not load torch, not even through other modules: the API process and `kvasir --help`.
 LOADS_WITHOUT_TORCH = (
     "__init__.py",
     *(f"{name}.py" for name in GROUND),
-    *(f"{room}/*" for room in (*THINKING, "serve", "fleet")),
+    *(f"{room}/*" for room in (*THINKING, "store", "serve", "fleet")),
     "engine/__init__.py",
     "engine/client.py",
     "engine/front.py",

@@ -316,6 +316,12 @@ def prepare_torch() -> None:
         os.environ.setdefault(name, value)
 
 
+def models_dir() -> Path:
+    """Where the store of models is, which may not exist yet."""
+    own, data = env("KVASIR_MODELS"), env("XDG_DATA_HOME")
+    return Path(own).expanduser() if own else Path(data or Path.home() / ".local" / "share") / "kvasir" / "models"
+
+
 def runtime_dir() -> Path:
     """Where sockets live: a folder of this user alone (mode 0700)."""
     base = Path(env("XDG_RUNTIME_DIR") or env("TMPDIR") or "/tmp")

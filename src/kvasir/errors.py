@@ -21,6 +21,10 @@ class InvalidRequest(KvasirError, ValueError):
         self.param = param
 
 
+class ModelNotFound(InvalidRequest):
+    """A request names a model that there is not: HTTP 404."""
+
+
 class QueueFull(KvasirError):
     """The waiting queue is at its bound: HTTP 429 with `Retry-After: retry_after` seconds."""
 

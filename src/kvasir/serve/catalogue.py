@@ -16,10 +16,11 @@ from starlette.requests import Request as HTTPRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir.engine.front import Front
-from kvasir.serve.faults import ModelNotFound
+from kvasir.errors import ModelNotFound
 from kvasir.serve.quota import Quotas
 from kvasir.serve.serving import Serving
 from kvasir.serve.settings import ServeSettings
+from kvasir.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,11 @@ class Card:
 class Catalogue(ABC):
     """All methods are called on the event loop of the server.
 
-    settings, quotas: of the whole server, whatever model is asked.
+    settings, quotas: of the whole server, whatever model is asked. store: where its models come from, None for a
+    server of given ones.
     """
+
+    store: Store | None = None
 
     def __init__(self, settings: ServeSettings, clock: Callable[[], int] = time.monotonic_ns):
         """clock: nanoseconds, for the limits of keys."""

@@ -13,15 +13,19 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, LimitExceeded, QueueFull
+from kvasir.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    InvalidRequest,
+    KvasirError,
+    LimitExceeded,
+    ModelNotFound,
+    QueueFull,
+)
 
 log = logging.getLogger("kvasir.serve")
 
 _NAMES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too_large", 431: "too_large"}
-
-
-class ModelNotFound(InvalidRequest):
-    """A request names a model that is not served here."""
 
 
 class ClassNotAllowed(InvalidRequest):

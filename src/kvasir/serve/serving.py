@@ -22,6 +22,7 @@ from kvasir.serve.quota import Quotas
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.sse import EventStream
 from kvasir.serve.wire import Scheduling
+from kvasir.store.entry import Entry
 from kvasir.types import FinishReason, Request, ServiceClass
 
 CLASS_HEADER = "x-kvasir-class"
@@ -29,10 +30,11 @@ CLASS_HEADER = "x-kvasir-class"
 
 class Serving:
     """One model of a server: its front half, and what the settings make of it. Routes get theirs from
-    `catalogue.serving_of`."""
+    `catalogue.serving_of`. entry: what the store says of it, None for a model that is not from there."""
 
-    def __init__(self, front: Front, settings: ServeSettings, quotas: Quotas):
+    def __init__(self, front: Front, settings: ServeSettings, quotas: Quotas, entry: Entry | None = None):
         self.front = front
+        self.entry = entry
         self.settings = settings
         self.quotas = quotas
         self.lookout = Lookout(front)
@@ -42,6 +44,8 @@ class Serving:
     @property
     def names(self) -> tuple[str, ...]:
         """What the model may be called; the first is what answers carry."""
+        if self.entry is not None:
+            return (self.entry.name,)
         return self.settings.model_names or (self.front.info.name,)
 
     @property

@@ -1,0 +1,34 @@
+"""A long change of the store, followed from an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from threading import Event
+
+from kvasir.store.store import Progress, Report
+
+
+async def follow(change: Callable[[Report, Event], object]) -> AsyncGenerator[Progress]:
+    """Runs `change(report, stop)` in a thread and gives what it reports; raises what it raises, at the end.
+
+    Closing the generator stops the change, and waits until it has stopped.
+        async with aclosing(follow(lambda report, stop: store.pull(ref, report=report, stop=stop))) as events: ...
+    """
+    loop, stop = asyncio.get_running_loop(), Event()
+    told: asyncio.Queue[Progress | None] = asyncio.Queue()
+    running = asyncio.ensure_future(asyncio.to_thread(change, lambda p: _put(loop, told, p), stop))
+    running.add_done_callback(lambda _: told.put_nowait(None))
+    try:
+        while (progress := await told.get()) is not None:
+            yield progress
+        await running
+    finally:
+        stop.set()
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # of whoever left before the end, nobody hears
+
+
+def _put(loop: asyncio.AbstractEventLoop, told: asyncio.Queue, progress: Progress) -> None:
+    loop.call_soon_threadsafe(told.put_nowait, progress)

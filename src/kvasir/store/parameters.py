@@ -1,0 +1,134 @@
+"""Parameters of a model under Ollama's names: what each is, and what it becomes here.
+
+Source: https://docs.ollama.com/modelfile#parameter and the options of its API.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kvasir.errors import InvalidRequest
+from kvasir.store.entry import Value
+from kvasir.types import SamplingParams
+
+# Ollama's name -> the name in SamplingParams.
+SAMPLING = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "seed": "seed",
+    "stop": "stop",
+    "num_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+}
+# Ollama's name -> the engine's option.
+ENGINE = {"num_ctx": "max_model_len", "num_thread": "threads"}
+# How another engine is laid out in memory and time: there is nothing here that they could change.
+IGNORED = (
+    *("num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock"),
+    *("numa", "embedding_only"),
+)
+# Name -> (values that ask for nothing, what to do).
+REFUSED: dict[str, tuple[tuple[Value, ...], str]] = {
+    "repeat_last_n": ((-1, 0), "penalties look at the whole context; -1 says so, 0 turns them off"),
+    "num_keep": ((0, -1), "a context that is full ends the answer; leave it out"),
+    "tfs_z": ((1, 1.0), "leave it out, or use min_p"),
+    "penalize_newline": ((True,), "newlines are penalized like any token; leave it out"),
+    "draft_num_predict": ((0,), "draft models are not supported"),
+}
+_INTEGERS = {"top_k", "seed", "num_predict", "mirostat", "repeat_last_n", "num_keep", "draft_num_predict", *ENGINE}
+_INTEGERS |= {"num_batch", "num_gpu", "main_gpu"}
+_BOOLEANS = {"penalize_newline", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "numa"}
+_BOOLEANS |= {"embedding_only"}
+_KNOWN = (*SAMPLING, *ENGINE, *IGNORED, *REFUSED)
+_UNLIMITED = (-1, -2)  # of num_predict: until the model ends, until the context is full
+_MOST_STOPS = 64
+
+
+def parse_parameter(name: str, text: str) -> Value:
+    """The value of a text. Raises InvalidRequest naming the parameter."""
+    _check_known(name)
+    try:
+        if name == "stop":
+            value: Value = [text]
+        elif name in _BOOLEANS:
+            value = {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        else:
+            value = int(text) if name in _INTEGERS else float(text)
+    except (ValueError, KeyError):
+        kind = "true or false" if name in _BOOLEANS else "a whole number" if name in _INTEGERS else "a number"
+        raise InvalidRequest(f"{name} is {text[:40]!r}", f"expected {kind}", param=name) from None
+    return check_parameters({name: value})[name]
+
+
+def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Value]:
+    """The parameters, each of its type, in range, and one that can be honoured. Raises InvalidRequest naming it."""
+    checked = {name: _typed(name, value) for name, value in parameters.items() if value is not None}
+    for name, (harmless, hint) in REFUSED.items():
+        if name in checked and checked[name] not in harmless:
+            raise InvalidRequest(f"{name} is not supported with this value", hint, param=name)
+    for name in ENGINE:
+        if int(checked.get(name, 1)) < 1:  # type: ignore[arg-type]
+            raise InvalidRequest(f"{name} is {checked[name]}", "expected at least 1", param=name)
+    sampling_of(checked)
+    return checked
+
+
+def sampling_of(parameters: Mapping[str, Value]) -> dict[str, Any]:
+    """The fields of SamplingParams that these set. Raises InvalidRequest for values out of range."""
+    fields: dict[str, Any] = {ours: parameters[name] for name, ours in SAMPLING.items() if name in parameters}
+    if parameters.get("repeat_last_n") == 0:
+        fields |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    if fields.get("max_tokens") in _UNLIMITED:
+        fields["max_tokens"] = None
+    if fields.get("seed") == -1:
+        fields["seed"] = None  # drawn
+    if "stop" in fields:
+        fields["stop"] = tuple(fields["stop"])
+    try:
+        SamplingParams(**fields)
+    except InvalidRequest as error:
+        names = {ours: name for name, ours in SAMPLING.items()}
+        raise InvalidRequest(error.message, error.hint, param=names.get(error.param or "")) from None
+    return fields
+
+
+def engine_options_of(parameters: Mapping[str, Value]) -> dict[str, int]:
+    """The fields of EngineOptions that these set."""
+    return {ours: int(parameters[name]) for name, ours in ENGINE.items() if name in parameters}  # type: ignore[arg-type]
+
+
+def _check_known(name: str) -> None:
+    if name not in _KNOWN:
+        raise InvalidRequest(
+            f"unknown parameter {name[:40]!r}", f"expected one of {', '.join(_KNOWN)}", param=name[:40]
+        )
+
+
+def _typed(name: str, value: Any) -> Value:
+    _check_known(name)
+    if name == "stop":
+        stops = [value] if isinstance(value, str) else value
+        if isinstance(stops, list | tuple) and len(stops) <= _MOST_STOPS and all(isinstance(s, str) for s in stops):
+            return list(stops)
+        raise InvalidRequest("stop is neither a text nor a list of texts", f"at most {_MOST_STOPS}", param=name)
+    if name in _BOOLEANS:
+        if isinstance(value, bool):
+            return value
+        raise InvalidRequest(f"{name} is not true or false", param=name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequest(f"{name} is not a number", param=name)
+    if name in _INTEGERS:
+        if value != int(value) or abs(value) > 2**53:
+            raise InvalidRequest(f"{name} is not a whole number of moderate size", param=name)
+        return int(value)
+    return float(value)
