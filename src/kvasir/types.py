@@ -212,6 +212,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0  # of completion_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.engine.answer import Answer, AnswerText, prompt_offsets, prompt_text
+from kvasir.engine.reading import Reading
 from kvasir.errors import InvalidRequest
+from kvasir.parse.events import Reasoning
+from kvasir.parse.table import choose
 from kvasir.types import Delta, FinishReason, SamplingParams, TokenLogprob, Usage
 from tests.serve.fakes import BOS, EOS, VOCAB, byte_tokenizer
 
@@ -156,3 +159,29 @@ def test_without_a_tokenizer_there_are_ids_alone():
     assert (delta.text, delta.token_ids, delta.logprobs[0].text) == ("", (5,), "")
     with pytest.raises(InvalidRequest, match="tokenizer"):
         AnswerText(None, (1,), SamplingParams(stop=("x",)))
+
+
+THOUGHT = "<think>\nAa<b\n</think>\n\nCc <d> e<think>"
+
+
+@given(st.lists(st.integers(1, 5), max_size=40), st.sampled_from([(), ("e<",), ("b\n",)]), st.integers(1, len(THOUGHT)))
+def test_a_token_belongs_to_the_same_kind_of_event_however_the_answer_is_cut(cuts, stops, size):
+    format = choose("<think>")
+    params = SamplingParams(stop=stops)
+
+    def kinds(cuts: list[int]) -> tuple[list[type], Usage]:
+        text = AnswerText(TOKENIZER, (), params, Reading(format, None, False, frozenset()))
+        ids, found, usage, sizes = list(THOUGHT.encode()[:size]), [], Usage(), list(cuts)
+        while ids and not text.done:
+            count = sizes.pop(0) if sizes else 1
+            piece, ids = ids[:count], ids[count:]
+            delta = text.push(Delta("r", 0, tuple(piece), finish_reason=None if ids else FinishReason.LENGTH))
+            for event, settled in zip(delta.events, delta.settled, strict=True):
+                found += [type(event)] * (settled - len(found))
+            usage = delta.usage
+        assert len(found) <= usage.completion_tokens
+        return found, usage
+
+    found, usage = kinds(cuts)
+    assert (found, usage) == kinds([])
+    assert usage.reasoning_tokens == found.count(Reasoning)

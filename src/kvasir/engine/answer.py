@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvasir.engine.reading import Reading
 from kvasir.errors import InvalidRequest
-from kvasir.parse.events import Content, Event, Message, merged
+from kvasir.parse.events import Content, Event, Message, Reasoning, merged_counts
 from kvasir.text.detokenize import Detokenizer
 from kvasir.text.stop import StopStrings
 from kvasir.text.tokenizer import Tokenizer
@@ -51,6 +51,8 @@ class TextDelta:
 
     `text` may lag behind `token_ids`: half a character, or what may begin a stop string, is held back.
     `events` is the text taken apart: only content where the request is not read. It may lag behind the text.
+    `settled` says of each event how many of the answer's tokens had been read when it was whole; however the answer
+    is cut into deltas, a token belongs to the same kind of event.
     `logprobs` runs parallel to `token_ids` where it was asked for. The last delta of an answer has a finish
     reason; `stop_reason` is the stop string or the asked-for stop id that ended it. `usage` is the answer's
     own so far.
@@ -59,6 +61,7 @@ class TextDelta:
     index: int
     text: str = ""
     events: Sequence[Event] = ()
+    settled: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenInfo, ...] = ()
     prompt_logprobs: tuple[TokenInfo, ...] | None = None
@@ -93,6 +96,7 @@ class AnswerText:
         self._parser = reading.parser() if reading else None
         self.num_tokens = 0
         self.cached_tokens = 0
+        self._num_settled = self._num_reasoning = 0
         self.done = False
 
     def push(self, delta: Delta) -> TextDelta:
@@ -100,6 +104,7 @@ class AnswerText:
         which the core knows nothing: the caller aborts the answer there, and pushes no more."""
         assert not self.done, "the answer has ended"
         pieces: list[str] = []
+        read: list[tuple[Event, int]] = []
         offsets: list[int] = []
         matched = None
         for i, token in enumerate(delta.token_ids):
@@ -109,33 +114,45 @@ class AnswerText:
                 continue
             text, matched = self._take(token)
             pieces.append(text)
+            read += self._read(text)
             if matched is not None:
                 break
         if delta.finish_reason and matched is None:
             text, matched = self._end()
             pieces.append(text)
+            read += self._read(text)
         finish = FinishReason.STOP if matched is not None else delta.finish_reason
         self.done = finish is not None
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-        text = "".join(pieces)
+        if self.done and self._parser is not None:
+            read += self._settled(self._parser.finish())
+        events, settled = merged_counts(read)
         return TextDelta(
             index=delta.index,
-            text=text,
-            events=self._read(text),
+            text="".join(pieces),
+            events=events,
+            settled=settled,
             token_ids=delta.token_ids[: len(offsets)],
             logprobs=tuple(map(self._info, delta.logprobs, offsets)),
             prompt_logprobs=self._prompt_infos(delta),
             finish_reason=finish,
             stop_reason=self._stop_id(delta) if matched is None else matched,
-            usage=Usage(len(self._prompt_ids), self.num_tokens, self.cached_tokens),
+            usage=Usage(len(self._prompt_ids), self.num_tokens, self.cached_tokens, self._num_reasoning),
             error=delta.error,
         )
 
-    def _read(self, text: str) -> Sequence[Event]:
-        if self._parser is None:
-            return (Content(text),) if text else ()
-        events = self._parser.push(text)
-        return merged([*events, *self._parser.finish()]) if self.done else events
+    def _read(self, text: str) -> list[tuple[Event, int]]:
+        if not text:
+            return []
+        return self._settled([Content(text)] if self._parser is None else self._parser.push(text))
+
+    def _settled(self, events: Sequence[Event]) -> list[tuple[Event, int]]:
+        """The events, each with the number of tokens that were read by now."""
+        for event in events:
+            if isinstance(event, Reasoning):
+                self._num_reasoning += self.num_tokens - self._num_settled
+            self._num_settled = self.num_tokens
+        return [(event, self.num_tokens) for event in events]
 
     @property
     def _offset(self) -> int:

@@ -60,6 +60,19 @@ def merged(events: Iterable[Event]) -> list[Event]:
     return [_joined(first, pieces) for first, pieces in runs]
 
 
+def merged_counts(read: Iterable[tuple[Event, int]]) -> tuple[list[Event], tuple[int, ...]]:
+    """`merged` of events that came each with a count, and the last count of each piece."""
+    events: list[Event] = []
+    counts: list[int] = []
+    for event, count in read:
+        if events and not isinstance(event, (CallStart, CallEnd)) and _continues(events[-1], event):
+            counts[-1] = count
+        else:
+            counts.append(count)
+        events.append(event)
+    return merged(events), tuple(counts)
+
+
 def _continues(first: Event, event: Event) -> bool:
     same = type(first) is type(event)
     return same and (not isinstance(event, Arguments) or first.index == event.index)  # type: ignore[union-attr]
