@@ -74,13 +74,47 @@ class Reader(threading.Thread):
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_running_answers_are_finished_before_the_end(end):
     with process({"drain": 30}, {"step_seconds": 0.01}) as (server, url):
-        reader = Reader(url, 60)
-        server.send_signal(end)
-        time.sleep(0.2)
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/health")
+        reader = Reader(url, 200)
+        with httpx.Client(base_url=url) as kept:
+            assert kept.get("/version").status_code == 200
+            server.send_signal(end)
+            while (health := httpx.get(f"{url}/health")).status_code == 200:
+                time.sleep(0.01)
+            assert health.status_code == 503 and health.json() == {"status": "draining"}
+            for http in (httpx, kept):
+                path = f"{url}/v1/completions"
+                refused = http.post(path, json={"prompt": "ab"})
+                assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+                assert refused.headers["retry-after"] == "1" and refused.headers["connection"] == "close"
+            assert "kvasir_requests_open" in httpx.get(f"{url}/metrics").text
+            assert server.poll() is None and "[DONE]" not in reader.text
         reader.join(30)
         assert "[DONE]" in reader.text and '"length"' in reader.text
+        assert server.wait(20) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_waits_for_nothing(end):
+    with process({"drain": 600}, {"step_seconds": 0.05, "max_model_len": 100_000, "num_blocks": 10_000}) as (
+        server,
+        url,
+    ):
+        reader = Reader(url, 50_000)
+        server.send_signal(end)
+        while httpx.get(f"{url}/health").status_code == 200:
+            time.sleep(0.01)
+        server.send_signal(end)
+        assert server.wait(30) == 0
+        reader.join(30)
+        assert "[DONE]" not in reader.text
+
+
+def test_a_server_that_nobody_asks_ends_at_once():
+    with process({"drain": 600}, {}) as (server, url), httpx.Client(base_url=url) as idle:
+        idle.get("/version")
+        server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 0
 
 

@@ -1,8 +1,8 @@
 """create_app: the web application over a catalogue of models.
 
 A request passes, from the outside in: its metrics, its id, a net for errors, the bounds on headers, Host and
-Origin, CORS, the key, its scopes, its limits, the bounds on the body, and then a route. Everything is plain ASGI, so a
-stream's chunks go to the socket without a stop.
+Origin, CORS, the doors, the key, its scopes, its limits, the bounds on the body, and then a route. All of it is plain
+ASGI, so a stream's chunks go to the socket without a stop.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir import __version__
 from kvasir.errors import KvasirError
-from kvasir.serve import live, meta, openai, static, tokens
+from kvasir.serve import anthropic, live, meta, openai, static, tokens
 from kvasir.serve.asgi import ClientGone, header
 from kvasir.serve.auth import HostGuard, KeyGuard
 from kvasir.serve.catalogue import Catalogue, Leases
+from kvasir.serve.doors import DoorGuard, Doors
 from kvasir.serve.faults import fault_of, response_of
 from kvasir.serve.limits import BodyLimit, HeaderLimit
 from kvasir.serve.metrics import HttpMeter, Metered
@@ -41,7 +42,8 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
     app.state.catalogue = catalogue
     app.state.http_meter = HttpMeter()
-    routers = (*openai.ROUTERS, tokens.router, meta.router, live.router)
+    app.state.doors = Doors()
+    routers = (*openai.ROUTERS, *anthropic.ROUTERS, tokens.router, meta.router, live.router)
     for router in routers:
         app.include_router(router)
     app.router.routes += static.routes
@@ -65,6 +67,7 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Manag
     app.add_middleware(QuotaGuard, quotas=quotas)
     app.add_middleware(ScopeGuard, managing=managing)
     app.add_middleware(KeyGuard, settings=settings)
+    app.add_middleware(DoorGuard, doors=app.state.doors)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
@@ -90,7 +93,8 @@ async def _on_gone(request: Request, error: Exception) -> Response:
 
 
 class RequestId:
-    """Gives every response an X-Request-Id: the client's own if it is harmless, else a new one."""
+    """Gives every response an X-Request-Id: the client's own if it is harmless, else a new one. Anthropic's clients
+    read it as request-id. Sets `state["request_id"]`."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -100,10 +104,12 @@ class RequestId:
             return await self.app(scope, receive, send)
         given = header(scope, b"x-request-id") or ""
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        scope.setdefault("state", {})["request_id"] = request_id
+        both = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id")]
 
         async def tagging(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message.get("headers", ()), *both]
             await send(message)
 
         await self.app(scope, receive, tagging)

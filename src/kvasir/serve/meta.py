@@ -21,7 +21,9 @@ ENGINE_SECONDS = 2.0  # for which an answer of the engine is waited for
 
 @router.get("/health")
 async def health(request: HTTPRequest) -> Response:
-    """200 when the loop of each engine answers, else 503."""
+    """200 when the loop of each engine answers, else 503; that too as soon as the server is ending."""
+    if request.app.state.doors.closed:
+        return json_response({"status": "draining"}, 503)
     loaded = catalogue_of(request).loaded()
     alive = all(await asyncio.gather(*(serving.front.alive(ENGINE_SECONDS) for serving in loaded)))
     return json_response({"status": "ok" if alive else "engine does not answer"}, 200 if alive else 503)

@@ -25,8 +25,8 @@ _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 
 def needs_management(connection: HTTPConnection) -> None:
-    """Raises ScopeNeeded unless who asks may manage the server. For routes that manage now and then; those that always do
-    have the tag."""
+    """Raises ScopeNeeded unless who asks may manage the server. For routes that manage now and then; those that always
+    do have the tag."""
     _check_management(connection.scope)
 
 

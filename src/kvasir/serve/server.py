@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 from types import FrameType
 
@@ -13,13 +12,15 @@ import uvicorn
 
 from kvasir import __version__
 from kvasir.serve.app import create_app
+from kvasir.serve.asgi import settle
 from kvasir.serve.catalogue import Catalogue
+from kvasir.serve.doors import Doors
 from kvasir.serve.protocol import bounded_protocol
 from kvasir.serve.settings import ServeSettings
 
 log = logging.getLogger("kvasir.serve")
 
-GRACE = 5  # seconds between the engine's end and the end of connections that still do not close
+GRACE = 5  # seconds for requests to end when their engine has, and again for connections to close
 
 
 def run(catalogue: Catalogue) -> None:
@@ -67,14 +68,15 @@ def bind(settings: ServeSettings) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, ending in three steps: no new connections; running answers for `drain` seconds; then the
-    engine's end gives each stream that is left an honest error, and the connections close."""
+    """uvicorn, ending in three steps: new requests are refused, running answers go on for `drain` seconds; then the
+    engines' end gives each stream that is left an honest error; then the connections close."""
 
     def __init__(self, catalogue: Catalogue):
         settings = catalogue.settings
+        app = create_app(catalogue)
         super().__init__(
             uvicorn.Config(
-                create_app(catalogue),
+                app,
                 http=bounded_protocol(settings.max_headers, settings.head_time, settings.write_time),
                 ws="none",
                 lifespan="off",
@@ -84,31 +86,40 @@ class Server(uvicorn.Server):
                 server_header=False,
                 limit_concurrency=settings.max_connections,
                 timeout_keep_alive=int(settings.keep_alive),
-                timeout_graceful_shutdown=int(settings.drain) + GRACE,
+                timeout_graceful_shutdown=GRACE,
             )
         )
+        self._doors: Doors = app.state.doors
         self._catalogue = catalogue
         self._drain = settings.drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Ends the server and, unlike uvicorn's own, leaves it to the caller to end the process: the engine
-        comes after. A second SIGINT waits for nothing."""
-        self.force_exit = self.should_exit and sig == signal.SIGINT
+        """Ends the server and, unlike uvicorn's own, leaves it to the caller to end the process: the engine comes
+        after. A second signal waits for nothing."""
+        self.force_exit = self.should_exit
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        end = asyncio.ensure_future(self._end_engine())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            end.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await end
+        self._doors.close()
+        steps = [asyncio.ensure_future(step) for step in (self._empty(), self._force())]
+        await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+        await settle(*steps)
+        await super().shutdown(sockets)
 
-    async def _end_engine(self) -> None:
-        await asyncio.sleep(self._drain)
+    async def _empty(self) -> None:
+        """Returns when all requests are answered, or those that are left are beyond help."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain):
+                return await self._doors.empty()
         log.warning("requests are still running after %g seconds and are ended", self._drain)
         await self._catalogue.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE):
+                await self._doors.empty()
+
+    async def _force(self) -> None:
+        while not self.force_exit:
+            await asyncio.sleep(0.05)
 
 
 def summary(catalogue: Catalogue, port: int) -> str:
