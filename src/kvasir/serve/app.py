@@ -20,12 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir import __version__
 from kvasir.errors import KvasirError
-from kvasir.serve import anthropic, live, meta, openai, static, tokens
+from kvasir.serve import anthropic, live, meta, models, openai, static, tokens
 from kvasir.serve.asgi import ClientGone, header
 from kvasir.serve.auth import HostGuard, KeyGuard
 from kvasir.serve.catalogue import Catalogue, Leases
 from kvasir.serve.doors import DoorGuard, Doors
 from kvasir.serve.faults import fault_of, response_of
+from kvasir.serve.keyring import KeyRing
 from kvasir.serve.limits import BodyLimit, HeaderLimit
 from kvasir.serve.metrics import HttpMeter, Metered
 from kvasir.serve.quota import QuotaGuard, Quotas
@@ -43,7 +44,8 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.catalogue = catalogue
     app.state.http_meter = HttpMeter()
     app.state.doors = Doors()
-    routers = (*openai.ROUTERS, *anthropic.ROUTERS, tokens.router, meta.router, live.router)
+    app.state.ring = KeyRing(catalogue.settings, catalogue.quotas.take)
+    routers = (*openai.ROUTERS, *anthropic.ROUTERS, models.router, tokens.router, meta.router, live.router)
     for router in routers:
         app.include_router(router)
     app.router.routes += static.routes
@@ -66,7 +68,7 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Manag
     )
     app.add_middleware(QuotaGuard, quotas=quotas)
     app.add_middleware(ScopeGuard, managing=managing)
-    app.add_middleware(KeyGuard, settings=settings)
+    app.add_middleware(KeyGuard, ring=app.state.ring)
     app.add_middleware(DoorGuard, doors=app.state.doors)
     app.add_middleware(
         CORSMiddleware,

@@ -110,7 +110,8 @@ def _is_field(part: str | int) -> bool:
 def response_of(fault: Fault, scope: Scope) -> Response:
     """The error in the shape of the dialect that was spoken."""
     if scope["path"].startswith("/v1/messages") or any(name == b"anthropic-version" for name, _ in scope["headers"]):
-        return Response(anthropic_error(fault), fault.status, fault.headers, "application/json")
+        id = scope.get("state", {}).get("request_id")
+        return Response(anthropic_error(fault, id), fault.status, fault.headers, "application/json")
     if scope["path"].startswith("/api/"):
         return Response(ollama_error(fault), fault.status, fault.headers, "application/json")
     return openai_response(fault)
@@ -127,11 +128,11 @@ _ANTHROPIC = {
 }  # fmt: skip
 
 
-def anthropic_error(fault: Fault) -> bytes:
+def anthropic_error(fault: Fault, request_id: str | None) -> bytes:
     """https://docs.anthropic.com/en/api/errors"""
     kind = _ANTHROPIC.get(fault.status) or ("invalid_request_error" if fault.status < 500 else "api_error")
     message = f"{fault.param}: {fault.message}" if fault.param and fault.param not in fault.message else fault.message
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})
 
 
 def ollama_error(fault: Fault) -> bytes:

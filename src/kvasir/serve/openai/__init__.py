@@ -1,6 +1,6 @@
 """The OpenAI dialect: one module per route, the request bodies in wire.py, the response objects in
 shapes.py."""
 
-from kvasir.serve.openai import chat, completions, embeddings, models
+from kvasir.serve.openai import chat, completions, embeddings
 
-ROUTERS = (chat.router, completions.router, embeddings.router, models.router)
+ROUTERS = (chat.router, completions.router, embeddings.router)

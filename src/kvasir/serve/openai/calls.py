@@ -44,11 +44,11 @@ def _call(id: str | None, name: str, arguments: str, reading: Reading | None) ->
     return {"id": call_id(id, size), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def call_id(own: str | None, size: int) -> str:
+def call_id(own: str | None, size: int, prefix: str = "call_") -> str:
     """The model's own id of a call, if it wrote one that its template takes again, else a fresh one."""
     if own and (not size or (len(own) == size and own.isascii() and own.isalnum())):
         return own
-    return "".join(secrets.choice(_LETTERS) for _ in range(size)) if size else f"call_{secrets.token_hex(12)}"
+    return "".join(secrets.choice(_LETTERS) for _ in range(size)) if size else f"{prefix}{secrets.token_hex(12)}"
 
 
 def finish_reason(reason: FinishReason | None, called: bool) -> str | None:

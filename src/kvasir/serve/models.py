@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}"""
+"""GET /v1/models and /v1/models/{id}, for clients of both dialects that have these routes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from kvasir.serve.anthropic.models import model_object, model_page, speaks
 from kvasir.serve.catalogue import Card, catalogue_of
 from kvasir.serve.serving import json_response
 
@@ -16,12 +17,17 @@ router = APIRouter()
 
 @router.get("/v1/models", tags=["openai"])
 async def models(request: HTTPRequest) -> Response:
-    return json_response({"object": "list", "data": [_model(card) for card in catalogue_of(request).cards()]})
+    """With the header anthropic-version a page of Anthropic's, by limit, after_id and before_id."""
+    cards = catalogue_of(request).cards()
+    if speaks(request):
+        return json_response(model_page(cards, request))
+    return json_response({"object": "list", "data": [_model(card) for card in cards]})
 
 
 @router.get("/v1/models/{name:path}", tags=["openai"])
 async def model(name: str, request: HTTPRequest) -> Response:
-    return json_response(_model(catalogue_of(request).card(name)))
+    card = catalogue_of(request).card(name)
+    return json_response(model_object(card) if speaks(request) else _model(card))
 
 
 def _model(card: Card) -> dict[str, Any]:

@@ -1,0 +1,195 @@
+"""POST /v1/messages and /v1/messages/count_tokens
+
+https://platform.claude.com/docs/en/api/messages
+
+The body becomes a chat (prompt.py), and what is read out of the answer content blocks (blocks.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.engine.answer import TextDelta
+from kvasir.engine.reading import Reading
+from kvasir.errors import InvalidRequest
+from kvasir.parse.events import Event
+from kvasir.serve.anthropic.blocks import Blocks, content
+from kvasir.serve.anthropic.prompt import chat_fields, omits
+from kvasir.serve.anthropic.wire import Conversation, CountRequest, MessagesRequest
+from kvasir.serve.asgi import while_connected
+from kvasir.serve.body import JsonRoute
+from kvasir.serve.catalogue import serving_of
+from kvasir.serve.faults import Fault, anthropic_error
+from kvasir.serve.openai.chat import chat_ids, to_request
+from kvasir.serve.openai.shapes import STREAMED
+from kvasir.serve.openai.wire import ChatRequest
+from kvasir.serve.serving import Serving, check_finish, json_response
+from kvasir.serve.sse import EventStream
+from kvasir.serve.wire import Scheduling
+from kvasir.types import FinishReason, Request, ServiceClass, Usage
+
+router = APIRouter(route_class=JsonRoute)
+
+TIERS = {ServiceClass.INTERACTIVE: "standard", ServiceClass.BATCH: "batch", ServiceClass.BACKGROUND: "batch"}
+
+# What a field of the chat is called here.
+_NAMES = {
+    "response_format": "output_config.format",
+    "structured_outputs": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "chat_template_kwargs": "thinking",
+}
+# Fields that the chat has under the same name.
+_SAME = ("temperature", "top_p", "top_k", "seed", *Scheduling.model_fields)
+
+
+@router.post("/v1/messages", tags=["anthropic"], responses=STREAMED)
+async def messages(wire: MessagesRequest, request: HTTPRequest) -> Response:
+    serving = await serving_of(request, wire.model)
+    job = await to_job(wire, serving, request)
+    serving.charge([job.core])
+    if not wire.stream:
+        return json_response(await while_connected(request.receive, job.response()))
+    id = request.scope["state"].get("request_id")
+
+    def response(fault: Fault) -> Response:
+        return Response(anthropic_error(fault, id), fault.status, fault.headers, "application/json")
+
+    def failure(fault: Fault) -> bytes:
+        return b"event: error\ndata: " + anthropic_error(fault, id) + b"\n\n"
+
+    alive = event({"type": "ping"})
+    return EventStream(job.events(), to_response=response, to_event=failure, ping=serving.settings.ping, alive=alive)
+
+
+@router.post("/v1/messages/count_tokens", tags=["anthropic"])
+async def count_tokens(wire: CountRequest, request: HTTPRequest) -> Response:
+    serving = await serving_of(request, wire.model)
+    with _named():
+        ids = await chat_ids(_chat(wire, serving), serving)
+    return json_response({"input_tokens": len(ids)})
+
+
+# -- to_job ------------------------------------------------------------------------------------------------
+
+
+async def to_job(wire: MessagesRequest, serving: Serving, request: HTTPRequest) -> Job:
+    """Raises InvalidRequest for what cannot be honoured."""
+    same = {name: getattr(wire, name) for name in _SAME}
+    with _named():
+        core, reading = await to_request(_chat(wire, serving, **same, stop=wire.stop_sequences), serving, request)
+    room = core.params.max_tokens or 1
+    params = replace(core.params, max_tokens=min(room, wire.max_tokens or 1))
+    core = replace(core, id=f"msg_{secrets.token_hex(12)}", params=params)
+    return Job(wire, serving, core, reading)
+
+
+def _chat(wire: Conversation, serving: Serving, **fields: Any) -> ChatRequest:
+    """The conversation as a chat, whose answer may fill the context."""
+    return ChatRequest.model_construct(**chat_fields(wire, serving.front), **fields)
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Errors name the field that the client used."""
+    try:
+        yield
+    except InvalidRequest as error:
+        error.param = _NAMES.get(error.param or "", error.param)
+        raise
+
+
+# -- the answer --------------------------------------------------------------------------------------------
+
+
+def event(data: dict[str, Any]) -> bytes:
+    return b"event: " + data["type"].encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
+
+
+@dataclass(slots=True)
+class Job:
+    """One HTTP request, and how its answer is written."""
+
+    wire: MessagesRequest
+    serving: Serving
+    core: Request
+    reading: Reading | None
+
+    @property
+    def only_prompt(self) -> bool:
+        """No token was asked for. One is computed all the same, since it is for that that a prompt is."""
+        return self.wire.max_tokens == 0
+
+    async def response(self) -> dict[str, Any]:
+        read: list[Event] = []
+        last = TextDelta(0)
+        async with aclosing(self.serving.front.stream(self.core, self.reading)) as deltas:
+            async for last in deltas:
+                check_finish(last.finish_reason, last.error, self.core.id)
+                read += self._shown(last)
+        whole = content(read, self.reading, omits(self.wire))
+        called = any(block["type"] == "tool_use" for block in whole)
+        return {**self._head(last), "content": whole, **self._ending(last, called)}
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        blocks = Blocks(self.reading, omits(self.wire))
+        first = True
+        async with aclosing(self.serving.front.stream(self.core, self.reading)) as deltas:
+            async for delta in deltas:
+                check_finish(delta.finish_reason, delta.error, self.core.id)
+                told = [{"type": "message_start", "message": self._head(delta)}] if first else []
+                first = False
+                told += blocks.push(self._shown(delta))
+                if delta.finish_reason:
+                    told += blocks.close()
+                    ending, usage = self._ending(delta, blocks.called), self._usage(delta.usage)
+                    told += [{"type": "message_delta", "delta": ending, "usage": usage}, {"type": "message_stop"}]
+                if told:
+                    yield b"".join(map(event, told))
+
+    def _shown(self, delta: TextDelta) -> list[Event]:
+        return [] if self.only_prompt else list(delta.events)
+
+    def _head(self, delta: TextDelta) -> dict[str, Any]:
+        """The message before its content. seed: gives the same answer again."""
+        seed = {} if self.core.params.greedy else {"seed": self.core.params.seed}
+        return {
+            "id": self.core.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.serving.names[0],
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {**self._usage(delta.usage), "service_tier": TIERS[self.core.slo]},
+            **seed,
+        }
+
+    def _ending(self, delta: TextDelta, called: bool) -> dict[str, Any]:
+        """An answer that was asked to be longer than the context may end with it."""
+        if isinstance(delta.stop_reason, str) and not self.only_prompt:
+            return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
+        if delta.finish_reason is FinishReason.STOP and not self.only_prompt:
+            reason = "tool_use" if called else "end_turn"
+        else:
+            full = delta.usage.completion_tokens < self.wire.max_tokens
+            reason = "model_context_window_exceeded" if full else "max_tokens"
+        return {"stop_reason": reason, "stop_sequence": None}
+
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        """Tokens of the prompt are counted apart: those that the cache had, and the others."""
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": 0 if self.only_prompt else usage.completion_tokens,
+        }
