@@ -15,7 +15,6 @@ from typing import Any
 from kvasir.ops.attention.native import AttentionArgs
 from kvasir.program.native import WORK_BIDIRECTIONAL
 from kvasir.seeds import answer_seed
-from kvasir.types import FinishReason
 
 Plant = Callable[[Any], None]  # of an EngineCore, into whose parts it reaches
 
@@ -232,11 +231,15 @@ def early_trim(core: Any) -> None:
 
 @fault("a stop id is not heard beside a neighbour", ("stop ids", "neighbours"), ("stop ids", "n", "neighbours"))
 def deaf(core: Any) -> None:
-    @wrap(core.scheduler, "_verdict")
-    def verdict(judge: Callable, seq: Any, token: int) -> Any:
-        if token not in seq.stop_ids or len(core.scheduler.running) < 2:
-            return judge(seq, token)
-        return (FinishReason.LENGTH if len(seq.tokens) >= seq.max_known else None), None
+    @wrap(core.scheduler, "_take")
+    def take(commit: Callable, seq: Any, *args: Any, **named: Any) -> Any:
+        if len(core.scheduler.running) < 2:
+            return commit(seq, *args, **named)
+        heard, seq.stop_ids = seq.stop_ids, frozenset()
+        try:
+            return commit(seq, *args, **named)
+        finally:
+            seq.stop_ids = heard
 
 
 @fault(

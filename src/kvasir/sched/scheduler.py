@@ -17,7 +17,6 @@ step N runs.
 from __future__ import annotations
 
 import concurrent.futures
-import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,19 +25,20 @@ from math import inf
 
 from kvasir.errors import InvalidRequest, KvasirError, QueueFull
 from kvasir.kv.manager import KVManager
-from kvasir.kv.node import common
 from kvasir.kv.radix import Hit
-from kvasir.kv.store import Save, Store
-from kvasir.kv.tiers.block import Block
+from kvasir.kv.store import Store
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.kv.tiers.transfers import QUEUE_BYTES
 from kvasir.metrics import Histogram
-from kvasir.plan import Bytes, Capacity, Join, RowResult, StepPlan, StepResult, Work, pack_ids
-from kvasir.sched import guidance, policy, slo
-from kvasir.sched.admission import SHARED, make_sequence, refuse_impossible
+from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
+from kvasir.sched import answer, guidance, policy, slo
+from kvasir.sched.admission import make_sequence, refuse_impossible
+from kvasir.sched.prefixes import Prefixes
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.sched.service import TARGETS, Served, Service
-from kvasir.types import ClassStats, Delta, FinishReason, Request, ServiceClass, Target, Task, TokenLogprob
+from kvasir.sched.step import Step
+from kvasir.sched.tiering import Tiering
+from kvasir.types import ClassStats, Delta, FinishReason, Request, ServiceClass, Target, Task
 
 
 class Scheduler:
@@ -70,9 +70,10 @@ class Scheduler:
         self.capacity = capacity
         self.clock = clock
         self.guides, self.jump_ahead = guides, jump_ahead
-        self.prefix_cache = prefix_cache
-        self.store = Store(tier, capacity.groups, capacity.block_size, tier_bytes) if tier else None
-        self.kv = KVManager.of(capacity, eviction, self._evicted if tier else None)
+        store = Store(tier, capacity.groups, capacity.block_size, tier_bytes) if tier else None
+        self.tiering = Tiering(store, capacity.block_size)
+        self.kv = KVManager.of(capacity, eviction, self.tiering.evicted if tier else None)
+        self.prefixes = Prefixes(self.kv.tree, prefix_cache)
         self.eos_ids = frozenset(eos_ids)
         self.bidirectional = bidirectional
         self.max_chunk = min(max_chunk, capacity.max_tokens_per_step)
@@ -84,7 +85,6 @@ class Scheduler:
         self._free_rows = list(range(capacity.max_rows - 1, -1, -1))
         self._left: list[int] = []
         self._under_way: dict[int, tuple[tuple[Sequence, int], ...]] = {}  # with the count of preemptions then
-        self._saving: dict[int, list[Save]] = {}  # by the steps that save it
         self._deadlines: list[Sequence] = []  # those that must end in time
         self._step = 0
         self._order = 0
@@ -114,7 +114,7 @@ class Scheduler:
             for seq in sequences:
                 seq.compiling = self.guides.begin(request.grammar)
                 seq.jumps = self.jump_ahead and guidance.jumps(seq.spec)
-        now, found = self.clock(), self._find(sequences[0])
+        now, found = self.clock(), self.prefixes.find(sequences[0])
         for seq in sequences:
             seq.arrived = now - request.waited
             seq.since = now if request.resume_ids else seq.arrived
@@ -132,12 +132,9 @@ class Scheduler:
             self.capacity.max_model_len,
             self.eos_ids,
             self.kv.new(),
-            self._private(request),
+            self.prefixes.private(request),
             self.store.tier.facts.model if self.store else "",
         )
-
-    def _private(self, request: Request) -> bool:
-        return request.no_cache or not self.prefix_cache
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends one answer or all of a request at once; no delta is owed. Unknown ids are no error."""
@@ -194,8 +191,8 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute and no row to free."""
         self.kv.tree.expire(self.clock())
-        self._poll()
-        step = _Step(self.capacity.max_tokens_per_step)
+        self.tiering.poll(self.waiting, self.clock())
+        step = Step(self.capacity.max_tokens_per_step, self.max_chunk, self.bidirectional)
         living = self.waiting + self.running
         suspect = min((s for s in living if s.suspect), key=_order, default=None)
         if suspect is not None:
@@ -209,21 +206,10 @@ class Scheduler:
             return None
         return self._complete(step)
 
-    def _complete(self, step: _Step) -> StepPlan:
-        saves = self.store.take_saves() if self.store else []
-        plan = StepPlan(
-            self._step,
-            tuple(step.joined),
-            tuple(step.work),
-            tuple(self._left),
-            tuple(step.copies),
-            tuple((group, id) for _, group, id in saves),
-            tuple(step.loads),
-        )
+    def _complete(self, step: Step) -> StepPlan:
+        plan = step.plan(self._step, self._left, self.tiering.saves(self._step))
         self._left = []
         self._under_way[self._step] = tuple((s, s.preemptions) for s in step.sequences)
-        if saves:
-            self._saving[self._step] = saves
         self._step += 1
         return plan
 
@@ -236,14 +222,14 @@ class Scheduler:
             self.preempt(last)
             self._displaced[last.request.slo] += 1
 
-    def _plan_decodes(self, step: _Step) -> None:
+    def _plan_decodes(self, step: Step) -> None:
         """One token each for those that want no more."""
         decodes = [s for s in self.running if s.pending == 1]
         for seq in sorted(decodes, key=self.service.victim_key) if len(decodes) > step.budget else decodes:
             if step.budget and seq.status is Status.RUNNING and self._make_room(seq, seq.computed + 1, step):
                 self._compute(seq, 1, step)
 
-    def _plan_prefills(self, step: _Step) -> None:
+    def _plan_prefills(self, step: Step) -> None:
         """Pieces of prompts, and of what a preempted sequence computes anew, within the step's allowance."""
         wanting = [s for s in self.running if s.pending > 1] + (self.waiting if self._free_rows else [])
         if not wanting:
@@ -258,16 +244,16 @@ class Scheduler:
             if seq.status is Status.WAITING:
                 admitting = admitting and self._admit(seq, step)
             elif id(seq) not in step.planned:
-                count = self._chunk(seq.pending, step)
+                count = step.chunk(seq.pending)
                 if count and self._make_room(seq, seq.computed + count, step):
                     self._compute(seq, count, step)
         self.service.fed(wanted, allowance - step.prefill)
 
-    def _admit(self, seq: Sequence, step: _Step) -> bool:
+    def _admit(self, seq: Sequence, step: Step) -> bool:
         """Lets a waiting sequence join if it can; False when nobody behind it may, or it would starve."""
         hit, loaded = self._start(seq)
         facts = self._facts(seq, hit, loaded, step)
-        if not all(gate(facts) for gate in policy.OWN_GATES) or self._begin_fetch(seq, hit):
+        if not all(gate(facts) for gate in policy.OWN_GATES) or self._fetches(seq, hit):
             return True
         if not facts.blocks_fit and not self.running:  # alone it fits, if nothing is held on to
             self.kv.tree.expire(inf)
@@ -278,7 +264,7 @@ class Scheduler:
         self._compute(seq, facts.first_chunk, step, joined=True)
         return True
 
-    def _plan_alone(self, seq: Sequence, step: _Step) -> None:
+    def _plan_alone(self, seq: Sequence, step: Step) -> None:
         """A step for one sequence alone, as long as it is suspected to have broken an earlier one."""
         if seq.in_flight:
             return
@@ -289,34 +275,25 @@ class Scheduler:
         if joined:
             self.kv.tree.expire(inf)  # alone it fits, if nothing is held on to
             self._join(seq, None, 0, step)
-        count = self._chunk(seq.pending, step)
+        count = step.chunk(seq.pending)
         if self._make_room(seq, seq.computed + count, step):
             self._compute(seq, count, step, joined)
 
-    def _chunk(self, pending: int, step: _Step) -> int:
-        return policy.chunk_tokens(pending, step.budget, 0, self.max_chunk, self.bidirectional, step.prefill)
-
-    def _find(self, seq: Sequence) -> Hit | None:
-        """What the prefix tree holds of a waiting sequence. One token at least is left to compute, for its logits."""
-        limit = seq.known - 1
-        if limit < 1 or seq.in_flight or seq.suspect or seq.needs_prompt_rows:
-            return None
-        hit = self.kv.tree.match(seq.namespace, seq.tokens.tobytes(), limit)
-        return hit if hit.tokens else None
-
     def _start(self, seq: Sequence) -> tuple[Hit | None, int]:
         """What the tree holds of a waiting sequence, and the tokens up to which blocks behind have arrived, or 0."""
-        hit = self._find(seq)
-        if self.store is None or seq.fetch is None or seq.suspect:
-            return hit, 0
-        size = self.capacity.block_size
-        loaded = self.store.arrived(seq.fetch, hit.tokens // size if hit else 0)
-        return (hit.whole(size) if hit and loaded else hit), loaded
+        hit = self.prefixes.find(seq)
+        loaded = self.tiering.arrived(seq, hit)
+        return (hit.whole(self.capacity.block_size) if hit and loaded else hit), loaded
 
-    def _facts(self, seq: Sequence, hit: Hit | None, loaded: int, step: _Step) -> policy.AdmitFacts:
+    def _fetches(self, seq: Sequence, hit: Hit | None) -> bool:
+        """Asks the tier, once while the sequence waits, for what comes behind the hit; whether to wait for it."""
+        return self.tiering.begin(seq, hit, self.service.prefill_seconds, self.clock())
+
+    def _facts(self, seq: Sequence, hit: Hit | None, loaded: int, step: Step) -> policy.AdmitFacts:
         found = loaded or (hit.tokens if hit else 0)
         pending = seq.known - found
-        chunk = self._chunk(pending, step)
+        chunk = step.chunk(pending)
+        coming = max(self.prefixes.coming(seq, self.running), self.tiering.coming(seq, self.waiting))
         return policy.AdmitFacts(
             free_rows=len(self._free_rows),
             budget=step.budget if pending == 1 else min(step.budget, step.prefill),
@@ -324,55 +301,10 @@ class Scheduler:
             indivisible=self.bidirectional,
             blocks_fit=self.kv.fits(hit, min(seq.known + 1, seq.max_known), self.max_chunk),
             values_known=seq.in_flight == 0,
-            prefix_under_way=self._coming(seq) - found >= self.capacity.block_size // 2,
+            prefix_under_way=coming - found >= self.capacity.block_size // 2,
             loading=seq.fetch is not None and seq.fetch.open,
             compiling=seq.compiling is not None,
         )
-
-    def _coming(self, seq: Sequence) -> int:
-        """Leading tokens that another sequence computes or loads already and that this one could take from it."""
-        if seq.suspect or seq.needs_prompt_rows:
-            return 0
-        most = 0
-        for other in self.running:
-            if other.stored < other.prompt_len and other.namespace == seq.namespace and not other.suspect:
-                most = max(most, common(other.packed_prompt, seq.packed_prompt))
-        for other in self.waiting if self.store and seq.fetch is None else ():
-            if other.fetch and other.fetch.open and other.namespace == seq.namespace:
-                end = (other.fetch.first + other.fetch.count) * self.capacity.block_size
-                most = max(most, min(common(other.packed_prompt, seq.packed_prompt), end))
-        return min(most, seq.known - 1)
-
-    # -- the tier ----------------------------------------------------------------------------------------------
-
-    def _evicted(self, block: Block, index: int, ids: tuple[int, ...]) -> None:
-        if self.store and block.namespace.startswith(SHARED):
-            self.store.note(block, ids)
-
-    def _begin_fetch(self, seq: Sequence, hit: Hit | None) -> bool:
-        """Asks the tier, once while the sequence waits, for what comes behind the hit; whether to wait for it."""
-        asks = seq.known > 1 and not (seq.suspect or seq.needs_prompt_rows) and seq.namespace.startswith(SHARED)
-        if self.store is None or seq.fetch is not None or not asks:
-            return False
-        found, ids = hit.tokens if hit else 0, seq.tokens[: seq.known - 1].tobytes()
-        seq.fetch = self.store.fetch(
-            seq.namespace, ids, found, lambda tokens: self.service.prefill_seconds(found, tokens), self.clock()
-        )
-        return seq.fetch.open
-
-    def _end_fetch(self, seq: Sequence) -> None:
-        if self.store and seq.fetch:
-            self.store.end(seq.fetch)
-        seq.fetch = None
-
-    def _poll(self, timeout: float = 0.0) -> None:
-        if self.store is None:
-            return
-        now = self.clock()
-        for seq in self.waiting:
-            if seq.fetch and seq.fetch.open:
-                self.store.poll(seq.fetch, now, timeout)
-                timeout = 0.0
 
     def linger(self, seconds: float) -> None:
         """To be called when there was nothing to plan: waits so long at most for what comes from elsewhere."""
@@ -380,40 +312,32 @@ class Scheduler:
         if compiling:
             concurrent.futures.wait(compiling, seconds, concurrent.futures.FIRST_COMPLETED)
         else:
-            self._poll(seconds)
-
-    def _save(self, plan: StepPlan, saved: tuple[Bytes, ...]) -> None:
-        saves = self._saving.pop(plan.step, [])
-        for (block, group, _), payload in zip(saves, saved, strict=True):
-            assert self.store
-            self.store.tier.save(block, group, payload)
+            self.tiering.poll(self.waiting, self.clock(), seconds)
 
     def last_plans(self) -> Iterator[StepPlan]:
         """Steps that compute nothing: each gives some of what the prefix tree holds to the tier, the last used first.
         To be run and committed one by one when no other is under way."""
         for block, index, ids in list(self.kv.tree.named()) if self.store else ():
-            self._evicted(block, index, ids)
-            if self.store and self.store.has_saves:
-                yield self._complete(_Step(0))
+            self.tiering.evicted(block, index, ids)
+            if self.tiering.has_saves():
+                yield self._complete(Step(0, self.max_chunk, self.bidirectional))
 
     # ----------------------------------------------------------------------------------------------------------
 
-    def _join(self, seq: Sequence, hit: Hit | None, loaded: int, step: _Step) -> None:
+    def _join(self, seq: Sequence, hit: Hit | None, loaded: int, step: Step) -> None:
         self.waiting.remove(seq)
         self.running.append(seq)
         seq.status = Status.RUNNING
         seq.row = self._free_rows.pop()
-        seq.untold = []  # joining tells all
+        copies, loads = [], []
         if hit is not None:
-            step.copies += self.kv.adopt(seq.blocks, hit)
+            copies = self.kv.adopt(seq.blocks, hit)
             seq.computed = hit.tokens  # stored once a step has run: until then a copy may be missing
         if loaded:
-            assert seq.fetch
-            received = self.kv.receive(seq.blocks, loaded)
-            step.loads += [(group, id, seq.fetch.parts[group, index]) for group, index, id in received]
+            loads = self.tiering.loads(seq, self.kv.receive(seq.blocks, loaded))
             self.loaded_tokens += loaded - seq.computed
             seq.computed = loaded
-        self._end_fetch(seq)
+        self.tiering.end(seq)
         if not seq.preemptions:
             # What an answer takes from its siblings is no hit: nobody had computed it before.
             first = seq is self._requests[seq.request.id][0]
@@ -421,39 +345,13 @@ class Scheduler:
             self.looked_up_tokens += seq.known
             self.cached_tokens += seq.cached
             self._queue_seconds[seq.request.slo].add(self.clock() - seq.arrived)
-        step.joined.append(Join(seq.row, seq.tokens.tobytes(), seq.prompt_len, seq.spec, carry=seq.carry))
+        step.join(seq, copies, loads)
 
-    def _compute(self, seq: Sequence, count: int, step: _Step, joined: bool = False) -> None:
-        start = seq.computed
-        added = self.kv.extend(seq.blocks, start + count)
-        blocks = seq.blocks.whole() if joined else added
-        appended, seq.untold = pack_ids(seq.untold), []
-        seq.computed += count
-        reached = seq.computed == seq.known
-        sample = reached and not seq.embeds
-        if sample:
-            seq.known += 1
-            seq.in_flight += 1
-        step.budget -= count
-        if count > 1:
-            step.prefill -= count
-        step.sequences.append(seq)
-        step.planned.add(id(seq))
-        step.work.append(
-            Work(
-                row=seq.row,
-                start=start,
-                count=count,
-                blocks=blocks,
-                appended=appended,
-                sample=sample,
-                want_prompt_logprobs=seq.prompt_logprobs is not None and start < seq.prompt_len - 1,
-                want_pooled=seq.embeds and reached,
-                indivisible=self.bidirectional,
-            )
-        )
+    def _compute(self, seq: Sequence, count: int, step: Step, joined: bool = False) -> None:
+        added = self.kv.extend(seq.blocks, seq.computed + count)
+        step.compute(seq, count, seq.blocks.whole() if joined else added)
 
-    def _make_room(self, seq: Sequence, num_tokens: int, step: _Step) -> bool:
+    def _make_room(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
         """Frees blocks until `seq` can grow to `num_tokens`; False when it has to leave itself, or to wait until a step
         under way has given back what is beyond its window. Who is part of the step already stays."""
         while not self.kv.grows(seq.blocks, num_tokens):
@@ -475,7 +373,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[Delta]:
         """Takes the result of a planned step; returns what it adds to the answers, in the plan's order."""
         sequences = self._under_way.pop(plan.step)
-        self._save(plan, result.saved)
+        self.tiering.saved(plan.step, result.saved)
         deltas: list[Delta] = []
         served: list[Served] = []
         now = self.clock()
@@ -502,96 +400,33 @@ class Scheduler:
         self.prompt_tokens += max(0, min(end, seq.prompt_len) - work.start)
         if seq.suspect and end >= seq.suspect:
             seq.suspect = 0
-        if seq.prompt_logprobs is not None and row.prompt_logprobs:
-            first = work.start + 1
-            seq.prompt_logprobs[first : first + len(row.prompt_logprobs)] = [_entry(e) for e in row.prompt_logprobs]
+        answer.take_prompt(seq, work, row)
         if current:
             seq.stored = end
             if work.start < seq.prompt_len:
-                self._remember(seq)
-                self._pin(seq)
+                self.prefixes.remember(seq)
+                self.prefixes.pin(seq, self.clock())
             seq.blocks.trim(end)
         if row.pooled:
-            self._end(seq, FinishReason.STOP)
-            values = struct.unpack(f"<{len(row.pooled) // 4}f", row.pooled)
-            return Delta(seq.request.id, seq.index, finish_reason=FinishReason.STOP, embedding=values)
-        return self._extend(seq, row) if row.tokens else None
-
-    def _remember(self, seq: Sequence) -> None:
-        """Leaves what the sequence has computed to the prefix tree, too."""
-        if seq.stored and not seq.suspect:
-            ids, priority = seq.tokens[: seq.stored].tobytes(), -seq.request.priority
-            self.kv.tree.insert(seq.namespace, ids, seq.blocks.ids, priority)
-
-    def _pin(self, seq: Sequence) -> None:
-        ttl = seq.request.cache_ttl
-        if ttl and seq.stored >= seq.prompt_len and not self._private(seq.request):
-            self.kv.tree.pin(seq.namespace, seq.packed_prompt, self.clock() + ttl)
-
-    def _extend(self, seq: Sequence, row: RowResult) -> Delta:
-        first = len(seq.tokens) - seq.unsent == seq.prompt_len
-        tokens = seq.tokens[len(seq.tokens) - seq.unsent :].tolist()
-        known = [*row.tokens, *seq.coming]
-        seq.coming, seq.unsent = [], 0
-        finish, stop = self._append(seq, known, tokens)
-        if seq.guide and finish is not FinishReason.STOP:
+            delta = answer.take_pooled(seq, row.pooled)
+        elif row.tokens:
+            known = seq.known
             try:
-                finish, stop = self._follow(seq, known, tokens, finish)
+                delta = answer.take_tokens(seq, row)
             except KvasirError as error:
                 return self._fail(seq, str(error))
-        seq.carry = row.carry
-        self.generated_tokens += len(tokens)
-        prompt_logprobs = tuple(seq.prompt_logprobs) if first and seq.prompt_logprobs is not None else None
-        if finish:
-            self._end(seq, finish)
-        return Delta(
-            seq.request.id,
-            seq.index,
-            tuple(tokens),
-            tuple(_entry(e) for e in row.logprobs[: len(tokens)]),
-            prompt_logprobs,
-            finish,
-            stop,
-            cached_tokens=seq.cached,
-            carry=seq.carry,
-        )
-
-    def _append(self, seq: Sequence, ids: list[int], told: list[int]) -> tuple[FinishReason | None, int | None]:
-        """Ids become known, and part of what the answer's delta tells, up to one that ends it."""
-        for token in ids:
-            told.append(token)
-            seq.tokens.append(token)
-            finish, stop = self._verdict(seq, token)
-            if finish:
-                return finish, stop
-        return None, None
-
-    def _follow(
-        self, seq: Sequence, known: list[int], told: list[int], finish: FinishReason | None
-    ) -> tuple[FinishReason | None, int | None]:
-        """The grammar goes on behind what became known; an answer that is complete by it is not cut by its length.
-        Raises KvasirError."""
-        assert seq.guide
-        seq.guide.advance(known)
-        if finish is None:
-            forced = guidance.jump(seq)
-            self.forced_tokens += len(forced) or len(seq.coming)
-            finish, stop = self._append(seq, forced, told)
-            if finish:
-                return finish, stop
-            seq.guide.advance(forced)
-        return (FinishReason.STOP if seq.guide.done else finish), None
-
-    def _verdict(self, seq: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
-        sampled = len(seq.tokens) - seq.prompt_len
-        if token in seq.stop_ids and sampled > seq.request.params.min_tokens:
-            return FinishReason.STOP, token
-        return (FinishReason.LENGTH, None) if len(seq.tokens) >= seq.max_known else (None, None)
+            self.generated_tokens += len(delta.token_ids)
+            self.forced_tokens += seq.known - known
+        else:
+            return None
+        if delta.finish_reason:
+            self._end(seq, delta.finish_reason)
+        return delta
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
         """The step raised. Its only sequence ends with an error; of several, each is tried alone from now on."""
         sequences = [seq for seq, _ in self._under_way.pop(plan.step)]
-        self._saving.pop(plan.step, None)
+        self.tiering.forget(plan.step)
         for seq, work in zip(sequences, plan.work, strict=True):
             seq.in_flight -= work.sample
             seq.known -= work.sample
@@ -614,7 +449,7 @@ class Scheduler:
             if seq.status is Status.RUNNING:
                 self.preempt(seq)
         self._under_way[plan.step] = ()
-        self._saving.pop(plan.step, None)
+        self.tiering.forget(plan.step)
         return replace(plan, work=(), copies=(), saves=(), loads=())
 
     def _fail(self, seq: Sequence, message: str) -> Delta:
@@ -629,7 +464,7 @@ class Scheduler:
             self._leave_row(seq)
         else:
             self.waiting.remove(seq)
-            self._end_fetch(seq)
+            self.tiering.end(seq)
         self._leave_blocks(seq, reason)
         seq.status, seq.finish = Status.FINISHED, reason
         self.finished += 1
@@ -637,8 +472,7 @@ class Scheduler:
         siblings.remove(seq)
         if not siblings:
             del self._requests[seq.request.id]
-            if self._private(seq.request):
-                self.kv.tree.drop(seq.namespace)
+            self.prefixes.drop(seq)
 
     def _leave_row(self, seq: Sequence) -> None:
         self._left.append(seq.row)
@@ -647,11 +481,15 @@ class Scheduler:
 
     def _leave_blocks(self, seq: Sequence, reason: FinishReason | None = None) -> None:
         if reason is not FinishReason.ERROR:
-            self._remember(seq)
+            self.prefixes.remember(seq)
         seq.blocks.release()
         seq.computed = seq.stored = 0
 
     # -- looking -----------------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store | None:
+        return self.tiering.store
 
     def class_stats(self) -> dict[ServiceClass, ClassStats]:
         running, waiting = (Counter(s.request.slo for s in living) for living in (self.running, self.waiting))
@@ -667,33 +505,11 @@ class Scheduler:
         rows = [s.row for s in self.running] + self._free_rows
         assert sorted(rows) == list(range(self.capacity.max_rows)), "rows are lost or held twice"
         assert sorted(map(id, living)) == sorted(id(s) for r in self._requests.values() for s in r), "a lost sequence"
-        if self.store:
-            assert not any(s.fetch for s in self.running), "a running sequence waits for a tier"
-            assert living or not self.store.num_bytes, "bytes of a tier are held by nobody"
+        self.tiering.check(self.running, bool(living))
         if not living:
             lost = self.kv.used - self.kv.tree.stats().pinned
             assert lost == 0, f"{lost} blocks are held by nobody"
 
 
-class _Step:
-    """A plan in the making."""
-
-    __slots__ = ("budget", "copies", "joined", "loads", "planned", "prefill", "sequences", "work")
-
-    def __init__(self, budget: int):
-        self.budget = budget
-        self.prefill = budget  # of it for pieces of more than one token
-        self.planned: set[int] = set()  # identities of `sequences`
-        self.joined: list[Join] = []
-        self.work: list[Work] = []
-        self.copies: list[tuple[int, int, int]] = []
-        self.loads: list[tuple[int, int, Bytes]] = []
-        self.sequences: list[Sequence] = []
-
-
 def _order(seq: Sequence) -> int:
     return seq.order
-
-
-def _entry(raw: tuple) -> TokenLogprob:
-    return TokenLogprob(*raw)

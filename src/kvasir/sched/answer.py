@@ -1,0 +1,86 @@
+"""What a step's result adds to an answer: values become known, its grammar goes on behind them, and it may end.
+
+Only the sequence changes. That one which has ended gives back its row and blocks is the scheduler's.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from kvasir.plan import RowResult, Work
+from kvasir.sched import guidance
+from kvasir.sched.sequence import Sequence
+from kvasir.types import Delta, FinishReason, TokenLogprob
+
+Verdict = tuple[FinishReason | None, int | None]  # why it ends, and the stop id that ended it
+
+
+def take_prompt(seq: Sequence, work: Work, row: RowResult) -> None:
+    """What was read of the prompt's rows."""
+    if seq.prompt_logprobs is not None and row.prompt_logprobs:
+        first = work.start + 1
+        seq.prompt_logprobs[first : first + len(row.prompt_logprobs)] = [_entry(e) for e in row.prompt_logprobs]
+
+
+def take_pooled(seq: Sequence, pooled: bytes) -> Delta:
+    """The embedding (float32, little-endian), which is all of the answer."""
+    values = struct.unpack(f"<{len(pooled) // 4}f", pooled)
+    return Delta(seq.request.id, seq.index, finish_reason=FinishReason.STOP, embedding=values)
+
+
+def take_tokens(seq: Sequence, row: RowResult) -> Delta:
+    """What was sampled, and what a grammar forces behind it. Raises KvasirError where it cannot be followed."""
+    first = len(seq.tokens) - seq.unsent == seq.prompt_len
+    told = seq.tokens[len(seq.tokens) - seq.unsent :].tolist()
+    known = [*row.tokens, *seq.coming]
+    seq.coming, seq.unsent = [], 0
+    finish, stop = _append(seq, known, told)
+    if seq.guide and finish is not FinishReason.STOP:
+        finish, stop = _follow(seq, known, told, finish)
+    seq.carry = row.carry
+    return Delta(
+        seq.request.id,
+        seq.index,
+        tuple(told),
+        tuple(_entry(e) for e in row.logprobs[: len(told)]),
+        tuple(seq.prompt_logprobs) if first and seq.prompt_logprobs is not None else None,
+        finish,
+        stop,
+        cached_tokens=seq.cached,
+        carry=seq.carry,
+    )
+
+
+def _append(seq: Sequence, ids: list[int], told: list[int]) -> Verdict:
+    """Ids become known, and part of what the answer's delta tells, up to one that ends it."""
+    for token in ids:
+        told.append(token)
+        seq.tokens.append(token)
+        finish, stop = _verdict(seq, token)
+        if finish:
+            return finish, stop
+    return None, None
+
+
+def _follow(seq: Sequence, known: list[int], told: list[int], finish: FinishReason | None) -> Verdict:
+    """The grammar goes on behind what became known; an answer that is complete by it is not cut by its length."""
+    assert seq.guide
+    seq.guide.advance(known)
+    if finish is None:
+        forced = guidance.jump(seq)
+        finish, stop = _append(seq, forced, told)
+        if finish:
+            return finish, stop
+        seq.guide.advance(forced)
+    return (FinishReason.STOP if seq.guide.done else finish), None
+
+
+def _verdict(seq: Sequence, token: int) -> Verdict:
+    sampled = len(seq.tokens) - seq.prompt_len
+    if token in seq.stop_ids and sampled > seq.request.params.min_tokens:
+        return FinishReason.STOP, token
+    return (FinishReason.LENGTH, None) if len(seq.tokens) >= seq.max_known else (None, None)
+
+
+def _entry(raw: tuple) -> TokenLogprob:
+    return TokenLogprob(*raw)

@@ -1,0 +1,78 @@
+"""A step in the making: what its sequences compute, and how many tokens more it may hold."""
+
+from __future__ import annotations
+
+from kvasir.plan import Bytes, Join, StepPlan, Work, pack_ids
+from kvasir.sched import policy
+from kvasir.sched.sequence import Sequence
+
+Added = tuple[tuple[int, tuple[int, ...]], ...]  # per cache group: the first new index of the table, and what is there
+Copy = tuple[int, int, int]  # group, source, target
+Load = tuple[int, int, Bytes]  # group, block id, content
+
+
+class Step:
+    """Owns the step's budget and the parts of its plan; `compute` is where a sequence's counts advance."""
+
+    __slots__ = (
+        *("budget", "copies", "indivisible", "joined", "loads", "max_chunk", "planned"),
+        *("prefill", "sequences", "work"),
+    )
+
+    def __init__(self, budget: int, max_chunk: int, indivisible: bool):
+        """max_chunk: most tokens of one sequence. indivisible: whether prompts are computed in one piece."""
+        self.budget = budget
+        self.prefill = budget  # of it for pieces of more than one token
+        self.max_chunk = max_chunk
+        self.indivisible = indivisible
+        self.planned: set[int] = set()  # identities of `sequences`
+        self.joined: list[Join] = []
+        self.work: list[Work] = []
+        self.copies: list[Copy] = []
+        self.loads: list[Load] = []
+        self.sequences: list[Sequence] = []
+
+    def chunk(self, pending: int) -> int:
+        """How many of `pending` tokens a sequence may compute."""
+        return policy.chunk_tokens(pending, self.budget, 0, self.max_chunk, self.indivisible, self.prefill)
+
+    def join(self, seq: Sequence, copies: list[Copy], loads: list[Load]) -> None:
+        """The sequence has got its row."""
+        seq.untold = []  # joining tells all
+        self.copies += copies
+        self.loads += loads
+        self.joined.append(Join(seq.row, seq.tokens.tobytes(), seq.prompt_len, seq.spec, carry=seq.carry))
+
+    def compute(self, seq: Sequence, count: int, blocks: Added) -> None:
+        """The sequence computes `count` more of its tokens. blocks: those the runner does not know of yet."""
+        start = seq.computed
+        appended, seq.untold = pack_ids(seq.untold), []
+        seq.computed += count
+        reached = seq.computed == seq.known
+        sample = reached and not seq.embeds
+        if sample:
+            seq.known += 1
+            seq.in_flight += 1
+        self.budget -= count
+        if count > 1:
+            self.prefill -= count
+        self.sequences.append(seq)
+        self.planned.add(id(seq))
+        self.work.append(
+            Work(
+                row=seq.row,
+                start=start,
+                count=count,
+                blocks=blocks,
+                appended=appended,
+                sample=sample,
+                want_prompt_logprobs=seq.prompt_logprobs is not None and start < seq.prompt_len - 1,
+                want_pooled=seq.embeds and reached,
+                indivisible=self.indivisible,
+            )
+        )
+
+    def plan(self, number: int, left: list[int], saves: list[tuple[int, int]]) -> StepPlan:
+        """left: rows that are free now. saves: (group, block id) to be given out before all else."""
+        work, joined, copies, loads = tuple(self.work), tuple(self.joined), tuple(self.copies), tuple(self.loads)
+        return StepPlan(number, joined, work, tuple(left), copies, tuple(saves), loads)

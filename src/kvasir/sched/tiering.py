@@ -1,0 +1,109 @@
+"""Tiering: what sequences wait for from a tier below the pools, and which steps save what is evicted to it.
+
+A waiting sequence asks once (`begin`) for what comes behind its hit, and others pass it until that has come or was
+given up; whoever joins has no fetch any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kvasir.kv.node import common
+from kvasir.kv.radix import Hit
+from kvasir.kv.store import Save, Store
+from kvasir.kv.tiers.block import Block
+from kvasir.plan import Bytes
+from kvasir.sched.admission import SHARED
+from kvasir.sched.sequence import Sequence
+from kvasir.sched.step import Load
+
+
+class Tiering:
+    """Owns the store, and of each step under way what it saves. Without a store nothing is asked and nothing saved."""
+
+    def __init__(self, store: Store | None, block_size: int):
+        self.store = store
+        self._block_size = block_size
+        self._saving: dict[int, list[Save]] = {}  # by the steps that save it
+
+    # -- saving ------------------------------------------------------------------------------------------------
+
+    def evicted(self, block: Block, index: int, ids: tuple[int, ...]) -> None:
+        if self.store and block.namespace.startswith(SHARED):
+            self.store.note(block, ids)
+
+    def has_saves(self) -> bool:
+        return self.store is not None and self.store.has_saves
+
+    def saves(self, step: int) -> list[tuple[int, int]]:
+        """What the step is to save: (group, block id)."""
+        saves = self.store.take_saves() if self.store else []
+        if saves:
+            self._saving[step] = saves
+        return [(group, id) for _, group, id in saves]
+
+    def saved(self, step: int, payloads: tuple[Bytes, ...]) -> None:
+        """The step has run and gives what it saved."""
+        for (block, group, _), payload in zip(self._saving.pop(step, []), payloads, strict=True):
+            assert self.store
+            self.store.tier.save(block, group, payload)
+
+    def forget(self, step: int) -> None:
+        """The step did not run, or is not to save anything."""
+        self._saving.pop(step, None)
+
+    # -- fetching ----------------------------------------------------------------------------------------------
+
+    def begin(self, seq: Sequence, hit: Hit | None, seconds: Callable[[int, int], float], now: float) -> bool:
+        """Asks the tier, once while the sequence waits, for what comes behind the hit; whether to wait for it.
+        seconds(start, tokens): the time to compute so many tokens behind the first `start`, 0 for unknown."""
+        asks = seq.known > 1 and not (seq.suspect or seq.needs_prompt_rows) and seq.namespace.startswith(SHARED)
+        if self.store is None or seq.fetch is not None or not asks:
+            return False
+        found, ids = hit.tokens if hit else 0, seq.tokens[: seq.known - 1].tobytes()
+        seq.fetch = self.store.fetch(seq.namespace, ids, found, lambda tokens: seconds(found, tokens), now)
+        return seq.fetch.open
+
+    def poll(self, waiting: Iterable[Sequence], now: float, timeout: float = 0.0) -> None:
+        """Takes what has arrived; waits at most `timeout` seconds for the first that has something on its way."""
+        if self.store is None:
+            return
+        for seq in waiting:
+            if seq.fetch and seq.fetch.open:
+                self.store.poll(seq.fetch, now, timeout)
+                timeout = 0.0
+
+    def arrived(self, seq: Sequence, hit: Hit | None) -> int:
+        """Tokens up to which blocks behind the hit have arrived, or 0."""
+        if self.store is None or seq.fetch is None or seq.suspect:
+            return 0
+        return self.store.arrived(seq.fetch, hit.tokens // self._block_size if hit else 0)
+
+    def coming(self, seq: Sequence, waiting: Iterable[Sequence]) -> int:
+        """Leading tokens that are fetched for another sequence and that this one, which has not asked yet, could take
+        from it."""
+        if self.store is None or seq.fetch is not None or seq.suspect or seq.needs_prompt_rows:
+            return 0
+        most = 0
+        for other in waiting:
+            if other.fetch and other.fetch.open and other.namespace == seq.namespace:
+                end = (other.fetch.first + other.fetch.count) * self._block_size
+                most = max(most, min(common(other.packed_prompt, seq.packed_prompt), end))
+        return min(most, seq.known - 1)
+
+    def loads(self, seq: Sequence, received: Iterable[tuple[int, int, int]]) -> list[Load]:
+        """What has arrived for the blocks (group, index, id), to be written into them."""
+        assert seq.fetch
+        return [(group, id, seq.fetch.parts[group, index]) for group, index, id in received]
+
+    def end(self, seq: Sequence) -> None:
+        """The sequence needs nothing of the tier any more."""
+        if self.store and seq.fetch:
+            self.store.end(seq.fetch)
+        seq.fetch = None
+
+    def check(self, running: Iterable[Sequence], living: bool) -> None:
+        """Raises AssertionError."""
+        if self.store:
+            assert not any(s.fetch for s in running), "a running sequence waits for a tier"
+            assert living or not self.store.num_bytes, "bytes of a tier are held by nobody"
