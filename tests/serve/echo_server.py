@@ -2,12 +2,15 @@
 
 import json
 import sys
+from pathlib import Path
 
 from kvasir.serve.catalogue import OneModel
+from kvasir.serve.keys import read_keys
 from kvasir.serve.server import run
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import make_front
 
 if __name__ == "__main__":
     settings, runner = (json.loads(argument) for argument in sys.argv[1:])
-    run(OneModel(make_front(**runner), ServeSettings(port=0, **settings)))
+    keys = read_keys(Path(settings["keys_file"])) if "keys_file" in settings else ()
+    run(OneModel(make_front(**runner), ServeSettings(port=0, keys=keys, **settings)))

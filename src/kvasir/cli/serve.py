@@ -35,6 +35,7 @@ def run(
         model_names=(engine.served_model_name,) if engine.served_model_name else (),
         api_keys=tuple(api_keys),
         keys=read_keys(keys) if keys else (),
+        keys_file=keys,
         allowed_hosts=tuple(allowed_hosts),
         allowed_origins=tuple(allowed_origins),
         drain=drain,

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -86,7 +87,7 @@ class Key:
         return f"Key({self.name})"  # the secret is not for logs
 
 
-def check_distinct(keys: tuple[Key, ...]) -> None:
+def check_distinct(keys: Sequence[Key]) -> None:
     """Raises ConfigError for a key or a name that is there twice."""
     for what, values in (("key", [k.digest for k in keys]), ("name", [k.name for k in keys])):
         if len(set(values)) < len(values):

@@ -25,12 +25,13 @@ CLASS = "service_class"
 
 
 class HttpMeter:
-    """Responses by route, method and status, and how long they took."""
+    """Responses by route, method and status, and how long they took. reloads: readings of files by name and outcome."""
 
     def __init__(self) -> None:
         self.responses: Counter[tuple[str, str, int]] = Counter()
         self.seconds = Histogram()
         self.open = 0
+        self.reloads: Counter[tuple[str, str]] = Counter()
 
 
 class Metered:
@@ -68,7 +69,7 @@ def _route(scope: Scope) -> str:
 
 
 def _method(scope: Scope) -> str:
-    return scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
+    return scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "DELETE", "OPTIONS") else "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,10 @@ def _http(http: HttpMeter) -> Iterator[Metric]:
     seconds = HistogramMetricFamily("kvasir_http_request_seconds", "Time of an HTTP request.", labels=[])
     seconds.add_metric([], buckets=_buckets(http.seconds), sum_value=http.seconds.sum)
     yield seconds
+    reloads = CounterMetricFamily("kvasir_reloads", "Files read again.", labels=["file", "outcome"])
+    for labels, count in http.reloads.items():
+        reloads.add_metric(labels, count)
+    yield reloads
 
 
 class _Model:

@@ -7,7 +7,7 @@ comes from a clock that is handed in; one that runs backwards counts as standing
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvasir.errors import LimitExceeded
 from kvasir.serve.asgi import refuse
 from kvasir.serve.faults import fault_of
-from kvasir.serve.keys import Key
+from kvasir.serve.keys import Key, Limits
 
 SECOND = 1_000_000_000
 MINUTE = 60 * SECOND
@@ -63,11 +63,18 @@ class Account:
     """One key's buckets and open requests."""
 
     def __init__(self, key: Key, clock: Callable[[], int]):
-        self._limits = key.limits
         self._clock = clock
         self._open = 0
-        self._requests = _bucket(key.limits.requests_per_minute, clock())
-        self._tokens = _bucket(key.limits.tokens_per_minute, clock())
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self.limit(key.limits)
+
+    def limit(self, limits: Limits) -> None:
+        """Takes these limits; what was used before stays as large a part of them as it was."""
+        now = self._clock()
+        self._limits = limits
+        self._requests = _bucket(limits.requests_per_minute, now, self._requests)
+        self._tokens = _bucket(limits.tokens_per_minute, now, self._tokens)
 
     def open(self) -> None:
         """Counts a request, which is open until `close`. Raises LimitExceeded; the refused cost nothing."""
@@ -101,8 +108,10 @@ class Account:
         return found
 
 
-def _bucket(limit: int | None, now: int) -> Bucket | None:
-    return None if limit is None else Bucket(limit, at=now)
+def _bucket(limit: int | None, now: int, before: Bucket | None) -> Bucket | None:
+    if limit is None:
+        return None
+    return replace(before, limit=limit) if before else Bucket(limit, at=now)
 
 
 def _taken(bucket: Bucket | None, units: int, now: int, what: str) -> Bucket | None:
@@ -130,8 +139,17 @@ def _duration(nanoseconds: int) -> str:
 class Quotas:
     """The accounts of all keys, by name. One per application, on its event loop."""
 
-    def __init__(self, keys: tuple[Key, ...], clock: Callable[[], int] = time.monotonic_ns):
-        self.accounts: Mapping[str, Account] = {key.name: Account(key, clock) for key in keys}
+    def __init__(self, keys: Sequence[Key], clock: Callable[[], int] = time.monotonic_ns):
+        self._clock = clock
+        self.accounts: Mapping[str, Account] = {}
+        self.take(keys)
+
+    def take(self, keys: Sequence[Key]) -> None:
+        """These are the keys from now on. An account goes on as long as its name does."""
+        before = self.accounts
+        self.accounts = {key.name: before.get(key.name) or Account(key, self._clock) for key in keys}
+        for key in keys:
+            self.accounts[key.name].limit(key.limits)
 
     def prompt(self, tenant: str, tokens: int) -> None:
         if account := self.accounts.get(tenant):

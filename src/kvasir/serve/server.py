@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
+import threading
+from collections.abc import Iterator
 from types import FrameType
 
 import uvicorn
@@ -15,8 +18,10 @@ from kvasir.serve.app import create_app
 from kvasir.serve.asgi import settle
 from kvasir.serve.catalogue import Catalogue
 from kvasir.serve.doors import Doors
+from kvasir.serve.keyring import KeyRing
 from kvasir.serve.protocol import bounded_protocol
 from kvasir.serve.settings import ServeSettings
+from kvasir.serve.watch import Watch
 
 log = logging.getLogger("kvasir.serve")
 
@@ -90,8 +95,37 @@ class Server(uvicorn.Server):
             )
         )
         self._doors: Doors = app.state.doors
+        self._watches = []
+        if settings.keys_file:
+            ring: KeyRing = app.state.ring
+            self._watches.append(Watch("keys", [settings.keys_file], ring.reload, app.state.http_meter.reloads))
         self._catalogue = catalogue
         self._drain = settings.drain
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        watching = [asyncio.ensure_future(watch.run()) for watch in self._watches]
+        try:
+            with self._reloading():
+                await super().serve(sockets)
+        finally:
+            await settle(*watching)
+
+    @contextlib.contextmanager
+    def _reloading(self) -> Iterator[None]:
+        """SIGHUP has all files read again; it ends a server that reads none, as ever."""
+        loop = asyncio.get_running_loop()
+        if not self._watches or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+
+    def reload(self) -> None:
+        for watch in self._watches:
+            watch.ask()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ends the server and, unlike uvicorn's own, leaves it to the caller to end the process: the engine comes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvasir.errors import ConfigError
 from kvasir.serve.keys import Key, check_distinct
@@ -17,7 +18,8 @@ class ServeSettings:
     """Sizes in bytes and times in seconds unless a name says otherwise.
 
     api_keys: any of them opens every route; without keys only a loopback address may be bound.
-    keys: the same with a name, a class, a share and limits.
+    keys: the same with a name, scopes, a class, a share and limits. keys_file: where they are from, read again whenever
+    it changes.
     model_names: what clients may call the model; the first is the one answers carry. Empty: the engine's
     own name.
     allowed_hosts / allowed_origins: beside loopback names and the bound address; "*" allows all.
@@ -32,6 +34,7 @@ class ServeSettings:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     keys: tuple[Key, ...] = ()
+    keys_file: Path | None = None
     model_names: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
@@ -63,9 +66,12 @@ class ServeSettings:
 
     @property
     def all_keys(self) -> tuple[Key, ...]:
-        """Those without a name of their own are named by their digest."""
-        plain = dict.fromkeys(self.api_keys)
-        return (*self.keys, *(Key(k, hashlib.sha256(k.encode()).hexdigest()[:16]) for k in plain))
+        return (*self.keys, *self.plain_keys)
+
+    @property
+    def plain_keys(self) -> tuple[Key, ...]:
+        """Those without a name of their own, named by their digest. They are good for inference alone."""
+        return tuple(Key(k, hashlib.sha256(k.encode()).hexdigest()[:16]) for k in dict.fromkeys(self.api_keys))
 
 
 def is_loopback(host: str) -> bool:

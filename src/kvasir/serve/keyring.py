@@ -1,0 +1,53 @@
+"""KeyRing: the keys of a server as they are now."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections.abc import Callable, Sequence
+
+from kvasir.serve.keys import Key, check_distinct, read_keys
+from kvasir.serve.settings import ServeSettings
+
+log = logging.getLogger("kvasir.serve")
+
+
+class KeyRing:
+    """On one event loop. Requests that are under way keep the key that they came with."""
+
+    def __init__(self, settings: ServeSettings, changed: Callable[[Sequence[Key]], None]):
+        """changed: told of the keys that there are from now on."""
+        self._settings = settings
+        self._changed = changed
+        self._keys: Sequence[Key] = ()
+        self._digests: Sequence[bytes] = ()
+        self._take(settings.all_keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, secret: bytes) -> Key | None:
+        """All keys are compared, each in constant time and over digests, so nothing is told by how long it takes."""
+        digest = hashlib.sha256(secret).digest()
+        equal = [hmac.compare_digest(digest, known) for known in self._digests]
+        return self._keys[equal.index(True)] if any(equal) else None
+
+    async def reload(self) -> None:
+        """Reads the file again. Raises ConfigError for a bad one; the keys stay as they were then."""
+        keys = await asyncio.to_thread(self._read)
+        if keys != self._keys:
+            before, after = {key.name for key in self._keys}, {key.name for key in keys}
+            log.info("%d API keys; new: %d, gone: %d", len(keys), len(after - before), len(before - after))
+            self._take(keys)
+
+    def _read(self) -> Sequence[Key]:
+        assert self._settings.keys_file is not None
+        keys = (*read_keys(self._settings.keys_file), *self._settings.plain_keys)
+        check_distinct(keys)
+        return keys
+
+    def _take(self, keys: Sequence[Key]) -> None:
+        self._keys, self._digests = keys, [key.digest for key in keys]
+        self._changed(keys)
