@@ -44,7 +44,7 @@ async def test_every_route_but_health_and_the_page_asks_for_a_key():
                 continue
             assert response.status_code == 401, (method, path, response.status_code)
             assert response.headers["www-authenticate"] == "Bearer"
-            assert method == "HEAD" or response.json()["error"]["code"] == "invalid_api_key"
+            assert method == "HEAD" or "a valid API key is needed" in response.text  # in its dialect's shape
 
 
 @pytest.mark.parametrize(
