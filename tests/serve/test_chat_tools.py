@@ -8,7 +8,9 @@ import openai
 import pytest
 
 from kvasir.engine.front import Front
-from kvasir.errors import ConfigError
+from kvasir.errors import ConfigError, InvalidRequest
+from kvasir.serve.openai.tools import callable_tools, shown_tools
+from kvasir.serve.openai.wire import ChatRequest
 from kvasir.text.chat import ChatTemplate
 from tests.serve.fakes import EchoEngine, byte_tokenizer
 from tests.serve.running import client, events, live
@@ -131,3 +133,13 @@ def test_the_official_client_reads_calls():
         assert final.finish_reason == "tool_calls" and final.message.tool_calls
         assert [call.function.arguments for call in final.message.tool_calls] == ['{"a": "é, }"}'] * 2
         assert final.message.content == "One moment."
+
+
+def test_allowed_tools_are_those_of_the_shown_ones_that_may_be_called():
+    g = {"type": "function", "function": {"name": "g"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [g]}}
+    wire = ChatRequest.model_validate(body(tools=[*TOOLS, g], tool_choice=choice))
+    assert [tool["function"]["name"] for tool in shown_tools(wire)] == ["f", "g"]
+    assert callable_tools(wire) == [g]
+    with pytest.raises(InvalidRequest, match="names 'g'"):
+        callable_tools(ChatRequest.model_validate(body(tool_choice=choice)))

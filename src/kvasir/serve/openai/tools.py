@@ -2,8 +2,8 @@
 
 Text before a call is free, unless one is required; a call that has begun is one of a tool, with arguments of its
 schema, so that a malformed one cannot come. `strict` of a tool refuses what its schema holds and cannot be enforced;
-without it such keywords are ignored. With tool_choice "auto", no strict tool and parallel calls, answers follow no
-grammar.
+without it such keywords are ignored. With tool_choice "auto", no strict tool, parallel calls and all tools allowed,
+answers follow no grammar.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Literal
 from kvasir.engine.front import Front
 from kvasir.engine.reading import Reading
 from kvasir.errors import InvalidRequest
-from kvasir.serve.openai.wire import ChatRequest, NamedChoice
+from kvasir.serve.openai.wire import AllowedChoice, ChatRequest, NamedChoice
 from kvasir.types import SamplingParams, StructuredOutputs
 
-Choice = Literal["none", "auto", "required"] | NamedChoice | None
+Choice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None
 
 
 def shown_tools(wire: ChatRequest) -> list[dict[str, Any]] | None:
@@ -30,12 +30,22 @@ def callable_tools(wire: ChatRequest) -> list[dict[str, Any]] | None:
     tools = shown_tools(wire) or []
     if wire.tool_choice == "required" and not tools:
         raise InvalidRequest('tool_choice is "required" and there are no tools', "give tools", param="tool_choice")
-    if isinstance(wire.tool_choice, NamedChoice):
-        name = wire.tool_choice.function.name
-        tools = [t for t in tools if t["function"]["name"] == name]
-        if not tools:
-            raise InvalidRequest(f"tool_choice names {name[:80]!r}", "give a tool of this name", param="tool_choice")
+    names = _names(wire.tool_choice)
+    for name in sorted(names - {t["function"]["name"] for t in tools}):
+        raise InvalidRequest(f"tool_choice names {name[:80]!r}", "give a tool of this name", param="tool_choice")
+    if names:
+        tools = [t for t in tools if t["function"]["name"] in names]
     return None if wire.tool_choice == "none" else tools or None
+
+
+def _names(choice: Choice) -> set[str]:
+    """The tools that a choice names; none: it means all."""
+    match choice:
+        case NamedChoice():
+            return {choice.function.name}
+        case AllowedChoice():
+            return {tool.function.name for tool in choice.allowed_tools.tools}
+    return set()
 
 
 async def tool_grammar(wire: ChatRequest, front: Front, reading: Reading | None, params: SamplingParams) -> str | None:
@@ -44,9 +54,10 @@ async def tool_grammar(wire: ChatRequest, front: Front, reading: Reading | None,
     if not tools:
         return None
     named = isinstance(wire.tool_choice, NamedChoice)
-    required = named or wire.tool_choice == "required"
+    allowed = wire.tool_choice.allowed_tools if isinstance(wire.tool_choice, AllowedChoice) else None
+    required = named or wire.tool_choice == "required" or (allowed is not None and allowed.mode == "required")
     parallel = not named and wire.parallel_tool_calls is not False
-    if not required and parallel and not any(t["function"].get("strict") for t in tools):
+    if not required and parallel and allowed is None and not any(t["function"].get("strict") for t in tools):
         return None
     if reading is None or not reading.calls:
         if required:

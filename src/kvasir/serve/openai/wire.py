@@ -164,6 +164,18 @@ class NamedChoice(Wire):
     function: NamedFunction
 
 
+class AllowedTools(Wire):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(Wire):
+    """All tools are shown, these may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class ChatRequest(Sampling):
     """POST /v1/chat/completions"""
 
@@ -189,7 +201,7 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
