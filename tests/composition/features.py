@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvasir.config import EVICTIONS
 from kvasir.guided import sources
+from kvasir.guided.tools import Function, tool_grammar
+from kvasir.parse.table import choose
 from kvasir.types import FinishReason, Request, ServiceClass, Task
 from tests.composition import models
 from tests.oracle import free_blocks, poison
@@ -249,6 +251,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+TOOLS = [Function("of", {"properties": {"of": {"type": "string"}}, "required": ["of"]}), Function("kinds", SCHEMA)]
+
 
 def grammar(name: str, text: str) -> Feature:
     """Jumping ahead is on, and off in the plain run."""
@@ -308,6 +312,7 @@ ASKED = [
             jumped, {"jump_ahead": True}, ask=lambda p: {"logprobs": None} if p.get("logprobs", 1) == 1 else {},
             fields=lambda i: {"grammar": sources.json_schema(SCHEMA)}),
     grammar("regex", sources.regex("(The )?([A-Za-z0-9]+[ .,;!?-])+")),
+    grammar("tools", tool_grammar(choose(tools="pythonic"), TOOLS, {}, required=True)),
     grammar("tags", sources.structural_tags([sources.Tag("e", SCHEMA, ".")], ["e"])),
     Feature("streaming", "streaming", "deltas beyond the first of an answer, told one by one",
             lambda run: run.pushed, ask=lambda p: {}),
