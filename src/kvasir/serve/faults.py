@@ -131,13 +131,19 @@ _ANTHROPIC = {
 def anthropic_error(fault: Fault, request_id: str | None) -> bytes:
     """https://docs.anthropic.com/en/api/errors"""
     kind = _ANTHROPIC.get(fault.status) or ("invalid_request_error" if fault.status < 500 else "api_error")
-    message = f"{fault.param}: {fault.message}" if fault.param and fault.param not in fault.message else fault.message
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})
+    error = {"type": kind, "message": _with_field(fault)}
+    return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
 
 
 def ollama_error(fault: Fault) -> bytes:
     """https://docs.ollama.com/api/errors"""
-    return msgspec.json.encode({"error": fault.message})
+    return msgspec.json.encode({"error": _with_field(fault)})
+
+
+def _with_field(fault: Fault) -> str:
+    """The message, for shapes that have no place of their own for the field."""
+    named = not fault.param or fault.param in fault.message
+    return fault.message if named else f"{fault.param}: {fault.message}"
 
 
 def openai_error(fault: Fault) -> bytes:
