@@ -1,0 +1,6 @@
+"""The Ollama dialect: request bodies in wire.py and manage_wire.py, a module for the routes of a kind, answer.py how
+answers are written."""
+
+from kvasir.serve.ollama import chat, embed, generate, listing
+
+ROUTERS = (generate.router, chat.router, embed.router, listing.router)

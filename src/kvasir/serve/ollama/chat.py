@@ -1,0 +1,89 @@
+"""POST /api/chat"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.serve.ollama.answer import Clock, Job, Said, as_message, head
+from kvasir.serve.ollama.loading import load_or_unload
+from kvasir.serve.ollama.params import (
+    check_fits,
+    context_of,
+    names_of_ollama,
+    options_of,
+    room_for_answer,
+    to_params,
+)
+from kvasir.serve.ollama.prompt import Prompter, thinking_variables, to_messages
+from kvasir.serve.ollama.route import STREAMED, OllamaRoute, serving_named
+from kvasir.serve.ollama.wire import ChatRequest
+from kvasir.serve.openai.tools import callable_tools, shown_tools, tool_grammar
+from kvasir.serve.openai.wire import ChatRequest as OpenAIChat
+from kvasir.serve.openai.wire import FunctionDefinition
+from kvasir.serve.openai.wire import Tool as OpenAITool
+from kvasir.serve.serving import Serving, json_response
+from kvasir.serve.wire import refuse_fields
+
+router = APIRouter(route_class=OllamaRoute)
+
+
+@router.post("/api/chat", tags=["ollama"], responses=STREAMED)
+async def chat(wire: ChatRequest, request: HTTPRequest) -> Response:
+    clock = Clock()
+    refuse_fields(wire)
+    if not wire.messages:
+        return await load_or_unload(request, wire.model, wire.keep_alive, clock, as_message)
+    serving = await serving_named(request, wire.model, wire.keep_alive)
+    clock.loaded()
+    with names_of_ollama():
+        job = await to_job(wire, serving, request, clock)
+    if wire.debug_render_only:
+        text = await serving.front.decode(job.core.prompt_ids)
+        shown = {**head(wire.model), **as_message(Said()), "done": False}
+        return json_response({**shown, "_debug_info": {"rendered_template": text}})
+    serving.charge([job.core])
+    return await job.respond(request, wire.streams)
+
+
+async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, clock: Clock) -> Job:
+    """Raises InvalidRequest for what cannot be honoured, TemplateError."""
+    front, entry = serving.front, serving.entry
+    options = options_of(wire.options, entry.parameters if entry else {})
+    context = context_of(options, front.info)
+    asked = _tools(wire)
+    shown = shown_tools(asked)
+    messages: Any = to_messages(wire.messages or ())
+    messages = entry.conversation(messages) if entry else messages
+    prompter = Prompter(front, shown, thinking_variables(wire.think, front, shown, wire.model))
+    left_out = 0
+    if wire.truncate:
+        ids, left_out = await prompter.fitting(messages, context - room_for_answer(options, context))
+    else:
+        ids = await prompter.ids(messages)
+    check_fits(len(ids), context, "messages")
+    params = to_params(wire, options, front.info, context - len(ids))
+    reading = front.reader.reading(ids, callable_tools(asked))
+    fields = serving.fields(request, wire)
+    grammar = await tool_grammar(asked, front, reading, params)
+    if grammar is not None:  # the structure of what is said is part of it
+        params = replace(params, structured_outputs=None)
+        fields["grammar"] = grammar
+    await front.learn(params)
+    core = front.resolve(ids, params, param="messages", **fields)
+    truncated = {"messages": left_out} if left_out else {}
+    return Job(wire.model, serving, core, reading, clock, as_message, truncated)
+
+
+def _tools(wire: ChatRequest) -> OpenAIChat:
+    """The tools and the choice among them, in the form that the rules for both are written for."""
+    functions = [FunctionDefinition(**tool.function.model_dump()) for tool in wire.tools or ()]
+    return OpenAIChat.model_construct(
+        tools=[OpenAITool(type="function", function=function) for function in functions] or None,
+        tool_choice=wire.tool_choice,
+        parallel_tool_calls=wire.parallel_tool_calls,
+    )

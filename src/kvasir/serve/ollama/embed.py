@@ -1,0 +1,92 @@
+"""POST /api/embed, and the older /api/embeddings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.errors import InvalidRequest
+from kvasir.serve.asgi import while_connected
+from kvasir.serve.concurrent import all_of
+from kvasir.serve.ollama.answer import Clock
+from kvasir.serve.ollama.params import context_of, options_of
+from kvasir.serve.ollama.prompt import cut_ids
+from kvasir.serve.ollama.route import OllamaRoute, serving_named
+from kvasir.serve.ollama.wire import EmbeddingsRequest, EmbedRequest
+from kvasir.serve.serving import Serving, json_response
+from kvasir.types import Request
+
+router = APIRouter(route_class=OllamaRoute)
+
+
+@router.post("/api/embed", tags=["ollama"])
+async def embed(wire: EmbedRequest, request: HTTPRequest) -> Response:
+    clock = Clock()
+    serving = await serving_named(request, wire.model, wire.keep_alive)
+    clock.loaded()
+    inputs = [wire.input] if isinstance(wire.input, str) else wire.input
+    if wire.input in ("", []):
+        return json_response({"model": wire.model, "embeddings": [], **clock.loading()})
+    size = serving.front.info.embedding_size
+    if wire.dimensions is not None and not 0 <= wire.dimensions <= size:
+        raise InvalidRequest(f"dimensions is {wire.dimensions}; this model gives {size}", "lower it", "dimensions")
+    requests, cut = await to_requests(inputs, wire, serving, request, "input")
+    vectors = await _vectors(requests, serving, request)
+    answer = {
+        "model": wire.model,
+        "embeddings": [first_dimensions(vector, wire.dimensions or len(vector)) for vector in vectors],
+        **clock.loading(),
+        "prompt_eval_count": sum(len(core.prompt_ids) for core in requests),
+        **({"truncated": {"tokens": cut}} if cut else {}),
+    }
+    return await serving.write(len(requests) > 16, lambda: answer)
+
+
+@router.post("/api/embeddings", tags=["ollama"])
+async def embeddings(wire: EmbeddingsRequest, request: HTTPRequest) -> Response:
+    serving = await serving_named(request, wire.model, wire.keep_alive)
+    if not wire.prompt:
+        return json_response({"embedding": []})
+    requests, _ = await to_requests([wire.prompt], wire, serving, request, "prompt")
+    [vector] = await _vectors(requests, serving, request)
+    return json_response({"embedding": vector})
+
+
+async def to_requests(
+    inputs: Sequence[str], wire: EmbedRequest | EmbeddingsRequest, serving: Serving, request: HTTPRequest, param: str
+) -> tuple[list[Request], int]:
+    """One request of the core per input, and how many tokens were cut. Raises InvalidRequest."""
+    front, most = serving.front, serving.settings.max_embeddings
+    if len(inputs) > most:
+        raise InvalidRequest(f"{len(inputs)} inputs", f"at most {most}", param)
+    options = options_of(wire.options, serving.entry.parameters if serving.entry else {})
+    context = context_of(options, front.info)
+    fields = serving.fields(request, wire)
+    requests, cut = [], 0
+    for text in inputs:
+        ids = await front.encode(text, param=param)
+        if isinstance(wire, EmbedRequest) and wire.truncate:
+            ids, left_out = cut_ids(ids, context, context)
+            cut += left_out
+        if len(ids) > context:
+            message = f"the input has {len(ids)} tokens; the context holds {context}"
+            raise InvalidRequest(message, "shorten it, or let /api/embed do it with truncate: true", param)
+        requests.append(front.resolve_embedding(ids, **fields))
+    return requests, cut
+
+
+async def _vectors(requests: Sequence[Request], serving: Serving, request: HTTPRequest) -> list[tuple[float, ...]]:
+    serving.charge(requests)
+    return await while_connected(request.receive, all_of(serving.front.embed, requests))
+
+
+def first_dimensions(vector: Sequence[float], count: int) -> Sequence[float]:
+    """Those alone, of length 1."""
+    length = math.sqrt(math.fsum(x * x for x in vector[:count]))
+    if not length or (count == len(vector) and abs(length - 1) < 1e-5):
+        return vector[:count]
+    return [x / length for x in vector[:count]]

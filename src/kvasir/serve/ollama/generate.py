@@ -1,0 +1,116 @@
+"""POST /api/generate"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.errors import InvalidRequest
+from kvasir.serve.ollama.answer import Clock, Job, Said, as_response, head
+from kvasir.serve.ollama.loading import load_or_unload
+from kvasir.serve.ollama.params import (
+    check_fits,
+    context_of,
+    names_of_ollama,
+    options_of,
+    room_for_answer,
+    to_params,
+)
+from kvasir.serve.ollama.prompt import check_template, cut_ids, thinking_variables
+from kvasir.serve.ollama.route import STREAMED, OllamaRoute, serving_named
+from kvasir.serve.ollama.wire import GenerateRequest
+from kvasir.serve.serving import Serving, json_response
+from kvasir.serve.wire import refuse_fields
+
+router = APIRouter(route_class=OllamaRoute)
+
+_KEPT = 4  # ids at the beginning that stay where a prompt is cut, unless num_keep says otherwise
+
+
+@router.post("/api/generate", tags=["ollama"], responses=STREAMED)
+async def generate(wire: GenerateRequest, request: HTTPRequest) -> Response:
+    clock = Clock()
+    _refuse(wire)
+    if not wire.prompt and not wire.suffix:
+        return await load_or_unload(request, wire.model, wire.keep_alive, clock, as_response)
+    serving = await serving_named(request, wire.model, wire.keep_alive)
+    clock.loaded()
+    with names_of_ollama():
+        job = await to_job(wire, serving, request, clock)
+    if wire.debug_render_only:
+        text = await serving.front.decode(job.core.prompt_ids)
+        shown = {**head(wire.model), **as_response(Said()), "done": False}
+        return json_response({**shown, "_debug_info": {"rendered_template": text}})
+    serving.charge([job.core])
+    return await job.respond(request, wire.streams)
+
+
+def _refuse(wire: GenerateRequest) -> None:
+    refuse_fields(wire)
+    for name in ("template", "system", "context", "think"):
+        if wire.raw and getattr(wire, name):
+            raise InvalidRequest(f"raw mode does not support {name}", "leave one of them out", name)
+    for name in ("template", "system", "context", "raw"):
+        if wire.suffix and getattr(wire, name):
+            raise InvalidRequest(f"filling in the middle does not support {name}", "leave one of them out", name)
+
+
+async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, clock: Clock) -> Job:
+    """Raises InvalidRequest for what cannot be honoured, TemplateError."""
+    front, entry = serving.front, serving.entry
+    options = options_of(wire.options, entry.parameters if entry else {})
+    context = context_of(options, front.info)
+    ids: Sequence[int] = await prompt_ids(wire, serving)
+    cut = 0
+    if wire.truncate:
+        keep = _KEPT if options.num_keep is None else options.num_keep
+        ids, cut = cut_ids(ids, context - room_for_answer(options, context), keep)
+    check_fits(len(ids), context, "prompt")
+    params = to_params(wire, options, front.info, context - len(ids))
+    await front.learn(params)
+    core = front.resolve(ids, params, param="prompt", **serving.fields(request, wire))
+    reading = None if wire.raw or wire.suffix else front.reader.reading(ids, None)
+    truncated = {"tokens": cut} if cut else {}
+    return Job(wire.model, serving, core, reading, clock, as_response, truncated, with_context=not wire.raw)
+
+
+async def prompt_ids(wire: GenerateRequest, serving: Serving) -> tuple[int, ...]:
+    """The prompt as it is where it is raw or the model has no template; else a chat of one message."""
+    front, prompt = serving.front, wire.prompt or ""
+    if wire.suffix:
+        raise InvalidRequest("filling in the middle is not supported by this model", "leave it out", "suffix")
+    bare = not wire.template and not (front.template and front.template.sources)
+    if wire.raw or bare:
+        if wire.system or wire.think:
+            name = "system" if wire.system else "think"
+            raise InvalidRequest(f"this model has no chat template that could say {name}", "leave it out", name)
+        ids = await front.encode(prompt)
+    else:
+        ids = await _chat_ids(wire, serving, prompt)
+    if wire.context is None:
+        return ids
+    bos = front.tokenizer.bos_id if front.tokenizer else None
+    return (*wire.context, *(ids[1:] if wire.context and ids[0] == bos else ids))
+
+
+async def _chat_ids(wire: GenerateRequest, serving: Serving, prompt: str) -> tuple[int, ...]:
+    front, entry = serving.front, serving.entry
+    messages: list[Mapping[str, Any]] = [{"role": "user", "content": prompt}]
+    if entry and not wire.context:
+        messages = [m for m in entry.conversation(messages) if not (wire.system and m.get("role") == "system")]
+    if wire.system:
+        messages.insert(0, {"role": "system", "content": wire.system})
+    variables = {} if wire.template else thinking_variables(wire.think, front, None, wire.model)
+    if not wire.template:
+        return await front.encode_chat(messages, variables=variables)
+    if wire.think is not None:
+        raise InvalidRequest("think belongs to the model's own template", "leave one of them out", "think")
+    check_template(wire.template)
+    assert front.template is not None, "a model with a tokenizer has one, if without sources"
+    text = await asyncio.to_thread(front.template.render, messages, chat_template=wire.template)
+    return await front.encode(text, add_special_tokens=False)

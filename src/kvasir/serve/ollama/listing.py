@@ -1,0 +1,56 @@
+"""GET /api/tags, /api/ps and /api/version; POST /api/show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir import __version__
+from kvasir.serve.catalogue import catalogue_of
+from kvasir.serve.ollama.about import shown_of_one, summary, summary_of_one
+from kvasir.serve.ollama.manage_wire import ShowRequest
+from kvasir.serve.ollama.route import OllamaRoute, full_name
+from kvasir.serve.serving import Serving, json_response
+from kvasir.serve.wire import refuse_fields
+
+router = APIRouter(route_class=OllamaRoute)
+
+SPOKEN = "0.14.0"  # the version of Ollama whose API this is; clients ask for one, and some for a least one
+NEVER = "9999-12-31T23:59:59Z"
+
+
+@router.get("/api/version", tags=["ollama"])
+async def version() -> Response:
+    return json_response({"version": SPOKEN, "kvasir": __version__})
+
+
+@router.get("/api/tags", tags=["ollama"])
+async def tags(request: HTTPRequest) -> Response:
+    [serving] = catalogue_of(request).loaded()
+    return json_response({"models": [summary_of_one(serving, name) for name in serving.names]})
+
+
+@router.get("/api/ps", tags=["ollama"])
+async def ps(request: HTTPRequest) -> Response:
+    return json_response({"models": [_running(serving) for serving in catalogue_of(request).loaded()]})
+
+
+def _running(serving: Serving) -> dict[str, Any]:
+    info, name = serving.front.info, serving.names[0]
+    told = summary(serving.entry) if serving.entry else summary_of_one(serving, name)
+    del told["modified_at"]
+    on_device = 0 if info.device == "cpu" else told["size"]
+    return {**told, "expires_at": NEVER, "size_vram": on_device, "context_length": info.max_model_len}
+
+
+@router.post("/api/show", tags=["ollama"])
+async def show(wire: ShowRequest, request: HTTPRequest) -> Response:
+    refuse_fields(wire)
+    catalogue = catalogue_of(request)
+    name = full_name(catalogue, wire.named)
+    catalogue.card(name)
+    [serving] = catalogue.loaded()
+    return json_response(shown_of_one(serving, name))

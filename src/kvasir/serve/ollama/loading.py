@@ -1,0 +1,34 @@
+"""Requests that ask for no answer: a model is loaded, or unloaded."""
+
+from __future__ import annotations
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.errors import InvalidRequest
+from kvasir.serve.catalogue import OneModel, catalogue_of
+from kvasir.serve.ollama.answer import Clock, Said, Shape, head
+from kvasir.serve.ollama.route import full_name, serving_named
+from kvasir.serve.scopes import needs_management
+from kvasir.serve.serving import json_response
+
+
+async def load_or_unload(
+    request: HTTPRequest, model: str, keep_alive: float | None, clock: Clock, shape: Shape
+) -> Response:
+    """keep_alive 0 unloads: at once, or when the answers that are being written have ended. That is management.
+    Raises ModelNotFound, InvalidRequest, ScopeNeeded, EngineDead."""
+    catalogue = catalogue_of(request)
+    name = full_name(catalogue, model)
+    catalogue.card(name)
+    if keep_alive == 0:
+        needs_management(request)
+    if keep_alive == 0 and isinstance(catalogue, OneModel):
+        raise InvalidRequest("this server's model stays loaded", "end the server instead", "keep_alive")
+    loaded = any(name in serving.names for serving in catalogue.loaded())
+    if loaded or keep_alive != 0:  # what is not loaded is not loaded for that
+        await serving_named(request, name, keep_alive)
+    clock.loaded()
+    reason = "unload" if keep_alive == 0 else "load"
+    answer = {**head(model), **shape(Said()), "done": True, "done_reason": reason, **clock.loading()}
+    return json_response(answer)

@@ -1,0 +1,148 @@
+"""From a conversation to a prompt that fits: messages as templates read them, thinking, truncation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvasir.engine.front import Front
+from kvasir.errors import InvalidRequest
+from kvasir.serve.ollama.wire import Message
+from kvasir.serve.wire import refuse_fields
+
+Messages = Sequence[Mapping[str, Any]]
+# Names under which templates have a switch for thinking, where they are not a message's field or a string.
+_SWITCHES = ("enable_thinking", "thinking")
+_GO = re.compile(r"\{\{-?\s*(?:[.$]|(?:if|range|end|else|with|define|block|template)\b)")
+
+
+def to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as templates read them. Calls without an id get one, and the results of tools, which this API
+    tells apart by the tool's name, the id of the call that they answer."""
+    result: list[dict[str, Any]] = []
+    open_calls: list[tuple[str, str]] = []  # (id, name) of those without a result
+    count = 0
+    for i, message in enumerate(messages):
+        with_place(message, f"messages.{i}")
+        made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.thinking:
+            made["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            made["tool_calls"] = []
+            for call in message.tool_calls:
+                count += 1
+                id, name = call.id or f"call{count:05}", call.function.name
+                function = {"name": name, "arguments": call.function.arguments or {}}
+                made["tool_calls"].append({"id": id, "type": "function", "function": function})
+                open_calls.append((id, name))
+        if message.role == "tool":
+            answered = _answered(open_calls, message)
+            made |= {"name": answered[1], "tool_call_id": answered[0]}
+        result.append(made)
+    return result
+
+
+def with_place(message: Message, where: str) -> None:
+    """Raises InvalidRequest that says which message has what cannot be read."""
+    try:
+        refuse_fields(message)
+    except InvalidRequest as error:
+        error.param = f"{where}.{error.param}"
+        raise
+
+
+def _answered(open_calls: list[tuple[str, str]], message: Message) -> tuple[str, str]:
+    """The call whose result a message is, which is open no more."""
+    by_id = (c for c in open_calls if c[0] == message.tool_call_id)
+    by_name = (c for c in open_calls if message.tool_name in (None, c[1]))
+    found = next(by_id, None) if message.tool_call_id else next(by_name, None)
+    if found:
+        open_calls.remove(found)
+    own = (message.tool_call_id or "call00000", message.tool_name or "")
+    return (found[0], message.tool_name or found[1]) if found else own
+
+
+def thinking_variables(think: bool | str | None, front: Front, tools: object, name: str) -> dict[str, Any]:
+    """The template's variables for `think`; left to the template where it is not given. Raises InvalidRequest."""
+    if think is None:
+        return {}
+    source = front.template.select(tools) if front.template and front.template.sources else ""
+    if isinstance(think, str):
+        if "reasoning_effort" not in source:
+            raise InvalidRequest(f"think is {think!r}; {name!r} has no levels of thinking", "true or false", "think")
+        return {"reasoning_effort": think}
+    for switch in _SWITCHES:
+        if re.search(rf"(?<![.\w'\"]){switch}(?![\w'\"])", source):
+            return {switch: think}
+    thinks = front.reader.format(tools).thinking is not None
+    if thinks is not think:
+        does = "always thinks" if thinks else "does not support thinking"
+        raise InvalidRequest(f"{name!r} {does}", "leave think out", "think")
+    return {}
+
+
+def check_template(source: str) -> None:
+    """Raises InvalidRequest for a template in Go's language, which is not run here."""
+    if _GO.search(source):
+        raise InvalidRequest("the template is written in Go's language", "write it in Jinja", "template")
+
+
+class Prompter:
+    """Renders one conversation, and leaves its oldest messages out until it fits."""
+
+    def __init__(self, front: Front, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]):
+        self._front = front
+        self._tools = tools
+        self._variables = variables
+
+    async def ids(self, messages: Messages) -> tuple[int, ...]:
+        """A final message of the assistant is gone on with. Raises InvalidRequest, TemplateError."""
+        last = messages[-1]
+        goes_on = last["role"] == "assistant" and bool(last["content"]) and not last.get("tool_calls")
+        return await self._front.encode_chat(
+            messages,
+            tools=self._tools,
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
+            variables=self._variables,
+        )
+
+    async def fitting(self, messages: Messages, most: int) -> tuple[tuple[int, ...], int]:
+        """Of at most so many tokens: the ids, and how many messages were left out. System messages and the last one
+        stay. What is shortest may be too long."""
+        ids = await self.ids(messages)
+        most_left_out = sum(m["role"] != "system" for m in messages[:-1])
+        if len(ids) <= most or not most_left_out:
+            return ids, 0
+        low, high = 1, most_left_out  # the fewest that make it fit, by bisection
+        ids = await self.ids(_without(messages, high))
+        while low < high:
+            middle = (low + high) // 2
+            tried = await self.ids(_without(messages, middle))
+            if len(tried) <= most:
+                ids, high = tried, middle
+            else:
+                low = middle + 1
+        return ids, high
+
+
+def _without(messages: Messages, count: int) -> list[Mapping[str, Any]]:
+    """Without the oldest `count` messages that are not the system's."""
+    kept = []
+    for message in messages:
+        if message["role"] != "system" and count:
+            count -= 1
+        else:
+            kept.append(message)
+    return kept
+
+
+def cut_ids(ids: Sequence[int], most: int, keep: int) -> tuple[tuple[int, ...], int]:
+    """At most so many ids, and how many were cut: `keep` from the front (below 0: as many as fit) and the last ones
+    stay."""
+    cut = len(ids) - most
+    if cut <= 0:
+        return tuple(ids), 0
+    keep = most if keep < 0 else min(keep, most)
+    return (*ids[:keep], *ids[keep + cut :]), cut

@@ -1,0 +1,70 @@
+"""What the routes of this dialect share: how bodies are read, how models are named, how lines are streamed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from kvasir.serve.body import JsonRoute
+from kvasir.serve.catalogue import Catalogue, catalogue_of, serving_of
+from kvasir.serve.faults import Fault, ollama_error
+from kvasir.serve.serving import Serving
+from kvasir.serve.sse import LINES, EventStream
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer.", "content": {"application/json": {}, "application/x-ndjson": {}}}
+}
+
+
+class OllamaRoute(JsonRoute):
+    """Bodies are JSON whatever their Content-Type says: `curl -d` claims to send a form. (No page elsewhere gets in
+    with that: its Origin is refused before.)"""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def as_json(request: Request) -> Response:
+            return await handler(Request(_json_scope(request.scope), request.receive))
+
+        return as_json
+
+
+def _json_scope(scope: Scope) -> Scope:
+    others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
+
+
+def full_name(catalogue: Catalogue, name: str) -> str:
+    """The name that the catalogue has for a name with or without the tag `latest`."""
+    known = {card.name for card in catalogue.cards()}
+    spellings = (name, name.removesuffix(":latest"), f"{name}:latest")
+    return next((spelling for spelling in spellings if spelling in known), name)
+
+
+async def serving_named(request: Request, name: str, keep_alive: float | None = None) -> Serving:
+    """As `serving_of`, for the names of this dialect."""
+    return await serving_of(request, full_name(catalogue_of(request), name), keep_alive)
+
+
+def line(content: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(content) + b"\n"
+
+
+def stream_lines(serving_ping: float, events: AsyncGenerator[bytes], alive: dict[str, Any]) -> EventStream:
+    """alive: the line that is sent into a silence of `serving_ping` seconds; clients parse every line."""
+    return EventStream(
+        events, to_response=_error_response, to_event=_error_line, ping=serving_ping, headers=LINES, alive=line(alive)
+    )
+
+
+def _error_response(fault: Fault) -> Response:
+    return Response(ollama_error(fault), fault.status, fault.headers, "application/json")
+
+
+def _error_line(fault: Fault) -> bytes:
+    return ollama_error(fault) + b"\n"
