@@ -192,4 +192,5 @@ class Job:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": 0 if self.only_prompt else usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": 0 if self.only_prompt else usage.reasoning_tokens},
         }
