@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from threading import Event
 
-from kvasir.store.store import Progress, Report
+from kvasir.store.progress import Progress, Report
 
 
 async def follow(change: Callable[[Report, Event], object]) -> AsyncGenerator[Progress]:

@@ -5,7 +5,6 @@ Source: https://docs.ollama.com/modelfile#parameter and the options of its API.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +51,7 @@ _BOOLEANS |= {"embedding_only"}
 _KNOWN = (*SAMPLING, *ENGINE, *IGNORED, *REFUSED)
 _UNLIMITED = (-1, -2)  # of num_predict: until the model ends, until the context is full
 _MOST_STOPS = 64
+_LARGEST = 2**53
 
 
 def parse_parameter(name: str, text: str) -> Value:
@@ -125,10 +125,10 @@ def _typed(name: str, value: Any) -> Value:
         if isinstance(value, bool):
             return value
         raise InvalidRequest(f"{name} is not true or false", param=name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidRequest(f"{name} is not a number", param=name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+        raise InvalidRequest(f"{name} is not a number of moderate size", param=name)
     if name in _INTEGERS:
-        if value != int(value) or abs(value) > 2**53:
-            raise InvalidRequest(f"{name} is not a whole number of moderate size", param=name)
+        if value != int(value):
+            raise InvalidRequest(f"{name} is not a whole number", param=name)
         return int(value)
     return float(value)

@@ -11,28 +11,38 @@ Several processes may use one store. A change is seen by all at once, since a ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from kvasir.config import EngineOptions, models_dir
+from kvasir.errors import InvalidRequest, ModelFileError, ModelNotFound
+from kvasir.store.blobs import Blobs, BlobWriter
 from kvasir.store.entry import Entry
+from kvasir.store.facts import read_model_info
+from kvasir.store.files import locked, make_folder, remove_folder, try_lock, write_whole
+from kvasir.store.manifests import Manifests
 from kvasir.store.modelfile import Modelfile
+from kvasir.store.names import Name, is_name, parse_name
+from kvasir.store.parameters import check_parameters, engine_options_of
+from kvasir.store.progress import Progress, Report
+from kvasir.store.sources import Found, Places, find_source, from_uploads, is_path
+from kvasir.store.templates import check_template
+from kvasir.weights.find import find_local
 
+log = logging.getLogger("kvasir.store")
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a pull or a creation is. completed, total: bytes of the file named by `digest` (its SHA-256, or ""),
-    0 where there is nothing to count."""
+QUANTIZE = ("q8", "q4")
+ROLES = ("system", "user", "assistant")
 
-    status: str
-    completed: int = 0
-    total: int = 0
-    digest: str = ""
-
-
-Report = Callable[[Progress], None]
+__all__ = ["BlobWriter", "Progress", "Report", "Store"]
 
 
 class Store:
@@ -41,26 +51,51 @@ class Store:
     def __init__(self, root: Path | None = None, allowed_roots: Sequence[Path] = (), any_path: bool = False):
         """allowed_roots: folders under which weights may be named by a path. any_path: for the user's own commands."""
         self.root = root or models_dir()
-        self.allowed_roots = tuple(allowed_roots)
-        self.any_path = any_path
+        self.blobs = Blobs(self.root / "blobs")
+        self._models = self.root / "models"
+        self._allowed_roots = (*allowed_roots, self._models)
+        self._any_path = any_path
+        self._templates = self.root / "templates"
+        self._manifests = Manifests(self.root / "manifests")
 
     # -- what there is -------------------------------------------------------------------------------------
 
     def list(self) -> list[Entry]:
         """All models, the last changed first."""
-        raise NotImplementedError
+        return sorted(self._manifests.all(), key=lambda entry: (-entry.modified, entry.name))
 
     def get(self, name: str) -> Entry:
-        """Raises ModelNotFound, InvalidRequest for what is no name."""
-        raise NotImplementedError
+        """Raises ModelNotFound, InvalidRequest for what is no name, ModelFileError for a damaged manifest."""
+        entry = self._manifests.read(parse_name(name))
+        if entry is None:
+            there = ", ".join(entry.name for entry in self.list()[:3]) or "nothing"
+            raise ModelNotFound(f"the model {name!r} is not in the store", f"pull it first; there is: {there}")
+        return entry
 
     def find(self, name: str) -> Entry | None:
-        """The same; None where there is none, or no such name."""
-        raise NotImplementedError
+        """The same; None where there is none, none that can be read, or no such name."""
+        try:
+            return self._manifests.read(parse_name(name)) if is_name(name) else None
+        except ModelFileError as error:
+            log.warning("%s", error)
+            return None
 
     def options(self, entry: Entry, base: EngineOptions) -> EngineOptions:
-        """How the model is loaded: `base`, and over it what the entry says."""
-        raise NotImplementedError
+        """How the model is loaded: `base`, and where that leaves it open what the entry says. Raises ModelFileError
+        where its weights are gone."""
+        if not Path(entry.weights.path).exists():
+            raise ModelFileError(f"{entry.name}: its weights are no longer at {entry.weights.path}", "pull it again")
+        own: dict[str, Any] = {"model": entry.weights.path, "served_model_name": entry.name}
+        if entry.template is not None and base.chat_template is None:
+            own["chat_template"] = str(self._template_file(entry.template))
+        if entry.quantize and base.quantize is None:
+            own["quantize"] = entry.quantize
+        asked = engine_options_of(entry.parameters)
+        return replace(base, **own, **{name: v for name, v in asked.items() if getattr(base, name) is None})
+
+    def model_info(self, entry: Entry, verbose: bool = False) -> dict[str, Any]:
+        """The facts in the headers of its files, under GGUF's names. Takes long. Raises ModelFileError."""
+        return read_model_info(find_local(Path(entry.weights.path)), verbose)
 
     # -- changes -------------------------------------------------------------------------------------------
 
@@ -70,7 +105,11 @@ class Store:
         What was pulled before is taken up where it stopped. `stop` ends it with Stopped.
         Raises InvalidRequest, ModelFileError, UnsupportedModel.
         """
-        raise NotImplementedError
+        report = report or _nobody
+        wanted = parse_name(name) if name else None
+        found = find_source([ref], self._places(report, stop))
+        entry = Entry(str(_named(wanted, found)), found.weights, found.details)
+        return self._put(entry, report)
 
     def create(
         self,
@@ -87,40 +126,144 @@ class Store:
         files: name -> "sha256:HEX" of a blob, in place of the recipe's `from_`. base: what its paths are relative to.
         Raises as `pull`, and ModelNotFound.
         """
-        raise NotImplementedError
+        report = report or _nobody
+        wanted, changes = parse_name(name), _checked(recipe)
+        if recipe.template is not None:
+            check_template(recipe.template)
+        before = self._from(recipe, files, base, self._places(report, stop))
+        entry = replace(
+            before,
+            name=str(wanted),
+            **changes,
+            parameters={**before.parameters, **check_parameters(recipe.parameters)},
+            license=tuple(dict.fromkeys((*before.license, *recipe.license))),
+            created=0.0,
+        )
+        length, asked = entry.details.context_length, entry.parameters.get("num_ctx")
+        if isinstance(asked, int) and length and asked > length:
+            raise InvalidRequest(f"num_ctx is {asked}", f"the model has {length} positions; lower it", param="num_ctx")
+        return self._put(entry, report)
 
     def copy(self, source: str, target: str) -> Entry:
         """Raises ModelNotFound, InvalidRequest."""
-        raise NotImplementedError
+        entry, wanted = self.get(source), parse_name(target)
+        return self._put(replace(entry, name=str(wanted), created=0.0), _nobody)
 
     def remove(self, name: str) -> Entry:
         """Also removes weights of the store's own that no other model uses. Raises ModelNotFound, InvalidRequest."""
-        raise NotImplementedError
+        with self._locked():
+            entry = self.get(name)
+            self._manifests.remove(entry.parsed)
+            self._drop(entry)
+        return entry
 
     # -- uploads -------------------------------------------------------------------------------------------
 
     def has_blob(self, digest: str) -> bool:
         """digest: "sha256:HEX". Raises InvalidRequest for another form."""
-        raise NotImplementedError
+        return self.blobs.has(digest)
 
     def receive(self, digest: str) -> BlobWriter:
         """Takes a file that must have this SHA-256. Raises InvalidRequest for another form of digest."""
-        raise NotImplementedError
+        make_folder(self.root)
+        return self.blobs.receive(digest)
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _places(self, report: Report, stop: Event | None) -> Places:
+        return Places(self._models, self._allowed_roots, self._any_path, report, stop)
+
+    def _from(self, recipe: Modelfile, files: Mapping[str, str] | None, base: Path | None, places: Places) -> Entry:
+        """What a new model is made of: another one with all that it has, or bare weights."""
+        if files:
+            found, parent = from_uploads(files, self.blobs, places), ""
+        elif not recipe.from_:
+            raise InvalidRequest("there is nothing to make a model from", "give from, or files", param="from")
+        else:
+            parent = recipe.from_[0]
+            known = self.find(parent) if len(recipe.from_) == 1 and not is_path(parent) else None
+            if known is not None:
+                return replace(known, parent=known.name)
+            found = find_source(recipe.from_, places, base)
+        return Entry("", found.weights, found.details, parent=parent)
+
+    def _locked(self) -> AbstractContextManager[None]:
+        make_folder(self.root)
+        return locked(self.root / "lock")
+
+    def _put(self, entry: Entry, report: Report) -> Entry:
+        """Names a model, in place of one that had the name. Raises ModelFileError where its weights went meanwhile."""
+        report(Progress("writing manifest"))
+        with self._locked():
+            if not Path(entry.weights.path).exists():
+                raise ModelFileError(f"{entry.name}: its weights were removed meanwhile", "do it again")
+            before, now = self.find(entry.name), time.time()
+            entry = replace(entry, created=before.created if before else now, modified=now)
+            self._manifests.write(entry)
+            if before is not None:
+                self._drop(before)
+        report(Progress("success"))
+        return entry
+
+    def _drop(self, entry: Entry) -> None:
+        """Removes what a model that is gone had for itself."""
+        others = list(self._manifests.all())
+        if entry.template is not None and all(other.template != entry.template for other in others):
+            self._template_path(entry.template).unlink(missing_ok=True)
+        used = {digest for other in others for digest in other.weights.files.values()}
+        for digest in set(entry.weights.files.values()) - used:
+            self.blobs.remove(digest)
+        self.blobs.sweep()
+        folder = self._folder_of(entry)
+        if folder is None or folder in map(self._folder_of, others):
+            return
+        lock = self._models / f".{folder.name}.lock"
+        held = try_lock(lock)
+        if held is not None:  # else somebody pulls it this moment
+            remove_folder(folder, self._models)
+            os.close(held)
+
+    def _folder_of(self, entry: Entry) -> Path | None:
+        """The folder of the store that holds its weights; None for weights elsewhere."""
+        path = Path(entry.weights.path)
+        if not path.is_relative_to(self._models) or ".." in path.parts:
+            return None
+        inside = path.relative_to(self._models).parts
+        return self._models / inside[0] if inside else None
+
+    def _template_path(self, template: str) -> Path:
+        return self._templates / f"{hashlib.sha256(template.encode()).hexdigest()}.jinja"
+
+    def _template_file(self, template: str) -> Path:
+        path = self._template_path(template)
+        if not path.exists():
+            make_folder(self._templates)
+            write_whole(path, template.encode())
+        return path
 
 
-class BlobWriter:
-    """A file on its way into the store: `with store.receive(digest) as writer: writer.write(...); writer.keep()`.
-    What is not kept is removed."""
+def _named(wanted: Name | None, found: Found) -> Name:
+    name = wanted or found.name
+    if name is None:
+        raise InvalidRequest(f"{found.weights.path} has no name of its own", "say what it shall be called", "name")
+    return name
 
-    def __enter__(self) -> BlobWriter:
-        return self
 
-    def __exit__(self, *_: object) -> None: ...
+def _checked(recipe: Modelfile) -> dict[str, Any]:
+    """The fields of an entry that a recipe sets. Raises InvalidRequest naming the one that cannot be honoured."""
+    if recipe.quantize is not None and recipe.quantize not in QUANTIZE:
+        raise InvalidRequest(
+            f"quantize is {recipe.quantize[:40]!r}", f"expected one of {', '.join(QUANTIZE)}", param="quantize"
+        )
+    if not all(_is_message(message) for message in recipe.messages):
+        raise InvalidRequest("messages are not of a role and a text", f"roles: {', '.join(ROLES)}", param="messages")
+    own = {name: getattr(recipe, name) for name in ("template", "system", "requires", "quantize", "messages")}
+    return {name: value for name, value in own.items() if value}
 
-    def write(self, data: bytes) -> None:
-        """Raises InvalidRequest where more comes than the disk has room for."""
-        raise NotImplementedError
 
-    def keep(self) -> None:
-        """Raises InvalidRequest where the bytes are not those of the digest."""
-        raise NotImplementedError
+def _is_message(message: Mapping[str, Any]) -> bool:
+    return set(message) == {"role", "content"} and message["role"] in ROLES and isinstance(message["content"], str)
+
+
+def _nobody(_: Progress) -> None:
+    pass

@@ -48,7 +48,7 @@ def choose_gguf(names: list[str], tag: str, repository: str) -> list[str]:
     Raises `ModelFileError` that lists the choice where none or several fit.
     """
     models = group_gguf([name for name in names if name.endswith(".gguf")])
-    fitting = [model for model in models if any(_fits(name, tag) for name in model)]
+    fitting = [model for model in models if not tag or any(_fits(name, tag) for name in model)]
     if len(fitting) != 1:
         listed = ", ".join(model[0] for model in (fitting or models)) or "none"
         problem = "several GGUF models fit" if fitting else "no GGUF model fits"

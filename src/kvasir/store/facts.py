@@ -1,0 +1,162 @@
+"""What a model's files say of it, from their headers alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from kvasir.store.entry import Details
+from kvasir.weights.find import ModelFiles, gguf_chat_templates
+from kvasir.weights.gguf_split import open_gguf
+from kvasir.weights.json_file import read_json
+from kvasir.weights.safetensors import SafetensorsFolder
+
+# general.file_type of GGUF files, as llama.cpp numbers them.
+_FILE_TYPES = {
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
+    **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
+    **{19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL"},
+    **{26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16"},
+}
+_KV_BYTES = 2
+_ENCODERS = re.compile(r"bert|roberta|xlm", re.IGNORECASE)
+_SHOWN = 8  # elements of a long array
+_MAX_SHOWN_CHARS = 4096
+
+
+def read_details(files: ModelFiles) -> Details:
+    """Raises ModelFileError."""
+    return _of_gguf(files) if files.kind == "gguf" else _of_folder(files)
+
+
+def read_model_info(files: ModelFiles, verbose: bool = False) -> dict[str, Any]:
+    """The facts under the names of GGUF's metadata, as Ollama shows them; long arrays where `verbose` asks for them.
+    Raises ModelFileError."""
+    if files.kind == "gguf":
+        with open_gguf(files.weights[0]) as model:
+            metadata = {key: _shown(value, verbose) for key, value in sorted(model.metadata.items())}
+            return {**metadata, "general.parameter_count": sum(prod(t.shape) for t in model.tensors.values())}
+    details = read_details(files)
+    family = details.family
+    return {
+        "general.architecture": family,
+        "general.parameter_count": details.parameters,
+        f"{family}.context_length": details.context_length,
+        f"{family}.embedding_length": details.embedding_length,
+        **{f"config.{key}": _shown(value, verbose) for key, value in read_json(_config(files)).items()},
+    }
+
+
+def _of_gguf(files: ModelFiles) -> Details:
+    with open_gguf(files.weights[0]) as model:
+        told = model.metadata
+        parameters = sum(prod(tensor.shape) for tensor in model.tensors.values())
+        sizes = [(tensor.ggml_type.name, tensor.nbytes) for tensor in model.tensors.values()]
+        templates = {**gguf_chat_templates(told), **files.chat_templates}
+    family = str(told.get("general.architecture", ""))
+    fields = {key.removeprefix(f"{family}."): value for key, value in told.items() if key.startswith(f"{family}.")}
+    kind = told.get("general.file_type")
+    heads, width = _whole(fields.get("attention.head_count")), _whole(fields.get("embedding_length"))
+    key_heads = fields.get("attention.head_count_kv", heads)
+    head = width // heads if heads else 0
+    dims = sum(_whole(fields.get(f"attention.{name}_length"), head) for name in ("key", "value"))
+    layers = _whole(fields.get("block_count"))
+    rows = int(np.sum(key_heads)) if isinstance(key_heads, list | np.ndarray) else layers * _whole(key_heads)
+    return Details(
+        family=family,
+        parameters=parameters,
+        parameter_size=count_text(parameters),
+        quantization_level=_FILE_TYPES.get(kind) or _largest(sizes) if isinstance(kind, int) else _largest(sizes),
+        context_length=_whole(fields.get("context_length")),
+        embedding_length=width,
+        kv_bytes_per_token=max(0, rows * dims * _KV_BYTES),
+        template=templates.get("default"),
+        capabilities=_capabilities(family, templates.values()),
+    )
+
+
+def _of_folder(files: ModelFiles) -> Details:
+    config = read_json(_config(files))
+    text = config.get("text_config")
+    text = {**config, **text} if isinstance(text, dict) else config
+    with SafetensorsFolder(files.root) as folder:
+        tensors = [folder.info(name) for name in folder.names()]
+    parameters = sum(prod(tensor.shape) for tensor in tensors)
+    quantized = config.get("quantization_config")
+    method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+    family = str(text.get("model_type") or "")
+    width, heads = (_first(text, *names) for names in (("hidden_size", "n_embd"), ("num_attention_heads", "n_head")))
+    head = _first(text, "head_dim") or (width // heads if heads else 0)
+    rows = _first(text, "num_hidden_layers", "n_layer") * (_first(text, "num_key_value_heads") or heads)
+    return Details(
+        family=family,
+        parameters=parameters,
+        parameter_size=count_text(parameters),
+        quantization_level=str(method or _largest((tensor.dtype, tensor.nbytes) for tensor in tensors)),
+        context_length=_first(text, "max_position_embeddings", "n_positions"),
+        embedding_length=width,
+        kv_bytes_per_token=rows * 2 * head * _KV_BYTES,
+        template=files.chat_template,
+        capabilities=_capabilities(family, files.chat_templates.values()),
+    )
+
+
+def _config(files: ModelFiles):
+    assert files.config is not None, "a folder of safetensors has a config.json"
+    return files.config
+
+
+def _capabilities(family: str, templates: Iterable[str]) -> tuple[str, ...]:
+    """Ollama's words. What a template does not speak of, its model was not taught."""
+    if _ENCODERS.search(family):
+        return ("embedding",)
+    text = "\n".join(templates)
+    tools = ("tools",) if re.search(r"\btools\b", text) else ()
+    thinking = ("thinking",) if re.search(r"enable_thinking|<think>|reasoning_content", text) else ()
+    return ("completion", *tools, *thinking)
+
+
+def _largest(sizes: Iterable[tuple[str, int]]) -> str:
+    """The type that holds most bytes."""
+    sums: dict[str, int] = {}
+    for kind, size in sizes:
+        sums[kind] = sums.get(kind, 0) + size
+    return max(sums, key=lambda kind: sums[kind], default="")
+
+
+def _first(config: Mapping[str, Any], *names: str) -> int:
+    return next((value for name in names if (value := _whole(config.get(name)))), 0)
+
+
+def _whole(value: object, default: int = 0) -> int:
+    """A positive number of a size that a fact may have, else the default."""
+    return value if type(value) is int and 0 < value < 1 << 40 else default
+
+
+def _shown(value: Any, verbose: bool) -> Any:
+    """As JSON has it. Long arrays are None unless they are asked for."""
+    if isinstance(value, list | np.ndarray):
+        if len(value) > _SHOWN and not verbose:
+            return None
+        return [_shown(item, verbose) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and value - value != 0:
+        return str(value)
+    if isinstance(value, str) and not verbose:
+        return value[:_MAX_SHOWN_CHARS]
+    if isinstance(value, dict):
+        return {key: _shown(item, verbose) for key, item in value.items()}
+    return value
+
+
+def count_text(count: int) -> str:
+    """751632384 -> "751.63M", as Ollama writes it."""
+    for size, unit, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
+        if count >= size:
+            return f"{count / size:.{0 if count % size == 0 else digits}f}{unit}"
+    return str(count)

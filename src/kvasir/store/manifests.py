@@ -1,0 +1,95 @@
+"""The files that say which models there are: one a model, of mode 0600, replaced whole."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from kvasir.errors import InvalidRequest, KvasirError, ModelFileError
+from kvasir.store.entry import Entry
+from kvasir.store.files import make_folder, write_whole
+from kvasir.store.names import Name
+from kvasir.store.parameters import check_parameters
+
+log = logging.getLogger("kvasir.store")
+
+MAX_BYTES = 16 << 20
+_SUFFIX = ".json"
+
+
+class Manifests:
+    """Owns a folder. What was read is kept until its file changes."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._read: dict[str, tuple[tuple[int, int, int], Entry]] = {}
+
+    def all(self) -> Iterator[Entry]:
+        """Those that are damaged are left out, and logged."""
+        try:
+            with os.scandir(self._folder) as files:
+                names = sorted(file.name for file in files if file.name.endswith(_SUFFIX) and file.name[0] != ".")
+        except FileNotFoundError:
+            return
+        for name in names:
+            try:
+                entry = self._load(name)
+            except ModelFileError as error:
+                log.warning("%s", error)
+                continue
+            if entry is not None:
+                yield entry
+
+    def read(self, name: Name) -> Entry | None:
+        """Raises ModelFileError for a damaged one."""
+        return self._load(name.key + _SUFFIX)
+
+    def write(self, entry: Entry) -> None:
+        """Raises InvalidRequest where the texts of a model are too long."""
+        data = msgspec.json.format(msgspec.json.encode(entry), indent=1)
+        if len(data) > MAX_BYTES:
+            raise InvalidRequest(f"{entry.name}: its texts take {len(data)} bytes", f"at most {MAX_BYTES}")
+        write_whole(make_folder(self._folder) / (entry.parsed.key + _SUFFIX), data)
+
+    def remove(self, name: Name) -> None:
+        (self._folder / (name.key + _SUFFIX)).unlink(missing_ok=True)
+
+    def _load(self, file_name: str) -> Entry | None:
+        path = self._folder / file_name
+        try:
+            with path.open("rb") as file:
+                facts = os.fstat(file.fileno())
+                stamp = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+                kept = self._read.get(file_name)
+                if kept is not None and kept[0] == stamp:
+                    return kept[1]
+                data = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            self._read.pop(file_name, None)
+            return None
+        except OSError as error:
+            raise ModelFileError(f"{path}: {error.strerror}", "mend it, or remove it") from error
+        entry = _decode(data, path)
+        self._read[file_name] = (stamp, entry)
+        return entry
+
+
+def _decode(data: bytes, path: Path) -> Entry:
+    try:
+        if len(data) > MAX_BYTES:
+            raise ModelFileError(f"more than {MAX_BYTES} bytes")
+        entry = msgspec.json.decode(data, type=Entry)
+        if entry.parsed.key + _SUFFIX != path.name:
+            raise ModelFileError(f"it is of {entry.name}")
+        if not Path(entry.weights.path).is_absolute():
+            raise ModelFileError("its weights are at a relative path")
+        check_parameters(entry.parameters)
+    except (msgspec.MsgspecError, RecursionError, KvasirError) as error:
+        raise ModelFileError(
+            f"{path}: not a manifest of a model: {error}", "remove it, and pull the model again"
+        ) from error
+    return entry

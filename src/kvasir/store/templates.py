@@ -1,0 +1,40 @@
+"""Templates that a model brings beside its weights: Jinja, as chat templates are."""
+
+from __future__ import annotations
+
+import re
+
+from kvasir.errors import InvalidRequest, TemplateError
+from kvasir.text.chat import ChatTemplate
+
+MAX_CHARS = 1 << 20
+# What Go's text/template writes and Jinja does not: https://pkg.go.dev/text/template
+_GO = re.compile(r"\{\{-?\s*(?:/\*|\.|\$|(?:if|else|end|range|with|define|block|template|break|continue)(?=[\s}-]))")
+_PROBE = "the words of a test"
+
+
+def is_go(template: str) -> bool:
+    return _GO.search(template) is not None
+
+
+def check_template(template: str) -> None:
+    """Renders a small conversation. Raises InvalidRequest for a template in Go's syntax, for one that fails, and for
+    one that leaves out what is said."""
+    if len(template) > MAX_CHARS:
+        raise InvalidRequest(f"the template has {len(template)} characters", f"at most {MAX_CHARS}", "template")
+    if is_go(template):
+        raise InvalidRequest(
+            "the template is in Go's syntax, which is not run here",
+            "write it in Jinja, as chat templates on the hub are, or leave it out for the model's own",
+            param="template",
+        )
+    try:
+        text = ChatTemplate(template).render([{"role": "user", "content": _PROBE}])
+    except TemplateError as error:
+        raise InvalidRequest(f"the template fails: {error.message}", error.hint, param="template") from error
+    if _PROBE not in text:
+        raise InvalidRequest(
+            "the template leaves out what the user says",
+            "write the `messages` of the conversation with it, in Jinja",
+            param="template",
+        )

@@ -1,0 +1,343 @@
+"""The store: what is there, what becomes of it, and what stays behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvasir.config import EngineOptions, models_dir
+from kvasir.errors import InvalidRequest, ModelFileError, ModelNotFound
+from kvasir.store.modelfile import Modelfile, parse_modelfile
+from kvasir.store.names import parse_name
+from kvasir.store.progress import Progress
+from kvasir.store.store import Store
+from tests.store import made
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "store", any_path=True)
+
+
+def upload(store: Store, data: bytes) -> str:
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    with store.receive(digest) as writer:
+        writer.write(data[:10])
+        writer.write(data[10:])
+        writer.keep()
+    return digest
+
+
+def test_a_file_by_its_path(store, tmp_path):
+    path, told = made.gguf(tmp_path / "tiny-q4.gguf"), list[Progress]()
+    entry = store.pull(str(path), report=told.append)
+    assert entry == store.get("TINY-Q4") == store.find("tiny-q4:latest") == store.list()[0]
+    assert (entry.name, entry.weights.format, entry.weights.size) == ("tiny-q4:latest", "gguf", path.stat().st_size)
+    assert (
+        entry.weights.digest == hashlib.sha256(path.read_bytes()).hexdigest() and entry.digest != entry.weights.digest
+    )
+    details = entry.details
+    assert (details.family, details.parameter_size, details.quantization_level) == ("llama", "1K", "Q4_K_M")
+    assert (details.context_length, details.embedding_length) == (2048, 64)
+    assert details.kv_bytes_per_token == 3 * 2 * 2 * 8 * 2, "layers, key heads, keys and values, head, bytes"
+    assert details.capabilities == ("completion", "tools") and details.template == made.TEMPLATE
+    assert [p.status for p in told] == ["hashing tiny-q4.gguf", "writing manifest", "success"]
+    assert told[0].completed == told[0].total == path.stat().st_size
+    info = store.model_info(entry)
+    assert info["llama.block_count"] == 3 and info["tokenizer.ggml.tokens"] is None
+    assert len(store.model_info(entry, verbose=True)["tokenizer.ggml.tokens"]) == 20
+    store.remove("tiny-q4")
+    assert path.exists() and store.list() == []
+
+
+def test_a_folder_by_its_path(store, tmp_path):
+    path = made.folder(tmp_path / "m")
+    entry = store.pull(str(path), name="Mine:1b")
+    assert (entry.name, entry.weights.path, entry.weights.format) == ("Mine:1b", str(path), "safetensors")
+    assert (entry.details.family, entry.details.quantization_level) == ("qwen3", "BF16")
+    assert entry.details.kv_bytes_per_token == 3 * 2 * 2 * 32 * 2
+    before = entry.weights.digest
+    (path / "chat_template.jinja").write_text("another")
+    assert store.pull(str(path), name="mine:1b").weights.digest != before
+    assert store.model_info(entry)["qwen3.context_length"] == 512
+
+
+def test_the_bundled_model_and_a_name_that_nobody_knows(store):
+    assert store.pull("kvasir-mini").name == store.pull("mini").name == "kvasir-mini:latest"
+    assert store.get("kvasir-mini").details.capabilities[0] == "completion"
+    with pytest.raises(InvalidRequest, match=r"llama3.2 names no model of the hub .*org/repo:Q4_K_M"):
+        store.pull("llama3.2")
+    with pytest.raises(ModelNotFound, match="'other' is not in the store .*there is: kvasir-mini:latest"):
+        store.get("other")
+
+
+RECIPE = """FROM tiny
+PARAMETER temperature 0
+PARAMETER num_ctx 256
+PARAMETER num_thread 1
+SYSTEM You are Mario.
+MESSAGE user hi
+MESSAGE assistant it's me
+LICENSE MIT
+"""
+
+
+def test_a_model_made_of_another(store, tmp_path):
+    tiny = store.pull(str(made.gguf(tmp_path / "tiny.gguf")))
+    mario = store.create("mario", parse_modelfile(RECIPE))
+    assert (mario.parent, mario.weights, mario.details) == ("tiny:latest", tiny.weights, tiny.details)
+    luigi = store.create("luigi", Modelfile(("mario",), {"temperature": 0.5}, system="You are Luigi."))
+    assert luigi.parameters == {"temperature": 0.5, "num_ctx": 256, "num_thread": 1}
+    assert luigi.messages == mario.messages and luigi.license == ("MIT",)
+    question = [{"role": "user", "content": "?"}]
+    assert [m["content"] for m in luigi.conversation(question)] == ["You are Luigi.", "hi", "it's me", "?"]
+    own = [{"role": "system", "content": "be"}, *question]
+    assert [m["content"] for m in luigi.conversation(own)] == ["hi", "it's me", "be", "?"]
+    assert tiny.conversation(question) == question
+    copy = store.copy("luigi", "org/luigi:2")
+    assert copy.digest == luigi.digest != mario.digest and copy.name == "org/luigi:2"
+    options = store.options(luigi, EngineOptions("", max_num_seqs=3))
+    assert (options.max_model_len, options.threads, options.max_num_seqs) == (256, 1, 3)
+    assert (options.model, options.served_model_name) == (tiny.weights.path, "luigi:latest")
+    assert store.options(luigi, EngineOptions("", max_model_len=64)).max_model_len == 64, "what is asked for wins"
+
+
+def test_a_template_and_quantizing_of_its_own(store, tmp_path):
+    store.pull(str(made.folder(tmp_path / "m")))
+    recipe = Modelfile(("m",), template="{{ messages[0].content }}!", quantize="q4")
+    entry = store.create("loud", recipe)
+    options = store.options(entry, EngineOptions(""))
+    assert options.chat_template and Path(options.chat_template).read_text() == recipe.template
+    assert options.quantize == "q4"
+    store.copy("loud", "louder")
+    store.remove("loud")
+    assert Path(options.chat_template).exists()
+    store.remove("louder")
+    assert not Path(options.chat_template).exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message", "param"),
+    [
+        (Modelfile(("m",), template="{{ if .System }}{{ .System }}{{ end }}"), "in Go's syntax", "template"),
+        (Modelfile(("m",), template="{{- range $i, $_ := .Messages }}"), "in Go's syntax", "template"),
+        (Modelfile(("m",), template="{% for m in messages %}"), "the template fails", "template"),
+        (Modelfile(("m",), template="Hello"), "leaves out what the user says", "template"),
+        (Modelfile(("m",), {"num_ctx": 513}), "num_ctx is 513 .the model has 512 positions", "num_ctx"),
+        (Modelfile(("m",), {"temperature": -1}), "temperature", "temperature"),
+        (Modelfile(("m",), quantize="q5_K_M"), "quantize is 'q5_K_M' .expected one of q8, q4", "quantize"),
+        (Modelfile(("m",), messages=({"role": "tool", "content": "x"},)), "messages are not", "messages"),
+        (Modelfile(()), "nothing to make a model from", "from"),
+        (Modelfile(("no/such/model/at/all",)), "is not a model's name", "model"),
+    ],
+)
+def test_recipes_that_are_refused(store, tmp_path, recipe, message, param):
+    store.pull(str(made.folder(tmp_path / "m")))
+    with pytest.raises(InvalidRequest, match=message) as error:
+        store.create("new", recipe)
+    assert error.value.param == param and store.find("new") is None
+
+
+def test_paths_relative_to_a_modelfile_and_parts(store, tmp_path):
+    for i in (1, 2):
+        made.gguf(tmp_path / "sub" / f"m{i}.gguf", fill=i)
+    entry = store.create("m", Modelfile(("./m1.gguf",)), base=tmp_path / "sub")
+    assert entry.weights.path == str(tmp_path / "sub/m1.gguf") and entry.parent == "./m1.gguf"
+    with pytest.raises(InvalidRequest, match="not the parts of one model"):
+        store.create("m", Modelfile(("m*.gguf",)), base=tmp_path / "sub")
+    with pytest.raises(ModelFileError, match="there is no such file"):
+        store.create("m", Modelfile(("./none.gguf",)), base=tmp_path)
+
+
+def test_from_outside_only_allowed_paths(tmp_path):
+    inside, outside = made.folder(tmp_path / "in/m"), made.gguf(tmp_path / "out.gguf")
+    (tmp_path / "in/link.gguf").symlink_to(outside)
+    linked = made.folder(tmp_path / "in/linked")
+    (linked / "tokenizer.json").symlink_to(outside)
+    store = Store(tmp_path / "store", allowed_roots=(tmp_path / "in",))
+    assert store.create("m", Modelfile((str(inside),))).weights.path == str(inside)
+    for ref in (
+        outside,
+        tmp_path / "in/../out.gguf",
+        tmp_path / "in/link.gguf",
+        linked,
+        tmp_path / "none.gguf",
+        "/etc",
+    ):
+        with pytest.raises(InvalidRequest, match="is under no folder that models may be taken from"):
+            store.pull(str(ref))
+    for ref in ("./m", "../out.gguf", "x.gguf"):
+        with pytest.raises(InvalidRequest, match="is a relative path"):
+            store.pull(ref)
+    assert [entry.name for entry in store.list()] == ["m:latest"]
+
+
+def test_uploads_become_a_model_and_go_with_it(store, tmp_path):
+    data = made.gguf(tmp_path / "x.gguf").read_bytes()
+    digest = upload(store, data)
+    assert store.has_blob(digest)
+    entry = store.create("up", Modelfile((), system="s"), files={"x.gguf": digest})
+    path = Path(entry.weights.path)
+    assert path.is_relative_to(store.root) and path.read_bytes() == data and entry.weights.digest == digest[7:]
+    assert store.create("again", Modelfile(()), files={"x.gguf": digest}).weights == entry.weights
+    store.remove("up")
+    assert path.exists() and store.has_blob(digest)
+    store.remove("again")
+    assert not path.parent.exists() and not store.has_blob(digest)
+
+
+def test_uploads_that_are_refused(store):
+    digest = f"sha256:{'0' * 64}"
+    with store.receive(digest) as writer, pytest.raises(InvalidRequest, match="the bytes have the digest"):
+        writer.write(b"x")
+        writer.keep()
+    assert not store.has_blob(digest) and not list((store.root / "blobs").iterdir())
+    for bad in ("sha256:../../etc/passwd", "md5:00", "sha256:" + "g" * 64, ""):
+        with pytest.raises(InvalidRequest, match="is not a digest"):
+            store.has_blob(bad)
+    for name in ("../x.gguf", "/x.gguf", "x.bin", ".gguf", "a/b.gguf", ""):
+        with pytest.raises(InvalidRequest, match="files are not a few plain names"):
+            store.create("m", Modelfile(()), files={name: digest})
+    with pytest.raises(InvalidRequest, match="there is no blob"):
+        store.create("m", Modelfile(()), files={"x.gguf": digest})
+
+
+def test_manifests_are_private_and_damaged_ones_harm_nobody(store, tmp_path, caplog):
+    store.pull(str(made.gguf(tmp_path / "a.gguf")))
+    store.pull(str(made.gguf(tmp_path / "b.gguf")))
+    path = store.root / "manifests" / "++a+latest.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(store.root.stat().st_mode) == 0o700
+    told = json.loads(path.read_bytes())
+    for bad in (
+        b"", b"{}", b"[" * 100_000, msgspec.json.encode(told | {"name": "b:latest"}), b"\xff",
+        msgspec.json.encode(told | {"name": "../b"}), msgspec.json.encode(told | {"parameters": {"top_k": "x"}}),
+        msgspec.json.encode(told | {"weights": told["weights"] | {"path": "relative"}}),
+    ):  # fmt: skip
+        path.write_bytes(bad)
+        assert [entry.name for entry in store.list()] == ["b:latest"] and store.find("a") is None
+        with pytest.raises(ModelFileError, match="not a manifest of a model"):
+            store.get("a")
+    assert "not a manifest" in caplog.text
+    assert store.pull(str(tmp_path / "a.gguf")) == store.get("a")
+
+
+def test_a_manifest_cannot_make_the_store_remove_what_is_elsewhere(store, tmp_path):
+    made.gguf(tmp_path / "keep/a.gguf")
+    entry = store.pull(str(tmp_path / "keep/a.gguf"))
+    path = store.root / "manifests" / "++a+latest.json"
+    told = json.loads(path.read_bytes())
+    (store.root / "models").mkdir(exist_ok=True)
+    for evil in (f"{store.root}/models/../../keep/a.gguf", f"{store.root}/models"):
+        path.write_bytes(msgspec.json.encode(told | {"weights": told["weights"] | {"path": evil}}))
+        store.remove("a")
+    assert (tmp_path / "keep/a.gguf").exists() and (store.root / "models").exists()
+    assert entry.name == "a:latest"
+
+
+def test_weights_that_are_gone_are_told_of(store, tmp_path):
+    path = made.gguf(tmp_path / "a.gguf")
+    entry = store.pull(str(path))
+    path.unlink()
+    with pytest.raises(ModelFileError, match="its weights are no longer at .*pull it again"):
+        store.options(entry, EngineOptions(""))
+
+
+def test_where_the_store_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    monkeypatch.delenv("KVASIR_MODELS", raising=False)
+    assert models_dir() == Path("/data/kvasir/models")
+    monkeypatch.setenv("KVASIR_MODELS", str(tmp_path))
+    assert models_dir() == tmp_path == Store().root
+
+
+def test_several_processes_change_one_store(store, tmp_path):
+    made.gguf(tmp_path / "a.gguf")
+    script = (
+        "import sys; from kvasir.store.store import Store; from pathlib import Path\n"
+        "s = Store(Path(sys.argv[1]), any_path=True)\n"
+        "for i in range(10): s.pull(sys.argv[2], name=f'{sys.argv[3]}{i}'); i % 2 or s.remove(f'{sys.argv[3]}{i}')\n"
+    )
+    src = Path(__file__).resolve().parents[2] / "src"
+    environment = {**os.environ, "PYTHONPATH": str(src)}
+    command = [sys.executable, "-c", script, str(store.root), str(tmp_path / "a.gguf")]
+    running = [subprocess.Popen([*command, name], env=environment) for name in ("x", "y")]
+    assert [process.wait(60) for process in running] == [0, 0]
+    assert {entry.name for entry in store.list()} == {f"{n}{i}:latest" for n in "xy" for i in range(1, 10, 2)}
+
+
+NAMES = st.sampled_from(["a", "b", "org/c:1", "d"])
+
+
+class Life(RuleBasedStateMachine):
+    """Whatever is done, the store lists what was named, and holds exactly the files that this needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.tmp = Path(tempfile.mkdtemp())
+        self.store = Store(self.tmp / "store", any_path=True)
+        self.model: dict[str, tuple[str, str | None]] = {}  # name -> (digest of weights, system)
+
+    @rule(name=NAMES, fill=st.integers(0, 1))
+    def uploads(self, name, fill):
+        digest = upload(self.store, made.gguf(self.tmp / "x.gguf", fill).read_bytes())
+        entry = self.store.create(name, Modelfile(()), files={"x.gguf": digest})
+        self.model[entry.parsed.key] = (digest[7:], None)
+
+    @rule(name=NAMES, source=NAMES, system=st.none() | st.sampled_from("st"))
+    def creates(self, name, source, system):
+        known = self.model.get(self.key(source))
+        if known is not None:
+            entry = self.store.create(name, Modelfile((source,), system=system))
+            self.model[entry.parsed.key] = (known[0], system or known[1])
+
+    @rule(name=NAMES, source=NAMES)
+    def copies(self, name, source):
+        known = self.model.get(self.key(source))
+        if known is None:
+            with pytest.raises(ModelNotFound):
+                self.store.copy(source, name)
+        else:
+            self.model[self.key(name)] = known
+            self.store.copy(source, name)
+
+    @rule(name=NAMES)
+    def removes(self, name):
+        if self.model.pop(self.key(name), None) is None:
+            with pytest.raises(ModelNotFound):
+                self.store.remove(name)
+        else:
+            self.store.remove(name)
+
+    @staticmethod
+    def key(name: str) -> str:
+        return parse_name(name).key
+
+    @invariant()
+    def holds_what_it_lists(self):
+        listed = {e.parsed.key: (e.weights.digest, e.system) for e in Store(self.store.root).list()}
+        assert listed == self.model == {e.parsed.key: (e.weights.digest, e.system) for e in self.store.list()}
+        weights = {digest for digest, _ in self.model.values()}
+        folders = [p for p in (self.store.root / "models").glob("*") if p.is_dir()]
+        there = {hashlib.sha256(next(p.glob("*.gguf")).read_bytes()).hexdigest() for p in folders}
+        assert there == weights and len(folders) == len(weights)
+        assert {p.name.removeprefix("sha256-") for p in (self.store.root / "blobs").glob("*")} == weights
+
+    def teardown(self):
+        shutil.rmtree(self.tmp, ignore_errors=True)
+
+
+Life.TestCase.settings = settings(max_examples=20, stateful_step_count=20)
+test_life = Life.TestCase
