@@ -55,7 +55,8 @@ def test_what_is_written_is_read(model):
 
 def test_a_modelfile_as_people_write_it():
     model = parse_modelfile(
-        '\ufeff# my own\r\n  from ./m.gguf\r\nParameter temperature 0.7\nPARAMETER stop <|end|>\nPARAMETER STOP "User: "\n'
+        "\ufeff# my own\r\n  from ./m.gguf\r\nParameter temperature 0.7\n"
+        'PARAMETER stop <|end|>\nPARAMETER STOP "User: "\n'
         'SYSTEM """You are\n# no comment\nMario."""\n\nMESSAGE user Is Toronto in Canada?\nmessage assistant yes\n'
         'TEMPLATE "{{ messages }}"\nLICENSE """MIT\n"""\nPARAMETER temperature 1\nREQUIRES 0.14.0'
     )

@@ -102,10 +102,10 @@ def test_what_stopped_goes_on_from_there(hub, store):
 def test_bytes_that_are_not_the_hubs(hub, store, name):
     own = (hub.root / "org/m" / name).read_bytes()
     hub.swapped = {name: own[:-1] + b"?"}
-    with pytest.raises(ModelFileError, match="the checksum is .*pull it again"):
+    with pytest.raises(ModelFileError, match=r"the checksum is .*pull it again"):
         store.pull("org/m")
     hub.swapped = {name: own + b"?" * 5000}
-    with pytest.raises(ModelFileError, match="more than|should be of size|not to be had"):
+    with pytest.raises(ModelFileError, match=r"more than|should be of size|not to be had"):
         store.pull("org/m")
     assert store.list() == [] and not any(path.endswith((f"/{name}", ".bin")) for path in inside(store))
     hub.swapped = {}

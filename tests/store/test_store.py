@@ -80,7 +80,7 @@ def test_the_bundled_model_and_a_name_that_nobody_knows(store):
     assert store.get("kvasir-mini").details.capabilities[0] == "completion"
     with pytest.raises(InvalidRequest, match=r"llama3.2 names no model of the hub .*org/repo:Q4_K_M"):
         store.pull("llama3.2")
-    with pytest.raises(ModelNotFound, match="'other' is not in the store .*there is: kvasir-mini:latest"):
+    with pytest.raises(ModelNotFound, match=r"'other' is not in the store .*there is: kvasir-mini:latest"):
         store.get("other")
 
 
@@ -251,7 +251,7 @@ def test_weights_that_are_gone_are_told_of(store, tmp_path):
     path = made.gguf(tmp_path / "a.gguf")
     entry = store.pull(str(path))
     path.unlink()
-    with pytest.raises(ModelFileError, match="its weights are no longer at .*pull it again"):
+    with pytest.raises(ModelFileError, match=r"its weights are no longer at .*pull it again"):
         store.options(entry, EngineOptions(""))
 
 
