@@ -1,14 +1,6 @@
 import pytest
-import torch
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tests share the machine; those about threads set their own."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+from tests.one_thread import one_thread  # noqa: F401 - a fixture of all tests here
 
 
 @pytest.fixture(scope="session")

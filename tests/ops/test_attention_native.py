@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvasir.errors import ConfigError
 from kvasir.ops import native
 from kvasir.ops.attention import Span
+from tests.isas import isas, restore_isa  # noqa: F401
 
 from .test_attention import Case, cut_up, make
 from .test_attention import attend as attend_torch
@@ -27,23 +27,6 @@ else:
 # The greatest difference over the greatest value. float32: rounding alone. bfloat16: queries and weights are rounded
 # beside the cache. float16: the cache's rounding. int8: queries, keys and values by a 254th of their row's greatest.
 CLOSE = {"float32": 1e-5, "bfloat16": 1.5e-2, "float16": 2e-3, "int8": 5e-2}
-
-
-def isas() -> list[str]:
-    found = []
-    for name in native.ISAS:
-        try:
-            found.append(native.force_isa(name))
-        except ConfigError:
-            break
-    native.force_isa(None)
-    return found
-
-
-@pytest.fixture(autouse=True)
-def restore_isa():
-    yield
-    native.force_isa(None)
 
 
 def attend(
@@ -205,7 +188,7 @@ def test_a_span_without_rows_takes_no_share():
     window=st.sampled_from([0, 1, 30, 64, 100]),
     block_size=st.sampled_from([16, 32, 64, 128]),
     threads=st.integers(1, 7),
-    isa=st.sampled_from(isas() if native.available() else ["none"]),
+    isa=st.sampled_from(isas() or ["none"]),
     seed=st.integers(0, 99),
 )
 def test_the_bits_of_a_row(format, shape, lengths, sizes, window, block_size, threads, isa, seed):

@@ -10,21 +10,16 @@ from kvasir.ops.linear import native
 from kvasir.ops.linear.packed import PackedMatrix, num_segments, pack_rows
 from kvasir.quant.gguf_quantize import quantize
 from kvasir.quant.gguf_types import GGMLType, dequantize
+from tests.isas import restore_isa  # noqa: F401 - a fixture of all tests here
 
-from .test_native import bits, fma, isas
+from .products import ISAS, assert_only_the_row_counts
+from .test_native import bits, fma
 
 pytestmark = pytest.mark.skipif(not door.available(), reason=f"native kernels: {door.reason()}")
 
 # (format, what meets it)
 KINDS = [("F32", "auto"), ("F16", "auto"), ("BF16", "float32"), ("BF16", "auto")]
-ISAS = isas() if door.available() else []
 HOSTILE = np.array([0.0, -0.0, 1e-42, -1e-38, 3e38, -3e38, np.inf, -np.inf, np.nan, 1.0], np.float32)
-
-
-@pytest.fixture(autouse=True)
-def restore_isa():
-    yield
-    door.force_isa(None)
 
 
 def draw(seed: int, *shape: int, hostile: float = 0.0) -> np.ndarray:
@@ -104,24 +99,7 @@ def test_bits_depend_on_nothing_but_the_row(kind, outputs, inputs, rows, segment
     packed = pack(draw(seed, outputs, inputs), format, activation, segments)
     x = draw(seed + 1, rows, inputs, hostile=hostile)
     bias, residual = draw(seed + 2, outputs), draw(seed + 3, rows, outputs)
-    door.force_isa("portable")
-    expected = bits(native.product(packed, x, bias, residual))
-    random = np.random.default_rng(seed)
-    for isa in ISAS:
-        door.force_isa(isa)
-        assert np.array_equal(bits(native.product(packed, x, bias, residual)), expected), isa
-        row = int(random.integers(rows))
-        alone = native.product(packed, x[row : row + 1], bias, residual[row : row + 1].copy())
-        assert np.array_equal(bits(alone), expected[row : row + 1]), isa
-        # Some rows, by parts of the panels, over the residual itself.
-        first = int(random.integers(rows))
-        out = residual[first:].copy()
-        activated = native.prepare(packed, x[first:])
-        panels = -(-outputs // native.PANEL)
-        cut = int(random.integers(panels + 1))
-        native.linear(packed, activated, out, bias, out, (cut, panels))
-        native.linear(packed, activated, out, bias, out, (0, cut))
-        assert np.array_equal(bits(out), expected[first:]), isa
+    assert_only_the_row_counts(packed, x, bias, residual, seed)
 
 
 @pytest.mark.parametrize(("format", "activation"), KINDS)

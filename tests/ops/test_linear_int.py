@@ -11,8 +11,10 @@ from kvasir.ops.linear.packed import PackedMatrix, pack_rows
 from kvasir.quant import blocks_basic, blocks_k
 from kvasir.quant.gguf_quantize import quantize
 from kvasir.quant.gguf_types import GGMLType, dequantize
+from tests.isas import restore_isa  # noqa: F401 - a fixture of all tests here
 
-from .test_native import bits, fma, isas
+from .products import ISAS, assert_only_the_row_counts
+from .test_native import bits, fma
 from .test_packed import all_rows, raw_rows, values_of
 
 pytestmark = pytest.mark.skipif(not door.available(), reason=f"native kernels: {door.reason()}")
@@ -20,7 +22,6 @@ pytestmark = pytest.mark.skipif(not door.available(), reason=f"native kernels: {
 BY_32 = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
 BY_256 = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0")
 NAMES = (*BY_32, *BY_256)
-ISAS = isas() if door.available() else []
 HOSTILE = np.array([0.0, -0.0, 1e-42, -1e-38, 3e38, -3e38, 1e-30, np.inf, -np.inf, np.nan], np.float32)
 
 # csrc/int_formats.h
@@ -31,12 +32,6 @@ GROUP_256 = np.dtype(
         *(("scale", "<f4"), ("reserved", "<i4", 3)),
     ]
 )
-
-
-@pytest.fixture(autouse=True)
-def restore_isa():
-    yield
-    door.force_isa(None)
 
 
 def draw(seed: int, *shape: int, hostile: float = 0.0) -> np.ndarray:
@@ -284,24 +279,7 @@ def test_bits_depend_on_nothing_but_the_row(name, outputs, groups, rows, segment
     packed, _ = pack(name, outputs, cols, segments, seed)
     x = draw(seed + 1, rows, cols, hostile=hostile)
     bias, residual = draw(seed + 2, outputs), draw(seed + 3, rows, outputs)
-    door.force_isa("portable")
-    expected = bits(native.product(packed, x, bias, residual))
-    random = np.random.default_rng(seed)
-    for isa in ISAS:
-        door.force_isa(isa)
-        assert np.array_equal(bits(native.product(packed, x, bias, residual)), expected), isa
-        row = int(random.integers(rows))
-        alone = native.product(packed, x[row : row + 1], bias, residual[row : row + 1].copy())
-        assert np.array_equal(bits(alone), expected[row : row + 1]), isa
-        # Some rows, by parts of the panels, over the residual itself.
-        first = int(random.integers(rows))
-        out = residual[first:].copy()
-        activated = native.prepare(packed, x[first:])
-        panels = -(-outputs // native.PANEL)
-        cut = int(random.integers(panels + 1))
-        native.linear(packed, activated, out, bias, out, (cut, panels))
-        native.linear(packed, activated, out, bias, out, (0, cut))
-        assert np.array_equal(bits(out), expected[first:]), isa
+    assert_only_the_row_counts(packed, x, bias, residual, seed)
 
 
 @pytest.mark.parametrize("name", NAMES)

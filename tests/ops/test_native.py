@@ -12,27 +12,10 @@ from hypothesis import strategies as st
 
 from kvasir.errors import ConfigError
 from kvasir.ops import native
+from tests.isas import isas, restore_isa  # noqa: F401
 
 LANES = 16
 needs_library = pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
-
-
-def isas() -> list[str]:
-    """The instruction sets this machine can run, lowest first."""
-    found = []
-    for name in native.ISAS:
-        try:
-            found.append(native.force_isa(name))
-        except ConfigError:
-            break
-    native.force_isa(None)
-    return found
-
-
-@pytest.fixture
-def restore_isa():
-    yield
-    native.force_isa(None)
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -85,7 +68,7 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 @needs_library
 @pytest.mark.parametrize("cols", [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 127, 1023, 1024, 4099])
-def test_rms_norm_has_the_bits_of_its_contract_on_every_isa(cols, restore_isa):
+def test_rms_norm_has_the_bits_of_its_contract_on_every_isa(cols):
     x, weight = sample(3, cols, seed=cols)
     expected = exact_rms_norm(x, weight, 1e-6)
     for name in isas():
@@ -108,7 +91,7 @@ def test_rms_norm_has_equal_bits_on_all_isas(rows, cols, seed, scale):
 
 
 @needs_library
-def test_rms_norm_of_hostile_values_has_equal_bits_on_all_isas(restore_isa):
+def test_rms_norm_of_hostile_values_has_equal_bits_on_all_isas():
     values = np.array([0.0, -0.0, 1e-42, -1e-38, 3e38, -3e38, np.inf, -np.inf, np.nan, 1.0], np.float32)
     random = np.random.default_rng(0)
     x = random.choice(values, (300, 21), p=[0.3, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05, 0.05, 0.15])
@@ -211,7 +194,7 @@ def test_no_rows_are_fine():
 
 
 @needs_library
-def test_the_isa_can_be_forced_and_restored(restore_isa):
+def test_the_isa_can_be_forced_and_restored():
     best = native.force_isa(None)
     assert best == isas()[-1]
     assert native.force_isa("portable") == native.isa() == "portable"

@@ -11,8 +11,9 @@ from kvasir.ops import native
 from kvasir.ops.activation import gelu, gelu_tanh, relu, silu, softcap
 from kvasir.ops.norm import layer_norm
 from kvasir.ops.rope import rope
+from tests.isas import isas, restore_isa  # noqa: F401 - a fixture of all tests here
 
-from .test_native import bits, isas
+from .test_native import bits
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
 
@@ -28,12 +29,6 @@ CLOSE_SUMS = {"rtol": 2e-6, "atol": 1e-5}
 FLOATS = ctypes.c_void_p
 COUNT = ctypes.c_int64
 ODD = np.array([0.0, -0.0, 1e-42, -1e-38, 3e38, -3e38, np.inf, -np.inf, np.nan, 1.0, -90.0, 88.7], np.float32)
-
-
-@pytest.fixture(autouse=True)
-def restore_isa():
-    yield
-    native.force_isa(None)
 
 
 def call(name: str, *arguments: np.ndarray | int | float) -> None:

@@ -11,32 +11,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvasir.errors import ConfigError
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
 from kvasir.sampling.native import MAX_LOGPROBS, Sampler, SampleRow, covers, fill_spec
 from kvasir.sampling.sampler import RowContext, sample
+from tests.isas import isas, restore_isa  # noqa: F401
 from tests.sampling.test_sampler import REAL, ROWS, VOCAB, batch, context
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason())
-
-
-def isas():
-    found = []
-    for name in native.ISAS if native.available() else ():
-        try:
-            found.append(native.force_isa(name))
-        except ConfigError:
-            break
-    if found:
-        native.force_isa(None)
-    return found
-
-
-@pytest.fixture(autouse=True)
-def restore_isa():
-    yield
-    native.force_isa(None)
 
 
 class Threads:
