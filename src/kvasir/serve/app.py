@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir import __version__
 from kvasir.errors import KvasirError
-from kvasir.serve import anthropic, live, meta, models, ollama, openai, static, tokens
+from kvasir.serve import anthropic, live, meta, models, ollama, openai, responses, static, tokens
 from kvasir.serve.asgi import ClientGone, header
 from kvasir.serve.auth import HostGuard, KeyGuard
 from kvasir.serve.catalogue import Catalogue, Leases
@@ -45,7 +45,8 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.http_meter = HttpMeter()
     app.state.doors = Doors()
     app.state.ring = KeyRing(catalogue.settings, catalogue.quotas.take)
-    dialects = (*openai.ROUTERS, *anthropic.ROUTERS, *ollama.ROUTERS)
+    app.state.responses = responses.Responses.of(catalogue.settings)
+    dialects = (*openai.ROUTERS, responses.router, *anthropic.ROUTERS, *ollama.ROUTERS)
     routers = (*dialects, models.router, tokens.router, meta.router, live.router)
     for router in routers:
         app.include_router(router)

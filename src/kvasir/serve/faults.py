@@ -28,6 +28,10 @@ log = logging.getLogger("kvasir.serve")
 _NAMES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too_large", 431: "too_large"}
 
 
+class NotFound(InvalidRequest):
+    """A request names something stored that is not here, or is another key's."""
+
+
 class ClassNotAllowed(InvalidRequest):
     """A request asks for a better service class than its key may have."""
 
@@ -56,6 +60,8 @@ def fault_of(error: BaseException) -> Fault:
     match error:
         case ModelNotFound():
             return Fault(404, str(error), "model_not_found", "model")
+        case NotFound():
+            return Fault(404, str(error), "not_found", error.param)
         case ClassNotAllowed():
             return Fault(403, str(error), "class_not_allowed", error.param)
         case ScopeNeeded():

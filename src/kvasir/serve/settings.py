@@ -26,6 +26,9 @@ class ServeSettings:
     max_logprobs: candidates per token that may be asked for.
     share_cache: keys share one prefix cache instead of having one each.
     ping: pause after which a silent stream sends a comment, so that nobody on the way takes it for dead.
+    data_dir: where responses are stored; None keeps them in memory, as long as the server runs.
+    stored_count: responses of one key. stored_bytes: of all together, the same share for each key. stored_days: since a
+    response was last used. max_background: responses of one key that are made in the background at once.
     head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept
     a chunk.
     """
@@ -47,6 +50,11 @@ class ServeSettings:
     max_embeddings: int = 2048
     max_logprobs: int = 20
     max_connections: int = 4096
+    data_dir: Path | None = None
+    stored_count: int = 10_000
+    stored_bytes: int = 256 * MIB
+    stored_days: float = 30.0
+    max_background: int = 64
     head_time: float = 15.0
     body_time: float = 60.0
     write_time: float = 60.0

@@ -1,0 +1,245 @@
+"""What a server keeps for its clients: bytes by id, in memory or in a folder, bounded, each belonging to a key.
+
+    <folder>/<key's name>-<digest>/<id>.json       files 0600, folders 0700
+
+A file is written whole beside its place and then moved there, so that a crash leaves the old one or the new one. Those
+that nobody has touched for the longest time leave when a key's share is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvasir.errors import ConfigError, LimitExceeded
+
+log = logging.getLogger("kvasir.serve")
+
+_ID = re.compile(r"[a-z]{1,16}_[0-9a-f]{48}")
+_SUFFIX = ".json"
+
+
+def new_id(kind: str) -> str:
+    """One that cannot be guessed."""
+    return f"{kind}_{secrets.token_hex(24)}"
+
+
+def is_id(id: str, kind: str) -> bool:
+    return id.startswith(f"{kind}_") and _ID.fullmatch(id) is not None
+
+
+@dataclass(slots=True)
+class _Entry:
+    """size in bytes; used: when it was last written or read, in seconds since 1970."""
+
+    size: int
+    used: float
+
+
+class Records:
+    """One kind of records of all keys. All methods are called on one event loop; files are read and written in
+    threads, one write of a key at a time."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        max_count: int,
+        max_bytes: int,
+        max_age: float,
+        clock: Callable[[], float] = time.time,
+    ):
+        """folder: None keeps them in memory. max_count, max_bytes: of one key. max_age: seconds after its last use at
+        which a record is dropped. Raises ConfigError for a folder that is open to others or that another server
+        uses."""
+        self._bounds = (max_count, max_bytes)
+        self._max_age = max_age
+        self._clock = clock
+        self._index: dict[str, OrderedDict[str, _Entry]] = {}  # by place and id, the longest unused first
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._files: _Memory | _Folder = _Memory() if folder is None else _Folder(folder)
+        for place, id, size, used in sorted(self._files.all(), key=lambda found: found[3]):
+            self._index.setdefault(place, OrderedDict())[id] = _Entry(size, used)
+
+    def close(self) -> None:
+        """Lets another server have the folder."""
+        self._files.close()
+
+    @property
+    def max_bytes(self) -> int:
+        return self._bounds[1]
+
+    async def put(self, owner: str, id: str, data: bytes) -> None:
+        """Keeps it, in the place of what has this id. Raises LimitExceeded for more than the key's share, OSError."""
+        assert _ID.fullmatch(id), id
+        if len(data) > self.max_bytes:
+            raise LimitExceeded(f"{len(data)} bytes are more than a key may keep here", f"at most {self.max_bytes}")
+        place = _place(owner)
+        async with self._locks.setdefault(place, asyncio.Lock()):
+            used = self._clock()
+            await asyncio.to_thread(self._files.write, place, id, data, used)
+            entries = self._index.setdefault(place, OrderedDict())
+            entries[id] = _Entry(len(data), used)
+            entries.move_to_end(id)
+            await self._drop(place, self._surplus(entries))
+
+    async def get(self, owner: str, id: str) -> bytes | None:
+        """None where this key has no such record."""
+        place = _place(owner)
+        entries = self._index.get(place)
+        if entries is None or (entry := entries.get(id)) is None:
+            return None
+        if self._clock() - entry.used > self._max_age:
+            await self.delete(owner, id)
+            return None
+        entry.used = self._clock()
+        entries.move_to_end(id)
+        return await asyncio.to_thread(self._files.read, place, id, entry.used)
+
+    async def delete(self, owner: str, id: str) -> bool:
+        """Whether there was one."""
+        place = _place(owner)
+        async with self._locks.setdefault(place, asyncio.Lock()):
+            if id not in self._index.get(place, {}):
+                return False
+            await self._drop(place, [id])
+            return True
+
+    def _surplus(self, entries: OrderedDict[str, _Entry]) -> list[str]:
+        """Those that are too old, or too many."""
+        max_count, max_bytes = self._bounds
+        count, size, now = len(entries), sum(entry.size for entry in entries.values()), self._clock()
+        surplus = []
+        for id, entry in entries.items():
+            if count <= max_count and size <= max_bytes and now - entry.used <= self._max_age:
+                break
+            surplus.append(id)
+            count, size = count - 1, size - entry.size
+        return surplus
+
+    async def _drop(self, place: str, ids: list[str]) -> None:
+        for id in ids:
+            del self._index[place][id]
+        if ids:
+            await asyncio.to_thread(self._files.remove, place, ids)
+
+
+def _place(owner: str) -> str:
+    """A folder's name for a key: its own for people, and a digest, since some file systems take "Ann" for "ann"."""
+    return f"{owner or 'nobody'}-{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
+
+
+class _Memory:
+    def __init__(self) -> None:
+        self._data: dict[tuple[str, str], bytes] = {}
+
+    def all(self) -> list[tuple[str, str, int, float]]:
+        return []
+
+    def close(self) -> None:
+        self._data.clear()
+
+    def write(self, place: str, id: str, data: bytes, used: float) -> None:
+        self._data[place, id] = data
+
+    def read(self, place: str, id: str, used: float) -> bytes | None:
+        return self._data.get((place, id))
+
+    def remove(self, place: str, ids: list[str]) -> None:
+        for id in ids:
+            self._data.pop((place, id), None)
+
+
+class _Folder:
+    def __init__(self, folder: Path):
+        self._folder = folder
+        _make(folder, parents=True)
+        self.close = weakref.finalize(self, os.close, _locked(folder / ".lock"))
+
+    def all(self) -> list[tuple[str, str, int, float]]:
+        """(place, id, bytes, last use) of what an earlier server has left; what it was writing at its end goes."""
+        found = []
+        for place in os.scandir(self._folder):
+            if not place.is_dir(follow_symlinks=False):
+                continue
+            for file in os.scandir(place.path):
+                id, suffix = os.path.splitext(file.name)
+                if suffix == _SUFFIX and _ID.fullmatch(id) and file.is_file(follow_symlinks=False):
+                    facts = file.stat(follow_symlinks=False)
+                    found.append((place.name, id, facts.st_size, facts.st_mtime))
+                elif suffix == ".part":
+                    os.unlink(file.path)
+        return found
+
+    def write(self, place: str, id: str, data: bytes, used: float) -> None:
+        folder = self._folder / place
+        _make(folder)
+        part, path = folder / f"{id}.part", folder / f"{id}{_SUFFIX}"
+        try:
+            with open(part, "wb", opener=_open_private) as file:
+                file.write(data)
+                file.flush()
+                os.utime(file.fileno(), (used, used))
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+    def read(self, place: str, id: str, used: float) -> bytes | None:
+        path = self._folder / place / f"{id}{_SUFFIX}"
+        try:
+            with open(path, "rb", opener=_open_plain) as file:
+                data = file.read()
+            os.utime(path, (used, used))
+        except OSError as error:
+            log.warning("%s: %s", path, error.strerror)
+            return None
+        return data
+
+    def remove(self, place: str, ids: list[str]) -> None:
+        for id in ids:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._folder / place / f"{id}{_SUFFIX}")
+
+
+def _make(folder: Path, parents: bool = False) -> None:
+    """Makes a folder of this user alone, or checks that it is one. Raises ConfigError."""
+    try:
+        folder.mkdir(mode=0o700, parents=parents, exist_ok=True)
+        facts = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}", "expected a folder for what is stored") from None
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or folder.is_symlink():
+        raise ConfigError(f"{folder} is a link, or open to others", f"give a folder of your own: chmod 700 {folder}")
+
+
+def _locked(path: Path) -> int:
+    """A file's descriptor, which locks it as long as it is open. Raises ConfigError."""
+    file = _open_private(str(path), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise ConfigError(f"{path.parent} is used by another server", "give each a folder of its own") from None
+    return file
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _open_plain(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,0 +1,87 @@
+"""Responses that are made in the background: nobody has to stay for them, and whoever comes back reads on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from kvasir.serve.catalogue import Catalogue
+from kvasir.serve.faults import fault_of
+from kvasir.serve.responses.kept import Responses
+from kvasir.serve.responses.making import Making
+from kvasir.serve.responses.output import StreamEvent
+from kvasir.serve.responses.shapes import encoded
+
+
+class Run:
+    """One of them. events: encoded; the place of each is its sequence number. They are kept where `streamed`."""
+
+    def __init__(self, making: Making, streamed: bool):
+        self.making = making
+        self.streamed = streamed
+        self.ended = False
+        self.leased = asyncio.Event()  # or ended
+        self._events: list[bytes] = []
+        self._more = asyncio.Event()
+        self._cancelled = False
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def status(self) -> str:
+        """queued or in_progress, as long as it has not ended."""
+        return "in_progress" if self.leased.is_set() else "queued"
+
+    def start(self, catalogue: Catalogue, name: str | None, responses: Responses) -> None:
+        self._tell([self.making.told("created"), self.making.told("queued")])
+        self._task = asyncio.ensure_future(self._work(catalogue, name, responses))
+
+    async def cancel(self) -> None:
+        """Returns when it has ended, which it may have done by itself."""
+        assert self._task is not None
+        if not self._closing:
+            self._cancelled = True
+            self._task.cancel()
+        await asyncio.wait((self._task,))
+
+    async def follow(self, start: int) -> AsyncGenerator[bytes]:
+        """The events from a place on, as they come."""
+        while True:
+            if len(self._events) > start:
+                events, start = self._events[start:], len(self._events)
+                yield b"".join(events)
+            elif self.ended:
+                return
+            else:
+                self._more.clear()
+                await self._more.wait()
+
+    async def _work(self, catalogue: Catalogue, name: str | None, responses: Responses) -> None:
+        making = self.making
+        try:
+            async with catalogue.lease(name) as serving:
+                self.leased.set()
+                self._tell([making.told("in_progress")])
+                async with aclosing(making.run(serving.front)) as batches:
+                    async for events in batches:
+                        self._tell(events)
+        except asyncio.CancelledError:
+            if not self._cancelled:  # the server ends; what is stored will say so
+                raise
+            self._tell(making.cancel())
+        except Exception as error:
+            self._tell(making.fail(fault_of(error)))
+        finally:
+            self._closing = True
+            self.leased.set()
+        await making.keep(responses)
+        self._tell([making.last()])
+        self.ended = True
+        self._more.set()
+        responses.remove(self)
+
+    def _tell(self, events: list[StreamEvent]) -> None:
+        if self.streamed:
+            self._events += map(encoded, events)
+            self._more.set()

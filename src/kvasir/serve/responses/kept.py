@@ -1,0 +1,139 @@
+"""Responses that are kept: by id, of a key; the conversations that they make, and their items.
+
+A record is {"response": what the API shows, "input": the items of its request}. Ids of items name the response that
+they came with, so none of them needs an index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvasir.errors import InvalidRequest, LimitExceeded
+from kvasir.serve.faults import NotFound
+from kvasir.serve.records import Records, is_id
+from kvasir.serve.responses.items import Kept
+from kvasir.serve.settings import ServeSettings
+from kvasir.serve.wire import MAX_MESSAGES
+
+if TYPE_CHECKING:
+    from kvasir.serve.responses.background import Run
+
+MAX_TOLD = 64
+RUNNING = ("queued", "in_progress")
+_ITEM = re.compile(r"[a-z]{1,8}_([0-9a-f]{48})([0-9a-f]{5})")
+_LOST = {"code": "server_error", "message": "the server ended before this response was complete"}
+
+Record = dict[str, Any]
+
+
+def item_id(prefix: str, response_id: str, index: int) -> str:
+    """Of the index-th item that came with a response, of its input or output."""
+    return f"{prefix}_{response_id.partition('_')[2]}{index:05x}"
+
+
+class Responses:
+    """What is kept, and what is made in the background: one per application."""
+
+    def __init__(self, records: Records, max_running: int):
+        """max_running: in the background, of one key."""
+        self.records = records
+        self._max_running = max_running
+        self._runs: dict[str, Run] = {}
+        self._told: OrderedDict[str, Run] = OrderedDict()  # the last that have ended, for who comes back to read on
+
+    @classmethod
+    def of(cls, settings: ServeSettings) -> Responses:
+        """Raises ConfigError for a folder that cannot be used."""
+        folder = settings.data_dir and settings.data_dir / "responses"
+        share = settings.stored_bytes // max(1, len(settings.all_keys))
+        age = settings.stored_days * 86400
+        records = Records(folder, max_count=settings.stored_count, max_bytes=share, max_age=age)
+        return cls(records, settings.max_background)
+
+    # -- in the background -------------------------------------------------------------------------------------
+
+    def add(self, run: Run) -> None:
+        """Raises LimitExceeded."""
+        owner = run.making.owner
+        count = sum(other.making.owner == owner for other in self._runs.values())
+        if count >= self._max_running:
+            message = f"{count} responses of this key are made in the background"
+            raise LimitExceeded(message, f"at most {self._max_running} at once", 5.0)
+        self._runs[run.making.core.id] = run
+
+    def remove(self, run: Run) -> None:
+        id = run.making.core.id
+        del self._runs[id]
+        if run.ended and run.streamed:
+            self._told[id] = run
+            while len(self._told) > MAX_TOLD:
+                self._told.popitem(last=False)
+
+    def run(self, id: str) -> Run | None:
+        """The one that makes this response."""
+        return self._runs.get(id)
+
+    def events(self, id: str) -> Run | None:
+        """The one whose events there are."""
+        return self._runs.get(id) or self._told.get(id)
+
+    # -- kept --------------------------------------------------------------------------------------------------
+
+    async def put(self, owner: str, record: Record) -> None:
+        """Raises LimitExceeded, OSError."""
+        data = await asyncio.to_thread(msgspec.json.encode, record)
+        await self.records.put(owner, record["response"]["id"], data)
+
+    async def find(self, owner: str, id: str) -> Record | None:
+        if not is_id(id, "resp") or (data := await self.records.get(owner, id)) is None:
+            return None
+        record = await asyncio.to_thread(msgspec.json.decode, data)
+        response = record["response"]
+        if response["status"] in RUNNING:
+            run = self._runs.get(id)
+            response |= {"status": run.status} if run else {"status": "failed", "error": _LOST}
+        return record
+
+    async def delete(self, owner: str, id: str) -> None:
+        """Raises NotFound."""
+        await self.get(owner, id)
+        if run := self._runs.get(id):
+            await run.cancel()
+        self._told.pop(id, None)
+        await self.records.delete(owner, id)
+
+    async def get(self, owner: str, id: str) -> Record:
+        """Raises NotFound."""
+        if (record := await self.find(owner, id)) is None:
+            raise NotFound(f"there is no response {id!r:.80}", "it was not stored, or is not kept any more")
+        return record
+
+    async def item(self, owner: str, id: str) -> Kept | None:
+        found = _ITEM.fullmatch(id)
+        record = await self.find(owner, f"resp_{found[1]}") if found else None
+        items = [*record["input"], *record["response"]["output"]] if record else []
+        return next((item for item in items if item["id"] == id), None)
+
+    async def history(self, owner: str, id: str | None) -> list[Kept]:
+        """The items of a conversation up to a response. Raises NotFound, InvalidRequest."""
+        turns: list[list[Kept]] = []
+        count = 0
+        while id is not None:
+            if (record := await self.find(owner, id)) is None:
+                message = f"the response {id!r:.80}, which the conversation goes back to, is not kept here"
+                raise NotFound(message, "give the conversation as input", param="previous_response_id")
+            response = record["response"]
+            if response["status"] in RUNNING:
+                raise InvalidRequest(f"response {id} is not complete yet", "wait for it", param="previous_response_id")
+            turns.append([*record["input"], *response["output"]])
+            count += len(turns[-1])
+            if count > MAX_MESSAGES or len(turns) > MAX_MESSAGES:
+                message = f"the conversation has more than {MAX_MESSAGES} items"
+                raise InvalidRequest(message, "begin a new one", param="previous_response_id")
+            id = response["previous_response_id"]
+        return [item for turn in reversed(turns) for item in turn]

@@ -1,0 +1,157 @@
+"""Making: one response on its way, from a checked request to what is kept of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from starlette.requests import Request as HTTPRequest
+
+from kvasir.engine.front import Front
+from kvasir.engine.reading import Reading
+from kvasir.errors import EngineDead, LimitExceeded
+from kvasir.serve.faults import Fault
+from kvasir.serve.openai.chat import chat_ids, to_request
+from kvasir.serve.records import new_id
+from kvasir.serve.responses.items import Kept
+from kvasir.serve.responses.kept import Responses, item_id
+from kvasir.serve.responses.output import Output, StreamEvent
+from kvasir.serve.responses.request import check, check_items, named, own_items, to_chat
+from kvasir.serve.responses.shapes import error_object, response_object, usage_object
+from kvasir.serve.responses.wire import ENCRYPTED, LOGPROBS, ResponseRequest
+from kvasir.serve.serving import Serving, check_finish
+from kvasir.types import FinishReason, Request
+
+log = logging.getLogger("kvasir.serve")
+
+
+class Making:
+    """response: the object as it is by now; its output is there when it has ended."""
+
+    def __init__(
+        self,
+        wire: ResponseRequest,
+        core: Request,
+        reading: Reading | None,
+        input: Sequence[Kept],
+        model: str,
+        owner: str,
+    ):
+        self.core = core
+        self.owner = owner
+        self.response = response_object(wire, core, model, int(time.time()))
+        self._reading = reading
+        self._input = list(input)
+        include = wire.include or ()
+        self._output = Output(self._item_id, reading, LOGPROBS in include, ENCRYPTED in include)
+        self._count = 0
+
+    def _item_id(self, prefix: str, index: int) -> str:
+        return item_id(prefix, self.core.id, len(self._input) + index)
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    async def run(self, front: Front) -> AsyncGenerator[list[StreamEvent]]:
+        """The events between the first and the last. Raises as `Front.stream`, AnswerFailed, DeadlineExceeded."""
+        self.response["status"] = "in_progress"
+        async with aclosing(front.stream(self.core, self._reading)) as deltas:
+            async for delta in deltas:
+                self.response["usage"] = usage_object(delta.usage)
+                check_finish(delta.finish_reason, delta.error, self.core.id)
+                events = list(self._output.push(delta))
+                if delta.finish_reason is not None:
+                    whole = delta.finish_reason is not FinishReason.LENGTH
+                    events += self._output.finish("completed" if whole else "incomplete")
+                    self._end("completed" if whole else "incomplete")
+                yield [self._numbered(event) for event in events]
+        if self.response["status"] == "in_progress":
+            raise EngineDead("the engine ended the request without an answer")
+
+    def told(self, type: str) -> StreamEvent:
+        """An event with the response as it is now."""
+        return self._numbered({"type": f"response.{type}", "response": dict(self.response)})
+
+    def last(self) -> StreamEvent:
+        """How it ended. The API has no event for a cancelled one."""
+        status = self.response["status"]
+        if status == "cancelled":
+            error = {"code": "cancelled", "message": "the response was cancelled", "param": None}
+            return self._numbered({"type": "error", **error})
+        return self.told(status)
+
+    def _numbered(self, event: StreamEvent) -> StreamEvent:
+        self._count += 1
+        return event | {"sequence_number": self._count - 1}
+
+    # -- ends --------------------------------------------------------------------------------------------------
+
+    def _end(self, status: str) -> None:
+        self.response |= {"status": status, "output": self._output.items}
+        if status == "completed":
+            self.response["completed_at"] = int(time.time())
+        elif status == "incomplete":
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+
+    def fail(self, fault: Fault) -> list[StreamEvent]:
+        """Ends with an error; what was said by then stands."""
+        events = [self._numbered(event) for event in self._output.finish("incomplete")]
+        self.response["error"] = error_object(fault)
+        self._end("failed")
+        return events
+
+    def cancel(self) -> list[StreamEvent]:
+        events = [self._numbered(event) for event in self._output.finish("incomplete")]
+        self._end("cancelled")
+        return events
+
+    async def keep(self, responses: Responses) -> None:
+        """Stores it, where that is wanted. One that cannot be stored says so."""
+        if self.response["store"]:
+            try:
+                await self.store(responses)
+            except (LimitExceeded, OSError) as error:
+                log.warning("response %s cannot be stored: %s", self.core.id, error)
+                self.response["store"] = False
+
+    async def store(self, responses: Responses) -> None:
+        """Raises LimitExceeded, OSError."""
+        await responses.put(self.owner, {"response": self.response, "input": self._input})
+
+
+async def begin(wire: ResponseRequest, serving: Serving, request: HTTPRequest, responses: Responses) -> Making:
+    """Raises InvalidRequest, NotFound, TemplateError, ClassNotAllowed."""
+    check(wire)
+    owner, id = owner_of(request), new_id("resp")
+    earlier = await responses.history(owner, wire.previous_response_id)
+    own = await own_items(wire, id, owner, responses)
+    check_items(earlier, own)
+    with named():
+        items = [*earlier, *own]
+        dropped = await surplus(wire, items, serving) if wire.truncation == "auto" else 0
+        core, reading = await to_request(to_chat(wire, items[dropped:]), serving, request)
+    making = Making(wire, replace(core, id=id), reading, own, serving.names[0], owner)
+    if wire.truncation == "auto":
+        making.response["dropped_items"] = dropped
+    return making
+
+
+def owner_of(request: HTTPRequest) -> str:
+    key = request.scope["state"].get("key")
+    return key.name if key else ""
+
+
+async def surplus(wire: ResponseRequest, items: Sequence[Kept], serving: Serving) -> int:
+    """How many of the first items have to go for the rest to fit into the context: as few as leave it beginning with
+    a message that is not the model's. The last such message stays, fit or not."""
+    room = serving.front.info.max_model_len - max(1, wire.max_output_tokens or 1)
+    cuts = [i for i, item in enumerate(items) if item["type"] == "message" and item["role"] != "assistant"]
+    cuts = [0, *(i for i in cuts if i)]
+    low, high = 0, len(cuts) - 1
+    while low < high:
+        middle = (low + high) // 2
+        ids = await chat_ids(to_chat(wire, items[cuts[middle] :]), serving)
+        low, high = (low, middle) if len(ids) <= room else (middle + 1, high)
+    return cuts[low]

@@ -1,0 +1,168 @@
+"""POST, GET and DELETE /v1/responses and what lies under it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+import fastapi
+from fastapi import APIRouter
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.errors import InvalidRequest
+from kvasir.serve.asgi import while_connected
+from kvasir.serve.body import JsonRoute
+from kvasir.serve.catalogue import catalogue_of, serving_of
+from kvasir.serve.faults import AnswerFailed, Fault, fault_of
+from kvasir.serve.openai.chat import chat_ids
+from kvasir.serve.openai.shapes import STREAMED, error_response
+from kvasir.serve.records import new_id
+from kvasir.serve.responses.background import Run
+from kvasir.serve.responses.kept import Responses
+from kvasir.serve.responses.making import Making, begin, owner_of
+from kvasir.serve.responses.request import check, check_items, named, own_items, to_chat
+from kvasir.serve.responses.shapes import encoded
+from kvasir.serve.responses.wire import ItemsQuery, ResponseRequest, RetrieveQuery, TokenCountRequest
+from kvasir.serve.serving import Serving, json_response
+from kvasir.serve.sse import EventStream
+
+router = APIRouter(route_class=JsonRoute)
+
+
+def responses_of(request: HTTPRequest) -> Responses:
+    return request.app.state.responses
+
+
+@router.post("/v1/responses", tags=["openai"], responses=STREAMED)
+async def create_response(wire: ResponseRequest, request: HTTPRequest) -> Response:
+    serving, responses = await serving_of(request, wire.model), responses_of(request)
+    making = await begin(wire, serving, request, responses)
+    serving.charge([making.core])
+    if wire.background:
+        run = await _run(wire, making, request)
+        return _follow(request, run, 0) if wire.stream else json_response(making.response | {"status": "queued"})
+    if wire.stream:
+        return serving.stream(_events(making, serving, responses), error_response, _error_event)
+    await while_connected(request.receive, _whole(making, serving))
+    await making.keep(responses)
+    return await serving.write(making.core.params.logprobs is not None, dict, making.response)
+
+
+async def _whole(making: Making, serving: Serving) -> None:
+    async with aclosing(making.run(serving.front)) as batches:
+        async for _ in batches:
+            pass
+
+
+async def _events(making: Making, serving: Serving, responses: Responses) -> AsyncGenerator[bytes]:
+    """The first ones come with the first tokens: until then an error is one of HTTP."""
+    first = [making.told("created"), making.told("in_progress")]
+    try:
+        async with aclosing(making.run(serving.front)) as batches:
+            async for events in batches:
+                if events := [*first, *events]:
+                    yield b"".join(map(encoded, events))
+                first = []
+    except Exception as error:
+        if first:
+            raise
+        yield b"".join(map(encoded, making.fail(fault_of(error))))
+    await making.keep(responses)
+    yield encoded(making.last())
+
+
+def _error_event(fault: Fault) -> bytes:
+    """Of a stream that has not begun to tell of a response."""
+    error = {"code": fault.code, "message": fault.message, "param": fault.param}
+    return encoded({"type": "error", **error, "sequence_number": 0})
+
+
+async def _run(wire: ResponseRequest, making: Making, request: HTTPRequest) -> Run:
+    """Starts it. It is stored before, so that it can be found however it ends."""
+    responses = responses_of(request)
+    run = Run(making, bool(wire.stream))
+    responses.add(run)
+    try:
+        making.response["status"] = "queued"
+        await making.store(responses)
+    except BaseException as error:
+        responses.remove(run)
+        if isinstance(error, OSError):
+            raise AnswerFailed("the response cannot be stored", "the server's log has the details") from error
+        raise
+    run.start(catalogue_of(request), wire.model, responses)
+    await run.leased.wait()  # the model, before this request gives its own lease back
+    return run
+
+
+def _follow(request: HTTPRequest, run: Run, start: int) -> Response:
+    ping = catalogue_of(request).settings.ping
+    return EventStream(run.follow(start), to_response=error_response, to_event=_error_event, ping=ping)
+
+
+@router.post("/v1/responses/input_tokens", tags=["openai"])
+async def count_input_tokens(wire: TokenCountRequest, request: HTTPRequest) -> Response:
+    serving, responses = await serving_of(request, wire.model), responses_of(request)
+    check(wire)
+    owner = owner_of(request)
+    earlier = await responses.history(owner, wire.previous_response_id)
+    own = await own_items(wire, new_id("resp"), owner, responses)
+    check_items(earlier, own)
+    with named():
+        ids = await chat_ids(to_chat(wire, [*earlier, *own]), serving)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+
+@router.get("/v1/responses/{response_id}", tags=["openai"], responses=STREAMED)
+async def retrieve_response(
+    response_id: str, query: Annotated[RetrieveQuery, fastapi.Query()], request: HTTPRequest
+) -> Response:
+    responses = responses_of(request)
+    record = await responses.get(owner_of(request), response_id)
+    if not query.stream:
+        if query.starting_after is not None:
+            raise InvalidRequest("starting_after is for streams", "add stream=true", param="starting_after")
+        return json_response(record["response"])
+    run = responses.events(response_id)
+    if run is None or not run.streamed:
+        hint = "there are some of those made in the background and streamed, until a while after their end"
+        raise InvalidRequest("the events of this response are not kept", hint, param="stream")
+    return _follow(request, run, 0 if query.starting_after is None else query.starting_after + 1)
+
+
+@router.delete("/v1/responses/{response_id}", tags=["openai"])
+async def delete_response(response_id: str, request: HTTPRequest) -> Response:
+    await responses_of(request).delete(owner_of(request), response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.post("/v1/responses/{response_id}/cancel", tags=["openai"])
+async def cancel_response(response_id: str, request: HTTPRequest) -> Response:
+    responses, owner = responses_of(request), owner_of(request)
+    record = await responses.get(owner, response_id)
+    if not record["response"]["background"]:
+        raise InvalidRequest("only responses made in the background can be cancelled", "close the connection instead")
+    if run := responses.run(response_id):
+        await run.cancel()
+        return json_response(run.making.response)
+    return json_response(record["response"])
+
+
+@router.get("/v1/responses/{response_id}/input_items", tags=["openai"])
+async def list_input_items(
+    response_id: str, query: Annotated[ItemsQuery, fastapi.Query()], request: HTTPRequest
+) -> Response:
+    items: list[dict[str, Any]] = (await responses_of(request).get(owner_of(request), response_id))["input"]
+    if query.order == "desc":
+        items = items[::-1]
+    if query.after is not None:
+        place = next((i for i, item in enumerate(items) if item["id"] == query.after), None)
+        if place is None:
+            raise InvalidRequest(f"there is no item {query.after!r:.80}", "give the id of one", param="after")
+        items = items[place + 1 :]
+    page = items[: query.limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    more = len(items) > len(page)
+    return json_response({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
