@@ -77,6 +77,7 @@ def keep(tier: DiskTier, blocks: list[Block], groups: tuple[int, ...] = (0,)) ->
         for group in groups:
             tier.save(block, group, payload_of(block, group))
     until(lambda: all(tier.has([b.key for b in blocks], g) == len(blocks) for g in groups))
+    until(lambda: tier.stats().queued_bytes == 0)
 
 
 # -- two sound engines -----------------------------------------------------------------------------------------

@@ -6,17 +6,10 @@ import time
 import pytest
 
 from kvasir.kv.tiers import transfers
-from kvasir.kv.tiers.connector import Failed, worth
+from kvasir.kv.tiers.connector import Failed
 from kvasir.kv.tiers.record import Unusable
 from kvasir.kv.tiers.transfers import Loads, Meter, Worker
 from tests.kv._tiers import blocks_of, until
-
-
-def test_worth_compares_two_times():
-    assert worth(1000, 10, read_rate=1e6, recompute_rate=100.0)  # 1 ms against 100 ms
-    assert not worth(10**6, 10, read_rate=1e6, recompute_rate=100.0)  # 1 s against 100 ms
-    assert worth(10**9, 1, read_rate=0.0, recompute_rate=100.0)  # not known: a try measures it
-    assert worth(10**9, 1, read_rate=1.0, recompute_rate=0.0)
 
 
 def test_a_rate_is_bytes_over_seconds_and_grows_old(monkeypatch):
@@ -28,9 +21,10 @@ def test_a_rate_is_bytes_over_seconds_and_grows_old(monkeypatch):
     for _ in range(50):
         meter.loaded(1000, 0.1)
     assert meter.read_rate() == pytest.approx(1e4, rel=0.05)
+    assert meter.read_seconds(10**5) == pytest.approx(10, rel=0.05)
     now = time.monotonic()
     monkeypatch.setattr(transfers.time, "monotonic", lambda: now + transfers.RATE_SECONDS + 1)
-    assert meter.read_rate() == 0.0
+    assert meter.read_rate() == 0.0 == meter.read_seconds(10**5)
 
 
 class Gate:

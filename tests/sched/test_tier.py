@@ -231,6 +231,22 @@ def test_a_disk_that_is_slower_than_computing_is_not_read(tmp_path):
     assert core.stats().tier_loaded_tokens == 0
 
 
+@pytest.mark.parametrize("prompt_seconds", [1e-6, 20.0])
+def test_what_is_computed_faster_than_read_is_not_written(tmp_path, compute_seconds, prompt_seconds):
+    """Neither when it is evicted nor at the end."""
+    compute_seconds[0] = prompt_seconds
+    core = make(tmp_path / "kv", num_blocks=14)
+    tier_of(core)._meter.read(10**6, 1.0)
+    for i in range(4):
+        run(core, request(f"o{i}", [100 + i] * 80))
+    written(core)
+    evicted = sum(core.stats().tier_saves.values())
+    core.close()
+    saves = core.stats().tier_saves
+    assert set(saves) == ({"slow"} if prompt_seconds < 1 else {"saved"})
+    assert evicted > 20 and sum(saves.values()) > evicted + 9
+
+
 @pytest.mark.parametrize(
     ("token_seconds", "bytes_a_second", "read"),
     [(1.0, 1e5, True), (1e-6, 1e5, False), (1.0, 5.0, False), (0.0, 5.0, True)],

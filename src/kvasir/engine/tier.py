@@ -22,6 +22,7 @@ from kvasir.weights.find import ModelFiles
 
 SAMPLES = 16  # pieces of each weight file that its identity is made of, beside its size and time
 SAMPLE_BYTES = 1 << 16
+WRITE_SHARE = 0.03  # of the time of computing; where that is not on the processors, writing is not in its way
 SCAN_SECONDS = 2.0  # the start waits so long at most for the folder to be listed
 
 
@@ -42,7 +43,9 @@ def make_tier(
     server = None
     try:
         if config.cache_dir:
-            tiers.append(disk := DiskTier(_path(config.cache_dir), facts, config.cache_disk, load_bytes=load_bytes))
+            share = WRITE_SHARE if config.device == "cpu" else None
+            disk = DiskTier(_path(config.cache_dir), facts, config.cache_disk, load_bytes=load_bytes, share=share)
+            tiers.append(disk)
             disk.wait_scanned(SCAN_SECONDS)
         if config.cache_peer:
             tiers.append(PeerTier(_path(config.cache_peer), facts, load_bytes=load_bytes))

@@ -19,7 +19,7 @@ from kvasir.kv.blocks import first_needed
 from kvasir.kv.node import ID_BYTES
 from kvasir.kv.pool import SCRATCH
 from kvasir.kv.tiers.block import Block, chain
-from kvasir.kv.tiers.connector import Failed, KVConnector, worth
+from kvasir.kv.tiers.connector import Failed, KVConnector
 from kvasir.plan import CacheGroup
 
 Part = tuple[int, int]  # group, index of the block in its sequence
@@ -99,11 +99,18 @@ class Store:
 
     # -- saving ------------------------------------------------------------------------------------------------
 
-    def note(self, block: Block, ids: Sequence[int]) -> None:
-        """Block `ids[g]` of group g, unless SCRATCH, is to be saved before anybody writes to it."""
+    def note(self, block: Block, ids: Sequence[int], pace: float = 0.0) -> None:
+        """Block `ids[g]` of group g, unless SCRATCH, is to be saved before anybody writes to it, if the tier wants it.
+        pace: see KVConnector.wants."""
         for group, id in enumerate(ids):
-            if id != SCRATCH and self.tier.wants(block.key, group):
+            if id != SCRATCH and self.tier.wants(block.key, group, pace):
                 self._saves.append((block, group, id))
+
+    def pace(self, index: int, seconds: Callable[[int, int], float]) -> float:
+        """Bytes a second that computing makes of what brings a sequence behind its block `index`, 0 for unknown.
+        seconds(start, tokens): the time to compute so many tokens behind the first `start`."""
+        time = seconds(0, (index + 1) * self.block_size)
+        return sum(self._sizes[g] for g, _ in self._parts(0, index + 1)) / time if time > 0 else 0.0
 
     @property
     def has_saves(self) -> bool:
@@ -152,16 +159,14 @@ class Store:
         count = reach(self.groups, self.block_size, first, min(len(blocks) - first, self._room()), have)
         if not count:
             return
-        tokens = (first + count) * self.block_size - question.known
-        parts, compute = self._parts(first, count), question.seconds(tokens)
-        stats = self.tier.stats()
-        num_bytes = sum(self._sizes[g] for g, _ in parts)
-        if not worth(num_bytes + stats.open_bytes, tokens, stats.read_rate, tokens / compute if compute > 0 else 0.0):
+        parts = self._parts(first, count)
+        compute = question.seconds((first + count) * self.block_size - question.known)
+        if 0 < compute <= self.tier.read_seconds([(blocks[i].key, g) for g, i in parts]):
             self.unused["slow"] += len(parts)
             return
         fetch.count, fetch.deadline = count, now + (PATIENCE * compute or UNKNOWN_SECONDS)
         fetch.tickets = {(g, i): self.tier.start_load(blocks[i], g) for g, i in parts}
-        self.num_bytes += num_bytes
+        self.num_bytes += sum(self._sizes[g] for g, _ in parts)
 
     def _parts(self, first: int, count: int) -> list[Part]:
         end = first + count

@@ -71,7 +71,7 @@ class Scheduler:
         self.clock = clock
         self.guides, self.jump_ahead = guides, jump_ahead
         store = Store(tier, capacity.groups, capacity.block_size, tier_bytes) if tier else None
-        self.tiering = Tiering(store, capacity.block_size)
+        self.tiering = Tiering(store, capacity.block_size, lambda *tokens: self.service.prefill_seconds(*tokens))
         self.kv = KVManager.of(capacity, eviction, self.tiering.evicted if tier else None)
         self.prefixes = Prefixes(self.kv.tree, prefix_cache)
         self.eos_ids = frozenset(eos_ids)
@@ -108,9 +108,6 @@ class Scheduler:
         if request.grammar:
             if self.guides is None or request.task is Task.EMBED:
                 raise InvalidRequest("no grammar can be followed here", "leave it out", param="structured_outputs")
-            if request.params.min_tokens:
-                message = "min_tokens goes against a grammar, which says where the answer ends"
-                raise InvalidRequest(message, "leave it out", param="min_tokens")
             for seq in sequences:
                 seq.compiling = self.guides.begin(request.grammar)
                 seq.jumps = self.jump_ahead and guidance.jumps(seq.spec)
@@ -168,8 +165,8 @@ class Scheduler:
     def masks(self, plan: StepPlan) -> dict[int, bytes]:
         """By row, what may be sampled where a grammar says so. Steps before this one must be committed."""
         pairs = zip(self._under_way[plan.step], plan.work, strict=True)
-        guided = ((seq, work) for (seq, _), work in pairs if seq.guide and work.sample)
-        masks = {w.row: guidance.mask(seq) for seq, w in guided if seq.status is not Status.FINISHED}
+        guided = ((s, w.row) for (s, _), w in pairs if s.guide and w.sample and s.status is not Status.FINISHED)
+        masks = {row: mask for seq, row in guided if (mask := guidance.mask(seq)) is not None}
         self.masked_rows += len(masks)
         return masks
 
@@ -287,7 +284,7 @@ class Scheduler:
 
     def _fetches(self, seq: Sequence, hit: Hit | None) -> bool:
         """Asks the tier, once while the sequence waits, for what comes behind the hit; whether to wait for it."""
-        return self.tiering.begin(seq, hit, self.service.prefill_seconds, self.clock())
+        return self.tiering.begin(seq, hit, self.clock())
 
     def _facts(self, seq: Sequence, hit: Hit | None, loaded: int, step: Step) -> policy.AdmitFacts:
         found = loaded or (hit.tokens if hit else 0)
@@ -316,7 +313,9 @@ class Scheduler:
 
     def last_plans(self) -> Iterator[StepPlan]:
         """Steps that compute nothing: each gives some of what the prefix tree holds to the tier, the last used first.
-        To be run and committed one by one when no other is under way."""
+        To be run and committed one by one when no other is under way. No other comes afterwards."""
+        if self.store:
+            self.store.tier.ending()
         for block, index, ids in list(self.kv.tree.named()) if self.store else ():
             self.tiering.evicted(block, index, ids)
             if self.tiering.has_saves():

@@ -19,18 +19,21 @@ from kvasir.sched.step import Load
 
 
 class Tiering:
-    """Owns the store, and of each step under way what it saves. Without a store nothing is asked and nothing saved."""
+    """Owns the store, and of each step under way what it saves. Without a store nothing is asked and nothing saved.
 
-    def __init__(self, store: Store | None, block_size: int):
+    seconds(start, tokens): the time to compute so many tokens behind the first `start`, 0 for unknown."""
+
+    def __init__(self, store: Store | None, block_size: int, seconds: Callable[[int, int], float]):
         self.store = store
         self._block_size = block_size
+        self._seconds = seconds
         self._saving: dict[int, list[Save]] = {}  # by the steps that save it
 
     # -- saving ------------------------------------------------------------------------------------------------
 
     def evicted(self, block: Block, index: int, ids: tuple[int, ...]) -> None:
         if self.store and block.namespace.startswith(SHARED):
-            self.store.note(block, ids)
+            self.store.note(block, ids, self.store.pace(index, self._seconds))
 
     def has_saves(self) -> bool:
         return self.store is not None and self.store.has_saves
@@ -54,14 +57,13 @@ class Tiering:
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
-    def begin(self, seq: Sequence, hit: Hit | None, seconds: Callable[[int, int], float], now: float) -> bool:
-        """Asks the tier, once while the sequence waits, for what comes behind the hit; whether to wait for it.
-        seconds(start, tokens): the time to compute so many tokens behind the first `start`, 0 for unknown."""
+    def begin(self, seq: Sequence, hit: Hit | None, now: float) -> bool:
+        """Asks the tier, once while the sequence waits, for what comes behind the hit; whether to wait for it."""
         asks = seq.known > 1 and not (seq.suspect or seq.needs_prompt_rows) and seq.namespace.startswith(SHARED)
         if self.store is None or seq.fetch is not None or not asks:
             return False
         found, ids = hit.tokens if hit else 0, seq.tokens[: seq.known - 1].tobytes()
-        seq.fetch = self.store.fetch(seq.namespace, ids, found, lambda tokens: seconds(found, tokens), now)
+        seq.fetch = self.store.fetch(seq.namespace, ids, found, lambda n: self._seconds(found, n), now)
         return seq.fetch.open
 
     def poll(self, waiting: Iterable[Sequence], now: float, timeout: float = 0.0) -> None:

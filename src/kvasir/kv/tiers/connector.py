@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvasir.kv.tiers.block import Block, Facts
+from kvasir.kv.tiers.block import Block, Facts, Name
 
 Bytes = bytes | bytearray | memoryview
 
@@ -34,7 +34,8 @@ class TierStats:
     """Counts since the start, by outcome, and the present state.
 
     loads: "loaded" and the reasons of Failed. saves: "saved", and why a part was not: "known" (it is there already),
-    "full" (the queue), "large" (more than the tier), "paused" (after an error), "error", "closed".
+    "full" (the queue), "large" (more than the tier), "slow" (to compute it is faster than to read it), "dear" (writing
+    would take more than its share of the time), "paused" (after an error), "error", "closed".
     read_rate: bytes a second, 0 when not known.
     """
 
@@ -52,8 +53,9 @@ class TierStats:
 
 
 class KVConnector(Protocol):
-    """Safe to call from several threads."""
+    """Safe to call from several threads. name: what kind of tier it is, in one word."""
 
+    name: str
     facts: Facts
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
@@ -65,8 +67,13 @@ class KVConnector(Protocol):
         """How many of the leading `keys` can be loaded, as far as is known without asking anybody."""
         ...
 
-    def wants(self, key: bytes, group: int) -> bool:
-        """Whether a part of this name would be kept: it is not there yet."""
+    def read_seconds(self, names: Sequence[Name]) -> float:
+        """How long loading these parts takes, behind what is open; 0 where that is not known, or next to nothing."""
+        ...
+
+    def wants(self, key: bytes, group: int, pace: float = 0.0) -> bool:
+        """Whether a part of this name would be kept: it is not there yet, and reading it may be expected to pay.
+        pace: bytes a second that computing makes of such blocks, 0 for unknown."""
         ...
 
     def start_load(self, block: Block, group: int = 0) -> int:
@@ -85,18 +92,16 @@ class KVConnector(Protocol):
         """Hands over one part, which nobody may write to from now on; False when it will not be kept."""
         ...
 
+    def ending(self) -> None:
+        """The engine computes no more: what is saved from now on takes nobody's time."""
+        ...
+
     def stats(self) -> TierStats: ...
+
+    def each(self) -> dict[str, TierStats]:
+        """By name, of the tiers that this one consists of."""
+        ...
 
     def close(self, timeout: float = 5.0) -> None:
         """Ends the threads. What is queued to be saved is written until the timeout; open loads fail."""
         ...
-
-
-def worth(num_bytes: int, num_tokens: int, read_rate: float, recompute_rate: float) -> bool:
-    """Whether reading `num_bytes` (with those queued before) is faster than computing `num_tokens`.
-
-    Rates in bytes and tokens a second; 0 is unknown, and then reading is worth a try, which measures it.
-    """
-    if read_rate <= 0 or recompute_rate <= 0:
-        return True
-    return num_bytes / read_rate < num_tokens / recompute_rate

@@ -4,6 +4,13 @@
     folder/tmp-…              being written, under a lock that dies with its writer
 
 A file is written under a temporary name, then renamed: whenever its writer dies there is the whole file or none.
+Not all is written: nothing that is computed faster than it is read, and no more than a share of the time that computing
+takes is spent on writing, or what reading has saved. So a folder in which nothing is found again costs little. Both
+rates are measured: where nothing has been read for a while, one of the parts just written is.
+
+The share is what bounds the writer, not a low priority: whoever holds the interpreter's lock while he waits for a
+processor holds up the engine.
+
 Several engines may share the folder. None trusts what the others, or a former life of itself, left there: each record
 is compared and its checksum computed on reading, and a file that vanishes is a miss.
 """
@@ -26,10 +33,11 @@ from kvasir.kv.tiers import record
 from kvasir.kv.tiers.block import Block, Facts, Name
 from kvasir.kv.tiers.connector import Bytes, Failed, TierStats
 from kvasir.kv.tiers.folder import make_private
+from kvasir.kv.tiers.purse import Purse
 from kvasir.kv.tiers.record import Unusable
 from kvasir.kv.tiers.transfers import QUEUE_BYTES, Loads, Meter, Worker
 
-Save = tuple[Block, int, memoryview]
+Save = tuple[Block, int, memoryview, float]  # with the seconds that the purse gave for it
 
 SCAN_SECONDS = 60.0  # so often the folder is listed anew, for what other engines wrote and removed
 SCAN_SHARE = 16  # and whenever we have written this part of the bound, so that they and we keep it together
@@ -81,9 +89,12 @@ class DiskTier:
     """A KVConnector over `folder`, which is made with mode 0700 and refused if it is a link or open to others.
 
     max_bytes: of all files. queue_bytes: of parts that wait to be written; beyond it they are dropped.
-    load_bytes: of parts being read or read and not yet fetched. Raises ConfigError; afterwards no error of the disk is
-    raised, all are counted.
+    load_bytes: of parts being read or read and not yet fetched. share: of the time that computing takes, so much may be
+    spent on writing beside it; None: all that is wished. Raises ConfigError; afterwards no error of the disk is raised,
+    all are counted.
     """
+
+    name = "disk"
 
     def __init__(
         self,
@@ -93,6 +104,7 @@ class DiskTier:
         *,
         queue_bytes: int = QUEUE_BYTES,
         load_bytes: int = QUEUE_BYTES,
+        share: float | None = None,
     ):
         make_private(folder)
         self.facts = facts
@@ -100,6 +112,9 @@ class DiskTier:
         self._max_bytes = max_bytes
         self._index = Index()
         self._meter = Meter()
+        self._purse = Purse(share)
+        self._pace = 0.0  # as it was told last
+        self._ending = False
         self._queued: set[Name] = set()
         self._unscanned = 0  # bytes written since the last listing
         self._resume_at = 0.0  # time.monotonic() from which we write again
@@ -118,8 +133,25 @@ class DiskTier:
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
         return True
 
-    def wants(self, key: bytes, group: int) -> bool:
-        return (key, group) not in self._index and (key, group) not in self._queued
+    def read_seconds(self, names: Sequence[Name]) -> float:
+        return self._meter.read_seconds(self._loads.num_bytes + sum(self.facts.groups[g].num_bytes for _, g in names))
+
+    def wants(self, key: bytes, group: int, pace: float = 0.0) -> bool:
+        if self._known((key, group)):
+            return False
+        if pace > 0:
+            self._pace = pace
+            self._purse.computed(self.facts.groups[group].num_bytes / pace)
+        if 0 < self._meter.read_rate() < pace:
+            self._meter.save("slow")
+            return False
+        if not (self._ending or self._purse.open):
+            self._meter.save("dear")
+            return False
+        return True
+
+    def _known(self, name: Name) -> bool:
+        return name in self._index or name in self._queued
 
     def start_load(self, block: Block, group: int = 0) -> int:
         return self._loads.start(block, group, self.facts.groups[group].num_bytes)
@@ -139,18 +171,23 @@ class DiskTier:
             self._meter.save(refusal)
             return False
         self._queued.add(name)
-        if self._saver.put((block, group, payload), payload.nbytes):
+        taken = self._purse.take(payload.nbytes)
+        if self._saver.put((block, group, payload, taken), payload.nbytes):
             return True
+        self._purse.spend(taken, 0, 0.0)
         self._queued.discard(name)
         self._meter.save("full")
         return False
 
     def _refusal(self, name: Name, num_bytes: int) -> str:
-        if not self.wants(*name):
+        if self._known(name):
             return "known"
         if num_bytes + record.PREFIX.size + record.MAX_HEADER > self._max_bytes:
             return "large"
         return "paused" if time.monotonic() < self._resume_at else ""
+
+    def ending(self) -> None:
+        self._ending = True
 
     def stats(self) -> TierStats:
         return self._meter.stats(
@@ -159,6 +196,9 @@ class DiskTier:
             num_parts=len(self._index),
             num_bytes=self._index.num_bytes,
         )
+
+    def each(self) -> dict[str, TierStats]:
+        return {self.name: self.stats()}
 
     def close(self, timeout: float = 5.0) -> None:
         self._loads.close()
@@ -177,7 +217,7 @@ class DiskTier:
 
     def _read(self, block: Block, group: int) -> memoryview:
         """A part that is what was asked. Any other file of its name is removed. Raises Unusable."""
-        name = (block.key, group)
+        name, begin = (block.key, group), time.perf_counter()
         try:
             payload = self._open_and_read(block, group)
         except FileNotFoundError:
@@ -190,6 +230,8 @@ class DiskTier:
             self._remove(name)
             raise
         self._index.touch(name)
+        if self._pace > 0:
+            self._purse.saved(payload.nbytes / self._pace - (time.perf_counter() - begin))
         return payload
 
     def _open_and_read(self, block: Block, group: int) -> memoryview:
@@ -215,18 +257,33 @@ class DiskTier:
             self._scan()
         if job is None:
             return
-        block, group, payload = job
-        name = (block.key, group)
+        block, group, payload, taken = job
+        name, begin, written = (block.key, group), time.thread_time(), 0
         try:
             if time.monotonic() < self._resume_at:
                 self._meter.save("paused")
             else:
                 self._write(name, record.seal(self.facts, block, group, payload), payload)
+                written = payload.nbytes
         except OSError:
             self._resume_at = time.monotonic() + PAUSE_SECONDS
             self._meter.save("error")
         finally:
             self._queued.discard(name)
+            self._purse.spend(taken, written, time.thread_time() - begin)
+        if written and not self._meter.read_rate():
+            self._try_reading(block, group)
+
+    def _try_reading(self, block: Block, group: int) -> None:
+        """How long it takes, from the disk and not from the system's memory, as far as that can be had."""
+        with suppress(OSError, Unusable):
+            with _opened(self._path((block.key, group)), os.O_RDONLY | os.O_NONBLOCK) as fd:
+                os.fdatasync(fd)
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            begin = time.perf_counter()
+            payload = self._open_and_read(block, group)
+            self._meter.read(payload.nbytes, time.perf_counter() - begin)
 
     def _write(self, name: Name, head: bytes, payload: memoryview) -> None:
         size = len(head) + payload.nbytes

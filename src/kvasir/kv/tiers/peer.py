@@ -115,6 +115,8 @@ class PeerTier:
     load_bytes: of parts on the way or not yet fetched.
     """
 
+    name = "peer"
+
     def __init__(self, path: Path, facts: Facts, *, load_bytes: int = QUEUE_BYTES):
         check_path(path)
         self.facts = facts
@@ -147,7 +149,10 @@ class PeerTier:
                 return i
         return len(keys)
 
-    def wants(self, key: bytes, group: int) -> bool:
+    def read_seconds(self, names: Sequence[Name]) -> float:
+        return self._meter.read_seconds(self._loads.num_bytes + sum(self.facts.groups[g].num_bytes for _, g in names))
+
+    def wants(self, key: bytes, group: int, pace: float = 0.0) -> bool:
         return False
 
     def _ask(self, names: list[Name] | None) -> None:
@@ -211,8 +216,14 @@ class PeerTier:
         """Never: a peer keeps what it computed itself."""
         return False
 
+    def ending(self) -> None:
+        pass
+
     def stats(self) -> TierStats:
         return self._meter.stats(self._loads)
+
+    def each(self) -> dict[str, TierStats]:
+        return {self.name: self.stats()}
 
     def close(self, timeout: float = 5.0) -> None:
         for link in (self._questions, self._records):

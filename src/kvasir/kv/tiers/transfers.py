@@ -51,6 +51,11 @@ class Meter:
         with self._lock:
             self.loads["loaded"] += 1
             self.bytes_loaded += num_bytes
+        self.read(num_bytes, seconds)
+
+    def read(self, num_bytes: int, seconds: float) -> None:
+        """Reading so many bytes took so long."""
+        with self._lock:
             self._rate_bytes = self._rate_bytes * RATE_DECAY + num_bytes
             self._rate_seconds = self._rate_seconds * RATE_DECAY + seconds
             self._measured = time.monotonic()
@@ -60,6 +65,11 @@ class Meter:
         with self._lock:
             old = time.monotonic() - self._measured > RATE_SECONDS
             return 0.0 if old or not self._rate_seconds else self._rate_bytes / self._rate_seconds
+
+    def read_seconds(self, num_bytes: int) -> float:
+        """0 when it is not known."""
+        rate = self.read_rate()
+        return num_bytes / rate if rate else 0.0
 
     def stats(self, loads: Loads, **state: int) -> TierStats:
         rate = self.read_rate()

@@ -1,0 +1,154 @@
+"""What is worth writing: a bounded share of the time goes into it, and none into what is computed faster than read."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvasir.kv.tiers import disk, transfers
+from kvasir.kv.tiers.block import Block
+from kvasir.kv.tiers.disk import DiskTier
+from kvasir.kv.tiers.purse import FACTOR, FIRST, MOST, Purse
+from tests.kv._tiers import blocks_of, facts_of, load, payload_of, until
+
+FACTS = facts_of(1000)
+SECONDS = st.floats(0.0, 0.1)
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS, SECONDS), max_size=200), st.floats(0.001, 1.0))
+def test_never_more_is_spent_than_was_earned(offers, share):
+    """Parts are offered one after the other: computing each took so long, writing it would, reading another saved."""
+    purse = Purse(share)
+    earned, spent, dearest = FIRST, 0.0, 0.0
+    for computing, writing, saving in offers:
+        purse.computed(computing)
+        purse.saved(saving)
+        earned += share * computing + saving
+        if purse.open:
+            purse.spend(purse.take(1000), 1000, writing)
+            spent += FACTOR * writing
+            dearest = max(dearest, FACTOR * writing)
+    assert spent <= earned + dearest + 1e-9
+
+
+@given(st.lists(SECONDS, min_size=20, max_size=50))
+def test_all_that_is_cheap_enough_is_written(computing):
+    purse = Purse(0.5)
+    for seconds in computing:
+        purse.computed(seconds)
+        assert purse.open
+        purse.spend(purse.take(1000), 1000, 0.5 * seconds / FACTOR)
+
+
+def test_what_is_put_by_is_bounded_and_what_was_not_written_is_given_back():
+    purse = Purse(0.5)
+    purse.computed(1000.0)
+    purse.saved(1000.0)
+    purse.spend(purse.take(10**6), 0, 0.0)
+    purse.spend(purse.take(10**6), 10**6, MOST / FACTOR)
+    assert not purse.open, "all that was put by is spent"
+
+
+@given(st.lists(SECONDS, max_size=20))
+def test_without_a_share_all_is_written(writing):
+    purse = Purse(None)
+    for seconds in writing:
+        purse.spend(purse.take(1000), 1000, 1000 * seconds)
+        assert purse.open
+
+
+@contextmanager
+def opened(folder: Path, share: float | None) -> Iterator[DiskTier]:
+    tier = DiskTier(folder / "kv", FACTS, 1 << 20, share=share)
+    try:
+        assert tier.wait_scanned(30)
+        yield tier
+    finally:
+        tier.close(30.0)
+
+
+def offer(tier: DiskTier, blocks: list[Block], pace: float) -> int:
+    """One after the other; returns how many were written."""
+    wanted, before = 0, tier.stats().saves.get("saved", 0)
+    for block in blocks:
+        if tier.wants(block.key, 0, pace):
+            wanted += 1
+            assert tier.save(block, 0, payload_of(block, facts=FACTS))
+            until(lambda: tier.stats().queued_bytes == 0)
+    assert tier.stats().saves.get("saved", 0) - before == wanted
+    return wanted
+
+
+@pytest.fixture
+def writes_take_2_ms(monkeypatch):
+    ticks = itertools.count(0.0, 0.002)
+    monkeypatch.setattr(disk.time, "thread_time", lambda: next(ticks))
+
+
+def test_a_writer_takes_its_share_and_no_more(tmp_path, writes_take_2_ms):
+    """Computing a block takes 10 ms, of which writing may take 1; it takes 3: a third is written, and the sample."""
+    with opened(tmp_path, 0.1) as tier:
+        wanted = offer(tier, blocks_of(150), pace=1000 / 0.010)
+        assert abs(wanted - (150 / 3 + FIRST / 0.003)) <= 2
+        assert tier.stats().saves["dear"] == 150 - wanted
+
+
+def test_what_computing_takes_long_for_is_all_written(tmp_path, writes_take_2_ms):
+    with opened(tmp_path, 0.1) as tier:
+        assert offer(tier, blocks_of(60), pace=1000 / 0.031) == 60
+
+
+def test_without_rates_a_sample_is_written(tmp_path, writes_take_2_ms):
+    with opened(tmp_path, 0.1) as tier:
+        assert abs(offer(tier, blocks_of(60), pace=0.0) - FIRST / 0.003) <= 1
+
+
+def test_reading_earns_what_it_saves(tmp_path, writes_take_2_ms):
+    """Computing a block takes 100 ms, nothing of which is for writing."""
+    with opened(tmp_path, 0.0) as tier:
+        blocks = blocks_of(300)
+        before = offer(tier, blocks[:100], pace=1000 / 0.1)
+        assert abs(before - FIRST / 0.003) <= 1
+        for block in blocks[:5]:
+            assert load(tier, block) == payload_of(block, facts=FACTS)
+        assert offer(tier, blocks[100:], pace=1000 / 0.1) > 100
+
+
+def test_at_the_end_of_an_engine_writing_takes_nobodys_time(tmp_path, writes_take_2_ms):
+    with opened(tmp_path, 0.0) as tier:
+        tier.ending()
+        assert offer(tier, blocks_of(100), pace=1000 / 0.001) == 100
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_what_is_computed_faster_than_it_is_read_is_not_written(tmp_path, ending):
+    with opened(tmp_path, None) as tier:
+        if ending:
+            tier.ending()
+        tier._meter.read(1000, 1.0)
+        block = blocks_of(1)[0]
+        assert not tier.wants(block.key, 0, pace=1001.0) and tier.stats().saves == {"slow": 1}
+        assert tier.wants(block.key, 0, pace=999.0)
+        assert tier.wants(block.key, 0), "how fast computing is nobody knows"
+
+
+def test_the_rate_is_learned_from_what_was_written_and_learned_anew(tmp_path, monkeypatch):
+    with opened(tmp_path, None) as tier:
+        blocks = blocks_of(3)
+        offer(tier, blocks[:1], pace=1e15)
+        first = tier.stats()
+        assert 0 < first.read_rate < 1e15 and first.loads == {}
+        assert not tier.wants(blocks[1].key, 0, pace=1e15)
+        now = time.monotonic()
+        monkeypatch.setattr(transfers.time, "monotonic", lambda: now + transfers.RATE_SECONDS + 1)
+        assert tier.stats().read_rate == 0.0
+        offer(tier, blocks[1:2], pace=1e15)
+        assert tier.stats().read_rate > 0.0
+        assert not tier.wants(blocks[2].key, 0, pace=1e15)
