@@ -345,3 +345,45 @@ def test_a_websocket_finds_no_door(strict):
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
     )
     assert b"101" not in raw(strict, handshake, 1.0).split(b"\r\n")[0]
+
+
+# -- pages of other origins --------------------------------------------------------------------------------
+
+
+async def test_what_pages_may_send_is_told_and_remembered():
+    settings = ServeSettings(
+        allowed_origins=("https://my.app",),
+        cors_headers=("Authorization", "X-Mine"),
+        cors_methods=("GET", "POST"),
+        cors_max_age=7,
+        cors_credentials=True,
+    )
+    ask = {"Origin": "https://my.app", "Access-Control-Request-Method": "POST"}
+    async with client(settings) as http:
+        for method, wanted, status in (("POST", "x-mine", 200), ("POST", "x-other", 400), ("DELETE", "x-mine", 400)):
+            headers = ask | {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": wanted}
+            response = await http.options("/v1/models", headers=headers)
+            assert response.status_code == status
+        response = await http.options("/v1/models", headers=ask)
+        assert response.headers["access-control-max-age"] == "7"
+        assert response.headers["access-control-allow-origin"] == "https://my.app"
+        assert response.headers["access-control-allow-credentials"] == "true"
+    async with client() as http:
+        for method in ("GET", "HEAD", "POST", "DELETE"):
+            headers = {"Origin": "http://localhost:1", "Access-Control-Request-Method": method}
+            response = await http.options("/v1/models", headers=headers)
+            assert response.status_code == 200 and "access-control-allow-credentials" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_origins": ("*",), "cors_credentials": True},
+        {"cors_max_age": -1},
+        {"cors_headers": ("a, b",)},
+        {"cors_methods": ("GET\r\nX: y",)},
+    ],
+)
+def test_what_browsers_must_not_be_told_is_refused(fields):
+    with pytest.raises(ConfigError):
+        ServeSettings(**fields)

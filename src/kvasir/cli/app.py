@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kvasir.cli.flags import engine_flags
+from kvasir.cli.flags import engine_flags, operation_flags
+from kvasir.cli.operation import OperationOptions
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError
 
@@ -44,9 +45,11 @@ def _root(
 
 @app.command()
 @engine_flags
+@operation_flags
 def serve(
     model: Model,
     engine: EngineOptions,
+    operation: OperationOptions,
     host: Annotated[str, typer.Option(help="Address to listen on; a public one needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
     api_key: Annotated[list[str] | None, typer.Option(help="Key that requests must carry (repeatable).")] = None,
@@ -66,7 +69,7 @@ def serve(
 
     hosts, origins = allowed_host or [], allowed_origin or []
     formats = tool_format, reasoning_format
-    command.run(engine, host, port, api_key or [], keys, hosts, origins, drain, seed, *formats)
+    command.run(engine, host, port, api_key or [], keys, hosts, origins, drain, seed, *formats, operation)
 
 
 @app.command()

@@ -5,26 +5,41 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from kvasir.cli.operation import OperationOptions
 from kvasir.config import EngineOptions
 
 
 def engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a command that takes `model: str` and `engine: EngineOptions` the flags of all engine options."""
-    fields = [f for f in dataclasses.fields(EngineOptions) if f.name != "model"]
-    hints = get_type_hints(EngineOptions)
+
+    def make(chosen: Mapping[str, Any], kwargs: Mapping[str, Any]) -> EngineOptions:
+        return EngineOptions(model=kwargs["model"], **chosen)
+
+    return _with_flags(command, "engine", EngineOptions, make)
+
+
+def operation_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command that takes `operation: OperationOptions` their flags."""
+    return _with_flags(command, "operation", OperationOptions, lambda chosen, kwargs: OperationOptions(**chosen))
+
+
+def _with_flags(command: Callable[..., Any], name: str, group: type, make: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with a flag for each option of the group in place of its parameter `name`, which `make` makes."""
+    fields = [f for f in dataclasses.fields(group) if "help" in f.metadata]
+    hints = get_type_hints(group)
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
         chosen = {f.name: kwargs.pop(f.name) for f in fields}
-        return command(*args, engine=EngineOptions(model=kwargs["model"], **chosen), **kwargs)
+        return command(*args, **{name: make(chosen, kwargs)}, **kwargs)
 
     signature = inspect.signature(command, eval_str=True)
-    own = [p for name, p in signature.parameters.items() if name != "engine"]
+    own = [p for n, p in signature.parameters.items() if n != name]
     extra = [
         inspect.Parameter(
             f.name,
@@ -32,7 +47,7 @@ def engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:
             default=f.default,
             annotation=Annotated[
                 hints[f.name],
-                typer.Option(*f.metadata["flags"], help=f.metadata["help"], rich_help_panel="Engine"),
+                typer.Option(*f.metadata["flags"], help=f.metadata["help"], rich_help_panel=name.capitalize()),
             ],
         )
         for f in fields

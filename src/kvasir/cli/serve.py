@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from kvasir.cli.operation import OperationOptions
 from kvasir.config import EngineOptions, check
 from kvasir.engine.front import Front
 from kvasir.engine.load_text import load_text
@@ -27,6 +28,7 @@ def run(
     seed: int | None,
     tool_format: str,
     reasoning_format: str,
+    operation: OperationOptions,
 ) -> None:
     check(engine)
     settings = ServeSettings(
@@ -39,6 +41,7 @@ def run(
         allowed_hosts=tuple(allowed_hosts),
         allowed_origins=tuple(allowed_origins),
         drain=drain,
+        **operation.settings(),
     )
     tokenizer, template = load_text(engine)
     formats = {"tool_format": tool_format, "reasoning_format": reasoning_format}

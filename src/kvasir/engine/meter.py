@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvasir.engine.answer import TextDelta
@@ -29,7 +30,7 @@ class ClassMeter:
 
 class Meter:
     """Totals over all requests of a front half; `watch` follows one of them. recent_first, recent_paces: seconds to
-    the last first tokens, and from token to token."""
+    the last first tokens, and from token to token. on_end: told of each when it has ended."""
 
     def __init__(self) -> None:
         self.classes = {service_class: ClassMeter() for service_class in ServiceClass}
@@ -43,6 +44,7 @@ class Meter:
         self.request = Histogram()
         self.prompt_length = Histogram(TOKENS)
         self.answer_length = Histogram(TOKENS)
+        self.on_end: Callable[[Watch], None] = lambda watch: None
 
     def watch(self, request: Request, target: Target | None) -> Watch:
         """target: of the request's class, where it is known."""
@@ -50,17 +52,21 @@ class Meter:
 
 
 class Watch:
-    """One request, from its submission to its end: `with meter.watch(...) as watch: watch.saw(delta)`."""
+    """One request, from its submission to its end: `with meter.watch(...) as watch: watch.saw(delta)`.
+
+    prompt_tokens, cached_tokens, answer_tokens, reasons: of this request, the last by finish reason."""
 
     def __init__(self, meter: Meter, request: Request, target: Target | None):
         self._meter = meter
         self._class = meter.classes[request.slo]
         self._target = target
-        self._prompt_tokens = len(request.prompt_ids)
+        self.prompt_tokens = len(request.prompt_ids)
+        self.cached_tokens = 0
+        self.answer_tokens = 0
+        self.reasons: Counter[str] = Counter()
         self._answers = request.params.n
         self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
-        self._cached = 0
 
     def __enter__(self) -> Watch:
         self._begun = time.perf_counter()
@@ -70,8 +76,8 @@ class Watch:
     def saw(self, delta: TextDelta) -> None:
         now, meter = time.perf_counter(), self._meter
         if not self._last:
-            meter.prompt_tokens += self._prompt_tokens
-            meter.prompt_length.add(self._prompt_tokens)
+            meter.prompt_tokens += self.prompt_tokens
+            meter.prompt_length.add(self.prompt_tokens)
         if delta.token_ids:
             before = self._last.get(delta.index)
             if before is None:
@@ -83,13 +89,14 @@ class Watch:
                 self._class.per_token.add(pace)
                 meter.recent_paces.append(pace)
             meter.generated_tokens += len(delta.token_ids)
+            self.answer_tokens += len(delta.token_ids)
         self._last[delta.index] = now
-        if delta.usage.cached_tokens > self._cached:
-            meter.cached_tokens += delta.usage.cached_tokens - self._cached
-            self._cached = delta.usage.cached_tokens
+        if delta.usage.cached_tokens > self.cached_tokens:
+            meter.cached_tokens += delta.usage.cached_tokens - self.cached_tokens
+            self.cached_tokens = delta.usage.cached_tokens
         if delta.finish_reason:
             self._answers -= 1
-            meter.finished[delta.finish_reason.value] += 1
+            self._finish(delta.finish_reason.value, 1)
             meter.answer_length.add(delta.usage.completion_tokens)
             self._judge(delta, now)
 
@@ -112,4 +119,9 @@ class Watch:
         meter.request.add(time.perf_counter() - self._begun)
         if self._answers:
             reason = "error" if isinstance(error, Exception) else "abort"
-            meter.finished[reason] += self._answers
+            self._finish(reason, self._answers)
+        meter.on_end(self)
+
+    def _finish(self, reason: str, count: int) -> None:
+        self._meter.finished[reason] += count
+        self.reasons[reason] += count

@@ -20,14 +20,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir import __version__
 from kvasir.errors import KvasirError
-from kvasir.serve import anthropic, live, meta, models, ollama, openai, responses, static, tokens
+from kvasir.serve import anthropic, live, meta, models, ollama, openai, static, tokens
+from kvasir.serve.access import AccessLog
 from kvasir.serve.asgi import ClientGone, header
+from kvasir.serve.audit import AuditLog
 from kvasir.serve.auth import HostGuard, KeyGuard
 from kvasir.serve.catalogue import Catalogue, Leases
 from kvasir.serve.doors import DoorGuard, Doors
 from kvasir.serve.faults import fault_of, response_of
 from kvasir.serve.keyring import KeyRing
 from kvasir.serve.limits import BodyLimit, HeaderLimit
+from kvasir.serve.lines import LineLog
 from kvasir.serve.metrics import HttpMeter, Metered
 from kvasir.serve.quota import QuotaGuard, Quotas
 from kvasir.serve.schema import schema_of
@@ -45,8 +48,8 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.http_meter = HttpMeter()
     app.state.doors = Doors()
     app.state.ring = KeyRing(catalogue.settings, catalogue.quotas.take)
-    app.state.responses = responses.Responses.of(catalogue.settings)
-    dialects = (*openai.ROUTERS, responses.router, *anthropic.ROUTERS, *ollama.ROUTERS)
+    app.state.http_meter.logs = open_logs(catalogue.settings)
+    dialects = (*openai.ROUTERS, *anthropic.ROUTERS, *ollama.ROUTERS)
     routers = (*dialects, models.router, tokens.router, meta.router, live.router)
     for router in routers:
         app.include_router(router)
@@ -70,21 +73,33 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Manag
     )
     app.add_middleware(QuotaGuard, quotas=quotas)
     app.add_middleware(ScopeGuard, managing=managing)
+    if log := app.state.http_meter.logs.get("audit"):
+        app.add_middleware(AuditLog, managing=managing, log=log)
     app.add_middleware(KeyGuard, ring=app.state.ring)
     app.add_middleware(DoorGuard, doors=app.state.doors)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
         allow_origin_regex=_LOOPBACK_ORIGIN,
-        allow_methods=("GET", "HEAD", "POST", "DELETE"),
-        allow_headers=("*",),
-        expose_headers=("X-Request-Id",),
+        allow_methods=settings.cors_methods,
+        allow_headers=settings.cors_headers,
+        allow_credentials=settings.cors_credentials,
+        max_age=settings.cors_max_age,
+        expose_headers=("X-Request-Id", "Retry-After"),
     )
     app.add_middleware(HostGuard, settings=settings)
     app.add_middleware(HeaderLimit, max_bytes=settings.max_headers)
     app.add_middleware(Net)
+    if log := app.state.http_meter.logs.get("access"):
+        app.add_middleware(AccessLog, log=log)
     app.add_middleware(RequestId)
     app.add_middleware(Metered, meter=app.state.http_meter)
+
+
+def open_logs(settings: ServeSettings) -> dict[str, LineLog]:
+    """Those that are wanted, by name. Raises ConfigError for a file that cannot be written."""
+    files = {"access": settings.access_log, "audit": settings.audit_log}
+    return {name: LineLog(file) for name, file in files.items() if file}
 
 
 # Handlers of errors are coroutines: starlette gives each call of a plain function a thread.
@@ -116,6 +131,7 @@ class RequestId:
                 message["headers"] = [*message.get("headers", ()), *both]
             await send(message)
 
+        scope.setdefault("state", {})["request_id"] = request_id
         await self.app(scope, receive, tagging)
 
 

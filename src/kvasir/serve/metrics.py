@@ -17,21 +17,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir.engine.meter import Meter
 from kvasir.metrics import Histogram
+from kvasir.serve.lines import LineLog
 from kvasir.types import EngineStats
 
-__all__ = ["CONTENT_TYPE", "HttpMeter", "Metered", "Told", "exposition"]
+__all__ = ["CONTENT_TYPE", "HttpMeter", "Metered", "Told", "exposition", "method_of", "route_of"]
 
 CLASS = "service_class"
 
 
 class HttpMeter:
-    """Responses by route, method and status, and how long they took. reloads: readings of files by name and outcome."""
+    """Responses by route, method and status, and how long they took. reloads: readings of files by name and outcome.
+    logs: by name."""
 
     def __init__(self) -> None:
         self.responses: Counter[tuple[str, str, int]] = Counter()
         self.seconds = Histogram()
         self.open = 0
         self.reloads: Counter[tuple[str, str]] = Counter()
+        self.logs: dict[str, LineLog] = {}
 
 
 class Metered:
@@ -60,15 +63,15 @@ class Metered:
         finally:
             meter.open -= 1
             meter.seconds.add(time.perf_counter() - begun)
-            meter.responses[_route(scope), _method(scope), status] += 1
+            meter.responses[route_of(scope), method_of(scope), status] += 1
 
 
-def _route(scope: Scope) -> str:
+def route_of(scope: Scope) -> str:
     """The route's pattern: paths that exist are few, those that clients make up are not."""
     return getattr(scope.get("route"), "path", "other")
 
 
-def _method(scope: Scope) -> str:
+def method_of(scope: Scope) -> str:
     return scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "DELETE", "OPTIONS") else "other"
 
 
@@ -123,6 +126,10 @@ def _http(http: HttpMeter) -> Iterator[Metric]:
     for labels, count in http.reloads.items():
         reloads.add_metric(labels, count)
     yield reloads
+    dropped = CounterMetricFamily("kvasir_log_lines_dropped", "Lines that a log could not take.", labels=["log"])
+    for name, log in http.logs.items():
+        dropped.add_metric([name], log.dropped)
+    yield dropped
 
 
 class _Model:

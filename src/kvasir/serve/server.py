@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
@@ -19,6 +20,7 @@ from kvasir.serve.asgi import settle
 from kvasir.serve.catalogue import Catalogue
 from kvasir.serve.doors import Doors
 from kvasir.serve.keyring import KeyRing
+from kvasir.serve.metrics import HttpMeter
 from kvasir.serve.protocol import bounded_protocol
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.watch import Watch
@@ -49,6 +51,8 @@ async def serve(catalogue: Catalogue) -> None:
     """The same within a running event loop. The address is bound first: a taken one is known before a model
     loads."""
     with bind(catalogue.settings) as listener:
+        if catalogue.settings.tls:
+            catalogue.settings.tls.context()  # so are files that cannot be used
         await catalogue.start()
         server = Server(catalogue)
         try:
@@ -95,10 +99,18 @@ class Server(uvicorn.Server):
             )
         )
         self._doors: Doors = app.state.doors
+        meter: HttpMeter = app.state.http_meter
+        self._logs = meter.logs.values()
         self._watches = []
+        if tls := settings.tls:
+            context = tls.context()
+            self.config.load()
+            self.config.ssl = context
+            reload = functools.partial(tls.reload, context)
+            self._watches.append(Watch("tls", [tls.cert, tls.key], reload, meter.reloads))
         if settings.keys_file:
             ring: KeyRing = app.state.ring
-            self._watches.append(Watch("keys", [settings.keys_file], ring.reload, app.state.http_meter.reloads))
+            self._watches.append(Watch("keys", [settings.keys_file], ring.reload, meter.reloads))
         self._catalogue = catalogue
         self._drain = settings.drain
 
@@ -109,12 +121,13 @@ class Server(uvicorn.Server):
                 await super().serve(sockets)
         finally:
             await settle(*watching)
+            await asyncio.gather(*(asyncio.to_thread(lines.close) for lines in self._logs))
 
     @contextlib.contextmanager
     def _reloading(self) -> Iterator[None]:
-        """SIGHUP has all files read again; it ends a server that reads none, as ever."""
+        """SIGHUP has all files opened again; it ends a server that has none, as ever."""
         loop = asyncio.get_running_loop()
-        if not self._watches or threading.current_thread() is not threading.main_thread():
+        if not (self._watches or self._logs) or threading.current_thread() is not threading.main_thread():
             yield
             return
         loop.add_signal_handler(signal.SIGHUP, self.reload)
@@ -126,6 +139,8 @@ class Server(uvicorn.Server):
     def reload(self) -> None:
         for watch in self._watches:
             watch.ask()
+        for lines in self._logs:
+            lines.reopen()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ends the server and, unlike uvicorn's own, leaves it to the caller to end the process: the engine comes
@@ -166,6 +181,6 @@ def summary(catalogue: Catalogue, port: int) -> str:
         (
             f"Kvasir {__version__} serves {', '.join(names) or 'no model yet'}",
             *(f"  {line}" for serving in loaded for line in serving.front.engine.summary),
-            f"  address   http://{host}:{port}/v1  ({keys or f'{len(settings.all_keys)} API keys'})",
+            f"  address   {'https' if settings.tls else 'http'}://{host}:{port}/v1  ({keys or f'{len(settings.all_keys)} API keys'})",
         )
     )

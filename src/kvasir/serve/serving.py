@@ -15,6 +15,7 @@ from starlette.responses import Response
 from kvasir import __version__
 from kvasir.engine.front import Front
 from kvasir.errors import DeadlineExceeded, InvalidRequest
+from kvasir.serve import access
 from kvasir.serve.faults import AnswerFailed, ClassNotAllowed, Fault, log
 from kvasir.serve.keys import Key
 from kvasir.serve.lookout import Lookout
@@ -40,6 +41,7 @@ class Serving:
         self.lookout = Lookout(front)
         self.created = int(time.time())
         front.on_tokens = quotas.answer
+        front.meter.on_end = lambda watch: access.note(self.names[0], watch)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvasir.errors import ConfigError
 from kvasir.serve.keys import Key, check_distinct
+from kvasir.serve.tls import Tls
 
 MIB = 1 << 20
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")  # RFC 9110
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,12 @@ class ServeSettings:
     max_logprobs: candidates per token that may be asked for.
     share_cache: keys share one prefix cache instead of having one each.
     ping: pause after which a silent stream sends a comment, so that nobody on the way takes it for dead.
-    data_dir: where responses are stored; None keeps them in memory, as long as the server runs.
-    stored_count: responses of one key. stored_bytes: of all together, the same share for each key. stored_days: since a
-    response was last used. max_background: responses of one key that are made in the background at once.
+    access_log / audit_log: files of JSON lines about all requests, and about those that manage the server; "-" is the
+    standard output.
+    tls_cert / tls_key / tls_ca: PEM files of the server's certificate, its key, and of the authorities whose
+    certificates clients must show; https where the first is given.
+    cors_...: what pages of the allowed origins may send, for how many seconds browsers may remember that, and whether
+    cookies go along.
     head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept
     a chunk.
     """
@@ -42,6 +48,15 @@ class ServeSettings:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     share_cache: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    cors_headers: tuple[str, ...] = ("*",)
+    cors_methods: tuple[str, ...] = ("GET", "HEAD", "POST", "DELETE")
+    cors_max_age: int = 600
+    cors_credentials: bool = False
+    access_log: Path | None = None
+    audit_log: Path | None = None
     max_body: int = 16 * MIB
     max_headers: int = 32 * 1024
     max_json_depth: int = 64
@@ -50,11 +65,6 @@ class ServeSettings:
     max_embeddings: int = 2048
     max_logprobs: int = 20
     max_connections: int = 4096
-    data_dir: Path | None = None
-    stored_count: int = 10_000
-    stored_bytes: int = 256 * MIB
-    stored_days: float = 30.0
-    max_background: int = 64
     head_time: float = 15.0
     body_time: float = 60.0
     write_time: float = 60.0
@@ -66,11 +76,24 @@ class ServeSettings:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port is {self.port}", "expected 0 to 65535")
         check_distinct(self.all_keys)
+        if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_ca and not self.tls_cert):
+            raise ConfigError("TLS needs a certificate and its key", "give --tls-cert and --tls-key")
+        if self.cors_max_age < 0:
+            raise ConfigError(f"cors_max_age is {self.cors_max_age}", "expected 0 or more seconds")
+        if self.cors_credentials and "*" in self.allowed_origins:
+            raise ConfigError("credentials may not go along with the origin *", "name the origins")
+        for name in (*self.cors_headers, *self.cors_methods):
+            if not _TOKEN.fullmatch(name):
+                raise ConfigError(f"{name!r:.80} is no name of a header or method", "expected one, without commas")
         if not self.all_keys and not is_loopback(self.host):
             raise ConfigError(
                 f"{self.host} is a public address and no API key is set",
                 "set a key, or listen on 127.0.0.1",
             )
+
+    @property
+    def tls(self) -> Tls | None:
+        return Tls(self.tls_cert, self.tls_key, self.tls_ca) if self.tls_cert and self.tls_key else None
 
     @property
     def all_keys(self) -> tuple[Key, ...]:

@@ -1,0 +1,41 @@
+"""What an operator may ask of `kvasir serve` beside addresses and keys; docs/operation.md tells more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvasir.config import option
+
+
+@dataclass(frozen=True, slots=True)
+class OperationOptions:
+    tls_cert: Path | None = option(None, "PEM file of the server's certificate and its chain: serve https.")
+    tls_key: Path | None = option(None, "PEM file of its private key, unencrypted.")
+    tls_ca: Path | None = option(None, "PEM file of authorities; clients must show a certificate of one of them.")
+    access_log: Path | None = option(None, "File for a JSON line per request (- is the standard output).")
+    audit_log: Path | None = option(None, "The same for requests that manage the server.")
+    cors_header: list[str] | None = option(None, "Headers that web pages may send (repeatable; default: any).")
+    cors_method: list[str] | None = option(None, "Methods that web pages may use (repeatable; default: all served).")
+    cors_max_age: int = option(600, "Seconds for which browsers may remember these answers.")
+    cors_credentials: bool = option(False, "Let pages of named origins send cookies, for a proxy that wants them.")
+    share_cache: bool = option(False, "Let all keys share one prefix cache instead of having one each.")
+
+    def settings(self) -> dict[str, Any]:
+        """These as fields of ServeSettings."""
+        fields: dict[str, Any] = {
+            "tls_cert": self.tls_cert,
+            "tls_key": self.tls_key,
+            "tls_ca": self.tls_ca,
+            "access_log": self.access_log,
+            "audit_log": self.audit_log,
+            "cors_max_age": self.cors_max_age,
+            "cors_credentials": self.cors_credentials,
+            "share_cache": self.share_cache,
+        }
+        if self.cors_header:
+            fields["cors_headers"] = tuple(self.cors_header)
+        if self.cors_method:
+            fields["cors_methods"] = tuple(method.upper() for method in self.cors_method)
+        return fields

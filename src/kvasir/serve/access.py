@@ -1,0 +1,97 @@
+"""The access log: a line for every request, with what it took and never with what it said."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvasir.engine.meter import Watch
+from kvasir.serve.keys import Key
+from kvasir.serve.lines import LineLog
+from kvasir.serve.metrics import method_of, route_of
+
+
+@dataclass(slots=True)
+class Spent:
+    """What the core did for one HTTP request. reasons: its answers by finish reason."""
+
+    model: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    answer_tokens: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+# What the request that is being answered here has spent; its tasks see the same.
+_spent: ContextVar[Spent | None] = ContextVar("spent", default=None)
+
+
+def note(model: str, watch: Watch) -> None:
+    """Adds a request of the core that has ended to the HTTP request that it was made for."""
+    spent = _spent.get()
+    if spent is None:
+        return
+    spent.model = model
+    spent.prompt_tokens += watch.prompt_tokens
+    spent.cached_tokens += watch.cached_tokens
+    spent.answer_tokens += watch.answer_tokens
+    spent.reasons += watch.reasons
+
+
+class AccessLog:
+    """ASGI middleware, around all that answers. 499 stands for a client that left before there was a status."""
+
+    def __init__(self, app: ASGIApp, log: LineLog):
+        self.app = app
+        self.log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        status = 499
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        begun, spent = time.perf_counter(), Spent()
+        token = _spent.set(spent)
+        try:
+            await self.app(scope, receive, noting)
+        finally:
+            _spent.reset(token)
+            seconds = round(time.perf_counter() - begun, 6)
+            self.log.put({**who(scope), "route": route_of(scope), "status": status, "seconds": seconds, **_told(spent)})
+
+
+def who(scope: Scope) -> dict[str, Any]:
+    """When, and of whom a request is."""
+    state: dict[str, Any] = scope.get("state", {})
+    key: Key | None = state.get("key")
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "request_id": state.get("request_id"),
+        "key": key.name if key else None,
+        "client": (scope.get("client") or (None,))[0],
+        "method": method_of(scope),
+    }
+
+
+def _told(spent: Spent) -> dict[str, Any]:
+    if spent.model is None:
+        return {}
+    return {
+        "model": spent.model,
+        "prompt_tokens": spent.prompt_tokens,
+        "cached_tokens": spent.cached_tokens,
+        "answer_tokens": spent.answer_tokens,
+        "finish_reasons": spent.reasons,
+    }

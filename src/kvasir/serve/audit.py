@@ -1,0 +1,79 @@
+"""The audit log: a line for every request that manages the server, allowed or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvasir.serve.access import who
+from kvasir.serve.lines import LineLog
+from kvasir.serve.scopes import Managing
+
+TARGETS = ("model", "name", "from", "source", "destination")  # fields of bodies that say what is changed
+LONGEST = 256  # characters of a value
+MOST = 64 * 1024  # bytes of a body that is looked into
+
+
+def set_outcome(connection: HTTPConnection, outcome: str) -> None:
+    """How it ended, where the status cannot say it: in a stream."""
+    connection.scope["state"]["outcome"] = outcome
+
+
+class AuditLog:
+    """ASGI middleware around the check of scopes. An outcome is `done`, `refused` (4xx), `failed` (5xx), `broken off`,
+    or what the route says."""
+
+    def __init__(self, app: ASGIApp, managing: Managing, log: LineLog):
+        self.app = app
+        self.managing = managing
+        self.log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self.managing.route(scope) if scope["type"] == "http" else None
+        if route is None:
+            return await self.app(scope, receive, send)
+        body, status, ended = b"", None, False
+
+        async def reading() -> Message:
+            nonlocal body
+            message = await receive()
+            if len(body) <= MOST:
+                body += message.get("body", b"")[: MOST + 1]
+            return message
+
+        async def noting(message: Message) -> None:
+            nonlocal status, ended
+            status = message.get("status", status)
+            await send(message)
+            ended = message["type"] == "http.response.body" and not message.get("more_body")
+
+        try:
+            await self.app(scope, reading, noting)
+        except Exception:
+            status, ended = 500, True
+            raise
+        finally:
+            said = scope.get("state", {}).get("outcome")
+            outcome = said or ("broken off" if status is None or not ended else _outcome(status))
+            target = {**_short(scope.get("path_params", {})), **_target(body)}
+            line = {"route": route, "target": target, "status": status, "outcome": outcome[:LONGEST]}
+            self.log.put({**who(scope), **line})
+
+
+def _outcome(status: int) -> str:
+    return "done" if status < 400 else "refused" if status < 500 else "failed"
+
+
+def _target(body: bytes) -> dict[str, str]:
+    try:
+        fields = msgspec.json.decode(body) if len(body) <= MOST else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return _short({name: fields[name] for name in TARGETS if name in fields}) if isinstance(fields, dict) else {}
+
+
+def _short(values: dict[str, Any]) -> dict[str, str]:
+    return {name: value[:LONGEST] for name, value in values.items() if isinstance(value, str)}

@@ -1,0 +1,57 @@
+"""TLS: the server's certificate, read again when it changes, and the authorities of its clients'."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvasir.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files. ca: clients must show a certificate that one of its authorities signed."""
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Raises ConfigError for files that are malformed or do not belong together."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        context.set_alpn_protocols(["http/1.1"])
+        self.load(context)
+        if self.ca is not None:
+            try:
+                context.load_verify_locations(self.ca)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{self.ca}: {_said(error)}", "expected certificates in PEM") from None
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def load(self, context: ssl.SSLContext) -> None:
+        """Puts certificate and key into a context, for the connections that come. Raises ConfigError."""
+        try:
+            context.load_cert_chain(self.cert, self.key, password=_no_password)
+        except (OSError, ValueError) as error:
+            hint = "expected a certificate and its key in PEM"
+            raise ConfigError(f"{self.cert} with {self.key}: {_said(error)}", hint) from None
+
+    async def reload(self, context: ssl.SSLContext) -> None:
+        """Takes what the files hold now, if it is whole. Raises ConfigError. What clients must show stays: connections
+        that are being made hold on to it."""
+        self.context()
+        self.load(context)
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")
+
+
+def _said(error: OSError | ValueError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "no PEM").replace("_", " ").lower()
+    return getattr(error, "strerror", None) or str(error)
