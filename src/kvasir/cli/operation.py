@@ -8,6 +8,7 @@ from typing import Any
 
 from kvasir.config import option
 
+# ruff: noqa: RUF009 - what `option` makes is a field
 
 @dataclass(frozen=True, slots=True)
 class OperationOptions:

@@ -131,7 +131,6 @@ class RequestId:
                 message["headers"] = [*message.get("headers", ()), *both]
             await send(message)
 
-        scope.setdefault("state", {})["request_id"] = request_id
         await self.app(scope, receive, tagging)
 
 

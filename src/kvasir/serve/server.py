@@ -176,11 +176,12 @@ def summary(catalogue: Catalogue, port: int) -> str:
     settings, loaded = catalogue.settings, catalogue.loaded()
     names = [card.name for card in catalogue.cards()]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    keys = {0: "no key needed (loopback only)", 1: "one API key"}.get(len(settings.all_keys))
+    scheme, count = "https" if settings.tls else "http", len(settings.all_keys)
+    keys = {0: "no key needed (loopback only)", 1: "one API key"}.get(count, f"{count} API keys")
     return "\n".join(
         (
             f"Kvasir {__version__} serves {', '.join(names) or 'no model yet'}",
             *(f"  {line}" for serving in loaded for line in serving.front.engine.summary),
-            f"  address   {'https' if settings.tls else 'http'}://{host}:{port}/v1  ({keys or f'{len(settings.all_keys)} API keys'})",
+            f"  address   {scheme}://{host}:{port}/v1  ({keys})",
         )
     )
