@@ -78,7 +78,7 @@ def test_system_and_template_are_the_requests(own):
     jinja = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<eos>"
     assert said(template=jinja, system="S") == "<system>S<user>hi"
     for go in ("{{ .Prompt }}", "{{- if .System }}{{ .System }}{{ end }}", "{{ range .Messages }}x{{ end }}"):
-        with pytest.raises(ollama.ResponseError, match=r"Go's language.*Jinja") as caught:
+        with pytest.raises(ollama.ResponseError, match=r"Go's syntax.*Jinja") as caught:
             said(template=go)
         assert caught.value.status_code == 400
 

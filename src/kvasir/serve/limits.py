@@ -11,6 +11,7 @@ from kvasir.serve.asgi import header, refuse
 from kvasir.serve.faults import Fault
 
 MAX_HEADERS = 128
+UPLOADS = ("/api/blobs/",)  # under which routes read bodies as they come, with bounds of their own
 MAX_CONTAINERS = 200_000  # arrays and objects in a body
 MAX_STRINGS = 500_000
 _STRING = re.compile(rb'"[^"]*"')
@@ -47,6 +48,8 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            return await self.app(scope, receive, send)
+        if scope["path"].startswith(UPLOADS):
             return await self.app(scope, receive, send)
         body = await self._read(scope, receive)
         if body is None:

@@ -56,8 +56,8 @@ def _count(parameters: int) -> str:
     return str(parameters) if parameters else ""
 
 
-def shown(entry: Entry) -> dict[str, Any]:
-    """All of it, but where its weights lie."""
+def shown(entry: Entry, facts: dict[str, Any]) -> dict[str, Any]:
+    """All of it, but where its weights lie. facts: of their headers."""
     details = entry.details
     recipe = Modelfile(
         (entry.weights.source or entry.name,),
@@ -77,7 +77,7 @@ def shown(entry: Entry) -> dict[str, Any]:
         "messages": list(entry.messages),
         "requires": entry.requires,
         "details": summary(entry)["details"],
-        "model_info": _info(details.family, details.parameters, details.context_length, details.embedding_length),
+        "model_info": facts,
         "capabilities": list(details.capabilities),
         "modified_at": timestamp(entry.modified),
     }
@@ -85,6 +85,7 @@ def shown(entry: Entry) -> dict[str, Any]:
 
 def shown_of_one(serving: Serving, name: str) -> dict[str, Any]:
     info, front = serving.front.info, serving.front
+    family = info.architecture
     parameters = {k.replace("repetition_penalty", "repeat_penalty"): v for k, v in info.default_sampling.items()}
     sources = front.template.sources if front.template else {}
     return {
@@ -94,18 +95,14 @@ def shown_of_one(serving: Serving, name: str) -> dict[str, Any]:
         "template": sources.get("default", ""),
         "system": "",
         "details": summary_of_one(serving, name)["details"],
-        "model_info": _info(info.architecture, info.num_parameters, info.max_model_len, info.embedding_size),
+        "model_info": {
+            "general.architecture": family,
+            "general.parameter_count": info.num_parameters,
+            f"{family}.context_length": info.max_model_len,
+            f"{family}.embedding_length": info.embedding_size,
+        },
         "capabilities": capabilities(serving),
         "modified_at": timestamp(serving.created),
-    }
-
-
-def _info(family: str, parameters: int, context: int, embedding: int) -> dict[str, Any]:
-    return {
-        "general.architecture": family,
-        "general.parameter_count": parameters,
-        f"{family}.context_length": context,
-        f"{family}.embedding_length": embedding,
     }
 
 

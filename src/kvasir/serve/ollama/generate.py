@@ -21,11 +21,12 @@ from kvasir.serve.ollama.params import (
     room_for_answer,
     to_params,
 )
-from kvasir.serve.ollama.prompt import check_template, cut_ids, thinking_variables
+from kvasir.serve.ollama.prompt import cut_ids, thinking_variables
 from kvasir.serve.ollama.route import STREAMED, OllamaRoute, serving_named
 from kvasir.serve.ollama.wire import GenerateRequest
 from kvasir.serve.serving import Serving, json_response
 from kvasir.serve.wire import refuse_fields
+from kvasir.store.templates import check_template
 
 router = APIRouter(route_class=OllamaRoute)
 
@@ -110,7 +111,7 @@ async def _chat_ids(wire: GenerateRequest, serving: Serving, prompt: str) -> tup
         return await front.encode_chat(messages, variables=variables)
     if wire.think is not None:
         raise InvalidRequest("think belongs to the model's own template", "leave one of them out", "think")
-    check_template(wire.template)
+    await asyncio.to_thread(check_template, wire.template)
     assert front.template is not None, "a model with a tokenizer has one, if without sources"
     text = await asyncio.to_thread(front.template.render, messages, chat_template=wire.template)
     return await front.encode(text, add_special_tokens=False)

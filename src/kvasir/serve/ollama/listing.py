@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,7 +11,7 @@ from starlette.responses import Response
 
 from kvasir import __version__
 from kvasir.serve.catalogue import catalogue_of
-from kvasir.serve.ollama.about import shown_of_one, summary, summary_of_one
+from kvasir.serve.ollama.about import shown, shown_of_one, summary, summary_of_one
 from kvasir.serve.ollama.manage_wire import ShowRequest
 from kvasir.serve.ollama.route import OllamaRoute, full_name
 from kvasir.serve.serving import Serving, json_response
@@ -29,8 +30,12 @@ async def version() -> Response:
 
 @router.get("/api/tags", tags=["ollama"])
 async def tags(request: HTTPRequest) -> Response:
-    [serving] = catalogue_of(request).loaded()
-    return json_response({"models": [summary_of_one(serving, name) for name in serving.names]})
+    """The models of the store, and those that are served and from elsewhere."""
+    catalogue = catalogue_of(request)
+    entries = await asyncio.to_thread(catalogue.store.list) if catalogue.store else []
+    others = [serving for serving in catalogue.loaded() if serving.entry is None]
+    found = [*map(summary, entries), *(summary_of_one(serving, name) for serving in others for name in serving.names)]
+    return json_response({"models": found})
 
 
 @router.get("/api/ps", tags=["ollama"])
@@ -50,7 +55,11 @@ def _running(serving: Serving) -> dict[str, Any]:
 async def show(wire: ShowRequest, request: HTTPRequest) -> Response:
     refuse_fields(wire)
     catalogue = catalogue_of(request)
-    name = full_name(catalogue, wire.named)
+    store, name = catalogue.store, full_name(catalogue, wire.named)
+    entry = await asyncio.to_thread(store.find, name) if store else None
+    if store and entry:
+        facts = await asyncio.to_thread(store.model_info, entry, bool(wire.verbose))
+        return json_response(shown(entry, facts))
     catalogue.card(name)
-    [serving] = catalogue.loaded()
+    serving = next(s for s in catalogue.loaded() if name in s.names)
     return json_response(shown_of_one(serving, name))

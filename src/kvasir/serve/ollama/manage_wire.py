@@ -30,10 +30,9 @@ class Naming(Wire):
 
 
 class ShowRequest(Naming):
-    """POST /api/show"""
+    """POST /api/show. verbose: long lists of facts, too."""
 
     REFUSED: ClassVar[Refused] = {
-        "verbose": ((False,), "what is long is not told"),
         "system": (("",), "it shows what is stored"),
         "template": (("",), "it shows what is stored"),
         "options": (({},), "it shows what is stored"),

@@ -114,7 +114,7 @@ def _penalties(options: Options, info: ModelInfo) -> dict[str, float]:
     window = options.repeat_last_n
     if window == 0:
         return _PENALTIES
-    found = {name: off if asked[name] is None else asked[name] for name, off in _PENALTIES.items()}
+    found = {name: off if (value := asked[name]) is None else value for name, off in _PENALTIES.items()}
     if window is not None and found != _PENALTIES and not (window == -1 or window >= info.max_model_len):
         raise InvalidRequest(
             f"repeat_last_n is {window}; penalties look at the whole context here",

@@ -14,7 +14,6 @@ from kvasir.serve.wire import refuse_fields
 Messages = Sequence[Mapping[str, Any]]
 # Names under which templates have a switch for thinking, where they are not a message's field or a string.
 _SWITCHES = ("enable_thinking", "thinking")
-_GO = re.compile(r"\{\{-?\s*(?:[.$]|(?:if|range|end|else|with|define|block|template)\b)")
 
 
 def to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -80,12 +79,6 @@ def thinking_variables(think: bool | str | None, front: Front, tools: object, na
         does = "always thinks" if thinks else "does not support thinking"
         raise InvalidRequest(f"{name!r} {does}", "leave think out", "think")
     return {}
-
-
-def check_template(source: str) -> None:
-    """Raises InvalidRequest for a template in Go's language, which is not run here."""
-    if _GO.search(source):
-        raise InvalidRequest("the template is written in Go's language", "write it in Jinja", "template")
 
 
 class Prompter:

@@ -1,0 +1,147 @@
+"""Models of the store: POST /api/pull, /api/create, /api/copy and /api/push, DELETE /api/delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.errors import InvalidRequest, ModelFileError, QueueFull, UnsupportedModel
+from kvasir.serve.asgi import while_connected
+from kvasir.serve.catalogue import catalogue_of
+from kvasir.serve.ollama.manage_wire import CopyRequest, CreateRequest, DeleteRequest, PullRequest, PushRequest
+from kvasir.serve.ollama.route import STREAMED, OllamaRoute, line, stream_lines
+from kvasir.serve.scopes import MANAGEMENT
+from kvasir.serve.serving import json_response
+from kvasir.serve.wire import refuse_fields
+from kvasir.store.job import follow
+from kvasir.store.modelfile import Modelfile
+from kvasir.store.progress import Progress
+from kvasir.store.store import Store
+
+router = APIRouter(route_class=OllamaRoute)
+
+AT_ONCE = 2  # pulls and creations
+SUCCESS = {"status": "success"}
+
+
+def store_of(request: HTTPRequest) -> Store:
+    """Raises InvalidRequest where the server has none."""
+    store = catalogue_of(request).store
+    if store is None:
+        raise InvalidRequest("this server serves one model and manages none", "start `kvasir serve` without a model")
+    return store
+
+
+@router.post("/api/pull", tags=["ollama", MANAGEMENT], responses=STREAMED)
+async def pull(wire: PullRequest, request: HTTPRequest) -> Response:
+    refuse_fields(wire)
+    store, name = store_of(request), wire.named
+    return await _respond(request, wire.stream, follow(lambda report, stop: store.pull(name, report=report, stop=stop)))
+
+
+@router.post("/api/create", tags=["ollama", MANAGEMENT], responses=STREAMED)
+async def create(wire: CreateRequest, request: HTTPRequest) -> Response:
+    refuse_fields(wire)
+    store, name, recipe, files = store_of(request), wire.named, to_recipe(wire), wire.files
+    changes = follow(lambda report, stop: store.create(name, recipe, files=files, report=report, stop=stop))
+    return await _respond(request, wire.stream, changes)
+
+
+def to_recipe(wire: CreateRequest) -> Modelfile:
+    """Raises InvalidRequest."""
+    messages = []
+    for i, message in enumerate(wire.messages or ()):
+        if message.model_fields_set - {"role", "content"}:
+            raise InvalidRequest("only a role and a content can be stored", "leave the rest out", f"messages.{i}")
+        messages.append({"role": message.role, "content": message.content or ""})
+    license = [wire.license] if isinstance(wire.license, str) else wire.license or []
+    return Modelfile(
+        (wire.from_,) if wire.from_ else (),
+        wire.parameters or {},
+        wire.template or None,
+        wire.system or None,
+        tuple(messages),
+        tuple(license),
+        wire.requires or "",
+        wire.quantize or wire.quantization or None,
+    )
+
+
+@router.post("/api/copy", tags=["ollama", MANAGEMENT])
+async def copy(wire: CopyRequest, request: HTTPRequest) -> Response:
+    store = store_of(request)
+    with _of_requests():
+        await asyncio.to_thread(store.copy, wire.source, wire.destination)
+    return json_response(SUCCESS)
+
+
+@router.delete("/api/delete", tags=["ollama", MANAGEMENT])
+async def delete(wire: DeleteRequest, request: HTTPRequest) -> Response:
+    store = store_of(request)
+    with _of_requests():
+        await asyncio.to_thread(store.remove, wire.named)
+    return json_response(SUCCESS)
+
+
+@router.post("/api/push", tags=["ollama", MANAGEMENT])
+async def push(wire: PushRequest, request: HTTPRequest) -> Response:
+    raise InvalidRequest("there is no registry to push to", "upload the files to a hub of your own", "model")
+
+
+async def _respond(request: HTTPRequest, stream: bool | None, changes: AsyncGenerator[Progress]) -> Response:
+    lines = _lines(request, changes)
+    if stream is not False:
+        return stream_lines(catalogue_of(request).settings.ping, lines, {"status": "working"})
+    return await while_connected(request.receive, _drained(lines))
+
+
+async def _drained(lines: AsyncGenerator[bytes]) -> Response:
+    async with aclosing(lines):
+        async for _ in lines:
+            pass
+    return json_response(SUCCESS)
+
+
+async def _lines(request: HTTPRequest, changes: AsyncGenerator[Progress]) -> AsyncGenerator[bytes]:
+    """Raises InvalidRequest, QueueFull."""
+    with _turn(request.app.state), _of_requests():
+        async with aclosing(changes):
+            async for progress in changes:
+                yield line(_shown(progress))
+
+
+def _shown(progress: Progress) -> dict[str, Any]:
+    shown: dict[str, Any] = {"status": progress.status}
+    if progress.digest:
+        shown["digest"] = f"sha256:{progress.digest}"
+    if progress.total:
+        shown |= {"total": progress.total, "completed": progress.completed}
+    return shown
+
+
+@contextmanager
+def _turn(state: Any) -> Iterator[None]:
+    """Each change keeps a thread, of which there are few. Raises QueueFull."""
+    running = getattr(state, "changes", 0)
+    if running >= AT_ONCE:
+        raise QueueFull(f"{running} models are being pulled or created", "wait for one of them", retry_after=30.0)
+    state.changes = running + 1
+    try:
+        yield
+    finally:
+        state.changes -= 1
+
+
+@contextmanager
+def _of_requests() -> Iterator[None]:
+    """What is wrong with the files of a model that was asked for is wrong with the request."""
+    try:
+        yield
+    except (ModelFileError, UnsupportedModel) as error:
+        raise InvalidRequest(error.message, error.hint) from error

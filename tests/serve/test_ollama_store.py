@@ -1,0 +1,220 @@
+"""Managing models by Ollama's own client: a live server over a store on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+
+import httpx
+import ollama
+import pytest
+
+from kvasir.serve.catalogue import OneModel
+from kvasir.serve.keys import Key
+from kvasir.serve.settings import ServeSettings
+from kvasir.store.progress import Progress
+from kvasir.store.store import Store
+from tests.serve.running import live
+from tests.store import made
+from tests.store.hub import Hub, use
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    store = Store(tmp_path / "store")
+    monkeypatch.setattr(OneModel, "store", store)
+    return store
+
+
+@pytest.fixture
+def url(store):
+    with live() as server:
+        yield server.url
+
+
+@pytest.fixture
+def own(url):
+    with ollama.Client(host=url) as own:
+        yield own
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    hub = Hub(tmp_path / "hub")
+    use(hub, monkeypatch, tmp_path / "cache")
+    made.gguf(hub.root / "org/g/model-Q4_K_M.gguf")
+    yield hub
+    hub.close()
+
+
+def names(own) -> set[str]:
+    return {model.model for model in own.list().models} - {"fake"}
+
+
+def test_a_file_is_uploaded_and_a_model_made_of_it(own, url, store, tmp_path):
+    path = made.gguf(tmp_path / "up.gguf")
+    digest = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    assert httpx.head(f"{url}/api/blobs/{digest}").status_code == 404
+    assert own.create_blob(path) == digest
+    assert httpx.head(f"{url}/api/blobs/{digest}").status_code == 200
+    assert own.create_blob(path) == digest, "once more"
+    made_of = dict(
+        files={"up.gguf": digest},
+        system="Be brief.",
+        parameters={"temperature": 0.3, "stop": ["x", "y"]},
+        messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}],
+        license="free",
+    )
+    told = list(own.create("mine", **made_of, stream=True))
+    assert told[-1].status == "success"
+    shown = own.show("mine")
+    assert shown.details.format == "gguf" and shown.modelinfo["general.architecture"] == "llama"
+    assert shown.template == made.TEMPLATE and shown.license == "free" and "tools" in shown.capabilities
+    assert shown.parameters.split() == ["temperature", "0.3", "stop", '"x"', "stop", '"y"']
+    assert "SYSTEM Be brief." in shown.modelfile and str(tmp_path) not in shown.modelfile
+    [listed] = [m for m in own.list().models if m.model == "mine:latest"]
+    assert listed.size == path.stat().st_size and listed.details.quantization_level == "Q4_K_M"
+    assert own.create("again", from_="mine", system="Longer.", stream=False).status == "success"
+    assert store.get("again").parameters["temperature"] == 0.3
+    own.copy("mine", "third:v1")
+    assert names(own) == {"mine:latest", "again:latest", "third:v1"}
+    for name in names(own):
+        assert own.delete(name).status == "success"
+    assert names(own) == set() and not list((store.root / "blobs").iterdir())
+
+
+def test_a_model_is_pulled_with_its_progress(own, hub):
+    told = list(own.pull("hf.co/org/g", stream=True))
+    assert told[-1].status == "success" and len(names(own)) == 1
+    counted = [p for p in told if p.total]
+    assert counted and all(0 <= p.completed <= p.total for p in counted)
+    assert own.pull("hf.co/org/g").status == "success"
+
+
+async def test_the_async_client(url, hub):
+    async with ollama.AsyncClient(host=url) as own:
+        told = [p async for p in await own.pull("org/g", stream=True)]
+        assert told[-1].status == "success"
+        [name] = [m.model for m in (await own.list()).models if m.model != "fake"]
+        assert (await own.create("made", from_=name, system="S")).status == "success"
+        await own.copy("made", "copied")
+        assert (await own.delete("made")).status == "success"
+        assert (await own.show("copied")).details.family == "llama"
+
+
+ERRORS = [
+    (lambda own: own.pull("hf.co/org/nothing"), 400, "hub"),
+    (lambda own: list(own.pull("hf.co/org/nothing", stream=True)), -1, "hub"),  # it had begun
+    (lambda own: own.pull("g", insecure=True), 400, "insecure"),
+    (lambda own: own.pull("../../etc"), 400, ""),
+    (lambda own: own.pull("/etc/passwd"), 400, ""),
+    (lambda own: own.create("x", from_="/etc"), 400, ""),
+    (lambda own: own.create("x"), 400, "from"),
+    (lambda own: own.create("a/b/c/d/e", from_="g"), 400, "name"),
+    (lambda own: own.create("x", from_="nothing"), 400, "nothing"),
+    (lambda own: own.create("x", from_="g", template="{{ .Prompt }}"), 400, "template"),
+    (lambda own: own.create("x", from_="g", adapters={"a": "sha256:" + "0" * 64}), 400, "adapters"),
+    (lambda own: own.create("x", from_="kvasir-mini", parameters={"colour": 1}), 400, "colour"),
+    (lambda own: own.create("x", from_="g", quantize="q3"), 400, "quantize"),
+    (lambda own: own.create("x", files={"a.gguf": "sha256:" + "0" * 64}), 400, ""),
+    (lambda own: own.create("x", from_="g", messages=[{"role": "tool", "content": "a"}]), 400, "messages"),
+    (lambda own: own.create("x", from_="g", messages=[{"role": "user", "images": ["aGk="]}]), 400, "messages.0"),
+    (lambda own: own.copy("nothing", "x"), 404, "nothing"),
+    (lambda own: own.delete("nothing"), 404, "nothing"),
+    (lambda own: own.show("nothing"), 404, "nothing"),
+    (lambda own: own.push("fake"), 400, "registry"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(ERRORS)))
+def test_errors_are_told_at_once_and_leave_nothing(own, hub, store, number):
+    ask, status, named = ERRORS[number]
+    with pytest.raises(ollama.ResponseError) as caught:
+        ask(own)
+    assert caught.value.status_code == status and named in caught.value.error
+    assert names(own) == set()
+
+
+def test_uploads_are_checked(url, store):
+    right = "sha256:" + hashlib.sha256(b"abc").hexdigest()
+    assert httpx.post(f"{url}/api/blobs/{right}", content=b"abd").status_code == 400
+    assert httpx.head(f"{url}/api/blobs/{right}").status_code == 404
+    for wrong in ("sha256:abc", "md5:" + "0" * 64, "..%2f..%2fetc", "sha256:" + "g" * 64):
+        assert httpx.post(f"{url}/api/blobs/{wrong}", content=b"abc").status_code in (400, 404)
+        assert httpx.head(f"{url}/api/blobs/{wrong}").status_code in (400, 404)
+    assert httpx.post(f"{url}/api/blobs/{right}", content=b"abc").status_code == 201
+    large = bytes(range(256)) * (90 << 10)  # more than a JSON body may have
+    digest = "sha256:" + hashlib.sha256(large).hexdigest()
+    assert httpx.post(f"{url}/api/blobs/{digest}", content=large).status_code == 201
+    assert {p.name for p in (store.root / "blobs").iterdir()} == {f"sha256-{d[7:]}" for d in (right, digest)}
+
+
+async def test_an_upload_that_breaks_off_leaves_nothing(url, store):
+    async def half():
+        yield b"a" * 100_000
+        raise ConnectionError
+
+    digest = "sha256:" + "0" * 64
+    async with httpx.AsyncClient() as http:
+        with pytest.raises(ConnectionError):
+            await http.post(f"{url}/api/blobs/{digest}", content=half())
+    for _ in range(200):
+        if not list((store.root / "blobs").glob("*")):
+            break
+        await asyncio.sleep(0.01)
+    assert not list((store.root / "blobs").glob("*"))
+
+
+def test_whoever_leaves_ends_the_pull_and_few_run_at_once(url, store, monkeypatch):
+    begun, ended = threading.Semaphore(0), threading.Semaphore(0)
+
+    def pull(ref, name=None, report=None, stop=None):
+        report(Progress("pulling"))
+        begun.release()
+        assert stop.wait(10), "nobody stopped it"
+        ended.release()
+
+    monkeypatch.setattr(store, "pull", pull)
+    with ollama.Client(host=url) as own, ollama.Client(host=url) as other, ollama.Client(host=url) as third:
+        streams = [c.pull("a/b", stream=True) for c in (own, other)]
+        for stream in streams:
+            assert next(stream).status == "pulling"
+        with pytest.raises(ollama.ResponseError) as caught:
+            third.pull("a/b")
+        assert caught.value.status_code == 429
+        for stream in streams:
+            stream.close()
+        assert all(ended.acquire(timeout=10) for _ in streams)
+
+
+def test_a_key_without_the_scope_manages_nothing(store):
+    keys = (Key("secret-of-ann", "ann"),)
+    with live(ServeSettings(port=0, keys=keys)) as server:
+        with ollama.Client(host=server.url, headers={"Authorization": "Bearer secret-of-ann"}) as own:
+            assert own.list().models and own.generate(model="fake", prompt="a", options={"num_predict": 1}).response
+            asks = [
+                lambda: own.pull("a/b"),
+                lambda: own.create("x", from_="y"),
+                lambda: own.copy("a", "b"),
+                lambda: own.delete("a"),
+                lambda: own.push("a"),
+                lambda: own.generate(model="fake", keep_alive=0),
+            ]
+            for ask in asks:
+                with pytest.raises(ollama.ResponseError) as caught:
+                    ask()
+                assert caught.value.status_code == 403 and "management" in caught.value.error
+            headers = {"Authorization": "Bearer secret-of-ann"}
+            blob = f"{server.url}/api/blobs/sha256:{'0' * 64}"
+            assert httpx.post(blob, content=b"", headers=headers).status_code == 403
+        with ollama.Client(host=server.url) as nobody, pytest.raises(ollama.ResponseError) as caught:
+            nobody.list()
+        assert caught.value.status_code == 401
+
+
+def test_a_server_of_one_model_manages_none():
+    with live() as server, ollama.Client(host=server.url) as own:
+        for ask in (lambda: own.pull("a/b"), lambda: own.copy("a", "b"), lambda: own.delete("fake")):
+            with pytest.raises(ollama.ResponseError, match="manages none"):
+                ask()
