@@ -30,7 +30,14 @@ def server():
 
 @pytest.fixture(scope="module")
 def api(server):
-    return anthropic.Anthropic(base_url=server, api_key="none", max_retries=0)
+    with anthropic.Anthropic(base_url=server, api_key="none", max_retries=0) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def theirs(server):
+    with openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as theirs:
+        yield theirs
 
 
 def asked(messages: list[dict], **fields) -> dict:
@@ -84,8 +91,7 @@ def test_streams_tell_the_same(api, fields):
     assert told(converse(api, streamed, QUESTIONS, **fields)) == told(converse(api, whole, QUESTIONS, **fields))
 
 
-def test_a_chat_of_the_openai_dialect_goes_the_same_way(api, server):
-    theirs = openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
+def test_a_chat_of_the_openai_dialect_goes_the_same_way(api, theirs):
     messages = converse(api, whole, QUESTIONS[:1], temperature=0)
     call = messages[1]["content"][-1]
     function = {"name": call.name, "arguments": json.dumps(call.input)}
@@ -133,10 +139,9 @@ def test_an_answer_has_the_form_that_was_asked_for(api):
     assert set(json.loads(message.content[0].text)) == {"name", "age"}
 
 
-def test_a_prefill_is_gone_on_with(api, server):
+def test_a_prefill_is_gone_on_with(api, theirs):
     ask = [{"role": "user", "content": "How old is Anna?"}, {"role": "assistant", "content": "Anna is 3"}]
     message = whole(api, ask, tools=[], temperature=0)
-    theirs = openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
     goes_on = {"continue_final_message": True, "add_generation_prompt": False}
     fields = {"model": MODEL, "messages": ask, "temperature": 0, "max_tokens": 120, "extra_body": goes_on}
     answer = theirs.chat.completions.create(**fields)
