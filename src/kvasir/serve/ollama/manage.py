@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from kvasir.errors import InvalidRequest, ModelFileError, QueueFull, UnsupportedModel
 from kvasir.serve.asgi import while_connected
+from kvasir.serve.audit import set_outcome
 from kvasir.serve.catalogue import catalogue_of
 from kvasir.serve.ollama.manage_wire import CopyRequest, CreateRequest, DeleteRequest, PullRequest, PushRequest
 from kvasir.serve.ollama.route import STREAMED, OllamaRoute, line, stream_lines
@@ -111,9 +112,13 @@ async def _drained(lines: AsyncGenerator[bytes]) -> Response:
 async def _lines(request: HTTPRequest, changes: AsyncGenerator[Progress]) -> AsyncGenerator[bytes]:
     """Raises InvalidRequest, QueueFull."""
     with _turn(request.app.state), _of_requests():
-        async with aclosing(changes):
-            async for progress in changes:
-                yield line(_shown(progress))
+        try:
+            async with aclosing(changes):
+                async for progress in changes:
+                    yield line(_shown(progress))
+        except Exception:
+            set_outcome(request, "failed")  # which no status says once lines were sent
+            raise
 
 
 def _shown(progress: Progress) -> dict[str, Any]:

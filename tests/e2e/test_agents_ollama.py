@@ -1,0 +1,170 @@
+"""An agent on the bundled model, by Ollama's client: tools, several turns, lines, structure, cancels."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import ollama
+import openai
+import pytest
+
+from tests.e2e.server import serving
+from tests.e2e.test_agents_openai import MODEL, TOOLS, run
+from tests.e2e.test_serve import settled
+
+GREEDY = {"temperature": 0, "num_predict": 120}
+SEEDED = {"temperature": 0.5, "seed": 3, "top_k": 0, "top_p": 1.0, "num_predict": 120}
+PERSON = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 120}, "likes": {"enum": ["tea", "coffee"]}},
+    "required": ["age", "likes"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(MODEL, "--max-num-seqs", "8") as (base, _):
+        yield base
+
+
+@pytest.fixture(scope="module")
+def own(server):
+    with ollama.Client(host=server) as own:
+        yield own
+
+
+def whole(own: ollama.Client, messages: list, **fields) -> dict:
+    answer = own.chat(model=MODEL, messages=messages, tools=TOOLS, **fields)
+    assert answer.done_reason == "stop" and answer.eval_count > 0 < answer.prompt_eval_count
+    return answer.message.model_dump(exclude_none=True)
+
+
+def streamed(own: ollama.Client, messages: list, **fields) -> dict:
+    """The same, put together from lines."""
+    message: dict = {"role": "assistant", "content": ""}
+    parts = list(own.chat(model=MODEL, messages=messages, tools=TOOLS, stream=True, **fields))
+    for part in parts:
+        message["content"] += part.message.content or ""
+        for call in part.message.tool_calls or ():
+            message.setdefault("tool_calls", []).append(call.model_dump())
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    return message
+
+
+def converse(own: ollama.Client, ask, questions: list[str], **fields) -> list[dict]:
+    """A conversation in which every call is run, until each question has its answer in words."""
+    messages: list[dict] = []
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        for _ in range(3):
+            messages.append(ask(own, messages, **fields))
+            calls = [call["function"] for call in messages[-1].get("tool_calls", ())]
+            if not calls:
+                break
+            for call in calls:
+                result = json.dumps(run(call["name"], json.dumps(call["arguments"])))
+                messages.append({"role": "tool", "tool_name": call["name"], "content": result})
+        assert messages[-1]["role"] == "assistant" and messages[-1]["content"], "no answer in words"
+    return messages
+
+
+def test_an_agent_asks_its_tools_and_tells_what_they_say(own):
+    messages = converse(own, whole, ["How old is Anna?", "What is 123 + 456?", "How old is Peter?"], options=GREEDY)
+    called = [c["function"]["name"] for m in messages for c in m.get("tool_calls", ())]
+    assert called == ["get_age", "add", "get_age"]
+    words = " ".join(m["content"] for m in messages if m["role"] == "assistant")
+    assert "31" in words and "579" in words and "54" in words
+
+
+@pytest.mark.parametrize("options", [GREEDY, SEEDED], ids=["greedy", "sampled"])
+def test_lines_tell_the_same(own, options):
+    questions = ["How old is Anna?", "How old is Peter?"]
+    assert converse(own, streamed, questions, options=options) == converse(own, whole, questions, options=options)
+
+
+def test_the_openai_dialect_says_the_same(own, server):
+    ask = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What is 23 + 45?"}]
+    with openai.OpenAI(base_url=f"{server}/v1", api_key="x", max_retries=0) as other:
+        for options, fields in ((GREEDY, {"temperature": 0}), (SEEDED, {"temperature": 0.5, "seed": 3, "top_p": 1.0})):
+            theirs = other.chat.completions.create(model=MODEL, messages=ask, max_tokens=120, **fields)
+            mine = own.chat(model=MODEL, messages=ask, options=options)
+            assert mine.message.content == theirs.choices[0].message.content
+            counts = (theirs.usage.prompt_tokens, theirs.usage.completion_tokens)
+            assert (mine.prompt_eval_count, mine.eval_count) == counts
+    prompt = own.generate(model=MODEL, prompt=ask[1]["content"], system=ask[0]["content"], options=GREEDY)
+    assert prompt.response == own.chat(model=MODEL, messages=ask, options=GREEDY).message.content
+
+
+def test_thinking_can_be_switched(own):
+    ask = [{"role": "user", "content": "What is 23 + 45?"}]
+    thought = own.chat(model=MODEL, messages=ask, think=True, options=GREEDY).message
+    assert thought.thinking and "<think>" not in thought.content
+    parts = list(own.chat(model=MODEL, messages=ask, think=True, options=GREEDY, stream=True))
+    assert "".join(p.message.thinking or "" for p in parts) == thought.thinking
+    assert "".join(p.message.content or "" for p in parts) == thought.content
+    assert own.chat(model=MODEL, messages=ask, think=False, options=GREEDY).message.thinking is None
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_an_answer_follows_a_format(own, temperature):
+    options = {"temperature": temperature, "seed": 1, "num_predict": 100}
+    ask = [{"role": "user", "content": "Tell me about Anna."}]
+    answer = own.chat(model=MODEL, messages=ask, format=PERSON, options=options)
+    value = json.loads(answer.message.content)
+    assert list(value) == ["age", "likes"] and 0 <= value["age"] <= 120 and value["likes"] in ("tea", "coffee")
+    parts = own.generate(model=MODEL, prompt=ask[0]["content"], format=PERSON, options=options, stream=True)
+    assert "".join(part.response for part in parts) == answer.message.content
+    free = own.generate(
+        model=MODEL, prompt="An object, please.", format="json", options={**options, "num_predict": 400}
+    )
+    assert free.done_reason == "length" or isinstance(json.loads(free.response), dict)
+
+
+def test_a_call_that_has_to_be_made_is_made(own, server):
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "How old is Anna?"}],
+        "tools": TOOLS,
+        "stream": False,
+    }
+    body |= {
+        "tool_choice": {"type": "function", "function": {"name": "add"}},
+        "options": {**GREEDY, "temperature": 1.0},
+    }
+    message = httpx.post(f"{server}/api/chat", json=body, timeout=60).json()["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["add"]
+    assert set(message["tool_calls"][0]["function"]["arguments"]) == {"a", "b"}
+
+
+def test_what_is_told_of_the_model_is_true(own):
+    shown = own.show(MODEL)
+    assert {"completion", "tools", "thinking", "embedding"} == set(shown.capabilities)
+    [listed], [running] = own.list().models, own.ps().models
+    family = listed.details.family
+    assert shown.modelinfo[f"{family}.embedding_length"] == len(own.embed(model=MODEL, input="a fox").embeddings[0])
+    assert shown.modelinfo["general.parameter_count"] > 10**6 and listed.details.parameter_size.endswith("M")
+    assert running.context_length == shown.modelinfo[f"{family}.context_length"]
+
+
+async def test_agents_that_leave_hurt_no_others(server, own):
+    expected = converse(own, whole, ["How old is Anna?"], options=GREEDY)
+
+    async def leave(other: ollama.AsyncClient, lines: int) -> None:
+        options = {"temperature": 1.5, "seed": lines, "num_predict": 200}
+        ask = [{"role": "user", "content": "Tell me a story."}]
+        async for _ in await other.chat(model=MODEL, messages=ask, tools=TOOLS, stream=True, options=options):
+            lines -= 1
+            if lines <= 0:
+                return
+
+    async with ollama.AsyncClient(host=server) as other:
+        work = [leave(other, n) for n in range(1, 9)]
+        work += [
+            asyncio.to_thread(converse, own, ask, ["How old is Anna?"], options=GREEDY) for ask in (whole, streamed)
+        ]
+        results = await asyncio.gather(*work)
+    assert [r for r in results if r] == [expected, expected]
+    await settled(server)
