@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from kvasir.engine.answer import Answer, AnswerText, TextDelta
@@ -26,6 +26,7 @@ from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
 from kvasir.text.chat import ChatTemplate
+from kvasir.text.fim import Infill
 from kvasir.text.sequences import Breakers, bad_words
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import EngineStats, FinishReason, ModelInfo, Request, SamplingParams, Task
@@ -131,6 +132,35 @@ class Front:
             template_kwargs=variables,
         )
         return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
+
+    async def encode_infill(
+        self,
+        before: str | Sequence[int],
+        after: str,
+        *,
+        begun: str = "",
+        files: Sequence[tuple[str, str]] = (),
+        add_special_tokens: bool = True,
+        param: str = "suffix",
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids of a prompt whose answer stands between two texts (`text.fim.Infill.prompt`), and the ids that end
+        such an answer. Raises InvalidRequest (with `param`) for a model that has no tokens for that."""
+        tokenizer = self._need_tokenizer(param)
+        infill = self.infill
+        if infill is None:
+            message = "this model has no tokens for filling in the middle"
+            raise InvalidRequest(message, "leave it out, or serve a model of code", param=param)
+        size = len(before) + len(after) + len(begun) + sum(len(name) + len(text) for name, text in files)
+
+        def encode() -> list[int]:
+            return infill.prompt(tokenizer, before, after, begun=begun, files=files, add_bos=add_special_tokens)
+
+        return tuple(encode() if size < LONG_TEXT else await asyncio.to_thread(encode)), infill.stops()
+
+    @cached_property
+    def infill(self) -> Infill | None:
+        """The model's tokens for filling in the middle; None where it has none."""
+        return Infill.of(self.tokenizer) if self.tokenizer is not None else None
 
     def template_mentions(self, word: str, tools: object = None) -> bool:
         """Whether the chat template has this word in its source: a role or a switch that it knows."""

@@ -24,6 +24,8 @@ from kvasir.text.special_tokens import SpecialTokens
 
 SPACE = "▁"  # U+2581, SentencePiece's visible space
 
+_FIM = ("pre", "suf", "mid", "pad", "rep", "sep")  # the roles of `fim_<role>_token_id`
+
 # Names of tokens that end a turn. A GGUF states one `eos_token_id`, while chat models have several ends.
 _ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> "
@@ -241,6 +243,7 @@ def _special_tokens(vocab: Vocab) -> SpecialTokens:
         pad_id=roles["pad_token"],
         unk_id=roles["unk_token"],
         names={name: vocab.tokens[i] for name, i in roles.items() if i is not None},
+        fim={role: i for role in _FIM if (i := vocab.special_id(f"fim_{role}", None)) is not None},
     )
 
 

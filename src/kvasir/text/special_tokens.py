@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
     """`eos_ids` all end a generation, the tokenizer's own first. `names` maps the names that chat templates
-    use ("bos_token", "eos_token", ...) to the tokens' texts."""
+    use ("bos_token", "eos_token", ...) to the tokens' texts. `fim`: those for filling in the middle, by the names of
+    GGUF's keys ("pre", "suf", "mid", "pad", "rep", "sep"), where a file states them."""
 
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     pad_id: int | None = None
     unk_id: int | None = None
     names: dict[str, str] = field(default_factory=dict)
+    fim: dict[str, int] = field(default_factory=dict)

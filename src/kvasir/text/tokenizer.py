@@ -101,6 +101,11 @@ class Tokenizer:
         return self._special.unk_id
 
     @property
+    def fim_ids(self) -> Mapping[str, int]:
+        """The ids for filling in the middle that the file states by role; see text/fim.py."""
+        return self._special.fim
+
+    @property
     def special_tokens(self) -> Mapping[str, str]:
         """Texts by the names that chat templates use: `bos_token`, `eos_token`, `pad_token`, ..."""
         return self._special.names

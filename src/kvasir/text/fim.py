@@ -1,0 +1,158 @@
+"""Filling in the middle: the prompt that makes a model write what stands between two texts.
+
+    PSM    [bos] PREFIX before SUFFIX after MIDDLE          and the answer goes on here
+    SPM    [bos] SUFFIX after PREFIX before [MIDDLE]
+
+Bavarian et al. 2022, https://arxiv.org/abs/2207.14255. Which tokens these are is said by a GGUF's metadata
+(`tokenizer.ggml.fim_pre_token_id`, ...), else by their spelling, which differs between families. Other files come
+before, each behind a token of its own where there is one (Qwen2.5-Coder, https://arxiv.org/abs/2409.12186).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from kvasir.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family spells its tokens. suffix_first: SPM. ends: tokens that end an answer, where they are."""
+
+    prefix: str
+    suffix: str
+    middle: str = ""
+    suffix_first: bool = False
+    repository: str = ""
+    file: str = ""
+    ends: tuple[str, ...] = ()
+
+
+FAMILIES = (
+    # Qwen2.5-Coder and later Qwen, Granite 4, CodeGemma (whose file separator ends an answer)
+    Family(
+        "<|fim_prefix|>",
+        "<|fim_suffix|>",
+        "<|fim_middle|>",
+        repository="<|repo_name|>",
+        file="<|file_sep|>",
+        ends=("<|endoftext|>", "<|fim_pad|>", "<|file_separator|>"),
+    ),
+    # StarCoder, StarCoder2, StableCode, Granite Code, Refact
+    Family(
+        "<fim_prefix>",
+        "<fim_suffix>",
+        "<fim_middle>",
+        repository="<repo_name>",
+        file="<file_sep>",
+        ends=("<|endoftext|>", "<fim_pad>"),
+    ),
+    # SantaCoder
+    Family("<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<|endoftext|>", "<fim-pad>")),
+    # DeepSeek-Coder, DeepSeek-V2 and V3
+    Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", ends=("<|EOT|>",)),
+    # Code Llama
+    Family("▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
+    # Codestral
+    Family("[PREFIX]", "[SUFFIX]", suffix_first=True),
+    # Seed-Coder
+    Family("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),
+    # GLM-4.5
+    Family("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """The tokens of one model, as ids."""
+
+    prefix: int
+    suffix: int
+    middle: int | None = None
+    suffix_first: bool = False
+    repository: int | None = None
+    file: int | None = None
+    ends: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Infill | None:
+        """None for a model that has no such tokens."""
+        stated = tokenizer.fim_ids
+        if {"pre", "suf", "mid"} <= stated.keys():
+            spelling = tokenizer.id_to_token(stated["pre"])
+            family = next((f for f in FAMILIES if f.prefix == spelling), None)
+            ends = (*_ids(tokenizer, family.ends if family else ()), *(stated[r] for r in ("pad",) if r in stated))
+            return cls(
+                stated["pre"],
+                stated["suf"],
+                stated["mid"],
+                bool(family and family.suffix_first),
+                stated.get("rep"),
+                stated.get("sep"),
+                tuple(dict.fromkeys(ends)),
+            )
+        for family in FAMILIES:
+            marks = [text for text in (family.prefix, family.suffix, family.middle) if text]
+            ids = _ids(tokenizer, marks)
+            if len(ids) == len(marks):
+                repository, file = (tokenizer.token_to_id(t) if t else None for t in (family.repository, family.file))
+                middle = ids[2] if family.middle else None
+                ends = tuple(_ids(tokenizer, family.ends))
+                return cls(ids[0], ids[1], middle, family.suffix_first, repository, file, ends)
+        return None
+
+    def stops(self) -> tuple[int, ...]:
+        """The ids behind which nothing of the middle comes."""
+        marks = (self.prefix, self.suffix, self.middle, self.repository, self.file)
+        return tuple(dict.fromkeys((*self.ends, *(i for i in marks if i is not None))))
+
+    def prompt(
+        self,
+        tokenizer: Tokenizer,
+        before: str | Sequence[int],
+        after: str,
+        *,
+        begun: str = "",
+        files: Iterable[tuple[str, str]] = (),
+        add_bos: bool = True,
+    ) -> list[int]:
+        """Ids. begun: the beginning of the middle, as it is known. files: names and texts of other ones.
+
+        Marks in these texts are taken for ordinary characters. Raises InvalidRequest for text that is not Unicode."""
+
+        def encode(text: str) -> list[int]:
+            return tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+
+        first = [self.prefix, *(encode(before) if isinstance(before, str) else before)]
+        second = [self.suffix, *_behind(tokenizer, after)]
+        head = [*second, *first] if self.suffix_first else [*first, *second]
+        middle = [] if self.middle is None else [self.middle]
+        bos = [tokenizer.bos_id] if add_bos and tokenizer.add_bos and tokenizer.bos_id is not None else []
+        begin = _behind(tokenizer, begun) if begun else []
+        return [*bos, *self._context(files, encode), *head, *middle, *begin]
+
+    def _context(self, files: Iterable[tuple[str, str]], encode) -> list[int]:
+        files = list(files)
+        if not files:
+            return []
+        if self.file is None:
+            return encode("".join(f"{name}\n{text}\n" for name, text in files))
+        parts = [[self.file, *encode(f"{name}\n{text}\n")] for name, text in files]
+        head = [] if self.repository is None else [self.repository, *encode("repository\n")]
+        return [*head, *chain.from_iterable(parts), self.file, *encode("file\n")]
+
+
+def _ids(tokenizer: Tokenizer, texts: Iterable[str]) -> list[int]:
+    return [i for text in texts if (i := tokenizer.token_to_id(text)) is not None]
+
+
+def _behind(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text that stands behind another one: without the space that some tokenizers put before."""
+    ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+    if not text or not tokenizer.strips_leading_space:
+        return ids
+    lead = tokenizer.encode("\n", add_special_tokens=False, parse_special=False)
+    whole = tokenizer.encode("\n" + text, add_special_tokens=False, parse_special=False)
+    return whole[len(lead) :] if whole[: len(lead)] == lead else ids
