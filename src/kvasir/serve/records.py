@@ -185,7 +185,10 @@ class _Folder:
 
     def write(self, place: str, id: str, data: bytes, used: float) -> None:
         folder = self._folder / place
-        _make(folder)
+        try:
+            _make(folder)
+        except ConfigError as error:
+            raise OSError(str(error)) from None
         part, path = folder / f"{id}.part", folder / f"{id}{_SUFFIX}"
         try:
             with open(part, "wb", opener=_open_private) as file:

@@ -3,8 +3,7 @@
 A request becomes a chat (request.py), which is answered as any chat is; what it says is told as items (output.py).
 """
 
-from kvasir.serve.responses import routes
 from kvasir.serve.responses.kept import Responses
 from kvasir.serve.responses.routes import router
 
-__all__ = ["Responses", "router", "routes"]
+__all__ = ["Responses", "router"]

@@ -55,6 +55,10 @@ class Responses:
         records = Records(folder, max_count=settings.stored_count, max_bytes=share, max_age=age)
         return cls(records, settings.max_background)
 
+    def close(self) -> None:
+        """Lets another server have the folder."""
+        self.records.close()
+
     # -- in the background -------------------------------------------------------------------------------------
 
     def add(self, run: Run) -> None:

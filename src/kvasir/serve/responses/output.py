@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from kvasir.engine.answer import TextDelta, TokenInfo
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
@@ -63,7 +65,7 @@ class Output:
             case Arguments(_, text):
                 yield self._delta("response.function_call_arguments.delta", text)
             case CallEnd():
-                yield from self._close("completed")
+                yield from self._close()
 
     def _infos(self, tokens: Sequence[TokenInfo]) -> list[dict[str, Any]]:
         return chat_logprobs(tokens)["content"] if self._logprobs else []
@@ -73,7 +75,7 @@ class Output:
         if self._open:
             if self.items[-1]["type"] == kind != "function_call":
                 return
-            yield from self._close("completed")
+            yield from self._close()
         item: Kept = {"id": self._new_id(PREFIXES[kind], len(self.items)), "type": kind, "status": "in_progress"}
         if kind == "message":
             item |= {"role": "assistant", "content": []}
@@ -97,10 +99,12 @@ class Output:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._infos(self._said)}
 
-    def _close(self, status: str) -> Iterator[StreamEvent]:
+    def _close(self, status: str = "completed") -> Iterator[StreamEvent]:
+        """A call's status is its own: one that was broken off has arguments that are no JSON."""
         item, text = self.items[-1], "".join(self._pieces)
         if item["type"] == "function_call":
             item["arguments"] = text
+            status = "completed" if _is_json(text) else "incomplete"
             yield self._event("response.function_call_arguments.done", name=item["name"], arguments=text)
         else:
             part = self._part(text)
@@ -120,3 +124,11 @@ class Output:
         """item_id is the open item's, where the event does not have the item itself."""
         own = {} if "item" in fields else {"item_id": self.items[-1]["id"]}
         return {"type": type, "output_index": len(self.items) - 1, **own, **fields}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return True

@@ -206,7 +206,7 @@ class TokenCountRequest(Prompt):
 class Query(BaseModel):
     """What stands behind a URL's question mark, where all is text."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", loc_by_alias=False)
 
     # What an item has is what was asked for when it was made.
     include: Annotated[
