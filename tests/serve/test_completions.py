@@ -192,7 +192,10 @@ async def test_the_default_length_fits_itself_to_the_context(http):
     ("fields", "param"),
     [
         ({"suffix": "x"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),

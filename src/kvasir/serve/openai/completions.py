@@ -1,7 +1,12 @@
-"""POST /v1/completions"""
+"""POST /v1/completions
+
+With a suffix the answer stands between prompt and suffix, for models that have tokens for that. best_of answers are
+made, and those n told whose tokens are the most probable on average.
+"""
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -36,6 +41,7 @@ from kvasir.serve.serving import Serving, check_finish
 from kvasir.serve.sse import DONE
 from kvasir.serve.wire import prompt_list, refuse_fields
 from kvasir.types import FinishReason, Request, SamplingParams, Usage
+from kvasir.validate import MAX_N
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -64,23 +70,44 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
     serving.check_logprobs(logprobs=wire.logprobs, prompt_logprobs=wire.prompt_logprobs)
     _refuse(wire)
     given = prompt_list(wire.prompt)
-    if len(given) > settings.max_prompts or len(given) * (wire.n or 1) > settings.max_answers:
+    made = _made(wire)
+    if len(given) > settings.max_prompts or len(given) * made > settings.max_answers:
         raise InvalidRequest(
-            f"{len(given)} prompts with {wire.n or 1} answers each",
+            f"{len(given)} prompts with {made} answers each",
             f"at most {settings.max_prompts} prompts and {settings.max_answers} answers", param="prompt",
         )  # fmt: skip
     max_tokens = 1 if wire.max_tokens == 0 else wire.max_tokens
     scores = _scores_prompt(wire)
-    params = to_params(wire, front.info, max_tokens=max_tokens, logprobs=wire.logprobs, prompt_logprobs=scores)
+    logprobs = 0 if wire.logprobs is None and made > (wire.n or 1) else wire.logprobs
+    counts = {"n": made, "max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": scores}
+    params = to_params(wire, front.info, serving.own, **counts)
     with named(wire):
         await front.learn(params)
     fields = serving.fields(request, wire)
     requests = []
     for prompt in given:
-        ids = await serving.ids_of(prompt, wire.add_special_tokens, "prompt")
+        ends: tuple[int, ...] = ()
+        if wire.suffix:
+            special = wire.add_special_tokens is not False
+            ids, ends = await front.encode_infill(prompt, wire.suffix, add_special_tokens=special)
+        else:
+            ids = await serving.ids_of(prompt, wire.add_special_tokens, "prompt")
         fitted = _fit(params, len(ids), front.info.max_model_len)
-        requests.append(front.resolve(ids, fitted, **fields))
+        core = front.resolve(ids, fitted, **fields)
+        requests.append(replace(core, eos_ids=(*(core.eos_ids or ()), *ends)) if ends else core)
     return requests
+
+
+def _made(wire: CompletionRequest) -> int:
+    """How many answers are made to a prompt. Raises InvalidRequest."""
+    told = 1 if wire.n is None else wire.n
+    made = told if wire.best_of is None else wire.best_of
+    if wire.best_of is not None and not max(1, told) <= made <= MAX_N:
+        message = f"best_of is {made} and n is {told}"
+        raise InvalidRequest(message, f"expected best_of from n to {MAX_N}", param="best_of")
+    if made > told and wire.stream:
+        raise InvalidRequest("best_of cannot be streamed: the best is known at the end", param="best_of")
+    return made
 
 
 def _scores_prompt(wire: CompletionRequest) -> int | None:
@@ -92,8 +119,8 @@ def _scores_prompt(wire: CompletionRequest) -> int | None:
 def _refuse(wire: CompletionRequest) -> None:
     refuse_fields(wire)
     check_stream_options(wire)
-    if wire.best_of is not None and wire.best_of != (wire.n or 1):
-        raise InvalidRequest("best_of must equal n", "choose among the answers yourself", param="best_of")
+    if wire.suffix and wire.echo:
+        raise InvalidRequest("echo is not for completions with a suffix", "put them together yourself", param="echo")
     if wire.max_tokens == 0 and not wire.echo:
         raise InvalidRequest("max_tokens is 0", "0 is only for echo=true", param="max_tokens")
     if wire.stream and wire.prompt_logprobs is not None:
@@ -115,8 +142,8 @@ def _fit(params: SamplingParams, prompt_tokens: int, context: int) -> SamplingPa
 
 @dataclass(slots=True)
 class Job:
-    """One HTTP request: its prompts, and how their answers are written. Choice i * n + j is answer j to
-    prompt i."""
+    """One HTTP request: its prompts, and how their answers are written. Choice i * n + j is answer j to prompt i, the
+    best j where there are more."""
 
     wire: CompletionRequest
     serving: Serving
@@ -130,6 +157,11 @@ class Job:
         return self.wire.max_tokens == 0
 
     @property
+    def told(self) -> int:
+        """Answers to each prompt that are told."""
+        return self.wire.n or 1
+
+    @property
     def prompt_tokens(self) -> int:
         return sum(len(core.prompt_ids) for core in self.prompts)
 
@@ -138,7 +170,7 @@ class Job:
         response["choices"] = [
             self._choice(i, answer, per_prompt[0].prompt_logprobs)
             for i, per_prompt in enumerate(answers)
-            for answer in per_prompt
+            for answer in best(per_prompt, self.told)
         ]
         usages = [[self._usage(answer.usage) for answer in per_prompt] for per_prompt in answers]
         response["usage"] = usage_object(usages, self.prompt_tokens)
@@ -169,7 +201,7 @@ class Job:
             for name, values in completion_logprobs(self._shown(answer.logprobs), shift).items():
                 logprobs[name] += values
         text = "" if self.only_echo else answer.text
-        index = i * self.prompts[i].params.n + answer.index
+        index = i * self.told + answer.index
         return {"index": index, "text": prompt + text, "logprobs": logprobs, "finish_reason": None}
 
     def _ending(self, core: Request, answer: Answer | TextDelta) -> dict[str, Any]:
@@ -229,6 +261,20 @@ class Job:
         tells_tokens = wire.logprobs is not None or wire.return_token_ids
         told = choice["text"] or delta.finish_reason or is_first or (tells_tokens and delta.token_ids)
         return choice if told else None
+
+
+def best(answers: list[Answer], n: int) -> list[Answer]:
+    """The n whose tokens have the highest mean log-probability, the best first, numbered anew; all as they are where
+    there are no more. Of equals the first."""
+    if len(answers) <= n:
+        return answers
+
+    def mean(answer: Answer) -> float:
+        found = [info.logprob for info in answer.logprobs if info.logprob is not None]
+        return math.fsum(found) / len(found) if found else -math.inf
+
+    order = sorted(answers, key=lambda answer: (-mean(answer), answer.index))
+    return [replace(answer, index=i) for i, answer in enumerate(order[:n])]
 
 
 def _cut(infos: tuple[TokenInfo, ...], top: int) -> list[TokenInfo]:

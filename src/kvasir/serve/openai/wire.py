@@ -86,7 +86,6 @@ class Sampling(Scheduling, Structured):
 class CompletionRequest(Sampling):
     """POST /v1/completions"""
 
-    REFUSED: ClassVar = {"suffix": ((), "filling in the middle is not supported")}
     IGNORED: ClassVar = ("user",)
 
     prompt: Prompts
