@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import IO
 
 import msgspec
@@ -25,6 +26,7 @@ import zmq.asyncio
 from kvasir.config import EngineOptions, engine_environment, runtime_dir
 from kvasir.engine import wire
 from kvasir.engine.journal import Journal, Stage
+from kvasir.engine.lives import Lives
 from kvasir.engine.streams import Streams
 from kvasir.errors import EngineDead, KvasirError, QueueFull
 from kvasir.snapshot import Snapshot
@@ -59,6 +61,7 @@ class ProcessEngine:
         self._process: subprocess.Popen | None = None
         self._streams = Streams()
         self._journal = Journal()
+        self._lives = Lives()
         self._questions: dict[int, asyncio.Future] = {}
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task] = []
@@ -132,12 +135,12 @@ class ProcessEngine:
     async def stats(self) -> EngineStats:
         answer = await self._ask("stats")
         assert answer.stats is not None
-        return answer.stats
+        return self._lives.add(answer.stats)
 
     async def look(self) -> Snapshot:
         answer = await self._ask("look")
         assert answer.snapshot is not None
-        return answer.snapshot
+        return replace(answer.snapshot, stats=self._lives.add(answer.snapshot.stats))
 
     async def check(self) -> None:
         """Proves that nothing leaked in the engine. Raises AssertionError."""
@@ -318,6 +321,7 @@ class ProcessEngine:
         self._close_pipes()
         for answer in self._questions.values():
             if not answer.done():
+        self._lives.end()
                 answer.set_exception(EngineDead("the engine process ended"))
         for request in self._journal.death():
             error = EngineDead(

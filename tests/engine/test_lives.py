@@ -1,0 +1,78 @@
+"""Totals over an engine's lives: sums of what each life told last, which never fall."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import fields
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvasir.engine.lives import GAUGES, Lives, total
+from kvasir.engine.subprocess import ProcessEngine
+from kvasir.metrics import Histogram
+from kvasir.types import ClassStats, EngineStats, ServiceClass
+from tests.engine.test_process import FAKE, collect, until
+from tests.sched.drive import request
+
+COUNT = st.integers(0, 1000)
+
+
+NUMBERS = [f.name for f in fields(EngineStats) if isinstance(getattr(EngineStats(), f.name), int | float)]
+
+
+def stats(numbers: dict[str, int], words: dict[str, int], classes: dict[ServiceClass, int]) -> EngineStats:
+    of_classes = {c: ClassStats(n, n, n, Histogram(counts=[n] * 16, sum=float(n))) for c, n in classes.items()}
+    return EngineStats(**numbers, tier_loads=words, tier_saves=words, classes=of_classes)
+
+
+STATS = st.builds(
+    stats,
+    st.fixed_dictionaries({name: COUNT for name in NUMBERS}),
+    st.dictionaries(st.sampled_from("abc"), COUNT),
+    st.dictionaries(st.sampled_from(list(ServiceClass)), COUNT),
+)
+
+
+@given(st.lists(st.lists(STATS, max_size=3), max_size=4), STATS)
+def test_totals_are_the_sums_of_what_each_life_told_last(dead, now):
+    lives = Lives()
+    for life in dead:
+        for told in life:
+            lives.add(told)
+        lives.end()
+    found, last = lives.add(now), [life[-1] for life in dead if life]
+    for name in NUMBERS:
+        wanted = getattr(now, name) + (0 if name in GAUGES else sum(getattr(told, name) for told in last))
+        assert getattr(found, name) == wanted, name
+    for word in "abc":
+        assert found.tier_loads.get(word, 0) == sum(told.tier_loads.get(word, 0) for told in (*last, now))
+    for c in ServiceClass:
+        own, all_of = now.classes.get(c, ClassStats()), [t.classes[c] for t in (*last, now) if c in t.classes]
+        one = found.classes.get(c, ClassStats())
+        assert (one.running, one.waiting) == (own.running, own.waiting), "what is dead neither runs nor waits"
+        assert one.displaced == sum(k.displaced for k in all_of)
+        assert one.queue_seconds.cumulative()[-1][1] == sum(k.queue_seconds.cumulative()[-1][1] for k in all_of)
+
+
+@given(STATS)
+def test_one_life_alone_is_as_it_tells(told):
+    assert total(EngineStats(), told) == told == Lives().add(told)
+
+
+async def test_the_totals_of_an_engine_do_not_fall_when_it_dies():
+    engine = ProcessEngine(fake=FAKE)
+    await engine.start()
+    await collect(engine, request("a", [1, 2], max_tokens=30))
+    before, look = await engine.stats(), await engine.look()
+    assert before.generated_tokens == look.stats.generated_tokens == 30
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: engine.restarts == 1)
+    after = await engine.stats()
+    assert (after.generated_tokens, after.steps, after.finished) == (30, before.steps, before.finished)
+    assert after.pid != before.pid and after.blocks_used == 0
+    await asyncio.wait_for(collect(engine, request("b", [1, 2], max_tokens=20)), 30)
+    assert (await engine.stats()).generated_tokens == (await engine.look()).stats.generated_tokens == 50
+    await engine.stop()
