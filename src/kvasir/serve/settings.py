@@ -31,6 +31,9 @@ class ServeSettings:
     ping: pause after which a silent stream sends a comment, so that nobody on the way takes it for dead.
     access_log / audit_log: files of JSON lines about all requests, and about those that manage the server; "-" is the
     standard output.
+    data_dir: where responses are stored; None keeps them in memory, as long as the server runs.
+    stored_count: responses of one key. stored_bytes: of all together, the same share for each key. stored_days: since a
+    response was last used. max_background: responses of one key that are made in the background at once.
     tls_cert / tls_key / tls_ca: PEM files of the server's certificate, its key, and of the authorities whose
     certificates clients must show; https where the first is given.
     cors_...: what pages of the allowed origins may send, for how many seconds browsers may remember that, and whether
@@ -65,6 +68,11 @@ class ServeSettings:
     max_embeddings: int = 2048
     max_logprobs: int = 20
     max_connections: int = 4096
+    data_dir: Path | None = None
+    stored_count: int = 10_000
+    stored_bytes: int = 256 * MIB
+    stored_days: float = 30.0
+    max_background: int = 64
     head_time: float = 15.0
     body_time: float = 60.0
     write_time: float = 60.0
