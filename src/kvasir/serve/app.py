@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir import __version__
 from kvasir.errors import KvasirError
-from kvasir.serve import anthropic, live, meta, models, ollama, openai, static, tokens
+from kvasir.serve import anthropic, live, meta, models, ollama, openai, responses, static, tokens
 from kvasir.serve.access import AccessLog
 from kvasir.serve.asgi import ClientGone, header
 from kvasir.serve.audit import AuditLog
@@ -49,7 +49,8 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.doors = Doors()
     app.state.ring = KeyRing(catalogue.settings, catalogue.quotas.take)
     app.state.http_meter.logs = open_logs(catalogue.settings)
-    dialects = (*openai.ROUTERS, *anthropic.ROUTERS, *ollama.ROUTERS)
+    app.state.responses = responses.Responses.of(catalogue.settings)
+    dialects = (*openai.ROUTERS, responses.router, *anthropic.ROUTERS, *ollama.ROUTERS)
     routers = (*dialects, models.router, tokens.router, meta.router, live.router)
     for router in routers:
         app.include_router(router)
