@@ -277,30 +277,6 @@ class ClassStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-@dataclass(frozen=True, slots=True)
-class TierStats:
-    """Of one tier, which keeps evicted blocks in parts, one for each cache group: counts since the start, by outcome, and
-    the present state.
-
-    loads: "loaded", and why not: the reasons of kv.tiers.record.Unusable. saves: "saved", and why a part was not: "known"
-    (it is there already), "full" (the queue), "large" (more than the tier), "slow" (to compute it is faster than to read
-    it), "dear" (writing would take more than its share of the time), "paused" (after an error), "error", "closed".
-    read_rate: bytes a second, 0 when not known.
-    """
-
-    loads: dict[str, int]
-    saves: dict[str, int]
-    bytes_loaded: int
-    bytes_saved: int
-    evicted: int
-    read_rate: float
-    open_loads: int  # tickets
-    open_bytes: int  # of the parts that they name
-    queued_bytes: int = 0  # to be saved
-    num_parts: int = 0
-    num_bytes: int = 0
-
-
     """A snapshot of the engine's counters and gauges; totals count from its start, over all its lives where it dies and
     is started again."""
 
@@ -322,7 +298,7 @@ class TierStats:
     classes: dict[ServiceClass, ClassStats] = field(default_factory=dict)
     finished: int = 0
     aborted: int = 0
-    # Sums over all tiers.
+    # A tier keeps evicted blocks in parts, one for each cache group.
     tier_loaded_tokens: int = 0  # of cached_tokens and of resumed sequences, those that were read from it
     tier_loads: dict[str, int] = field(default_factory=dict)  # by outcome: "loaded", "late", "slow", "corrupt" ...
     tier_saves: dict[str, int] = field(default_factory=dict)  # by outcome: "saved", "known", "full" ...
@@ -332,7 +308,3 @@ class TierStats:
     tier_queued_bytes: int = 0  # on their way into it
     tier_evicted: int = 0  # parts that it gave up for others
     pid: int = 0
-    tier_unused: dict[str, int] = field(
-        default_factory=dict
-    )  # of tier_loads: "late", "slow", which no tier was asked for
-    tiers: dict[str, TierStats] = field(default_factory=dict)  # each of them: "host", "disk", "peer"

@@ -317,11 +317,11 @@ class ProcessEngine:
             self._handle(wire.decode_event(await self._socket.recv()))
         self._read_stages()
         self._ready = False
+        self._lives.end()
         self._close_socket()
         self._close_pipes()
         for answer in self._questions.values():
             if not answer.done():
-        self._lives.end()
                 answer.set_exception(EngineDead("the engine process ended"))
         for request in self._journal.death():
             error = EngineDead(
