@@ -26,6 +26,11 @@ class Engine(Protocol):
         """Lines for people that say what the engine decided; empty before `start`."""
         ...
 
+    @property
+    def ended(self) -> bool:
+        """Whether it takes no more requests, and never will: it was stopped, or died for good."""
+        ...
+
     async def start(self) -> None:
         """Ready to take requests when it returns. Raises KvasirError when the model cannot be loaded."""
         ...

@@ -36,6 +36,10 @@ class InProcessEngine:
         assert self._info is not None, "start() first"
         return self._info
 
+    @property
+    def ended(self) -> bool:
+        return self._dead is not None and self._info is not None
+
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         ready: asyncio.Future[tuple[ModelInfo, tuple[str, ...]]] = self._loop.create_future()

@@ -77,6 +77,10 @@ class ProcessEngine:
         return self._info
 
     @property
+    def ended(self) -> bool:
+        return self._dead is not None and self._info is not None
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 

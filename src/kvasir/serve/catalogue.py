@@ -70,6 +70,10 @@ class Catalogue(ABC):
         stays loaded after the last lease, below 0 for ever, None as the server says. Raises ModelNotFound,
         InvalidRequest, EngineDead."""
 
+    def expires(self, serving: Serving) -> float | None:
+        """When a loaded model will be unloaded, in seconds since 1970; None: it stays, as far as is known now."""
+        return None
+
     def card(self, name: str) -> Card:
         """Raises ModelNotFound."""
         found = next((card for card in self.cards() if card.name == name), None)

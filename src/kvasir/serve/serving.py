@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from kvasir.serve.settings import ServeSettings
 from kvasir.serve.sse import EventStream
 from kvasir.serve.wire import Scheduling
 from kvasir.store.entry import Entry
+from kvasir.store.parameters import sampling_of
 from kvasir.types import FinishReason, Request, ServiceClass
 
 CLASS_HEADER = "x-kvasir-class"
@@ -47,8 +48,17 @@ class Serving:
     def names(self) -> tuple[str, ...]:
         """What the model may be called; the first is what answers carry."""
         if self.entry is not None:
-            return (self.entry.name,)
+            return tuple(dict.fromkeys((self.entry.name, self.entry.name.removesuffix(":latest"))))
         return self.settings.model_names or (self.front.info.name,)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The fields of SamplingParams that the store has for this model, which requests may override."""
+        return sampling_of(self.entry.parameters) if self.entry else {}
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """A chat with what the store has for this model before it."""
+        return self.entry.conversation(messages) if self.entry else messages
 
     @property
     def fingerprint(self) -> str:

@@ -72,7 +72,7 @@ async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) 
     prompt_ids = await chat_ids(wire, serving)
     max_tokens = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
     logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
-    params = to_params(wire, serving.front.info, max_tokens=max_tokens, logprobs=logprobs)
+    params = to_params(wire, serving.front.info, serving.own, max_tokens=max_tokens, logprobs=logprobs)
     front = serving.front
     reading = front.reader.reading(prompt_ids, callable_tools(wire))
     fields = serving.fields(request, wire, TIERS.get(wire.service_tier or ""))
@@ -112,7 +112,7 @@ async def chat_ids(wire: ChatRequest, serving: Serving) -> tuple[int, ...]:
     knows_developer = any(front.template_mentions(f"{q}developer{q}", tools) for q in "'\"")
     roles = {"developer": "developer" if knows_developer else "system", "function": "tool"}
     return await front.encode_chat(
-        [to_message(m, i, roles) for i, m in enumerate(wire.messages)],
+        serving.conversation([to_message(m, i, roles) for i, m in enumerate(wire.messages)]),
         tools=tools,
         add_generation_prompt=wire.add_generation_prompt is not False,
         continue_final_message=bool(wire.continue_final_message),

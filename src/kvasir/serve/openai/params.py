@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from kvasir.errors import InvalidRequest
@@ -10,6 +12,7 @@ from kvasir.serve.openai.wire import Sampling
 from kvasir.serve.wire import refuse_fields
 from kvasir.types import ModelInfo, SamplingParams, ServiceClass
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 # Wire fields that SamplingParams has under the same name.
 _SAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
@@ -37,12 +40,13 @@ def served_tier(asked: str | None, slo: ServiceClass) -> str | None:
     return "priority" if asked == "priority" else "default"
 
 
-def to_params(wire: Sampling, info: ModelInfo, **given: Any) -> SamplingParams:
-    """`given` are fields whose meaning differs between routes. An absent field takes the model's
-    recommendation where there is one, else the API's default. Raises InvalidRequest."""
-    unwanted = _FILTERS if wire.mirostat else ()
+def to_params(wire: Sampling, info: ModelInfo, own: Mapping[str, Any] = NOTHING, **given: Any) -> SamplingParams:
+    """`given` are fields whose meaning differs between routes. An absent field takes what the model was told in the
+    store (`own`), else its recommendation, else the API's default. Raises InvalidRequest."""
+    unwanted = _FILTERS if wire.mirostat or own.get("mirostat") else ()
     recommended = {k: v for k, v in info.default_sampling.items() if k in _RECOMMENDED}
-    fields: dict[str, Any] = {k: v for k, v in recommended.items() if k not in unwanted}
+    fields: dict[str, Any] = {k: v for k, v in recommended.items() if k not in unwanted} | dict(own)
+    given = {k: v for k, v in given.items() if v is not None or k not in own}
     fields |= {name: value for name in _SAME if (value := getattr(wire, name)) is not None}
     if wire.stop is not None:
         fields["stop"] = (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop)

@@ -1,0 +1,81 @@
+"""What a server of several models may load: those of the store, or those that it was told of at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from kvasir.config import EngineOptions
+from kvasir.errors import InvalidRequest
+from kvasir.store.entry import Details, Entry
+from kvasir.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A model that may be loaded. identity: changes when another load would load something else. size: bytes of its
+    weights' files. options: how it is loaded; may raise KvasirError. created: seconds since 1970."""
+
+    name: str
+    identity: str
+    size: int
+    details: Details
+    options: Callable[[], EngineOptions]
+    entry: Entry | None = None
+    created: int = 0
+
+
+class Offers(Protocol):
+    """Read on the event loop: small files at most."""
+
+    def all(self) -> Sequence[Offer]: ...
+
+    def find(self, name: str) -> Offer | None: ...
+
+
+class StoreOffers:
+    """All models of a store, as they are at each moment. base: what all engines are told."""
+
+    def __init__(self, store: Store, base: EngineOptions):
+        self._store = store
+        self._base = base
+
+    def all(self) -> Sequence[Offer]:
+        return [self._offer(entry) for entry in self._store.list()]
+
+    def find(self, name: str) -> Offer | None:
+        entry = self._store.find(name)
+        return None if entry is None else self._offer(entry)
+
+    def _offer(self, entry: Entry) -> Offer:
+        return offer_of(self._store, entry, self._base)
+
+
+def offer_of(store: Store, entry: Entry, base: EngineOptions) -> Offer:
+    return Offer(
+        entry.name,
+        f"{entry.digest} {entry.weights.path}",
+        entry.weights.size,
+        entry.details,
+        partial(store.options, entry, base),
+        entry,
+        int(entry.created),
+    )
+
+
+class GivenOffers:
+    """A few models by name, and nothing else. Raises InvalidRequest for a name that comes twice."""
+
+    def __init__(self, offers: Sequence[Offer]):
+        self._offers = {offer.name: offer for offer in offers}
+        if len(self._offers) < len(offers):
+            raise InvalidRequest("a model is given twice", "give each model once", param="model")
+
+    def all(self) -> Sequence[Offer]:
+        return list(self._offers.values())
+
+    def find(self, name: str) -> Offer | None:
+        spellings = (name, name.removesuffix(":latest"), f"{name}:latest")
+        return next((self._offers[s] for s in spellings if s in self._offers), None)

@@ -1,0 +1,64 @@
+"""Whether a model fits into memory beside those that are loaded, and how much of it its keys and values get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from kvasir.config import EngineOptions
+from kvasir.serve.offers import Offer
+
+MIB = 1 << 20
+OVERHEAD = 400 * MIB  # of an engine process: the interpreter, libraries, workspace
+MIN_TOKENS = 4096  # of keys and values that a model must have room for, where its context is as long
+UNKNOWN_KV = 64 * MIB  # where the files do not say what a token takes
+SLACK = 1.25  # blocks are whole, and arithmetic may be wider than 16 bits
+SHARE = 0.5  # of what the weights leave, for all keys and values together
+GPU_SHARE = 0.9
+
+
+class Room:
+    """Owns no memory, only the estimate. available: bytes that the host has now; None where nobody knows, as of a GPU
+    before its libraries are loaded: then the number of models is the only bound, and the engine's own check."""
+
+    def __init__(self, available: Callable[[], int | None], max_models: int):
+        self._available = available
+        self._max_models = max_models
+        self._budget: int | None = None
+
+    def free(self, reserved: Iterable[int]) -> int | None:
+        """Bytes for one more model. reserved: what those that are loaded were given, of which they may not have
+        touched all yet."""
+        now, taken = self._available(), list(reserved)
+        if not taken:
+            self._budget = now
+        if now is None or self._budget is None:
+            return None
+        return max(0, min(now, self._budget - sum(taken)))
+
+    def sized(self, offer: Offer, options: EngineOptions, free: int | None, loaded: int) -> tuple[EngineOptions, int]:
+        """The options with a bound on keys and values, unless they have one, and the bytes to reserve."""
+        weights, least = needed(offer, options)
+        if free is None:
+            share = options.memory_fraction or GPU_SHARE / max(1, self._max_models - loaded)
+            return replace(options, memory_fraction=share), 0
+        if options.kv_memory or options.num_blocks or options.memory_fraction:
+            return options, weights + least
+        share = int((free - weights) * SHARE / max(1, self._max_models - loaded))
+        kv = max(least, min(share, most_kv(offer, options)))
+        return replace(options, kv_memory=kv), weights + kv
+
+
+def needed(offer: Offer, options: EngineOptions) -> tuple[int, int]:
+    """Bytes of the process with its weights, and the least of keys and values."""
+    details = offer.details
+    tokens = options.max_model_len or min(details.context_length or MIN_TOKENS, MIN_TOKENS)
+    least = int(details.kv_bytes_per_token * tokens * SLACK) or UNKNOWN_KV
+    return offer.size + OVERHEAD, options.kv_memory or least
+
+
+def most_kv(offer: Offer, options: EngineOptions) -> int:
+    """What all rows with full contexts take."""
+    details = offer.details
+    context = options.max_model_len or details.context_length
+    return int(details.kv_bytes_per_token * context * options.max_num_seqs * SLACK) or UNKNOWN_KV * 16

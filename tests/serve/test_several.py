@@ -1,0 +1,350 @@
+"""A server of several models: loads are shared, nothing that answers is unloaded, nobody stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvasir.config import EngineOptions
+from kvasir.errors import ConfigError, EngineDead, InvalidRequest, ModelFileError, ModelNotFound
+from kvasir.serve.app import create_app
+from kvasir.serve.offers import StoreOffers
+from kvasir.serve.settings import ServeSettings
+from kvasir.serve.several import Several
+from kvasir.store.modelfile import Modelfile
+from kvasir.store.store import Store
+from tests.serve.shelf import MIB, Broken, Launcher, Shelf, offer
+from tests.store import made
+
+NAMES = ("a", "b", "c")
+
+
+@asynccontextmanager
+async def several(launcher: Launcher, shelf: Shelf | None = None, **options):
+    catalogue = Several(shelf or Shelf([offer(name) for name in NAMES]), launcher, ServeSettings(), **options)
+    await catalogue.start()
+    try:
+        yield catalogue
+    finally:
+        await catalogue.stop()
+        assert launcher.there == []
+        assert not catalogue._held and not catalogue._leaving
+
+
+async def until(condition, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.001)
+
+
+async def test_a_load_is_shared_and_stays_for_a_while():
+    launcher = Launcher(gate=asyncio.Event())
+    async with several(launcher, keep_alive=0.05) as catalogue:
+
+        async def ask():
+            async with catalogue.lease("a") as serving:
+                assert serving.names == ("a",) and not serving.front.engine.ended
+                return serving
+
+        asking = [asyncio.ensure_future(ask()) for _ in range(5)]
+        await until(lambda: launcher.loads)
+        assert catalogue.loaded() == []
+        asking.pop().cancel()
+        launcher.gate.set()
+        assert len(set(await asyncio.gather(*asking))) == 1 and launcher.loads == 1
+        assert catalogue.expires(catalogue.loaded()[0]) == pytest.approx(time.time() + 0.05, abs=1)
+        await ask()
+        assert launcher.loads == 1
+        await until(lambda: not launcher.there)
+        await ask()
+        assert launcher.loads == 2
+
+
+async def test_keep_alive_is_as_it_was_last_asked_for():
+    launcher = Launcher()
+    async with several(launcher) as catalogue:
+        async with catalogue.lease("a", -1) as serving:
+            pass
+        assert launcher.there == ["a"] and catalogue.expires(serving) is None
+        async with catalogue.lease("a"), catalogue.lease("a", 0):
+            pass
+        await until(lambda: not launcher.there)
+        async with catalogue.lease("a") as serving:
+            assert catalogue.expires(serving) is None, "as long as it is leased"
+        assert catalogue.expires(serving) > time.time() + 200, "what was asked for went with the engine"
+
+
+async def test_nobody_waits_any_more_and_the_load_goes_on():
+    launcher = Launcher(gate=asyncio.Event())
+    async with several(launcher, keep_alive=60) as catalogue:
+        asking = asyncio.ensure_future(catalogue.lease("a").__aenter__())
+        await until(lambda: launcher.loads)
+        asking.cancel()
+        await asyncio.wait([asking])
+        launcher.gate.set()
+        await until(lambda: launcher.there)
+        async with catalogue.lease("a"):
+            assert launcher.loads == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (ModelFileError("bad header", "pull it again"), InvalidRequest, r"a cannot be loaded: bad header .pull it"),
+        (ConfigError("does not fit"), InvalidRequest, "a cannot be loaded"),
+        (EngineDead("it ended"), EngineDead, "it ended"),
+        (Broken("x"), Broken, "x"),
+        (OSError("secret"), EngineDead, r"a could not be loaded .the server's log"),
+    ],
+)
+async def test_a_load_that_fails_is_an_error_of_those_who_wait(error, kind, message):
+    launcher = Launcher({"a": error})
+    async with several(launcher) as catalogue:
+        results = await asyncio.gather(*(catalogue.lease("a").__aenter__() for _ in range(3)), return_exceptions=True)
+        assert launcher.loads == 1
+        for result in results:
+            assert isinstance(result, kind)
+        with pytest.raises(kind, match=message):
+            raise results[0]
+        async with catalogue.lease("b"):
+            assert launcher.there == ["b"]
+        launcher.failing.clear()
+        async with catalogue.lease("a"):
+            assert sorted(launcher.there) == ["a", "b"]
+
+
+async def test_names_that_are_not_there_and_no_name():
+    launcher = Launcher()
+    async with several(launcher) as catalogue:
+        with pytest.raises(ModelNotFound, match=r"'z' does not exist here .served: 'a', 'b', 'c'"):
+            async with catalogue.lease("z"):
+                pass
+        with pytest.raises(InvalidRequest, match=r"there are 3 models .name one: 'a', 'b', 'c'"):
+            async with catalogue.lease(None):
+                pass
+        assert [card.name for card in catalogue.cards()] == list(NAMES) and catalogue.card("a").max_model_len == 512
+    async with several(launcher, Shelf([offer("a")])) as catalogue, catalogue.lease(None) as serving:
+        assert serving.names == ("a",)
+
+
+async def test_the_one_used_least_recently_makes_room():
+    launcher = Launcher()
+    async with several(launcher, max_loaded=2) as catalogue:
+        for name in ("a", "b", "a", "c"):
+            async with catalogue.lease(name):
+                pass
+        assert launcher.there == ["a", "c"] and launcher.most == 2
+
+
+async def test_what_answers_is_waited_for_and_then_refused():
+    launcher = Launcher()
+    async with several(launcher, max_loaded=1, patience=0.05) as catalogue, catalogue.lease("a"):
+        with pytest.raises(EngineDead, match=r"b is not loaded: 1 models are answering.*try again later"):
+            async with catalogue.lease("b"):
+                pass
+        assert launcher.there == ["a"]
+    async with several(Launcher(), max_loaded=1, patience=30) as catalogue:
+        async with catalogue.lease("a"):
+            waiting = asyncio.ensure_future(catalogue.lease("b").__aenter__())
+            await asyncio.sleep(0)
+        assert (await waiting).names == ("b",)
+
+
+async def test_memory_is_shared_out():
+    launcher, total = Launcher(), 10_000 * MIB
+    sizes = {"a": 3000 * MIB, "b": 3000 * MIB, "c": 7000 * MIB, "d": 20_000 * MIB}
+    shelf = Shelf([offer(name, size) for name, size in sizes.items()])
+
+    def available() -> int:
+        return total - sum(sizes[name] for name in launcher.there)
+
+    async with several(launcher, shelf, available=available) as catalogue:
+        for name in ("a", "b"):
+            async with catalogue.lease(name):
+                pass
+        assert launcher.there == ["a", "b"]
+        kv = [options.kv_memory for options, _ in launcher.launched]
+        assert sum(kv) + sizes["a"] + sizes["b"] < total and min(kv) >= 512 * 1024
+        async with catalogue.lease("c"):
+            assert launcher.there == ["c"], "both had to go"
+            with pytest.raises(EngineDead, match=r"d is not loaded: it takes about 19.9 GiB, and .* are free"):
+                async with catalogue.lease("d"):
+                    pass
+            assert launcher.there == ["c"]
+        async with catalogue.lease("a"):
+            assert launcher.there == ["a"]
+    given = Shelf([offer("a", options=lambda: EngineOptions("a", kv_memory=123))])
+    launcher = Launcher()
+    async with several(launcher, given, available=lambda: total) as catalogue, catalogue.lease("a"):
+        assert launcher.launched[0][0].kv_memory == 123, "what the user says stands"
+    launcher = Launcher()
+    async with several(launcher, max_loaded=3) as catalogue, catalogue.lease("a"), catalogue.lease("b"):
+        assert [o.memory_fraction for o, _ in launcher.launched] == pytest.approx([0.3, 0.45]), "of a device unseen"
+
+
+async def test_what_changes_is_loaded_anew_and_what_answers_goes_on():
+    launcher = Launcher()
+    shelf = Shelf([offer("a"), offer("b")])
+    async with several(launcher, shelf) as catalogue:
+        async with catalogue.lease("a") as old:
+            shelf.set(offer("a", identity="2"))
+            async with catalogue.lease("a") as new:
+                assert new is not old and not old.front.engine.ended
+                assert catalogue.loaded() == [new] and launcher.there == ["a", "a"]
+        await until(lambda: launcher.there == ["a"])
+        shelf.remove("a")
+        async with catalogue.lease("b"):
+            await until(lambda: launcher.there == ["b"])
+        with pytest.raises(ModelNotFound):
+            async with catalogue.lease("a"):
+                pass
+
+
+async def test_an_engine_that_died_for_good_is_replaced():
+    launcher = Launcher()
+    async with several(launcher) as catalogue:
+        async with catalogue.lease("a") as serving:
+            await serving.front.engine.stop()
+        async with catalogue.lease("a") as serving:
+            assert not serving.front.engine.ended and launcher.loads == 2
+
+
+async def test_the_servers_end_ends_loads_and_answers():
+    launcher = Launcher(gate=asyncio.Event())
+    catalogue = Several(Shelf([offer("a"), offer("b")]), launcher, ServeSettings())
+    waiting = asyncio.ensure_future(catalogue.lease("a").__aenter__())
+    await until(lambda: launcher.loads)
+    await asyncio.gather(catalogue.stop(), catalogue.stop())
+    with pytest.raises(EngineDead, match="the server ends"):
+        await waiting
+    with pytest.raises(EngineDead, match="the server ends"):
+        await catalogue.lease("b").__aenter__()
+
+
+KEEP = st.sampled_from([None, None, -1, 0, 0.002])
+LEASE = st.tuples(st.sampled_from(NAMES), KEEP, st.integers(0, 8), st.integers(0, 6), st.booleans())
+CHANGE = st.tuples(st.integers(0, 12), st.sampled_from(NAMES), st.sampled_from(["fail", "mend", "change", "remove"]))
+
+
+@settings(max_examples=30)
+@given(st.lists(LEASE, max_size=12), st.lists(CHANGE, max_size=4), st.integers(1, 3))
+def test_whatever_happens_nothing_that_is_leased_goes_and_nobody_stays(leases, changes, max_loaded):
+    async def run() -> None:
+        launcher, shelf = Launcher(), Shelf([offer(name) for name in NAMES])
+        async with several(launcher, shelf, keep_alive=0.003, max_loaded=max_loaded, patience=0.01) as catalogue:
+
+            async def lease(name, keep_alive, begin, ticks, leaves) -> None:
+                await asyncio.sleep(begin / 1000)
+                try:
+                    async with catalogue.lease(name, keep_alive) as serving:
+                        for _ in range(ticks):
+                            assert not serving.front.engine.ended
+                            if leaves:
+                                asyncio.current_task().cancel()
+                            await asyncio.sleep(0.001)
+                except (EngineDead, ModelNotFound, InvalidRequest):
+                    pass
+
+            async def change(begin, name, kind) -> None:
+                await asyncio.sleep(begin / 1000)
+                match kind:
+                    case "fail":
+                        launcher.failing[name] = ModelFileError("x")
+                    case "mend":
+                        launcher.failing.clear()
+                    case "change":
+                        shelf.set(offer(name, identity=str(begin)))
+                    case "remove":
+                        shelf.remove(name)
+
+            tasks = [asyncio.ensure_future(lease(*told)) for told in leases]
+            tasks += [asyncio.ensure_future(change(*told)) for told in changes]
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert result is None or isinstance(result, asyncio.CancelledError), result
+            assert launcher.most <= max_loaded
+            assert all(held.leases == 0 for held in (*catalogue._held.values(), *catalogue._leaving))
+            kept = {told[0] for told in leases if told[1] == -1}
+            await until(lambda: all(name in kept for name in launcher.there))
+
+    asyncio.run(run())
+
+
+# -- over HTTP, with a store ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    store = Store(tmp_path / "store", any_path=True)
+    store.pull(str(made.folder(tmp_path / "plain")))
+    recipe = Modelfile(
+        ("plain",), {"temperature": 0, "num_predict": 5, "stop": ["!"]}, system="S",
+        messages=({"role": "user", "content": "u"}, {"role": "assistant", "content": "v"}),
+    )  # fmt: skip
+    store.create("own:1", recipe)
+    return store
+
+
+@asynccontextmanager
+async def http_of(store: Store, launcher: Launcher):
+    offers = StoreOffers(store, EngineOptions(""))
+    async with several(launcher, offers, store=store) as catalogue:  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(create_app(catalogue))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            yield http
+
+
+async def test_all_routes_know_of_all_models(store):
+    async with http_of(store, Launcher()) as http:
+        listed = (await http.get("/v1/models")).json()["data"]
+        assert {card["id"] for card in listed} == {"plain:latest", "own:1"}
+        assert {card["max_model_len"] for card in listed} == {512}
+        assert (await http.get("/v1/models/plain")).json()["id"] == "plain:latest"
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/kvasir/live")).status_code == 503, "nothing is loaded, and nothing loaded for that"
+        assert "model_name=" not in (await http.get("/metrics")).text.replace("kvasir_http", "")
+        wrong = await http.post("/v1/completions", json={"model": "other", "prompt": "x"})
+        assert wrong.status_code == 404 and "kvasir pull" in wrong.json()["error"]["message"]
+        for name in ("plain", "own:1", "PLAIN:latest"):
+            response = await http.post("/v1/completions", json={"model": name, "prompt": "abc", "max_tokens": 3})
+            assert response.status_code == 200, response.text
+        text = (await http.get("/metrics")).text
+        assert "plain:latest" in text and "own:1" in text
+        assert (await http.get("/kvasir/live", params={"model": "own:1"})).status_code == 200
+        assert (await http.get("/health")).status_code == 200
+        store.remove("plain")
+        gone = await http.post("/v1/completions", json={"model": "plain", "prompt": "abc"})
+        assert gone.status_code == 404
+
+
+async def test_a_models_own_defaults_stand_below_the_request(store):
+    async with http_of(store, Launcher()) as http:
+
+        async def ask(**fields) -> dict:
+            body = {"model": "own:1", "messages": [{"role": "user", "content": "abcdefghij"}], **fields}
+            response = await http.post("/v1/chat/completions", json=body)
+            assert response.status_code == 200, response.text
+            return response.json()
+
+        plain = await ask(model="plain", max_tokens=30, temperature=0)
+        assert plain["choices"][0]["message"]["content"].startswith("user: abcdefghij")
+        own = await ask()
+        assert own["usage"]["completion_tokens"] == 5 and own["choices"][0]["finish_reason"] == "length"
+        assert own["choices"][0]["message"]["content"] == "syste", "the echo of a prompt that begins with its system"
+        assert "seed" not in own["choices"][0], "greedy, as it says"
+        longer = await ask(max_tokens=60)
+        text = longer["choices"][0]["message"]["content"]
+        assert text.startswith("system: S\nuser: u\nassistant: v\nuser: abcdefghij")
+        messages = [{"role": "system", "content": "T"}, {"role": "user", "content": "x"}]
+        instead = (await ask(max_tokens=44, messages=messages))["choices"][0]["message"]["content"]
+        assert instead.startswith("user: u\nassistant: v\nsystem: T\nuser: x")
+        assert "seed" in (await ask(temperature=1))["choices"][0]
+        body = {"model": "own:1", "prompt": "ab!cd"}
+        completion = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+        assert completion["text"] == "ab" and completion["finish_reason"] == "stop"
