@@ -113,6 +113,7 @@ def capabilities(serving: Serving) -> list[str]:
         "completion": Task.GENERATE in front.info.tasks,
         "tools": format is not None and format.calls.style is not Style.NONE,
         "thinking": format is not None and format.thinking is not None,
+        "insert": front.infill is not None,
         "embedding": Task.EMBED in front.info.tasks,
     }
     return [name for name, able in can.items() if able]

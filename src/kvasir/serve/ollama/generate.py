@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -56,7 +57,7 @@ def _refuse(wire: GenerateRequest) -> None:
     for name in ("template", "system", "context", "think"):
         if wire.raw and getattr(wire, name):
             raise InvalidRequest(f"raw mode does not support {name}", "leave one of them out", name)
-    for name in ("template", "system", "context", "raw"):
+    for name in ("template", "system", "context", "raw", "think", "truncate"):
         if wire.suffix and getattr(wire, name):
             raise InvalidRequest(f"filling in the middle does not support {name}", "leave one of them out", name)
 
@@ -66,8 +67,13 @@ async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, 
     front, entry = serving.front, serving.entry
     options = options_of(wire.options, entry.parameters if entry else {})
     context = context_of(options, front.info)
-    ids: Sequence[int] = await prompt_ids(wire, serving)
+    ids: Sequence[int]
+    ends: tuple[int, ...] = ()
     cut = 0
+    if wire.suffix:
+        ids, ends = await front.encode_infill(wire.prompt or "", wire.suffix)
+    else:
+        ids = await prompt_ids(wire, serving)
     if wire.truncate:
         keep = _KEPT if options.num_keep is None else options.num_keep
         ids, cut = cut_ids(ids, context - room_for_answer(options, context), keep)
@@ -75,16 +81,18 @@ async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, 
     params = to_params(wire, options, front.info, context - len(ids))
     await front.learn(params)
     core = front.resolve(ids, params, param="prompt", **serving.fields(request, wire))
+    if ends:
+        core = replace(core, eos_ids=(*(core.eos_ids or ()), *ends))
     reading = None if wire.raw or wire.suffix else front.reader.reading(ids, None)
     truncated = {"tokens": cut} if cut else {}
-    return Job(wire.model, serving, core, reading, clock, as_response, truncated, with_context=not wire.raw)
+    return Job(
+        wire.model, serving, core, reading, clock, as_response, truncated, with_context=not (wire.raw or wire.suffix)
+    )
 
 
 async def prompt_ids(wire: GenerateRequest, serving: Serving) -> tuple[int, ...]:
     """The prompt as it is where it is raw or the model has no template; else a chat of one message."""
     front, prompt = serving.front, wire.prompt or ""
-    if wire.suffix:
-        raise InvalidRequest("filling in the middle is not supported by this model", "leave it out", "suffix")
     bare = not wire.template and not (front.template and front.template.sources)
     if wire.raw or bare:
         if wire.system or wire.think:

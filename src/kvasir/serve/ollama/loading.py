@@ -20,7 +20,6 @@ async def load_or_unload(
     Raises ModelNotFound, InvalidRequest, ScopeNeeded, EngineDead."""
     catalogue = catalogue_of(request)
     name = full_name(catalogue, model)
-    catalogue.card(name)
     if keep_alive == 0:
         needs_management(request)
     if keep_alive == 0 and isinstance(catalogue, OneModel):

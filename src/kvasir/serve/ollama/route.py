@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from kvasir.errors import ModelNotFound
 from kvasir.serve.body import JsonRoute
 from kvasir.serve.catalogue import Catalogue, catalogue_of, serving_of
 from kvasir.serve.faults import Fault, ollama_error
@@ -40,10 +42,11 @@ def _json_scope(scope: Scope) -> Scope:
 
 
 def full_name(catalogue: Catalogue, name: str) -> str:
-    """The name that the catalogue has for a name with or without the tag `latest`."""
-    known = {card.name for card in catalogue.cards()}
-    spellings = (name, name.removesuffix(":latest"), f"{name}:latest")
-    return next((spelling for spelling in spellings if spelling in known), name)
+    """The name that the catalogue has for a name with or without the tag `latest`. Raises ModelNotFound."""
+    for spelling in (name.removesuffix(":latest"), f"{name}:latest"):
+        with suppress(ModelNotFound):
+            return catalogue.card(spelling).name
+    return catalogue.card(name).name
 
 
 async def serving_named(request: Request, name: str, keep_alive: float | None = None) -> Serving:
