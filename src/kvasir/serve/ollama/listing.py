@@ -10,8 +10,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir import __version__
-from kvasir.serve.catalogue import catalogue_of
+from kvasir.serve.catalogue import Catalogue, catalogue_of
 from kvasir.serve.ollama.about import shown, shown_of_one, summary, summary_of_one
+from kvasir.serve.ollama.answer import timestamp
 from kvasir.serve.ollama.manage_wire import ShowRequest
 from kvasir.serve.ollama.route import OllamaRoute, full_name
 from kvasir.serve.serving import Serving, json_response
@@ -40,26 +41,32 @@ async def tags(request: HTTPRequest) -> Response:
 
 @router.get("/api/ps", tags=["ollama"])
 async def ps(request: HTTPRequest) -> Response:
-    return json_response({"models": [_running(serving) for serving in catalogue_of(request).loaded()]})
+    catalogue = catalogue_of(request)
+    return json_response({"models": [_running(serving, catalogue) for serving in catalogue.loaded()]})
 
 
-def _running(serving: Serving) -> dict[str, Any]:
+def _running(serving: Serving, catalogue: Catalogue) -> dict[str, Any]:
     info, name = serving.front.info, serving.names[0]
     told = summary(serving.entry) if serving.entry else summary_of_one(serving, name)
     del told["modified_at"]
-    on_device = 0 if info.device == "cpu" else told["size"]
-    return {**told, "expires_at": NEVER, "size_vram": on_device, "context_length": info.max_model_len}
+    expires = catalogue.expires(serving)
+    return {
+        **told,
+        "expires_at": NEVER if expires is None else timestamp(expires),
+        "size_vram": 0 if info.device == "cpu" else told["size"],
+        "context_length": info.max_model_len,
+    }
 
 
 @router.post("/api/show", tags=["ollama"])
 async def show(wire: ShowRequest, request: HTTPRequest) -> Response:
     refuse_fields(wire)
     catalogue = catalogue_of(request)
-    store, name = catalogue.store, full_name(catalogue, wire.named)
-    entry = await asyncio.to_thread(store.find, name) if store else None
+    store = catalogue.store
+    entry = await asyncio.to_thread(store.find, wire.named) if store else None
     if store and entry:
         facts = await asyncio.to_thread(store.model_info, entry, bool(wire.verbose))
         return json_response(shown(entry, facts))
-    catalogue.card(name)
+    name = full_name(catalogue, wire.named)
     serving = next(s for s in catalogue.loaded() if name in s.names)
     return json_response(shown_of_one(serving, name))
