@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 PACKAGE = "kvasir"
-GROUND = ("types", "validate", "seeds", "plan", "config", "errors", "metrics", "snapshot")
+GROUND = ("types", "validate", "seeds", "plan", "config", "errors", "memory", "metrics", "snapshot")
 THINKING = ("text", "parse", "kv", "sched", "guided")
 COMPUTING = (
     *("device", "ops", "parallel", "quant", "layers", "models"),

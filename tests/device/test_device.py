@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kvasir.device import Device, allocated, capability, detect, set_threads, synchronize
-from kvasir.device.memory import host_memory
 from kvasir.errors import ConfigError
+from kvasir.memory import host_memory
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    600 kB\nHugePages_Total:       0\n"
 

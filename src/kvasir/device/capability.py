@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from kvasir.device.memory import host_memory
 from kvasir.errors import ConfigError
+from kvasir.memory import host_memory
 
 # Features worth knowing, by the names of /proc/cpuinfo.
 _FEATURES = """
