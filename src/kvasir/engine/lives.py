@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from kvasir.metrics import Histogram
-from kvasir.types import ClassStats, EngineStats
+from kvasir.types import EngineStats
 
-# What is so now, not what was counted.
+# What is so now, not what was counted: of the engine, of a class, of a tier.
 GAUGES = frozenset(
     (
         *("running", "waiting", "blocks_total", "blocks_used", "blocks_cached", "block_size"),
         *("tier_bytes", "tier_queued_bytes", "pid"),
+        *("read_rate", "open_loads", "open_bytes", "queued_bytes", "num_parts", "num_bytes"),
     )
 )
 
@@ -35,15 +36,21 @@ class Lives:
 
 
 def total(before: Any, now: Any) -> Any:
-    """The stats `now` with the counters of `before` added: numbers, histograms, and these by name or class."""
-    match now:
-        case EngineStats() | ClassStats():
-            names = [f.name for f in fields(now) if f.name not in GAUGES]
-            return replace(now, **{name: total(getattr(before, name), getattr(now, name)) for name in names})
-        case Histogram():
-            counts = [a + b for a, b in zip(before.counts, now.counts, strict=True)]
-            return Histogram(now.bounds, counts, before.sum + now.sum)
-        case dict():
-            kinds = {key: type(value) for key, value in (before | now).items()}
-            return {key: total(before.get(key, kind()), now.get(key, kind())) for key, kind in kinds.items()}
+    """The stats `now` with the counters of `before` added: numbers, histograms, and groups of them by name."""
+    if isinstance(now, Histogram):
+        counts = [a + b for a, b in zip(before.counts, now.counts, strict=True)]
+        return Histogram(now.bounds, counts, before.sum + now.sum)
+    if is_dataclass(now):
+        names = [f.name for f in fields(now) if f.name not in GAUGES]
+        return replace(now, **{name: total(getattr(before, name), getattr(now, name)) for name in names})  # type: ignore[type-var]
+    if isinstance(now, dict):
+        gone = {name: _over(value) for name, value in before.items() if name not in now}
+        return gone | {name: total(before[name], value) if name in before else value for name, value in now.items()}
     return before + now
+
+
+def _over(stats: Any) -> Any:
+    """Of what is no more, the counters alone."""
+    if not is_dataclass(stats):
+        return stats
+    return replace(stats, **{f.name: 0 for f in fields(stats) if f.name in GAUGES})  # type: ignore[type-var]
