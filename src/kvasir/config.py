@@ -51,6 +51,10 @@ class EngineOptions:
     pin: bool = option(False, "Tie each computing thread to a processor of its own.")
     prefix_cache: bool = option(True, "Keep computed prefixes for requests that begin alike.")
     cache_eviction: str = option("lru", "Which cached prefix goes first: lru, lfu, fifo or priority.")
+    cache_host: int | None = option(
+        None,
+        "Bytes of host memory for prefixes that a GPU's does not hold; 0 for none (default: half of what is free).",
+    )
     cache_dir: str | None = option(None, "Folder for prefixes that the memory does not hold; they outlive the engine.")
     cache_disk: int | None = option(None, "Bytes that this folder may take (default: 16 GiB).")
     cache_offer: str | None = option(None, "Socket on which other engines of this user may take what cache_dir holds.")
@@ -81,12 +85,14 @@ class ModelFacts:
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
     """What `resolve` must know of the machine. memory_available: bytes, within the cgroup's limit. processors: those
-    this process may run on, whereas `threads` is how many compute."""
+    this process may run on, whereas `threads` is how many compute. host_available: of the host's memory, where the
+    device has its own."""
 
     kind: str
     memory_available: int
     threads: int
     processors: int = 1
+    host_available: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,7 @@ class EngineConfig:
     jump_ahead: bool
     prefix_cache: bool
     cache_eviction: str
+    cache_host: int
     cache_dir: str | None
     cache_disk: int
     cache_offer: str | None
@@ -141,6 +148,9 @@ def check(options: EngineOptions) -> None:
     at_least("num_blocks", 2)
     at_least("kv_memory", 1)
     at_least("cache_disk", 1)
+    at_least("cache_host", 0)
+    if options.cache_host and not options.prefix_cache:
+        raise ConfigError("cache_host keeps what the prefix cache lets go of", "leave --no-prefix-cache out")
     if options.cache_disk and not options.cache_dir:
         raise ConfigError("cache_disk without cache_dir", "say in which folder")
     if options.cache_dir and not options.prefix_cache:
@@ -221,6 +231,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         jump_ahead=options.jump_ahead,
         prefix_cache=options.prefix_cache,
         cache_eviction=options.cache_eviction,
+        cache_host=_cache_host(options, device),
         cache_dir=options.cache_dir,
         cache_disk=options.cache_disk or 16 * GIB,
         cache_offer=options.cache_offer,
@@ -237,6 +248,25 @@ def _refuse_parts(options: EngineOptions, length: int) -> None:
             f"this model reads whole texts, of up to {length} tokens",
             "leave max_chunk out; let max_num_batched_tokens be as large, or lower max_model_len",
         )
+
+
+def _cache_host(options: EngineOptions, device: DeviceFacts) -> int:
+    """Bytes. Raises ConfigError where the pool itself is host memory, and for more than is free."""
+    if device.kind == "cpu" and options.cache_host:
+        raise ConfigError(
+            "cache_host is for devices with memory of their own, and this is the CPU: its KV memory is the host's",
+            "leave it out, and raise kv_memory instead",
+        )
+    if device.kind == "cpu" or not options.prefix_cache:
+        return 0
+    if options.cache_host is None:
+        return device.host_available // 2
+    if options.cache_host > device.host_available:
+        raise ConfigError(
+            f"cache_host is {options.cache_host} bytes, of the host's memory {device.host_available} are free",
+            "lower it",
+        )
+    return options.cache_host
 
 
 def _overlap(options: EngineOptions, device: DeviceFacts) -> bool:

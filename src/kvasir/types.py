@@ -100,6 +100,7 @@ class SamplingParams:
     drawn by the front half and returned.
     logprobs: None for none, 0 for the chosen token's alone, k for the k best beside it; of the raw float32 logits.
     `stop` strings are matched in the front half; the core sees ids alone.
+    thinking_token_budget: tokens of reasoning after which its end is forced; None: as many as there come.
     """
 
     n: int = 1
@@ -137,6 +138,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: int | None = None
 
     @property
     def greedy(self) -> bool:
@@ -276,6 +278,31 @@ class ClassStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TierStats:
+    """Of one tier, which keeps evicted blocks in parts, one for each cache group: counts since the start, by outcome,
+    and the present state.
+
+    loads: "loaded", and why not: the reasons of kv.tiers.record.Unusable. saves: "saved", and why a part was not:
+    "known" (it is there already), "full" (the queue), "large" (more than the tier), "slow" (to compute it is faster
+    than to read it), "dear" (writing would take more than its share of the time), "paused" (after an error), "error",
+    "closed".
+    read_rate: bytes a second, 0 when not known.
+    """
+
+    loads: dict[str, int] = field(default_factory=dict)
+    saves: dict[str, int] = field(default_factory=dict)
+    bytes_loaded: int = 0
+    bytes_saved: int = 0
+    evicted: int = 0
+    read_rate: float = 0.0
+    open_loads: int = 0  # tickets
+    open_bytes: int = 0  # of the parts that they name
+    queued_bytes: int = 0  # to be saved
+    num_parts: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of the engine's counters and gauges; totals count from its start, over all its lives where it dies and
     is started again."""
@@ -298,7 +325,7 @@ class EngineStats:
     classes: dict[ServiceClass, ClassStats] = field(default_factory=dict)
     finished: int = 0
     aborted: int = 0
-    # A tier keeps evicted blocks in parts, one for each cache group.
+    # Sums over all tiers.
     tier_loaded_tokens: int = 0  # of cached_tokens and of resumed sequences, those that were read from it
     tier_loads: dict[str, int] = field(default_factory=dict)  # by outcome: "loaded", "late", "slow", "corrupt" ...
     tier_saves: dict[str, int] = field(default_factory=dict)  # by outcome: "saved", "known", "full" ...
@@ -307,4 +334,6 @@ class EngineStats:
     tier_bytes: int = 0  # in it now
     tier_queued_bytes: int = 0  # on their way into it
     tier_evicted: int = 0  # parts that it gave up for others
+    tier_unused: dict[str, int] = field(default_factory=dict)  # of tier_loads, those of no tier: "late", "slow"
+    tiers: dict[str, TierStats] = field(default_factory=dict)  # each of them: "host", "disk", "peer"
     pid: int = 0

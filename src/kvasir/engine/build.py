@@ -59,7 +59,9 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
         executor=executor,
         notes=loaded.notes,
     )
-    config = resolve(options, facts, Facts(device.kind, device.memory_available, device.threads, device.processors))
+    _, host_available = devices.host_memory()
+    machine = Facts(device.kind, device.memory_available, device.threads, device.processors, host_available)
+    config = resolve(options, facts, machine)
     capacity = Capacity(
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
         groups, config.num_blocks, model.config.vocab_size,
@@ -138,6 +140,7 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
         f"KV memory {tokens} tokens in blocks of {config.block_size}, {config.kv_dtype}, "
         f"{config.kv_bytes / 2**20:.0f} MiB, "
         f"{f'prefixes kept ({config.cache_eviction})' if config.prefix_cache else 'no prefix cache'}",
+        *([f"host      {config.cache_host / 2**30:.1f} GiB for prefixes"] if config.cache_host else []),
         *([f"disk      {config.cache_dir}, up to {config.cache_disk / 2**30:.1f} GiB"] if config.cache_dir else []),
         *([f"offers    it on {config.cache_offer}"] if config.cache_offer else []),
         *([f"peer      takes prefixes from {config.cache_peer}"] if config.cache_peer else []),

@@ -199,4 +199,6 @@ class EngineCore:
             tier_bytes=tier.num_bytes if tier else 0,
             tier_queued_bytes=tier.queued_bytes if tier else 0,
             tier_evicted=tier.evicted if tier else 0,
+            tier_unused=s.store.unused if s.store else {},
+            tiers=s.store.tier.each() if s.store else {},
         )

@@ -12,6 +12,7 @@ from kvasir.errors import ConfigError
 from kvasir.kv.tiers.block import Facts, GroupFacts, layout
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.kv.tiers.disk import DiskTier
+from kvasir.kv.tiers.host import HostTier
 from kvasir.kv.tiers.joint import JointTier
 from kvasir.kv.tiers.peer import PeerServer, PeerTier
 from kvasir.layers.kv_cache import KVCache
@@ -34,13 +35,13 @@ def make_tier(
     cache: KVCache | NativeCache,
     load_bytes: int,
 ) -> KVConnector | None:
-    """What the options ask for; None where they do not. load_bytes: that may be on their way from it. Raises
-    ConfigError."""
-    if not (config.cache_dir or config.cache_peer):
+    """What was decided on: the host's memory before the disk before the peer; None where nothing was. load_bytes: that
+    may be on their way from it. Raises ConfigError."""
+    if not (config.cache_host or config.cache_dir or config.cache_peer):
         return None
     facts = Facts(identity(options, config, files), info.numerics, config.block_size, group_facts(config, cache))
     tiers: list[KVConnector] = []
-    server = None
+    disk = server = None
     try:
         if config.cache_dir:
             share = WRITE_SHARE if config.device == "cpu" else None
@@ -49,12 +50,14 @@ def make_tier(
             disk.wait_scanned(SCAN_SECONDS)
         if config.cache_peer:
             tiers.append(PeerTier(_path(config.cache_peer), facts, load_bytes=load_bytes))
-        if config.cache_offer:
-            server = PeerServer(_path(config.cache_offer), tiers[0])
+        if config.cache_offer and disk:
+            server = PeerServer(_path(config.cache_offer), disk)
     except ConfigError:
         for tier in tiers:
             tier.close(0.0)
         raise
+    if config.cache_host:
+        tiers.insert(0, HostTier(facts, config.cache_host, disk))
     return JointTier(tiers, server) if server or len(tiers) > 1 else tiers[0]
 
 

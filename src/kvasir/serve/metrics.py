@@ -182,20 +182,34 @@ class _Model:
         yield self._counter("prefix_lookup_tokens", "Tokens looked up in the prefix cache.", stats.looked_up_tokens)
         yield self._counter("prefix_hit_tokens", "Of these, found there.", stats.cached_tokens)
         yield self._counter("prefix_evicted_blocks", "Blocks taken back from the prefix cache.", stats.evicted_blocks)
-        yield self._counter("tier_hit_tokens", "Tokens read from the tier.", stats.tier_loaded_tokens)
-        loads, saves = stats.tier_loads, stats.tier_saves
-        yield self._counters("tier_loads", "Parts of blocks asked of the tier, by outcome.", "outcome", loads.items())
-        yield self._counters("tier_saves", "Parts of blocks given to the tier, by outcome.", "outcome", saves.items())
-        yield self._counter("tier_loaded_bytes", "Bytes read from the tier.", stats.tier_bytes_loaded)
-        yield self._counter("tier_saved_bytes", "Bytes written to the tier.", stats.tier_bytes_saved)
-        yield self._counter("tier_evicted", "Parts that the tier gave up for others.", stats.tier_evicted)
-        yield self._gauge("tier_bytes", "Bytes in the tier.", stats.tier_bytes)
+        yield from self._tiers(stats)
         yield self._counter("preemptions", "Answers that had to leave and come back.", stats.preemptions)
         yield self._counter("engine_steps", "Steps computed.", stats.steps)
         yield self._counter("engine_step_seconds", "Time spent in steps.", stats.step_seconds)
         yield self._counter("engine_kernel_seconds", "Of it, time inside native programs.", stats.kernel_seconds)
         yield self._counter("engine_answers_finished", "Answers ended in the engine.", stats.finished)
         yield self._counter("engine_answers_aborted", "Of these, ended from outside.", stats.aborted)
+
+    def _tiers(self, stats: EngineStats) -> Iterator[Metric]:
+        tiers = sorted(stats.tiers.items())
+        yield self._counter("tier_hit_tokens", "Tokens read from tiers.", stats.tier_loaded_tokens)
+        loads = [*((tier, s.loads) for tier, s in tiers), ("none", stats.tier_unused)]
+        yield self._outcomes("tier_loads", "Parts of blocks asked of a tier, by outcome.", loads)
+        saves = [(tier, s.saves) for tier, s in tiers]
+        yield self._outcomes("tier_saves", "Parts of blocks offered to a tier, by outcome.", saves)
+        loaded, saved = [(t, s.bytes_loaded) for t, s in tiers], [(t, s.bytes_saved) for t, s in tiers]
+        yield self._counters("tier_loaded_bytes", "Bytes read from a tier.", "tier", loaded)
+        yield self._counters("tier_saved_bytes", "Bytes written to a tier.", "tier", saved)
+        evicted, held = [(t, s.evicted) for t, s in tiers], [(t, s.num_bytes) for t, s in tiers]
+        yield self._counters("tier_evicted", "Parts that a tier gave up for others.", "tier", evicted)
+        yield self._gauges("tier_bytes", "Bytes in a tier.", held, "tier")
+
+    def _outcomes(self, name: str, text: str, counts: Iterable[tuple[str, dict[str, int]]]) -> Metric:
+        family = CounterMetricFamily(f"kvasir_{name}", text, labels=["model_name", "tier", "outcome"])
+        for tier, by_outcome in counts:
+            for outcome, count in sorted(by_outcome.items()):
+                family.add_metric([self.model, tier, outcome], count)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"kvasir_{name}", text, labels=["model_name"])
@@ -207,10 +221,10 @@ class _Model:
         family.add_metric([self.model], value)
         return family
 
-    def _gauges(self, name: str, text: str, values: Iterable[tuple[str, float]]) -> Metric:
-        family = GaugeMetricFamily(f"kvasir_{name}", text, labels=["model_name", CLASS])
-        for service_class, value in values:
-            family.add_metric([self.model, service_class], value)
+    def _gauges(self, name: str, text: str, values: Iterable[tuple[str, float]], label: str = CLASS) -> Metric:
+        family = GaugeMetricFamily(f"kvasir_{name}", text, labels=["model_name", label])
+        for value, count in values:
+            family.add_metric([self.model, value], count)
         return family
 
     def _counters(self, name: str, text: str, label: str, counts: Iterable[tuple[str, int]]) -> Metric:

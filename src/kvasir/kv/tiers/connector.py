@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvasir.kv.tiers.block import Block, Facts, Name
+from kvasir.types import TierStats
 
 Bytes = bytes | bytearray | memoryview
 
@@ -27,29 +28,6 @@ class Failed:
     """Why there are no bytes: a reason of record.Unusable."""
 
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TierStats:
-    """Counts since the start, by outcome, and the present state.
-
-    loads: "loaded" and the reasons of Failed. saves: "saved", and why a part was not: "known" (it is there already),
-    "full" (the queue), "large" (more than the tier), "slow" (to compute it is faster than to read it), "dear" (writing
-    would take more than its share of the time), "paused" (after an error), "error", "closed".
-    read_rate: bytes a second, 0 when not known.
-    """
-
-    loads: dict[str, int]
-    saves: dict[str, int]
-    bytes_loaded: int
-    bytes_saved: int
-    evicted: int
-    read_rate: float
-    open_loads: int  # tickets
-    open_bytes: int  # of the parts that they name
-    queued_bytes: int = 0  # to be saved
-    num_parts: int = 0
-    num_bytes: int = 0
 
 
 class KVConnector(Protocol):

@@ -31,11 +31,12 @@ from pathlib import Path
 
 from kvasir.kv.tiers import record
 from kvasir.kv.tiers.block import Block, Facts, Name
-from kvasir.kv.tiers.connector import Bytes, Failed, TierStats
+from kvasir.kv.tiers.connector import Bytes, Failed
 from kvasir.kv.tiers.folder import make_private
 from kvasir.kv.tiers.purse import Purse
 from kvasir.kv.tiers.record import Unusable
 from kvasir.kv.tiers.transfers import QUEUE_BYTES, Loads, Meter, Worker
+from kvasir.types import TierStats
 
 Save = tuple[Block, int, memoryview, float]  # with the seconds that the purse gave for it
 
@@ -191,7 +192,8 @@ class DiskTier:
 
     def stats(self) -> TierStats:
         return self._meter.stats(
-            self._loads,
+            len(self._loads),
+            self._loads.num_bytes,
             queued_bytes=self._saver.cost,
             num_parts=len(self._index),
             num_bytes=self._index.num_bytes,

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kvasir.kv.tiers.block import Block, Name
-from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector, TierStats
+from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
 from kvasir.kv.tiers.peer import PeerServer
+from kvasir.types import TierStats
 
 
 class JointTier:

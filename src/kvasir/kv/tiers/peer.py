@@ -22,11 +22,12 @@ from typing import TypeVar
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers import record, wire
 from kvasir.kv.tiers.block import Block, Facts, Name
-from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector, TierStats
+from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
 from kvasir.kv.tiers.folder import check_private, make_private
 from kvasir.kv.tiers.record import Unusable
 from kvasir.kv.tiers.transfers import QUEUE_BYTES, Loads, Meter, Worker
 from kvasir.kv.tiers.wire import Wire, WireError
+from kvasir.types import TierStats
 
 log = logging.getLogger("kvasir.kv")
 
@@ -220,7 +221,7 @@ class PeerTier:
         pass
 
     def stats(self) -> TierStats:
-        return self._meter.stats(self._loads)
+        return self._meter.stats(len(self._loads), self._loads.num_bytes)
 
     def each(self) -> dict[str, TierStats]:
         return {self.name: self.stats()}

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from kvasir.kv.tiers.block import Block
-from kvasir.kv.tiers.connector import Failed, TierStats
+from kvasir.kv.tiers.connector import Failed
 from kvasir.kv.tiers.record import Unusable
+from kvasir.types import TierStats
 
 log = logging.getLogger("kvasir.kv")
 
@@ -71,7 +72,7 @@ class Meter:
         rate = self.read_rate()
         return num_bytes / rate if rate else 0.0
 
-    def stats(self, loads: Loads, **state: int) -> TierStats:
+    def stats(self, open_loads: int, open_bytes: int, **state: int) -> TierStats:
         rate = self.read_rate()
         with self._lock:
             return TierStats(
@@ -81,8 +82,8 @@ class Meter:
                 bytes_saved=self.bytes_saved,
                 evicted=self.evicted,
                 read_rate=rate,
-                open_loads=len(loads),
-                open_bytes=loads.num_bytes,
+                open_loads=open_loads,
+                open_bytes=open_bytes,
                 **state,
             )
 

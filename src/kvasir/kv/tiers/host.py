@@ -1,0 +1,141 @@
+"""HostTier: parts of blocks in the host's memory, for a device whose pool is memory of its own.
+
+A part keeps no checksum: its bytes have never left this process, whose memory is believed elsewhere too, and a sum over
+them takes longer than the copy. Its whole name is compared: a tree of other ids finds nothing.
+
+What does not fit any more falls to the tier below, the longest unused first; at the end of the engine all does, as far
+as that has time. What is saved at the end goes there directly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from kvasir.kv.tiers.block import Block, Facts, Name
+from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
+from kvasir.kv.tiers.transfers import Meter
+from kvasir.types import TierStats
+
+FALL_BYTES = 64 << 20  # that may wait below when the engine ends
+FALL_WAIT = 0.005  # seconds between two looks at it
+
+
+class HostTier:
+    """A KVConnector over `max_bytes` of memory. Loads are there at once: what they take is the copy into the pool.
+
+    below: where parts fall; somebody else closes it, later.
+    """
+
+    name = "host"
+
+    def __init__(self, facts: Facts, max_bytes: int, below: KVConnector | None = None):
+        self.facts = facts
+        self._max_bytes = max_bytes
+        self._below = below
+        self._meter = Meter()
+        self._lock = threading.Lock()
+        self._parts: OrderedDict[Name, tuple[Block, memoryview]] = OrderedDict()  # the longest unused first
+        self._num_bytes = 0
+        self._tickets = itertools.count(1)
+        self._open: dict[int, memoryview | Failed] = {}
+        self._pace = 0.0  # as it was told last
+        self._ending = False
+
+    def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
+        return True
+
+    def has(self, keys: Sequence[bytes], group: int = 0) -> int:
+        return next((i for i, key in enumerate(keys) if (key, group) not in self._parts), len(keys))
+
+    def read_seconds(self, names: Sequence[Name]) -> float:
+        return 0.0
+
+    def wants(self, key: bytes, group: int, pace: float = 0.0) -> bool:
+        self._pace = pace or self._pace
+        if (key, group) in self._parts:
+            return False
+        return self._below.wants(key, group, pace) if self._ending and self._below else True
+
+    def start_load(self, block: Block, group: int = 0) -> int:
+        name = (block.key, group)
+        with self._lock:
+            found = self._parts.get(name)
+            if found is None or found[0] != block:
+                reason = "foreign" if found else "missing"
+                self._meter.load(reason)
+                result = Failed(reason)
+            else:
+                self._parts.move_to_end(name)
+                result = found[1]
+            ticket = next(self._tickets)
+            self._open[ticket] = result
+            return ticket
+
+    def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
+        with self._lock:
+            result = self._open.pop(ticket)
+        if not isinstance(result, Failed):
+            self._meter.loaded(result.nbytes, 0.0)
+        return result
+
+    def cancel(self, ticket: int) -> None:
+        with self._lock:
+            self._open.pop(ticket, None)
+
+    def save(self, block: Block, group: int, payload: Bytes) -> bool:
+        payload = memoryview(payload).cast("B").toreadonly()
+        assert self.facts.admits(block, group), "a block of another store"
+        assert payload.nbytes == self.facts.groups[group].num_bytes, "a part has the size its group declares"
+        if self._ending and self._below:
+            return self._below.save(block, group, payload)
+        with self._lock:
+            refusal = self._refusal((block.key, group), payload.nbytes)
+            if refusal:
+                self._meter.save(refusal)
+                return False
+            while self._num_bytes + payload.nbytes > self._max_bytes:
+                self._fall(next(iter(self._parts)))
+                self._meter.evict()
+            self._parts[block.key, group] = (block, payload)
+            self._num_bytes += payload.nbytes
+        self._meter.save("saved", payload.nbytes)
+        return True
+
+    def _refusal(self, name: Name, num_bytes: int) -> str:
+        if name in self._parts:
+            return "known"
+        return "large" if num_bytes > self._max_bytes else ""
+
+    def _fall(self, name: Name) -> None:
+        """One part leaves; the tier below takes it if it likes."""
+        block, payload = self._parts.pop(name)
+        self._num_bytes -= payload.nbytes
+        if self._below and self._below.wants(block.key, name[1], self._pace):
+            self._below.save(block, name[1], payload)
+
+    def ending(self) -> None:
+        self._ending = True
+
+    def stats(self) -> TierStats:
+        with self._lock:
+            open_bytes = sum(r.nbytes for r in self._open.values() if not isinstance(r, Failed))
+            kept = {"num_parts": len(self._parts), "num_bytes": self._num_bytes}
+            return self._meter.stats(len(self._open), open_bytes, **kept)
+
+    def each(self) -> dict[str, TierStats]:
+        return {self.name: self.stats()}
+
+    def close(self, timeout: float = 5.0) -> None:
+        """All falls, what was used last first."""
+        deadline = time.monotonic() + timeout
+        while self._below and self._parts and time.monotonic() < deadline:
+            if self._below.stats().queued_bytes > FALL_BYTES:
+                time.sleep(FALL_WAIT)
+            else:
+                self._fall(next(reversed(self._parts)))
+        self._parts.clear()
+        self._num_bytes = 0
