@@ -99,7 +99,7 @@ class CallItem(Wire):
     created_by: str | None = None
 
 
-class OutputItem(Wire):
+class CallOutputItem(Wire):
     REFUSED: ClassVar = {"caller": _CALLER, "namespace": ((), "leave it out")}
     IGNORED: ClassVar = ("status", "created_by")
 
@@ -161,7 +161,7 @@ def _check_item(value: Any) -> Any:
 Item = Annotated[
     Annotated[MessageItem, Tag("[message]")]
     | Annotated[CallItem, Tag("[function_call]")]
-    | Annotated[OutputItem, Tag("[function_call_output]")]
+    | Annotated[CallOutputItem, Tag("[function_call_output]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")]
     | Annotated[ReferenceItem, Tag("[item_reference]")],
     Discriminator(_item_kind),
@@ -174,7 +174,7 @@ PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fc
 # -- kept ----------------------------------------------------------------------------------------------------
 
 
-def to_kept(item: MessageItem | CallItem | OutputItem | ReasoningItem, id: str, where: str) -> Kept:
+def to_kept(item: MessageItem | CallItem | CallOutputItem | ReasoningItem, id: str, where: str) -> Kept:
     """The item as it is kept. Raises InvalidRequest for what it holds and cannot be read."""
     try:
         refuse_fields(item)
@@ -190,7 +190,7 @@ def to_kept(item: MessageItem | CallItem | OutputItem | ReasoningItem, id: str, 
         case CallItem():
             call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
             return kept | call | {"status": item.status or "completed"}
-        case OutputItem():
+        case CallOutputItem():
             whole = isinstance(item.output, str)
             output = item.output if whole else _parts(item.output, "input_text", f"{where}.output")
             name = {"name": item.name} if item.name else {}

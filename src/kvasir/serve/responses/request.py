@@ -14,7 +14,7 @@ from kvasir.serve.responses.items import PREFIXES, Kept, Message, ReferenceItem,
 from kvasir.serve.responses.kept import Responses, item_id
 from kvasir.serve.responses.wire import (
     LOGPROBS,
-    AllowedChoice,
+    AllowedToolsChoice,
     FunctionChoice,
     Prompt,
     ResponseRequest,
@@ -139,11 +139,11 @@ def _tools(wire: Prompt) -> list[dict[str, Any]] | None:
     return [{"type": "function", "function": tool} for tool in given] or None
 
 
-def _choice(choice: str | FunctionChoice | AllowedChoice) -> Any:
+def _choice(choice: str | FunctionChoice | AllowedToolsChoice) -> Any:
     match choice:
         case FunctionChoice():
             return {"type": "function", "function": {"name": choice.name}}
-        case AllowedChoice():
+        case AllowedToolsChoice():
             tools = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
             return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
     return choice

@@ -33,7 +33,7 @@ _LATER = "leave it out"
 ResponseId = Annotated[str, Field(max_length=64)]
 
 
-class Tool(Wire):
+class FunctionTool(Wire):
     """A function; of the others there is none here."""
 
     REFUSED: ClassVar = {
@@ -59,7 +59,7 @@ class FunctionChoice(Wire):
     name: Name
 
 
-class AllowedChoice(Wire):
+class AllowedToolsChoice(Wire):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
@@ -107,14 +107,16 @@ def _check_tools(value: Any) -> Any:
     return value
 
 
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), BeforeValidator(_check_tools)]
+Tools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), BeforeValidator(_check_tools)]
 
 
 def _check_choice(value: Any) -> Any:
     return check_type(value, ("function", "allowed_tools"), "a tool_choice", "this server runs no tools")
 
 
-Choice = Annotated[Literal["none", "auto", "required"] | FunctionChoice | AllowedChoice, BeforeValidator(_check_choice)]
+Choice = Annotated[
+    Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice, BeforeValidator(_check_choice)
+]
 Input = str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
