@@ -124,19 +124,19 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ),
     ],
     "Tiers": [
-        ("Loads by outcome", "short", [(rate("kvasir_tier_loads_total", "outcome"), "{{outcome}}")]),
-        ("Saves by outcome", "short", [(rate("kvasir_tier_saves_total", "outcome"), "{{outcome}}")]),
+        ("Loads by outcome", "short", [(rate("kvasir_tier_loads_total", "tier, outcome"), "{{tier}} {{outcome}}")]),
+        ("Saves by outcome", "short", [(rate("kvasir_tier_saves_total", "tier, outcome"), "{{tier}} {{outcome}}")]),
         (
             "Bytes per second",
             "Bps",
             [
-                (rate("kvasir_tier_loaded_bytes_total"), "loaded"),
-                (rate("kvasir_tier_saved_bytes_total"), "saved"),
+                (rate("kvasir_tier_loaded_bytes_total", "tier"), "loaded {{tier}}"),
+                (rate("kvasir_tier_saved_bytes_total", "tier"), "saved {{tier}}"),
             ],
         ),
-        ("Bytes in the tier", "bytes", [(total("kvasir_tier_bytes", "instance"), "{{instance}}")]),
+        ("Bytes in tiers", "bytes", [(total("kvasir_tier_bytes", "instance, tier"), "{{instance}} {{tier}}")]),
         ("Tokens loaded", "short", [(rate("kvasir_tier_hit_tokens_total"), "tokens")]),
-        ("Parts evicted", "short", [(rate("kvasir_tier_evicted_total"), "parts")]),
+        ("Parts evicted", "short", [(rate("kvasir_tier_evicted_total", "tier"), "{{tier}}")]),
     ],
     "Engine": [
         ("Steps per second", "short", [(rate("kvasir_engine_steps_total", "model_name"), "{{model_name}}")]),

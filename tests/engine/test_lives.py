@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvasir.engine.lives import GAUGES, Lives, total
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.metrics import Histogram
-from kvasir.types import ClassStats, EngineStats, ServiceClass
+from kvasir.types import ClassStats, EngineStats, ServiceClass, TierStats
 from tests.engine.test_process import FAKE, collect, until
 from tests.sched.drive import request
 
@@ -25,7 +25,8 @@ NUMBERS = [f.name for f in fields(EngineStats) if isinstance(getattr(EngineStats
 
 def stats(numbers: dict[str, int], words: dict[str, int], classes: dict[ServiceClass, int]) -> EngineStats:
     of_classes = {c: ClassStats(n, n, n, Histogram(counts=[n] * 16, sum=float(n))) for c, n in classes.items()}
-    return EngineStats(**numbers, tier_loads=words, tier_saves=words, classes=of_classes)
+    tiers = {name: TierStats(words, words, n, n, n, float(n), num_bytes=n) for name, n in words.items()}
+    return EngineStats(**numbers, tier_loads=words, tier_saves=words, classes=of_classes, tiers=tiers)
 
 
 STATS = st.builds(
@@ -49,6 +50,10 @@ def test_totals_are_the_sums_of_what_each_life_told_last(dead, now):
         assert getattr(found, name) == wanted, name
     for word in "abc":
         assert found.tier_loads.get(word, 0) == sum(told.tier_loads.get(word, 0) for told in (*last, now))
+        one, all_of = found.tiers.get(word, TierStats()), [t.tiers[word] for t in (*last, now) if word in t.tiers]
+        assert one.bytes_saved == sum(t.bytes_saved for t in all_of)
+        assert one.loads.get(word, 0) == sum(t.loads[word] for t in all_of)
+        assert one.num_bytes == now.tiers.get(word, TierStats()).num_bytes
     for c in ServiceClass:
         own, all_of = now.classes.get(c, ClassStats()), [t.classes[c] for t in (*last, now) if c in t.classes]
         one = found.classes.get(c, ClassStats())
