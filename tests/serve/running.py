@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ import httpx
 
 from kvasir.engine.front import Front
 from kvasir.serve.app import create_app
-from kvasir.serve.catalogue import OneModel
+from kvasir.serve.catalogue import Catalogue, OneModel
 from kvasir.serve.server import Server, bind
 from kvasir.serve.settings import ServeSettings
 from tests.serve.fakes import EchoEngine, byte_tokenizer, template
@@ -58,9 +58,15 @@ async def client(
 @dataclass
 class Live:
     url: str
-    front: Front
+    catalogue: Catalogue
     loop: asyncio.AbstractEventLoop
     server: Server
+
+    @property
+    def front(self) -> Front:
+        """Of a server of one model."""
+        [serving] = self.catalogue.loaded()
+        return serving.front
 
     def ask(self, coroutine):
         """Runs a coroutine on the server's loop."""
@@ -70,29 +76,37 @@ class Live:
 @contextmanager
 def live(settings: ServeSettings | None = None, front: Front | None = None, **runner) -> Iterator[Live]:
     """A server on a loopback port."""
-    settings = settings or ServeSettings(port=0)
-    front, ready = front or make_front(**runner), threading.Event()
+    front = front or make_front(**runner)
+    with live_on(lambda: OneModel(front, settings or ServeSettings(port=0))) as server:
+        yield server
+        server.ask(assert_idle(front))
+
+
+@contextmanager
+def live_on(make: Callable[[], Catalogue]) -> Iterator[Live]:
+    """A server of what `make` makes, in a thread of its own."""
+    ready = threading.Event()
     found: list[Live] = []
 
     async def main() -> None:
-        with bind(settings) as listener:
-            await front.start()
-            server = Server(OneModel(front, settings))
+        catalogue = make()
+        with bind(catalogue.settings) as listener:
+            await catalogue.start()
+            server = Server(catalogue)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            found.append(Live(url, front, asyncio.get_running_loop(), server))
+            found.append(Live(url, catalogue, asyncio.get_running_loop(), server))
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             while not server.started:
                 await asyncio.sleep(0.01)
             ready.set()
             await serving
-            await front.stop()
+            await catalogue.stop()
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
     assert ready.wait(10)
     try:
         yield found[0]
-        found[0].ask(assert_idle(front))
     finally:
         found[0].server.should_exit = True
         thread.join(20)

@@ -10,11 +10,13 @@ import schemathesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvasir.serve.catalogue import OneModel
 from kvasir.serve.ollama.manage_wire import CopyRequest, CreateRequest, DeleteRequest, PullRequest, ShowRequest
 from kvasir.serve.ollama.wire import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Options
+from kvasir.serve.settings import ServeSettings
+from kvasir.serve.several import Several
 from kvasir.store.store import Store
-from tests.serve.running import assert_idle, live
+from tests.serve.running import assert_idle, live_on
+from tests.serve.shelf import Launcher, Shelf, offer
 from tests.serve.test_hostile import CHECKS, FEW, VALUES
 
 ROUTES = {
@@ -36,12 +38,15 @@ GOOD = {
 
 @pytest.fixture(scope="module")
 def http(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("store"))
+    shelf = Shelf([offer("fake")])
+    make = lambda: Several(shelf, Launcher(), ServeSettings(port=0), store=store)  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OneModel, "store", Store(tmp_path_factory.mktemp("store")))
         patch.setenv("HF_HUB_OFFLINE", "1")
-        with live() as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        with live_on(make) as server, httpx.Client(base_url=server.url, timeout=30) as http:
             yield http
-            server.ask(assert_idle(server.front))
+            for serving in server.catalogue.loaded():
+                server.ask(assert_idle(serving.front))
 
 
 def judge(response: httpx.Response) -> None:

@@ -5,31 +5,41 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
 
 import httpx
 import ollama
 import pytest
 
-from kvasir.serve.catalogue import OneModel
+from kvasir.config import EngineOptions
 from kvasir.serve.keys import Key
+from kvasir.serve.offers import StoreOffers
 from kvasir.serve.settings import ServeSettings
+from kvasir.serve.several import Several
+from kvasir.store.modelfile import Modelfile
 from kvasir.store.progress import Progress
 from kvasir.store.store import Store
-from tests.serve.running import live
+from tests.serve.running import live, live_on
+from tests.serve.shelf import Launcher
 from tests.store import made
 from tests.store.hub import Hub, use
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    store = Store(tmp_path / "store")
-    monkeypatch.setattr(OneModel, "store", store)
-    return store
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def several(store: Store, **settings) -> Callable[[], Several]:
+    """A server of all that the store has, on echo engines."""
+    offers = StoreOffers(store, EngineOptions(""))
+    return lambda: Several(offers, Launcher(), ServeSettings(port=0, **settings), store=store)
 
 
 @pytest.fixture
 def url(store):
-    with live() as server:
+    with live_on(several(store)) as server:
         yield server.url
 
 
@@ -49,7 +59,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def names(own) -> set[str]:
-    return {model.model for model in own.list().models} - {"fake"}
+    return {model.model for model in own.list().models}
 
 
 def test_a_file_is_uploaded_and_a_model_made_of_it(own, url, store, tmp_path):
@@ -96,7 +106,7 @@ async def test_the_async_client(url, hub):
     async with ollama.AsyncClient(host=url) as own:
         told = [p async for p in await own.pull("org/g", stream=True)]
         assert told[-1].status == "success"
-        [name] = [m.model for m in (await own.list()).models if m.model != "fake"]
+        [name] = [m.model for m in (await own.list()).models]
         assert (await own.create("made", from_=name, system="S")).status == "success"
         await own.copy("made", "copied")
         assert (await own.delete("made")).status == "success"
@@ -123,7 +133,7 @@ ERRORS = [
     (lambda own: own.copy("nothing", "x"), 404, "nothing"),
     (lambda own: own.delete("nothing"), 404, "nothing"),
     (lambda own: own.show("nothing"), 404, "nothing"),
-    (lambda own: own.push("fake"), 400, "registry"),
+    (lambda own: own.push("a"), 400, "registry"),
 ]
 
 
@@ -189,17 +199,17 @@ def test_whoever_leaves_ends_the_pull_and_few_run_at_once(url, store, monkeypatc
 
 
 def test_a_key_without_the_scope_manages_nothing(store):
-    keys = (Key("secret-of-ann", "ann"),)
-    with live(ServeSettings(port=0, keys=keys)) as server:
+    store.pull("kvasir-mini")
+    with live_on(several(store, keys=(Key("secret-of-ann", "ann"),))) as server:
         with ollama.Client(host=server.url, headers={"Authorization": "Bearer secret-of-ann"}) as own:
-            assert own.list().models and own.generate(model="fake", prompt="a", options={"num_predict": 1}).response
+            assert own.list().models and own.generate(model="kvasir-mini", prompt="a", options={"num_predict": 1}).done
             asks = [
                 lambda: own.pull("a/b"),
                 lambda: own.create("x", from_="y"),
                 lambda: own.copy("a", "b"),
                 lambda: own.delete("a"),
                 lambda: own.push("a"),
-                lambda: own.generate(model="fake", keep_alive=0),
+                lambda: own.generate(model="kvasir-mini", keep_alive=0),
             ]
             for ask in asks:
                 with pytest.raises(ollama.ResponseError) as caught:
@@ -218,3 +228,53 @@ def test_a_server_of_one_model_manages_none():
         for ask in (lambda: own.pull("a/b"), lambda: own.copy("a", "b"), lambda: own.delete("fake")):
             with pytest.raises(ollama.ResponseError, match="manages none"):
                 ask()
+
+
+# -- models of the store are asked -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mine(store):
+    """A model with defaults of its own."""
+    recipe = Modelfile(
+        ("kvasir-mini",),
+        {"temperature": 0, "num_predict": 5, "stop": ["!"]},
+        system="S",
+        messages=({"role": "user", "content": "u"}, {"role": "assistant", "content": "v"}),
+    )
+    store.create("mine", recipe)
+
+
+def test_a_models_own_defaults_stand_below_the_requests(own, url, mine):
+    hello = [{"role": "user", "content": "hello"}]
+
+    def prompt(**fields) -> str:
+        body = {"model": "mine", "messages": hello, "_debug_render_only": True, **fields}
+        return httpx.post(f"{url}/api/chat", json=body).json()["_debug_info"]["rendered_template"]
+
+    before = "user: u\nassistant: v\nuser: hello\nassistant: "
+    assert prompt() == f"system: S\n{before}"
+    assert prompt(messages=[{"role": "system", "content": "T"}, *hello]).count("system") == 1
+    answer = own.chat(model="mine", messages=hello)
+    assert (answer.eval_count, answer.message.content) == (5, "syste")
+    assert own.chat(model="mine:latest", messages=hello, options={"num_predict": 7}).eval_count == 7
+    said = own.generate(model="mine", prompt="hello", options={"num_predict": 300})
+    assert said.response.startswith(f"system: S\n{before}")
+    assert own.generate(model="mine", prompt="hello", system="T", options={"num_predict": 9}).response == "system: T"
+    assert own.generate(model="mine", prompt="a!b", raw=True).response == "a"
+    assert own.generate(model="mine", prompt="a!b", raw=True, options={"stop": ["b"]}).response == "a!"
+
+
+def test_models_are_loaded_and_unloaded_as_they_are_asked_for(own, mine):
+    assert not own.ps().models
+    assert own.generate(model="mine", keep_alive=0).done_reason == "unload" and not own.ps().models, (
+        "not loaded for that"
+    )
+    assert own.generate(model="mine", keep_alive="10m").done_reason == "load"
+    [running] = own.ps().models
+    left = (running.expires_at - datetime.now(UTC)).total_seconds()
+    assert running.model == "mine:latest" and 500 < left <= 600
+    own.generate(model="mine", prompt="a", keep_alive=-1)
+    assert own.ps().models[0].expires_at.year == 9999
+    assert own.chat(model="mine", messages=[], keep_alive=0).done_reason == "unload"
+    assert not own.ps().models

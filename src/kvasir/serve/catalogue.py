@@ -17,21 +17,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir.engine.front import Front
 from kvasir.errors import ModelNotFound
+from kvasir.serve.offers import Offer
 from kvasir.serve.quota import Quotas
 from kvasir.serve.serving import Serving
 from kvasir.serve.settings import ServeSettings
+from kvasir.store.entry import Entry
 from kvasir.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
     """A model as lists name it. created: seconds since 1970. root: the first of its names.
-    max_model_len: tokens; None as long as that is not known."""
+    max_model_len: tokens; None as long as that is not known. offer: what is known of it without an engine."""
 
     name: str
     created: int
     root: str
     max_model_len: int | None = None
+    offer: Offer | None = None
 
 
 class Catalogue(ABC):
@@ -86,9 +89,15 @@ class Catalogue(ABC):
 class OneModel(Catalogue):
     """A server of one model, from its start to its end."""
 
-    def __init__(self, front: Front, settings: ServeSettings, clock: Callable[[], int] = time.monotonic_ns):
+    def __init__(
+        self,
+        front: Front,
+        settings: ServeSettings,
+        clock: Callable[[], int] = time.monotonic_ns,
+        entry: Entry | None = None,
+    ):
         super().__init__(settings, clock)
-        self._serving = Serving(front, settings, self.quotas)
+        self._serving = Serving(front, settings, self.quotas, entry)
 
     async def start(self) -> None:
         await self._serving.front.start()

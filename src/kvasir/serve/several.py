@@ -121,7 +121,7 @@ class Several(Catalogue):
         held = self._held.get(offer.name)
         known = offer.details.context_length or None
         length = held.serving.front.info.max_model_len if held and held.serving else known
-        return Card(offer.name, offer.created, offer.name, length)
+        return Card(offer.name, offer.created, offer.name, length, offer)
 
     def loaded(self) -> Sequence[Serving]:
         return [held.serving for held in self._held.values() if held.serving is not None]

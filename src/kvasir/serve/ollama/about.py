@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from kvasir.parse.format import Style
+from kvasir.serve.offers import Offer
 from kvasir.serve.ollama.answer import timestamp
 from kvasir.serve.serving import Serving
 from kvasir.store.entry import Entry
@@ -25,13 +26,26 @@ def summary(entry: Entry) -> dict[str, Any]:
     return _summary(entry.name, entry.modified, weights.size, entry.digest, told)
 
 
+def summary_of(offer: Offer) -> dict[str, Any]:
+    """The same of a model that may be loaded, from the store or not."""
+    if offer.entry is not None:
+        return summary(offer.entry)
+    details = offer.details
+    told = _details("", details.family, details.parameter_size, details.quantization_level)
+    return _summary(offer.name, offer.created, offer.size, _hex(offer.identity), told)
+
+
 def summary_of_one(serving: Serving, name: str) -> dict[str, Any]:
     """The same of a model that is not from the store. size: the bytes of its matrices. digest: of what it is and how it
     is computed."""
     info = serving.front.info
-    digest = hashlib.sha256(f"{serving.names[0]} {serving.fingerprint}".encode()).hexdigest()
     told = _details("", info.architecture, _count(info.num_parameters), info.dtype)
+    digest = _hex(f"{serving.names[0]} {serving.fingerprint}")
     return _summary(name, serving.created, info.weight_bytes_read, digest, told)
+
+
+def _hex(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _summary(name: str, modified: float, size: int, digest: str, details: dict[str, Any]) -> dict[str, Any]:
@@ -83,9 +97,21 @@ def shown(entry: Entry, facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def shown_of(offer: Offer) -> dict[str, Any]:
+    """What is known of a model that is neither of the store nor loaded."""
+    details = offer.details
+    return {
+        "modelfile": write_modelfile(Modelfile((offer.name,))),
+        "template": details.template or "",
+        "details": summary_of(offer)["details"],
+        "model_info": _info(details.family, details.parameters, details.context_length, details.embedding_length),
+        "capabilities": list(details.capabilities),
+        "modified_at": timestamp(offer.created),
+    }
+
+
 def shown_of_one(serving: Serving, name: str) -> dict[str, Any]:
     info, front = serving.front.info, serving.front
-    family = info.architecture
     parameters = {k.replace("repetition_penalty", "repeat_penalty"): v for k, v in info.default_sampling.items()}
     sources = front.template.sources if front.template else {}
     return {
@@ -95,14 +121,19 @@ def shown_of_one(serving: Serving, name: str) -> dict[str, Any]:
         "template": sources.get("default", ""),
         "system": "",
         "details": summary_of_one(serving, name)["details"],
-        "model_info": {
-            "general.architecture": family,
-            "general.parameter_count": info.num_parameters,
-            f"{family}.context_length": info.max_model_len,
-            f"{family}.embedding_length": info.embedding_size,
-        },
+        "model_info": _info(info.architecture, info.num_parameters, info.max_model_len, info.embedding_size),
         "capabilities": capabilities(serving),
         "modified_at": timestamp(serving.created),
+    }
+
+
+def _info(family: str, parameters: int, context: int, embedding: int) -> dict[str, Any]:
+    """Under GGUF's names."""
+    return {
+        "general.architecture": family,
+        "general.parameter_count": parameters,
+        f"{family}.context_length": context,
+        f"{family}.embedding_length": embedding,
     }
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from kvasir import __version__
 from kvasir.serve.catalogue import Catalogue, catalogue_of
-from kvasir.serve.ollama.about import shown, shown_of_one, summary, summary_of_one
+from kvasir.serve.ollama.about import shown, shown_of, shown_of_one, summary, summary_of, summary_of_one
 from kvasir.serve.ollama.answer import timestamp
 from kvasir.serve.ollama.manage_wire import ShowRequest
 from kvasir.serve.ollama.route import OllamaRoute, full_name
@@ -31,12 +31,14 @@ async def version() -> Response:
 
 @router.get("/api/tags", tags=["ollama"])
 async def tags(request: HTTPRequest) -> Response:
-    """The models of the store, and those that are served and from elsewhere."""
+    """The models that may be named."""
     catalogue = catalogue_of(request)
-    entries = await asyncio.to_thread(catalogue.store.list) if catalogue.store else []
-    others = [serving for serving in catalogue.loaded() if serving.entry is None]
-    found = [*map(summary, entries), *(summary_of_one(serving, name) for serving in others for name in serving.names)]
-    return json_response({"models": found})
+    loaded = {name: serving for serving in catalogue.loaded() for name in serving.names}
+    told = [
+        summary_of(card.offer) if card.offer else summary_of_one(loaded[card.name], card.name)
+        for card in catalogue.cards()
+    ]
+    return json_response({"models": told})
 
 
 @router.get("/api/ps", tags=["ollama"])
@@ -62,11 +64,13 @@ def _running(serving: Serving, catalogue: Catalogue) -> dict[str, Any]:
 async def show(wire: ShowRequest, request: HTTPRequest) -> Response:
     refuse_fields(wire)
     catalogue = catalogue_of(request)
-    store = catalogue.store
-    entry = await asyncio.to_thread(store.find, wire.named) if store else None
-    if store and entry:
-        facts = await asyncio.to_thread(store.model_info, entry, bool(wire.verbose))
-        return json_response(shown(entry, facts))
     name = full_name(catalogue, wire.named)
-    serving = next(s for s in catalogue.loaded() if name in s.names)
+    offer = catalogue.card(name).offer
+    if offer and offer.entry and catalogue.store:
+        facts = await asyncio.to_thread(catalogue.store.model_info, offer.entry, bool(wire.verbose))
+        return json_response(shown(offer.entry, facts))
+    serving = next((serving for serving in catalogue.loaded() if name in serving.names), None)
+    if serving is None:
+        assert offer is not None, "what is not loaded is offered"
+        return json_response(shown_of(offer))
     return json_response(shown_of_one(serving, name))
