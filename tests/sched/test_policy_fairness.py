@@ -28,7 +28,7 @@ def counters(**values: float) -> Fairness:
 
 
 def test_a_weight_divides_the_cost():
-    state = charge(charge(present(Fairness(), WEIGHTS), "b", 100, 10), "a", 100, 10)
+    state = charge(present(Fairness(), WEIGHTS), {"a": (100, 10), "b": (100, 10)})
     cost = 100 * PROMPT_COST + 10 * GENERATED_COST
     assert state.counters == {"a": cost, "b": cost / 2, "c": 0.0}
     assert order(state, ["a", "b", "c"]) == ["c", "b", "a"]
@@ -37,7 +37,7 @@ def test_a_weight_divides_the_cost():
 
 def test_a_transition_leaves_the_old_state_as_it_was():
     before = counters(a=1, b=2)
-    charge(before, "a", 5, 5)
+    charge(before, {"a": (5, 5)})
     present(before, {"c": 1.0})
     assert before == counters(a=1, b=2)
 
@@ -50,17 +50,17 @@ def test_who_comes_newly_starts_at_the_lowest_present():
 def test_absence_saves_nothing_up_and_pays_no_debt():
     state = present(counters(a=500, b=300), {"b": 1.0})  # a leaves, ahead
     assert present(state, {"a": 1.0, "b": 1.0}).counters == {"a": 500, "b": 300}
-    state = charge(state, "b", 1000, 0)  # meanwhile b is served
+    state = charge(state, {"b": (1000, 0)})  # meanwhile b is served
     assert present(state, {"a": 1.0, "b": 1.0}).counters == {"a": 1300, "b": 1300}
-    alone = present(charge(counters(a=0), "a", 10**6, 0), {})  # nobody is there
+    alone = present(charge(counters(a=0), {"a": (10**6, 0)}), {})  # nobody is there
     assert present(alone, {"new": 1.0}).counters["new"] == 10**6, "a break of all is no gift to the next"
 
 
 def test_who_is_gone_and_behind_is_forgotten():
     state = counters(a=0)
     for i in range(50):
-        state = present(charge(state, "a", 10, 0), {"a": 1.0, f"t{i}": 1.0})
-    assert len(present(charge(state, "a", 10, 0), {"a": 1.0}).counters) <= 2
+        state = present(charge(state, {"a": (10, 0)}), {"a": 1.0, f"t{i}": 1.0})
+    assert len(present(charge(state, {"a": (10, 0)}), {"a": 1.0}).counters) <= 2
 
 
 def test_a_lead_is_coarse():
@@ -85,7 +85,7 @@ def test_the_backlogged_get_their_shares_within_one_request(sizes, weights, roun
         queue = [(t, asked[t][(done[t] + k) % len(asked[t])]) for t in "abc" for k in range(3)]
         turn = tags(state, [(t, prompt) for t, (prompt, _) in queue])
         tenant, (prompt, generated) = queue[min(range(len(queue)), key=turn.__getitem__)]
-        state = charge(state, tenant, prompt, generated)
+        state = charge(state, {tenant: (prompt, generated)})
         served[tenant] += (PROMPT_COST * prompt + GENERATED_COST * generated) / share[tenant]
         done[tenant] += 1
         assert max(served.values()) - min(served.values()) <= largest * (1 + 1e-9)
@@ -119,11 +119,11 @@ def test_leaving_and_coming_back_gains_nothing(away):
         here = {"stays": 1.0} if step // away % 2 else {"stays": 1.0, "goes": 1.0}
         state = present(state, here)
         first = order(state, here)[0]
-        state = charge(state, first, 100, 0)
+        state = charge(state, {first: (100, 0)})
         served[first] += 100
     assert served["goes"] <= served["stays"] + 100
     floors = [0.0]
     for _ in range(5):
-        state = present(charge(state, order(state, state.weights)[0], 1, 0), {"stays": 1.0, "x": 1.0})
+        state = present(charge(state, {order(state, state.weights)[0]: (1, 0)}), {"stays": 1.0, "x": 1.0})
         floors.append(state.floor)
     assert all(a <= b for a, b in pairwise(floors))

@@ -86,6 +86,35 @@ def test_who_comes_while_the_prefix_is_computed_waits_for_it():
         assert [drive.tokens[str(i), 0]] == by_hand(request(str(i), [*PROMPT, i]), 256, 512, EOS)
 
 
+def test_who_follows_one_that_leaves_goes_on_without_it():
+    drive = make(max_tokens_per_step=16)
+    for i in range(2):
+        drive.scheduler.add(request(str(i), [*PROMPT, i]))
+    drive.step()
+    (first,) = drive.scheduler.running
+    (second,) = drive.scheduler.waiting
+    assert second.ahead and second.ahead.seq is first
+    drive.scheduler.abort(first.request.id)
+    drive.step()
+    assert drive.scheduler.running == [second] and second.ahead is None
+    drive.drain()
+    assert [drive.tokens["1", 0]] == by_hand(second.request, 256, 512, EOS)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 16])
+def test_who_has_nothing_in_common_waits_for_nobody(block_size):
+    drive = make(block_size=block_size, num_blocks=400, max_tokens_per_step=256)
+    prompts = [[10 + i, *PROMPT] for i in range(3)]
+    for i, prompt in enumerate([*prompts, prompts[0]]):
+        drive.scheduler.add(request(str(i), prompt))
+    drive.step()
+    assert [s.request.id for s in drive.scheduler.waiting] == ["3"], "it begins as the first one does"
+    drive.drain()
+    assert drive.scheduler.cached_tokens == len(PROMPT)
+    for i, prompt in enumerate([*prompts, prompts[0]]):
+        assert [drive.tokens[str(i), 0]] == by_hand(request(str(i), prompt), 256, 512, EOS)
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -95,9 +95,9 @@ def _solve(moments: tuple, sums: tuple, costs: _Vector) -> _Vector:
 def prefill_seconds(model: StepTime, start: int, tokens: int, chunk: int) -> float:
     """Seconds until `tokens` more behind the first `start` of a sequence are computed, in steps of `chunk` of its
     own. Neighbours are not thought of: it is a lower bound, but for the error of the model."""
+    prefill, _, key, step = model.costs
     steps = max(1, -(-tokens // max(chunk, 1)))
-    load = StepLoad(prefill_tokens=tokens, context=chunk_context(start, tokens))
-    return predict(model, load) + (steps - 1) * model.costs[3]
+    return prefill * tokens + key * chunk_context(start, tokens) + step * steps
 
 
 @dataclass(frozen=True, slots=True)

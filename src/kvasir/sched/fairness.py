@@ -42,11 +42,13 @@ def _floor(state: Fairness) -> float:
     return max(state.floor, min((state.counters[t] for t in state.weights), default=state.floor))
 
 
-def charge(state: Fairness, tenant: str, prompt_tokens: int, generated_tokens: int) -> Fairness:
-    """The tenant, which is present, was served so many tokens."""
-    cost = PROMPT_COST * prompt_tokens + GENERATED_COST * generated_tokens
-    served = state.counters[tenant] + cost / state.weights[tenant]
-    return replace(state, counters={**state.counters, tenant: served})
+def charge(state: Fairness, served: Mapping[str, tuple[int, int]]) -> Fairness:
+    """Tenants, which are present, were served so many prompt and generated tokens."""
+    counters = dict(state.counters)
+    for tenant, (prompt_tokens, generated_tokens) in served.items():
+        cost = PROMPT_COST * prompt_tokens + GENERATED_COST * generated_tokens
+        counters[tenant] += cost / state.weights[tenant]
+    return replace(state, counters=counters)
 
 
 def order(state: Fairness, tenants: Iterable[str]) -> list[str]:

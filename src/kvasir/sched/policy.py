@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class OwnFacts:
+    """What a gate may look at that postpones one waiting sequence and nobody else."""
+
+    values_known: bool  # no step under way still samples for it
+    compiling: bool = False  # its grammar is not compiled yet
+    loading: bool = False  # blocks of it are on their way from a tier
+
+
+@dataclass(frozen=True, slots=True)
 class AdmitFacts:
-    """What a gate may look at before a waiting sequence takes a row in this step."""
+    """What a gate of a shared resource may look at before a waiting sequence takes a row in this step."""
 
     free_rows: int
     budget: int  # tokens left in this step
     first_chunk: int  # tokens the sequence would compute in this step if the budget allows
     indivisible: bool
     blocks_fit: bool  # all that is known now, and one token more, fits the pools
-    values_known: bool  # no step under way still samples for it
-    prefix_under_way: bool = False  # one before it in the order of service computes a beginning that both share
-    loading: bool = False  # blocks of it are on their way from a tier
-    compiling: bool = False  # its grammar is not compiled yet
-
-
-Gate = Callable[[AdmitFacts], bool]
 
 
 def has_row(f: AdmitFacts) -> bool:
@@ -37,26 +38,22 @@ def has_blocks(f: AdmitFacts) -> bool:
     return f.blocks_fit
 
 
-def has_values(f: AdmitFacts) -> bool:
+def has_values(f: OwnFacts) -> bool:
     return f.values_known
 
 
-def has_prefix(f: AdmitFacts) -> bool:
-    return not f.prefix_under_way
-
-
-def has_loads(f: AdmitFacts) -> bool:
+def has_loads(f: OwnFacts) -> bool:
     return not f.loading
 
 
-def has_guide(f: AdmitFacts) -> bool:
+def has_guide(f: OwnFacts) -> bool:
     return not f.compiling
 
 
 # Gates that only postpone this one sequence: those behind it may pass.
-OWN_GATES: tuple[Gate, ...] = (has_values, has_guide, has_loads, has_prefix)
+OWN_GATES: tuple[Callable[[OwnFacts], bool], ...] = (has_values, has_guide, has_loads)
 # Gates of a shared resource: when one is shut, nobody behind may overtake, or the first would starve.
-SHARED_GATES: tuple[Gate, ...] = (has_row, has_budget, has_blocks)
+SHARED_GATES: tuple[Callable[[AdmitFacts], bool], ...] = (has_row, has_budget, has_blocks)
 
 
 def chunk_tokens(
@@ -74,8 +71,3 @@ def chunk_tokens(
     if indivisible:
         return pending if pending <= room else 0
     return max(0, min(pending, room, max_chunk))
-
-
-def victim(keys: Seq[tuple]) -> int:
-    """Index of the running sequence that leaves when blocks run out: the one with the last key."""
-    return max(range(len(keys)), key=keys.__getitem__)

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from kvasir.kv.node import common
+from kvasir.kv.node import ID_BYTES, common
 from kvasir.kv.radix import Hit, PrefixTree
-from kvasir.sched.sequence import Sequence
+from kvasir.sched.sequence import Sequence, Status
 from kvasir.types import Request
+
+
+class Ahead(NamedTuple):
+    """Whom a waiting sequence lets go first: one that computes a beginning of both, until it has `tokens` of it."""
+
+    seq: Sequence
+    preemptions: int  # of that one, then
+    tokens: int
 
 
 class Prefixes:
     """shared: whether requests share what they begin with; the answers of one request always do."""
 
-    def __init__(self, tree: PrefixTree, shared: bool):
+    def __init__(self, tree: PrefixTree, block_size: int, shared: bool):
         self._tree = tree
         self._shared = shared
+        self._least = max(1, block_size // 2)  # tokens that are worth waiting for
+        self._computing: dict[bytes, list[Sequence]] = {}  # running, with a prompt not stored yet, by what _key says
 
     def private(self, request: Request) -> bool:
         return request.no_cache or not self._shared
@@ -28,29 +39,76 @@ class Prefixes:
         hit = self._tree.match(seq.namespace, seq.tokens.tobytes(), limit)
         return hit if hit.tokens else None
 
-    def coming(self, seq: Sequence, running: Iterable[Sequence]) -> int:
-        """Leading tokens that a running sequence computes already and that this one could take from it."""
-        if seq.suspect or seq.needs_prompt_rows:
-            return 0
-        most = 0
-        for other in running:
-            if other.stored < other.prompt_len and other.namespace == seq.namespace and not other.suspect:
-                most = max(most, common(other.packed_prompt, seq.packed_prompt))
-        return min(most, seq.known - 1)
+    def _key(self, seq: Sequence) -> bytes:
+        """Sequences that have different ones have less in common than is worth waiting for."""
+        return seq.namespace + seq.packed_prompt[: self._least * ID_BYTES]
 
-    def remember(self, seq: Sequence) -> None:
-        """Leaves what the sequence has computed to the tree, too."""
+    def begin(self, seq: Sequence) -> None:
+        """The sequence runs and is to compute its prompt."""
+        self._computing.setdefault(self._key(seq), []).append(seq)
+
+    def stop(self, seq: Sequence) -> None:
+        """Its prompt is computed, or it runs no more."""
+        key = self._key(seq)
+        neighbours = self._computing.get(key, [])
+        if seq in neighbours:
+            neighbours.remove(seq)
+            if not neighbours:
+                del self._computing[key]
+
+    def follow(self, seq: Sequence, found: int) -> bool:
+        """Whether a running sequence computes so much that this one, which has its first `found` tokens, could take
+        from it that it lets it go first."""
+        if seq.suspect or seq.needs_prompt_rows:
+            return False
+        coming, first = 0, None
+        for other in self._computing.get(self._key(seq), ()):
+            shared = common(other.packed_prompt, seq.packed_prompt)
+            if shared > coming and not other.suspect:
+                coming, first = shared, other
+        enough = min(coming, seq.known - 1) - self._least + 1
+        if first is None or found >= enough:
+            return False
+        seq.ahead = Ahead(first, first.preemptions, enough)
+        return True
+
+    def follows(self, seq: Sequence) -> bool:
+        """Whether it still lets another go first."""
+        if seq.ahead is None:
+            return False
+        first, preemptions, tokens = seq.ahead
+        going = first.status is Status.RUNNING and first.preemptions == preemptions and not first.suspect
+        if going and first.stored < tokens:
+            return True
+        seq.ahead = None
+        return False
+
+    def remember(self, seq: Sequence, now: float) -> None:
+        """Leaves what the sequence has computed to the tree, too; keeps its prompt for as long as its request asks."""
+        self._insert(seq)
+        if seq.stored >= seq.prompt_len:
+            self.stop(seq)
+            ttl = seq.request.cache_ttl
+            if ttl and not self.private(seq.request):
+                self._tree.pin(seq.namespace, seq.packed_prompt, now + ttl)
+
+    def leave(self, seq: Sequence, keeps: bool) -> None:
+        """The sequence gives back its blocks. keeps: whether what it has computed is of use to others."""
+        self.stop(seq)
+        if keeps:
+            self._insert(seq)
+
+    def _insert(self, seq: Sequence) -> None:
         if seq.stored and not seq.suspect:
             ids, priority = seq.tokens[: seq.stored].tobytes(), -seq.request.priority
             self._tree.insert(seq.namespace, ids, seq.blocks.ids, priority)
-
-    def pin(self, seq: Sequence, now: float) -> None:
-        """Keeps the prompt for as long as its request asks, once it is computed."""
-        ttl = seq.request.cache_ttl
-        if ttl and seq.stored >= seq.prompt_len and not self.private(seq.request):
-            self._tree.pin(seq.namespace, seq.packed_prompt, now + ttl)
 
     def drop(self, seq: Sequence) -> None:
         """The last answer of its request has ended: what was theirs alone is of no use to anybody."""
         if self.private(seq.request):
             self._tree.drop(seq.namespace)
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Raises AssertionError."""
+        held = [s for neighbours in self._computing.values() for s in neighbours]
+        assert set(held) == {s for s in running if s.stored < s.prompt_len}, "a prompt under way is lost"

@@ -33,6 +33,7 @@ from kvasir.metrics import Histogram
 from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
 from kvasir.sched import answer, guidance, policy, slo
 from kvasir.sched.admission import make_sequence, refuse_impossible
+from kvasir.sched.living import Living
 from kvasir.sched.prefixes import Prefixes
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.sched.service import TARGETS, Served, Service
@@ -73,19 +74,16 @@ class Scheduler:
         store = Store(tier, capacity.groups, capacity.block_size, tier_bytes) if tier else None
         self.tiering = Tiering(store, capacity.block_size, lambda *tokens: self.service.prefill_seconds(*tokens))
         self.kv = KVManager.of(capacity, eviction, self.tiering.evicted if tier else None)
-        self.prefixes = Prefixes(self.kv.tree, prefix_cache)
+        self.prefixes = Prefixes(self.kv.tree, capacity.block_size, prefix_cache)
         self.eos_ids = frozenset(eos_ids)
         self.bidirectional = bidirectional
         self.max_chunk = min(max_chunk, capacity.max_tokens_per_step)
         self.max_waiting = max_waiting
         self.service = Service(targets, capacity.max_tokens_per_step, capacity.block_size, self.max_chunk)
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
-        self._requests: dict[str, list[Sequence]] = {}
-        self._free_rows = list(range(capacity.max_rows - 1, -1, -1))
-        self._left: list[int] = []
+        self.living = Living(capacity.max_rows)
         self._under_way: dict[int, tuple[tuple[Sequence, int], ...]] = {}  # with the count of preemptions then
         self._deadlines: list[Sequence] = []  # those that must end in time
+        self._suspects: list[Sequence] = []
         self._step = 0
         self._order = 0
         self._displaced: Counter[ServiceClass] = Counter()
@@ -99,7 +97,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Takes a request. Raises InvalidRequest when it can never fit, QueueFull at the queue's bound."""
-        if request.id in self._requests:
+        if request.id in self.living.requests:
             raise InvalidRequest(f"request id {request.id!r} is in use", param="request_id")
         refuse_impossible(request, self.capacity, self.kv, self.max_chunk, self.bidirectional)
         if not request.resume_ids and len(self.waiting) + request.params.n > self.max_waiting:
@@ -117,8 +115,7 @@ class Scheduler:
             seq.since = now if request.resume_ids else seq.arrived
             seq.expected = found.tokens if found else 0
         self._deadlines += [s for s in sequences if request.deadline is not None]
-        self._requests[request.id] = sequences
-        self.waiting += sequences
+        self.living.enter(request.id, sequences)
 
     def _sequence(self, request: Request, index: int) -> Sequence:
         self._order += 1
@@ -135,7 +132,7 @@ class Scheduler:
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends one answer or all of a request at once; no delta is owed. Unknown ids are no error."""
-        for seq in list(self._requests.get(request_id, ())):
+        for seq in list(self.living.requests.get(request_id, ())):
             if index is None or seq.index == index:
                 self._end(seq, FinishReason.ABORT)
                 self.aborted += 1
@@ -172,49 +169,42 @@ class Scheduler:
 
     def preempt(self, seq: Sequence) -> None:
         """The running sequence leaves its row and gives back its blocks; it waits to join again."""
-        self.running.remove(seq)
-        self._leave_row(seq)
+        self.living.wait(seq)
         self._leave_blocks(seq)
-        seq.status = Status.WAITING
         seq.preemptions += 1
         self.preemptions += 1
-        self.waiting.append(seq)
 
     # -- planning ----------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running or self._left)
+        return bool(self.waiting or self.running or self.living.left)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute and no row to free."""
         self.kv.tree.expire(self.clock())
-        self.tiering.poll(self.waiting, self.clock())
+        self.tiering.poll(self.clock())
         step = Step(self.capacity.max_tokens_per_step, self.max_chunk, self.bidirectional)
-        living = self.waiting + self.running
-        suspect = min((s for s in living if s.suspect), key=_order, default=None)
-        if suspect is not None:
-            self._plan_alone(suspect, step)
+        self._suspects = [s for s in self._suspects if s.suspect and s.status is not Status.FINISHED]
+        if self._suspects:
+            self._plan_alone(min(self._suspects, key=_order), step)
         else:
-            self.service.present(living)
+            self.service.present(self.living.weights)
             self._displace()
             self._plan_decodes(step)
             self._plan_prefills(step)
-        if not (step.work or self._left):
-            return None
-        return self._complete(step)
+        return self._complete(step) if step.work or self.living.left else None
 
     def _complete(self, step: Step) -> StepPlan:
-        plan = step.plan(self._step, self._left, self.tiering.saves(self._step))
-        self._left = []
+        plan = step.plan(self._step, self.living.take_left(), self.tiering.saves(self._step))
         self._under_way[self._step] = tuple((s, s.preemptions) for s in step.sequences)
         self._step += 1
         return plan
 
     def _displace(self) -> None:
         """When all rows are taken, somebody of a lower class leaves his to the first of a higher one."""
-        if self._free_rows or not self.waiting:
+        if self.living.free_rows or not self.waiting:
             return
-        if min(map(self.service.standing, self.waiting)) < max(map(self.service.standing, self.running)):
+        if self.service.stands_higher(self.living.waits, self.living.runs):
             last = max(self.running, key=self.service.victim_key)
             self.preempt(last)
             self._displaced[last.request.slo] += 1
@@ -228,14 +218,13 @@ class Scheduler:
 
     def _plan_prefills(self, step: Step) -> None:
         """Pieces of prompts, and of what a preempted sequence computes anew, within the step's allowance."""
-        wanting = [s for s in self.running if s.pending > 1] + (self.waiting if self._free_rows else [])
+        wanting = [s for s in self.running if s.pending > 1] + (self.waiting if self.living.free_rows else [])
         if not wanting:
             return
         decodes = list(step.sequences)
-        promoted = any(s.promoted for s in self.waiting) or any(s.promoted for s in self.running)
-        wanting = self.service.order(wanting, self.clock(), promoted)
+        wanting = self.service.order(wanting, self.clock())
         step.prefill = allowance = self.service.allowance(decodes, wanting[0])
-        wanted = sum(s.known - (s.computed or s.expected) for s in wanting)
+        wanted = self.service.wanted(wanting)
         admitting = True
         for seq in wanting:
             if seq.status is Status.WAITING:
@@ -248,10 +237,23 @@ class Scheduler:
 
     def _admit(self, seq: Sequence, step: Step) -> bool:
         """Lets a waiting sequence join if it can; False when nobody behind it may, or it would starve."""
-        hit, loaded = self._start(seq)
-        facts = self._facts(seq, hit, loaded, step)
-        if not all(gate(facts) for gate in policy.OWN_GATES) or self._fetches(seq, hit):
+        own = policy.OwnFacts(
+            values_known=seq.in_flight == 0,
+            compiling=seq.compiling is not None,
+            loading=seq.fetch is not None and seq.fetch.open,
+        )
+        if not all(gate(own) for gate in policy.OWN_GATES) or self.prefixes.follows(seq):
             return True
+        hit = self.prefixes.find(seq)
+        loaded = self.tiering.arrived(seq, hit)
+        if hit and loaded:
+            hit = hit.whole(self.capacity.block_size)
+        found = loaded or (hit.tokens if hit else 0)
+        if self.prefixes.follow(seq, found) or self.tiering.coming(seq, found):
+            return True
+        if self.tiering.begin(seq, hit, self.clock()):
+            return True
+        facts = self._facts(seq, hit, found, step)
         if not facts.blocks_fit and not self.running:  # alone it fits, if nothing is held on to
             self.kv.tree.expire(inf)
             hit, loaded, facts = None, 0, self._facts(seq, None, 0, step)
@@ -276,31 +278,15 @@ class Scheduler:
         if self._make_room(seq, seq.computed + count, step):
             self._compute(seq, count, step, joined)
 
-    def _start(self, seq: Sequence) -> tuple[Hit | None, int]:
-        """What the tree holds of a waiting sequence, and the tokens up to which blocks behind have arrived, or 0."""
-        hit = self.prefixes.find(seq)
-        loaded = self.tiering.arrived(seq, hit)
-        return (hit.whole(self.capacity.block_size) if hit and loaded else hit), loaded
-
-    def _fetches(self, seq: Sequence, hit: Hit | None) -> bool:
-        """Asks the tier, once while the sequence waits, for what comes behind the hit; whether to wait for it."""
-        return self.tiering.begin(seq, hit, self.clock())
-
-    def _facts(self, seq: Sequence, hit: Hit | None, loaded: int, step: Step) -> policy.AdmitFacts:
-        found = loaded or (hit.tokens if hit else 0)
+    def _facts(self, seq: Sequence, hit: Hit | None, found: int, step: Step) -> policy.AdmitFacts:
         pending = seq.known - found
         chunk = step.chunk(pending)
-        coming = max(self.prefixes.coming(seq, self.running), self.tiering.coming(seq, self.waiting))
         return policy.AdmitFacts(
-            free_rows=len(self._free_rows),
+            free_rows=len(self.living.free_rows),
             budget=step.budget if pending == 1 else min(step.budget, step.prefill),
             first_chunk=chunk if chunk or not self.bidirectional else pending,
             indivisible=self.bidirectional,
             blocks_fit=self.kv.fits(hit, min(seq.known + 1, seq.max_known), self.max_chunk),
-            values_known=seq.in_flight == 0,
-            prefix_under_way=coming - found >= self.capacity.block_size // 2,
-            loading=seq.fetch is not None and seq.fetch.open,
-            compiling=seq.compiling is not None,
         )
 
     def linger(self, seconds: float) -> None:
@@ -309,7 +295,7 @@ class Scheduler:
         if compiling:
             concurrent.futures.wait(compiling, seconds, concurrent.futures.FIRST_COMPLETED)
         else:
-            self.tiering.poll(self.waiting, self.clock(), seconds)
+            self.tiering.poll(self.clock(), seconds)
 
     def last_plans(self) -> Iterator[StepPlan]:
         """Steps that compute nothing: each gives some of what the prefix tree holds to the tier, the last used first.
@@ -324,10 +310,8 @@ class Scheduler:
     # ----------------------------------------------------------------------------------------------------------
 
     def _join(self, seq: Sequence, hit: Hit | None, loaded: int, step: Step) -> None:
-        self.waiting.remove(seq)
-        self.running.append(seq)
-        seq.status = Status.RUNNING
-        seq.row = self._free_rows.pop()
+        self.living.join(seq)
+        self.prefixes.begin(seq)
         copies, loads = [], []
         if hit is not None:
             copies = self.kv.adopt(seq.blocks, hit)
@@ -339,7 +323,7 @@ class Scheduler:
         self.tiering.end(seq)
         if not seq.preemptions:
             # What an answer takes from its siblings is no hit: nobody had computed it before.
-            first = seq is self._requests[seq.request.id][0]
+            first = seq is self.living.requests[seq.request.id][0]
             seq.cached = seq.computed if first else min(seq.computed, seq.expected)
             self.looked_up_tokens += seq.known
             self.cached_tokens += seq.cached
@@ -401,10 +385,11 @@ class Scheduler:
             seq.suspect = 0
         answer.take_prompt(seq, work, row)
         if current:
-            seq.stored = end
+            before, seq.stored = seq.stored, end
             if work.start < seq.prompt_len:
-                self.prefixes.remember(seq)
-                self.prefixes.pin(seq, self.clock())
+                self.prefixes.remember(seq, self.clock())
+            elif before < seq.prompt_len:
+                self.prefixes.stop(seq)
             seq.blocks.trim(end)
         if row.pooled:
             delta = answer.take_pooled(seq, row.pooled)
@@ -433,6 +418,7 @@ class Scheduler:
         alive = [s for s in sequences if s.status is not Status.FINISHED]
         if len(sequences) == 1:
             return [self._fail(seq, message) for seq in alive]
+        self._suspects += alive
         for seq in alive:
             seq.suspect = max(seq.suspect, seq.computed, 1)
             if seq.status is Status.RUNNING:
@@ -458,53 +444,46 @@ class Scheduler:
     # -- leaving -----------------------------------------------------------------------------------------------
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
-        if seq.status is Status.RUNNING:
-            self.running.remove(seq)
-            self._leave_row(seq)
-        else:
-            self.waiting.remove(seq)
-            self.tiering.end(seq)
+        self.tiering.end(seq)
+        last = self.living.end(seq)
+        seq.finish = reason
         self._leave_blocks(seq, reason)
-        seq.status, seq.finish = Status.FINISHED, reason
         self.finished += 1
-        siblings = self._requests[seq.request.id]
-        siblings.remove(seq)
-        if not siblings:
-            del self._requests[seq.request.id]
+        if last:
             self.prefixes.drop(seq)
 
-    def _leave_row(self, seq: Sequence) -> None:
-        self._left.append(seq.row)
-        self._free_rows.append(seq.row)
-        seq.row = -1
-
     def _leave_blocks(self, seq: Sequence, reason: FinishReason | None = None) -> None:
-        if reason is not FinishReason.ERROR:
-            self.prefixes.remember(seq)
+        self.prefixes.leave(seq, keeps=reason is not FinishReason.ERROR)
         seq.blocks.release()
         seq.computed = seq.stored = 0
 
     # -- looking -----------------------------------------------------------------------------------------------
 
     @property
+    def waiting(self) -> list[Sequence]:
+        return self.living.waiting
+
+    @property
+    def running(self) -> list[Sequence]:
+        return self.living.running
+
+    @property
     def store(self) -> Store | None:
         return self.tiering.store
 
     def class_stats(self) -> dict[ServiceClass, ClassStats]:
-        running, waiting = (Counter(s.request.slo for s in living) for living in (self.running, self.waiting))
+        runs, waits = self.living.runs, self.living.waits
         return {
-            c: ClassStats(running[c], waiting[c], self._displaced[c], self._queue_seconds[c].copy())
-            for c in ServiceClass
+            c: ClassStats(runs[c], waits[c], self._displaced[c], self._queue_seconds[c].copy()) for c in ServiceClass
         }
 
     def check(self) -> None:
         """Proves that rows and blocks add up. Raises AssertionError."""
-        living = self.waiting + self.running
+        self.living.check()
+        living = self.living.all()
         self.kv.check(s.blocks for s in living)
-        rows = [s.row for s in self.running] + self._free_rows
-        assert sorted(rows) == list(range(self.capacity.max_rows)), "rows are lost or held twice"
-        assert sorted(map(id, living)) == sorted(id(s) for r in self._requests.values() for s in r), "a lost sequence"
-        self.tiering.check(self.running, bool(living))
+        self.prefixes.check(self.running)
+        self.tiering.check(self.waiting, self.running)
         if not living:
             lost = self.kv.used - self.kv.tree.stats().pinned
             assert lost == 0, f"{lost} blocks are held by nobody"

@@ -15,6 +15,7 @@ from kvasir.types import FinishReason, Request, TokenLogprob
 
 if TYPE_CHECKING:
     from kvasir.sched.guidance import Guide
+    from kvasir.sched.prefixes import Ahead
 
 
 class Status(Enum):
@@ -34,6 +35,7 @@ class Sequence:
     cached:   tokens that were found in the prefix tree when it first joined
     expected: tokens that it had of this sequence when it came
     arrived, since: by the scheduler's clock; `since` is its last token's time, before that `arrived`
+    ahead: while it waits, whom it lets go first
     fetch: while it waits, what was asked of a tier; None: nothing yet
     promoted: goes first until it ends, having waited too long
     guide, coming, untold, jumps: see guidance; compiling: what the guide is made of, as long as there is none
@@ -65,6 +67,7 @@ class Sequence:
     promoted: bool = False
     in_flight: int = 0
     carry: bytes = b""
+    ahead: Ahead | None = None
     fetch: Fetch | None = None
     preemptions: int = 0
     suspect: int = 0  # was part of a step that failed: computed alone until it has passed this position

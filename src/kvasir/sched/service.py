@@ -51,42 +51,52 @@ class Service:
         self.step_time = StepTime()
         self._whole, self._block, self._chunk = whole, block, chunk
         self._shares = {c: Fairness() for c in ServiceClass}
+        self._leads: dict[tuple[ServiceClass, str], int] = {}  # as far as anybody asked since they changed
+        self._promoted: Sequence | None = None  # the last one that was
         self._hungry = 0
 
-    def present(self, living: Iterable[Sequence]) -> None:
-        """Says who has requests. To be called before tenants are ordered or charged."""
-        weights: dict[ServiceClass, dict[str, float]] = {c: {} for c in ServiceClass}
-        for seq in living:
-            weights[seq.request.slo][seq.request.tenant] = seq.request.weight
+    def present(self, weights: Mapping[ServiceClass, Mapping[str, float]]) -> None:
+        """Says which tenants have requests, of each class. To be called before tenants are ordered or charged."""
         for service_class, found in weights.items():
             self._shares[service_class] = fairness.present(self._shares[service_class], found)
+        self._leads.clear()
 
-    def order(self, candidates: list[Sequence], now: float, promoted: bool) -> list[Sequence]:
-        """Those that want prompt tokens computed, in the order of service. promoted: somebody living is already."""
+    def order(self, candidates: list[Sequence], now: float) -> list[Sequence]:
+        """Those that want prompt tokens computed, in the order of service."""
         facts = [self._facts(seq, now) for seq in candidates]
-        chosen = slo.promote(facts, promoted)
+        chosen = slo.promote(facts, self._promoted is not None and self._promoted.status is not Status.FINISHED)
         if chosen is not None:
-            candidates[chosen].promoted = True
-            facts[chosen] = self._facts(candidates[chosen], now)
+            self._promoted = candidates[chosen]
+            self._promoted.promoted = True
+            facts[chosen] = self._facts(self._promoted, now)
         return [candidates[i] for i in slo.service_order(facts, self._shares)]
 
     def _facts(self, seq: Sequence, now: float) -> slo.ServiceFacts:
         request, start = seq.request, seq.computed or seq.expected
         prefill = seq.known - start
         return slo.ServiceFacts(
-            order=seq.order,
-            slo=request.slo,
-            target=self.targets[request.slo],
-            waited=now - seq.since,
-            prefill=prefill,
-            prefill_seconds=prefill_seconds(self.step_time, start, prefill, self._chunk),
-            tenant=request.tenant,
-            priority=request.priority,
+            seq.order,
+            request.slo,
+            self.targets[request.slo],
+            now - seq.since,
+            prefill,
+            prefill_seconds(self.step_time, start, prefill, self._chunk),
+            request.tenant,
+            request.priority,
             started=seq.known > seq.prompt_len,
             running=seq.status is Status.RUNNING,
             promoted=seq.promoted,
             prefix=seq.beginning,
         )
+
+    def wanted(self, candidates: Iterable[Sequence]) -> int:
+        """Tokens that they have to compute, a block at most: more makes no difference to `fed`."""
+        total = 0
+        for seq in candidates:
+            total += seq.known - (seq.computed or seq.expected)
+            if total >= self._block:
+                return self._block
+        return total
 
     def allowance(self, decodes: list[Sequence], first: Sequence | None) -> int:
         """Prompt tokens that a step with these decodes may compute; `first` goes first of those that want some."""
@@ -120,11 +130,13 @@ class Service:
             key = seq.request.slo, seq.request.tenant
             prompt[key] += prompt_tokens
             generated[key] += generated_tokens
-        for key in prompt:
-            service_class, tenant = key
-            if tenant in self._shares[service_class].weights:
-                share = fairness.charge(self._shares[service_class], tenant, prompt[key], generated[key])
-                self._shares[service_class] = share
+        for service_class in {c for c, _ in prompt}:
+            share = self._shares[service_class]
+            tokens = {
+                t: (n, generated[c, t]) for (c, t), n in prompt.items() if c is service_class and t in share.weights
+            }
+            self._shares[service_class] = fairness.charge(share, tokens)
+        self._leads.clear()
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long."""
@@ -132,15 +144,24 @@ class Service:
         if load.prefill_tokens or plan.step % MEASURE_EVERY == 0:
             self.step_time = observe(self.step_time, load, seconds)
 
-    def standing(self, seq: Sequence) -> tuple[bool, int]:
-        """How far a sequence stands above others, whoever they belong to: the beginning of its `victim_key`."""
-        return not seq.promoted, seq.request.slo.rank
+    def stands_higher(self, waiting: Mapping[ServiceClass, int], running: Mapping[ServiceClass, int]) -> bool:
+        """Whether the first of those that wait stands above the last of those that run, whoever they belong to. There
+        are so many of each class."""
+        first = min(c.rank for c, n in waiting.items() if n)
+        held = self._promoted if self._promoted and self._promoted.status is not Status.FINISHED else None
+        if held and held.status is Status.RUNNING:
+            running = {**running, held.request.slo: running[held.request.slo] - 1}
+        last = max((c.rank for c, n in running.items() if n), default=-1)
+        return last >= 0 if held and held.status is Status.WAITING else first < last
 
     def victim_key(self, seq: Sequence) -> tuple[bool, int, int, int]:
         """Who leaves when something runs out: the one with the greatest key."""
         request = seq.request
-        share = self._shares[request.slo]
-        lead = fairness.lead(share, request.tenant) if request.tenant in share.weights else 0
+        key = request.slo, request.tenant
+        lead = self._leads.get(key)
+        if lead is None:
+            share = self._shares[request.slo]
+            lead = self._leads[key] = fairness.lead(share, request.tenant) if request.tenant in share.weights else 0
         return slo.victim_key(seq.promoted, request.slo, lead, seq.order)
 
 

@@ -20,7 +20,7 @@ beyond is thus promoted when at most k of these have ended, whoever else may com
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvasir.sched import fairness
 from kvasir.sched.fairness import Fairness
@@ -30,8 +30,7 @@ PATIENCE = 5.0
 URGENT = 0.25  # share of the target for the first token: with less slack than that a sequence is urgent
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceFacts:
+class ServiceFacts(NamedTuple):
     """A sequence that has more than one token to compute, running or not."""
 
     order: int  # of arrival
@@ -75,20 +74,19 @@ def service_order(candidates: Sequence[ServiceFacts], shares: Mapping[ServiceCla
     groups: dict[Hashable, int] = {}
     for f in candidates:
         groups[f.prefix] = min(groups.get(f.prefix, f.order), f.order)
-
-    def own(i: int) -> tuple:
-        f = candidates[i]
-        return service_key(f, f.order if f.prefix is None else groups[f.prefix])
-
-    by_key = sorted(range(len(candidates)), key=own)
-    turns: list[float] = [0.0] * len(candidates)
-    for service_class in ServiceClass:
-        members = [i for i in by_key if candidates[i].slo is service_class]
-        if members:
-            work = [(candidates[i].tenant, candidates[i].prefill) for i in members]
-            for i, tag in zip(members, fairness.tags(shares[service_class], work), strict=True):
-                turns[i] = tag
-    return sorted(by_key, key=lambda i: (*_class_key(candidates[i]), turns[i]))
+    keys = [service_key(f, f.order if f.prefix is None else groups[f.prefix]) for f in candidates]
+    by_key = sorted(range(len(candidates)), key=keys.__getitem__)
+    work: dict[ServiceClass, list[int]] = {}
+    for i in by_key:
+        work.setdefault(candidates[i].slo, []).append(i)
+    if all(len(shares[c].weights) < 2 for c in work):
+        return by_key  # one tenant's turns come in its own order
+    turns = [0.0] * len(candidates)
+    for service_class, members in work.items():
+        tags = fairness.tags(shares[service_class], [(candidates[i].tenant, candidates[i].prefill) for i in members])
+        for i, tag in zip(members, tags, strict=True):
+            turns[i] = tag
+    return sorted(by_key, key=lambda i: (*keys[i][:3], turns[i]))
 
 
 def promote(candidates: Sequence[ServiceFacts], taken: bool) -> int | None:
@@ -96,14 +94,16 @@ def promote(candidates: Sequence[ServiceFacts], taken: bool) -> int | None:
     promoted stays so until it ends; `taken` says that there is one."""
     if taken:
         return None
-    beyond, _, index = max(
-        ((f.waited - PATIENCE * f.target.ttft, -f.order, i) for i, f in enumerate(candidates)), default=(0.0, 0, 0)
-    )
-    return index if beyond > 0 else None
+    beyond = [
+        (f.waited - PATIENCE * f.target.ttft, -f.order, i)
+        for i, f in enumerate(candidates)
+        if f.waited > PATIENCE * f.target.ttft
+    ]
+    return max(beyond)[2] if beyond else None
 
 
 def victim_key(promoted: bool, service_class: ServiceClass, lead: int, order: int) -> tuple[bool, int, int, int]:
-    """For `policy.victim`: who leaves when blocks run out is of the last class, of the tenant that was served most
+    """The one with the last key leaves when blocks run out: it is of the last class, of the tenant that was served most
     (`fairness.lead`), and came last. One may only take blocks from another with a greater key."""
     return not promoted, service_class.rank, lead, order
 

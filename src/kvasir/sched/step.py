@@ -72,7 +72,7 @@ class Step:
             )
         )
 
-    def plan(self, number: int, left: list[int], saves: list[tuple[int, int]]) -> StepPlan:
+    def plan(self, number: int, left: tuple[int, ...], saves: list[tuple[int, int]]) -> StepPlan:
         """left: rows that are free now. saves: (group, block id) to be given out before all else."""
         work, joined, copies, loads = tuple(self.work), tuple(self.joined), tuple(self.copies), tuple(self.loads)
-        return StepPlan(number, joined, work, tuple(left), copies, tuple(saves), loads)
+        return StepPlan(number, joined, work, left, copies, tuple(saves), loads)

@@ -28,6 +28,9 @@ class Tiering:
         self._block_size = block_size
         self._seconds = seconds
         self._saving: dict[int, list[Save]] = {}  # by the steps that save it
+        self._open: dict[
+            Sequence, None
+        ] = {}  # those that wait for what is on its way, in the order in which they asked
 
     # -- saving ------------------------------------------------------------------------------------------------
 
@@ -64,16 +67,18 @@ class Tiering:
             return False
         found, ids = hit.tokens if hit else 0, seq.tokens[: seq.known - 1].tobytes()
         seq.fetch = self.store.fetch(seq.namespace, ids, found, lambda n: self._seconds(found, n), now)
+        if seq.fetch.open:
+            self._open[seq] = None
         return seq.fetch.open
 
-    def poll(self, waiting: Iterable[Sequence], now: float, timeout: float = 0.0) -> None:
+    def poll(self, now: float, timeout: float = 0.0) -> None:
         """Takes what has arrived; waits at most `timeout` seconds for the first that has something on its way."""
-        if self.store is None:
-            return
-        for seq in waiting:
-            if seq.fetch and seq.fetch.open:
-                self.store.poll(seq.fetch, now, timeout)
-                timeout = 0.0
+        for seq in list(self._open):
+            assert self.store and seq.fetch
+            self.store.poll(seq.fetch, now, timeout)
+            timeout = 0.0
+            if not seq.fetch.open:
+                del self._open[seq]
 
     def arrived(self, seq: Sequence, hit: Hit | None) -> int:
         """Tokens up to which blocks behind the hit have arrived, or 0."""
@@ -81,17 +86,19 @@ class Tiering:
             return 0
         return self.store.arrived(seq.fetch, hit.tokens // self._block_size if hit else 0)
 
-    def coming(self, seq: Sequence, waiting: Iterable[Sequence]) -> int:
-        """Leading tokens that are fetched for another sequence and that this one, which has not asked yet, could take
-        from it."""
-        if self.store is None or seq.fetch is not None or seq.suspect or seq.needs_prompt_rows:
-            return 0
-        most = 0
-        for other in waiting:
-            if other.fetch and other.fetch.open and other.namespace == seq.namespace:
+    def coming(self, seq: Sequence, found: int) -> bool:
+        """Whether so much is fetched for another sequence that this one, which has its first `found` tokens and has not
+        asked yet, could take from it that it waits."""
+        if seq.fetch is not None or seq.suspect or seq.needs_prompt_rows:
+            return False
+        for other in self._open:
+            if other.namespace == seq.namespace:
+                assert other.fetch
                 end = (other.fetch.first + other.fetch.count) * self._block_size
-                most = max(most, min(common(other.packed_prompt, seq.packed_prompt), end))
-        return min(most, seq.known - 1)
+                shared = min(common(other.packed_prompt, seq.packed_prompt), end, seq.known - 1)
+                if shared - found >= max(1, self._block_size // 2):
+                    return True
+        return False
 
     def loads(self, seq: Sequence, received: Iterable[tuple[int, int, int]]) -> list[Load]:
         """What has arrived for the blocks (group, index, id), to be written into them."""
@@ -102,10 +109,12 @@ class Tiering:
         """The sequence needs nothing of the tier any more."""
         if self.store and seq.fetch:
             self.store.end(seq.fetch)
+        self._open.pop(seq, None)
         seq.fetch = None
 
-    def check(self, running: Iterable[Sequence], living: bool) -> None:
+    def check(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> None:
         """Raises AssertionError."""
-        if self.store:
-            assert not any(s.fetch for s in running), "a running sequence waits for a tier"
-            assert living or not self.store.num_bytes, "bytes of a tier are held by nobody"
+        assert not any(s.fetch for s in running), "a running sequence waits for a tier"
+        asked = [s for s in waiting if s.fetch]
+        assert {s for s in asked if s.fetch and s.fetch.open} <= set(self._open) <= set(asked), "a lost fetch"
+        assert asked or not self.store or not self.store.num_bytes, "bytes of a tier are held by nobody"

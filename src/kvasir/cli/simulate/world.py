@@ -87,7 +87,7 @@ class Outcome:
 class WholePrompts(Service):
     """What engines did before chunks: whole prompts in the order of arrival, whoever waits for his next token."""
 
-    def order(self, candidates: list[Sequence], now: float, promoted: bool) -> list[Sequence]:
+    def order(self, candidates: list[Sequence], now: float) -> list[Sequence]:
         return sorted(candidates, key=lambda seq: seq.order)
 
     def allowance(self, decodes: list[Sequence], first: Sequence | None) -> int:
