@@ -21,6 +21,7 @@ from kvasir.serve.audit import set_outcome
 from kvasir.serve.body import JsonRoute
 from kvasir.serve.keys import Key, KeyScope
 from kvasir.serve.lines import LineLog
+from kvasir.serve.scopes import needs_management
 from kvasir.serve.serving import json_response
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.wire import Wire
@@ -100,7 +101,7 @@ def test_a_full_disk_is_told_once_and_counted(caplog):
     assert log.dropped == 1000 and caplog.text.count("lines are lost") == 1
 
 
-@pytest.mark.parametrize("path", ["/nowhere/log", "/"])
+@pytest.mark.parametrize("path", ["/dev/null/log", "/"])
 def test_a_file_that_cannot_be_is_known_at_the_start(path):
     with pytest.raises(ConfigError, match="expected a file"):
         LineLog(Path(path))
@@ -172,6 +173,7 @@ def test_a_log_is_rotated_by_its_name_and_a_hangup(tmp_path):
 # -- audit -------------------------------------------------------------------------------------------------
 
 router = APIRouter(route_class=JsonRoute, tags=["management"])
+plain = APIRouter(route_class=JsonRoute)
 
 
 class Thing(Wire):
@@ -191,6 +193,13 @@ async def remove(digest: str) -> Response:
     return json_response({})
 
 
+@plain.post("/maybe")
+async def maybe(wire: Thing, request: Request) -> Response:
+    if wire.name == "new":
+        needs_management(request)
+    return json_response({})
+
+
 @router.post("/manage/pull")
 async def pull(wire: Thing, request: Request) -> Response:
     async def events():
@@ -202,10 +211,10 @@ async def pull(wire: Thing, request: Request) -> Response:
 
 
 async def test_the_audit_log_says_who_did_what_to_what_and_how_it_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(openai, "ROUTERS", (*openai.ROUTERS, router))
-    path = tmp_path / "audit"
+    monkeypatch.setattr(openai, "ROUTERS", (*openai.ROUTERS, router, plain))
+    path = tmp_path / "data" / "audit.jsonl"
     root, ann = ({"Authorization": f"Bearer {k}"} for k in ("manage-key", "first-key"))
-    async with client(ServeSettings(keys=KEYS, audit_log=path)) as http:
+    async with client(ServeSettings(keys=KEYS, data_dir=tmp_path / "data")) as http:
         thing = {"name": "new", "secret": "hush-hush"}
         await http.post("/manage/things", json=thing, headers=root)
         await http.post("/manage/things", json=thing, headers=ann)
@@ -215,7 +224,9 @@ async def test_the_audit_log_says_who_did_what_to_what_and_how_it_ended(tmp_path
         await http.delete("/manage/things/sha256:abc", headers=root)
         await http.post("/manage/pull", json={"name": "x" * 1000}, headers=root)
         await http.post("/v1/chat/completions", json=CHAT, headers=root)
-        lines = await until(lambda: found if len(found := read(path)) == 7 else None)
+        await http.post("/maybe", json={"name": "old"}, headers=ann)
+        await http.post("/maybe", json={"name": "new"}, headers=ann)
+        lines = await until(lambda: found if len(found := read(path)) == 8 else None)
     assert "hush" not in path.read_text()
     assert [(line["key"], line["status"], line["outcome"]) for line in lines] == [
         ("root", 200, "done"),
@@ -225,7 +236,17 @@ async def test_the_audit_log_says_who_did_what_to_what_and_how_it_ended(tmp_path
         ("root", 400, "refused"),
         ("root", 200, "done"),
         ("root", 200, "failed: no such file"),
+        ("ann", 403, "refused"),
     ]
-    targets = [{"name": "new"}, {}, {}, {"name": "broken"}, {}, {"digest": "sha256:abc"}, {"name": "x" * 256}]
+    targets = [
+        {"name": "new"},
+        {},
+        {},
+        {"name": "broken"},
+        {},
+        {"digest": "sha256:abc"},
+        {"name": "x" * 256},
+        {"name": "new"},
+    ]
     assert [line["target"] for line in lines] == targets
     assert lines[5]["route"] == "/manage/things/{digest}" and lines[5]["method"] == "DELETE"

@@ -10,13 +10,14 @@ from kvasir.config import option
 
 # ruff: noqa: RUF009 - what `option` makes is a field
 
+
 @dataclass(frozen=True, slots=True)
 class OperationOptions:
     tls_cert: Path | None = option(None, "PEM file of the server's certificate and its chain: serve https.")
     tls_key: Path | None = option(None, "PEM file of its private key, unencrypted.")
     tls_ca: Path | None = option(None, "PEM file of authorities; clients must show a certificate of one of them.")
     access_log: Path | None = option(None, "File for a JSON line per request (- is the standard output).")
-    audit_log: Path | None = option(None, "The same for requests that manage the server.")
+    audit_log: Path | None = option(None, "The same for those that manage the server (default: in --data-dir).")
     cors_header: list[str] | None = option(None, "Headers that web pages may send (repeatable; default: any).")
     cors_method: list[str] | None = option(None, "Methods that web pages may use (repeatable; default: all served).")
     cors_max_age: int = option(600, "Seconds for which browsers may remember these answers.")

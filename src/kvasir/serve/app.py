@@ -99,7 +99,8 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Manag
 
 def open_logs(settings: ServeSettings) -> dict[str, LineLog]:
     """Those that are wanted, by name. Raises ConfigError for a file that cannot be written."""
-    files = {"access": settings.access_log, "audit": settings.audit_log}
+    audit = settings.audit_log or (settings.data_dir and settings.data_dir / "audit.jsonl")
+    files = {"access": settings.access_log, "audit": audit}
     return {name: LineLog(file) for name, file in files.items() if file}
 
 

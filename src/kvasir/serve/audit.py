@@ -1,4 +1,4 @@
-"""The audit log: a line for every request that manages the server, allowed or not."""
+"""The audit log: a line for every request that manages the server or tries to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir.serve.access import who
 from kvasir.serve.lines import LineLog
-from kvasir.serve.scopes import Managing
+from kvasir.serve.metrics import route_of
+from kvasir.serve.scopes import MANAGES, Managing
 
 TARGETS = ("model", "name", "from", "source", "destination")  # fields of bodies that say what is changed
 LONGEST = 256  # characters of a value
@@ -32,8 +33,7 @@ class AuditLog:
         self.log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self.managing.route(scope) if scope["type"] == "http" else None
-        if route is None:
+        if scope["type"] != "http":
             return await self.app(scope, receive, send)
         body, status, ended = b"", None, False
 
@@ -56,11 +56,13 @@ class AuditLog:
             status, ended = 500, True
             raise
         finally:
-            said = scope.get("state", {}).get("outcome")
-            outcome = said or ("broken off" if status is None or not ended else _outcome(status))
-            target = {**_short(scope.get("path_params", {})), **_target(body)}
-            line = {"route": route, "target": target, "status": status, "outcome": outcome[:LONGEST]}
-            self.log.put({**who(scope), **line})
+            state = scope.get("state", {})
+            route = self.managing.route(scope) or (route_of(scope) if MANAGES in state else None)
+            if route is not None:
+                outcome = state.get("outcome") or ("broken off" if status is None or not ended else _outcome(status))
+                target = {**_short(scope.get("path_params", {})), **_target(body)}
+                line = {"route": route, "target": target, "status": status, "outcome": outcome[:LONGEST]}
+                self.log.put({**who(scope), **line})
 
 
 def _outcome(status: int) -> str:

@@ -64,6 +64,7 @@ class LineLog:
     def _open(self) -> int:
         if self._path == Path("-"):
             return sys.stdout.fileno()
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Without waiting for a reader, should it be a pipe.
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         os.set_blocking(file, True)

@@ -20,6 +20,7 @@ from kvasir.serve.keys import Key, KeyScope
 from kvasir.serve.settings import is_loopback
 
 MANAGEMENT = "management"  # the tag
+MANAGES = "manages"  # in the state of a request whose route asked for the scope by itself
 LOOKS = ("GET", "HEAD", "OPTIONS")
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
@@ -27,6 +28,7 @@ _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 def needs_management(connection: HTTPConnection) -> None:
     """Raises ScopeNeeded unless who asks may manage the server. For routes that manage now and then; those that always
     do have the tag."""
+    connection.scope["state"][MANAGES] = True
     _check_management(connection.scope)
 
 
