@@ -75,6 +75,7 @@ def check_sampling(p: SamplingParams) -> None:
     _integer(p, "seed", -(2**63), 2**64 - 1, optional=True)
     _integer(p, "max_tokens", 1, 2**31 - 1, optional=True)
     _integer(p, "min_tokens", 0, 2**31 - 1)
+    _integer(p, "thinking_token_budget", 0, 2**31 - 1, optional=True)
     _integer(p, "logprobs", 0, MAX_LOGPROBS, optional=True)
     _integer(p, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:

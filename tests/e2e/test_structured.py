@@ -50,7 +50,7 @@ def test_an_answer_is_of_the_schema_and_the_same_streamed_or_sampled_token_by_to
     assert "".join(p.choices[0].delta.content or "" for p in pieces) == whole.message.content
     slow = ask(api, response_format=FORMAT, temperature=temperature, logprobs=True, top_logprobs=2).choices[0]
     assert slow.message.content == whole.message.content
-    assert "".join(t.token for t in slow.logprobs.content) == whole.message.content
+    assert "".join(t.token for t in slow.logprobs.content).endswith(whole.message.content), "it may think before"
 
 
 def test_several_answers_follow_each_its_own_way(api):
@@ -174,16 +174,69 @@ def test_a_choice_of_tools_is_kept(api, choice, temperature):
     assert told == whole.message.tool_calls[0].function.arguments
 
 
-def test_a_strict_tool_can_only_be_called_well(api):
-    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_tool_can_only_be_called_well(api, strict):
+    tools = [{"type": "function", "function": {**WEATHER["function"], "strict": strict}}, TIME]
     question = [{"role": "user", "content": "What is the weather in Oslo?"}]
-    for seed in range(4):
-        answer = ask(api, messages=question, tools=[strict], temperature=1.2, seed=seed).choices[0]
+    called = 0
+    for seed in range(6):
+        fields = {"messages": question, "tools": tools, "temperature": 1.2 * (seed > 0), "seed": seed}
+        answer = ask(api, **fields).choices[0]
         if answer.finish_reason != "length":
             check_calls(answer.message.tool_calls or ())
+            called += bool(answer.message.tool_calls)
+        pieces = [c.choices[0].delta for c in ask(api, **fields, stream=True)]
+        assert "".join(p.content or "" for p in pieces) == (answer.message.content or "")
+    assert called
+
+
+def test_a_strict_tool_that_cannot_be_enforced_is_refused_and_others_are_loose(api):
     bad = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(openai.BadRequestError, match="uniqueItems"):
         ask(api, tools=[{"type": "function", "function": {"name": "f", "parameters": bad, "strict": True}}])
+    for odd in (bad, {"type": "array"}, {"$ref": "#/nowhere"}, {"type": "object", "properties": {"a": {"type": "?"}}}):
+        loose = {"type": "function", "function": {"name": "f", "parameters": odd}}
+        answer = ask(api, tools=[loose, WEATHER], tool_choice="required", max_tokens=60,
+                     extra_body={"thinking_token_budget": 0}).choices[0]  # fmt: skip
+        assert answer.message.tool_calls[0].function.name in ("f", "get_weather")
+
+
+def test_text_beside_tools_is_free(api):
+    """Its length may be asked for, and what would end it may be ignored; the same text comes as without tools."""
+    body = {"temperature": 0.8, "max_tokens": 30, "tools": [WEATHER]}
+    long = ask(api, **body, extra_body={"ignore_eos": True}).choices[0]
+    assert long.finish_reason == "length"
+    assert ask(api, **body, extra_body={"min_tokens": 30}).usage.completion_tokens == 30
+
+
+@pytest.mark.parametrize("budget", [0, 4])
+def test_reasoning_has_a_budget(api, budget):
+    fields = {"messages": [{"role": "system", "content": "/think"}, *ASK], "temperature": 0}
+    free = ask(api, **fields).choices[0].message
+    assert free.reasoning_content
+    for more in ({}, {"response_format": FORMAT}, {"tools": [WEATHER]}, {"logprobs": True}, {"stream": True},
+                 {"tools": [WEATHER], "tool_choice": "required"}):  # fmt: skip
+        body = {"thinking_token_budget": budget, "return_token_ids": True}
+        whole = ask(api, **{**fields, **more, "stream": False}, extra_body=body).choices[0]
+        message, (start, end) = whole.message, (whole.token_ids.index(i) for i in (3, 4))
+        assert end - start - 1 == budget
+        thought = getattr(message, "reasoning_content", "") or ""
+        assert bool(thought) == bool(budget) and ("tools" in more or free.reasoning_content.startswith(thought))
+        if "response_format" in more:
+            assert is_person(message.content)
+        check_calls(message.tool_calls or ())
+        if "stream" in more:
+            pieces = [c.choices[0].delta for c in ask(api, **fields, stream=True, extra_body=body)]
+            assert "".join(p.content or "" for p in pieces) == message.content
+
+
+def test_a_budget_without_reasoning_is_refused(api):
+    for budget in (-1, 2**31):
+        with pytest.raises(openai.BadRequestError, match="thinking_token_budget"):
+            ask(api, extra_body={"thinking_token_budget": budget})
+    with pytest.raises(openai.BadRequestError, match="bounds the reasoning of chats"):
+        body = {"thinking_token_budget": 3, "structured_outputs": {"regex": "a"}}
+        api.completions.create(model=MODEL, prompt="a", extra_body=body)
 
 
 @pytest.mark.parametrize(

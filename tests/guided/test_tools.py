@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvasir.errors import InvalidRequest
 from kvasir.guided.guide import GuideError
 from kvasir.guided.tools import Function, tool_grammar
 from kvasir.parse.events import Message
@@ -71,18 +72,6 @@ def test_a_required_call_is_made_and_can_be_read(name, seed, parallel):
     check(message)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_free_text_may_end_without_a_call_and_a_call_that_has_begun_is_of_a_tool(name):
-    format = Format(FORMATS[name])
-    plain = drawn(format, 3, first="Good day, all well", parallel=True)
-    assert plain is None or plain.startswith("Good day, all well")
-    trigger = format.calls.begins[0] if not format.calls.bare else ""
-    for seed in range(2):
-        text = drawn(format, seed, first=f"{'Yes. ' if trigger else ''}{trigger}", parallel=False)
-        if text is not None:
-            check(read(text, format))
-
-
 @pytest.mark.parametrize("thinking", [t for t in THINKING if t.name in ("think", "mistral", "granite32")],
                          ids=lambda t: t.name)  # fmt: skip
 @pytest.mark.parametrize("opened", [True, False])
@@ -127,3 +116,16 @@ def test_a_strict_tool_is_enforced_or_refused():
             GUIDES.take(GUIDES.begin(text))
     with pytest.raises(ValueError, match="no tool calls"):
         tool_grammar(Format(CALLS[-1]), FUNCTIONS, SPECIALS)
+
+
+def test_loosened_functions_keep_names_and_plain_types():
+    properties = {"a": {"type": "integer", "uniqueItems": True}, "b": {"$ref": "#/no"}, "c": 1}
+    odd = {"type": "array", "properties": properties, "required": ["b", "zzz"]}
+    loose = Function("f", odd).loosened()
+    assert loose.parameters == {
+        "type": "object", "properties": {"a": {"type": "integer"}, "b": {}, "c": {}}, "required": ["b"]
+    }  # fmt: skip
+    for format in FORMATS.values():
+        GUIDES.take(GUIDES.begin(tool_grammar(Format(format), [loose], SPECIALS, required=True)))
+    with pytest.raises(InvalidRequest, match="are of type array"):
+        tool_grammar(Format(FORMATS["hermes"]), [Function("f", odd)], SPECIALS)

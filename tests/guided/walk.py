@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import kvasir
-from kvasir.guided.guide import Guide, Guides
+from kvasir.guided.guide import AnyGuide, Guides
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.text.tokenizer import Tokenizer
 
@@ -26,17 +26,20 @@ def make_guides() -> Guides:
     return Guides(lambda: VOCABULARY)
 
 
-def allowed_ids(guide: Guide) -> list[int]:
-    bits = np.unpackbits(np.frombuffer(guide.allowed(), np.uint8), bitorder="little")
+def allowed_ids(guide: AnyGuide) -> list[int]:
+    mask = guide.allowed()
+    if mask is None:
+        return list(range(VOCAB))
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
     return np.flatnonzero(bits[:VOCAB]).tolist()
 
 
 def walk(
-    guide: Guide, seed: int, jump: bool = False, limit: int = 400, first: tuple[int, ...] = ()
+    guide: AnyGuide, seed: int, jump: bool = False, limit: int = 400, first: tuple[int, ...] = ()
 ) -> list[int] | None:
     """Ids up to the end of an answer, without the id that ends it; None where there was none within `limit`.
 
-    jump: takes what is forced at once. first: ids to be taken before any are drawn.
+    jump: takes what is forced at once. first: ids to be taken before any are drawn, as far as they are allowed.
     """
     ids: list[int] = []
     wanted = list(first)
@@ -47,6 +50,7 @@ def walk(
             continue
         rng = random.Random(seed * 1000 + len(ids))  # of the place alone, as in the sampler
         allowed = allowed_ids(guide)
+        wanted = wanted if wanted and wanted[0] in allowed else []
         token = wanted.pop(0) if wanted else rng.choice(_likely(allowed, rng))
         if token in TOKENIZER.eos_ids:
             return ids

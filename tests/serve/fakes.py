@@ -9,8 +9,10 @@ import tokenizers
 
 from kvasir.engine.core import EngineCore
 from kvasir.engine.inproc import InProcessEngine
+from kvasir.guided.guide import Guides
+from kvasir.guided.vocabulary import Vocabulary
 from kvasir.plan import RowResult, Work
-from kvasir.runner.fake import FakeRunner
+from kvasir.runner.fake import FakeRunner, fake_masked
 from kvasir.sched.scheduler import Scheduler
 from kvasir.text.byte_level import LETTERS
 from kvasir.text.chat import ChatTemplate
@@ -48,8 +50,15 @@ def template() -> ChatTemplate:
     return ChatTemplate(TEMPLATE, {"bos_token": "<bos>", "eos_token": "<eos>"})
 
 
+@lru_cache
+def _guides() -> Guides:
+    """Of all engines: what one has compiled the next need not."""
+    return Guides(lambda: Vocabulary(byte_tokenizer(), VOCAB, (EOS,)))
+
+
 class EchoRunner(FakeRunner):
-    """Answers with the prompt, over and over; with a temperature it begins where the seed says."""
+    """Answers with the prompt, over and over; with a temperature it begins where the seed says. Where a grammar does
+    not allow the next token, it takes the next one that is allowed."""
 
     def _result(self, work: Work, mask: bytes | None) -> RowResult:
         if self.tokens[work.row][0] == POISON:
@@ -63,6 +72,7 @@ class EchoRunner(FakeRunner):
         token = prompt[(done + shift) % len(prompt)]
         if token in join.spec.stop_ids and done < join.spec.min_tokens:
             token = ord("_")
+        token = fake_masked(token, mask, VOCAB)
         self.tokens[work.row][-1] = token
         entries = tuple((token, -0.5, 1, top) for _, _, _, top in result.logprobs)
         return replace(result, tokens=(token,), logprobs=entries)
@@ -78,7 +88,7 @@ class EchoEngine(InProcessEngine):
         def build() -> EngineCore:
             fake = EchoRunner(**options)
             fake.info = replace(fake.info, **(info or {}))
-            scheduler = Scheduler(fake.capacity, eos_ids=(EOS,), max_waiting=max_waiting)
+            scheduler = Scheduler(fake.capacity, eos_ids=(EOS,), max_waiting=max_waiting, guides=_guides())
             return EngineCore(fake, scheduler)
 
         super().__init__(build)

@@ -105,7 +105,7 @@ async def test_formats_are_named_by_options():
 
 async def test_marks_that_are_special_tokens_reach_the_parser():
     """They are skipped in text by default, but without them a call could not be seen."""
-    said = '<|start|>assistant<|channel|>commentary to=functions.f<|message|>{"a": "x"}<|end|>'
+    said = '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "x"}<|call|>'
     async with client(front=front(tool_format="harmony")) as http:
         message = (await ask(http, said=said))["message"]
         assert message["content"] is None

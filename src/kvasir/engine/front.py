@@ -225,6 +225,9 @@ class Front:
         if params.stop:
             self._need_tokenizer("stop")
         fields |= self._sequences(params)
+        if params.thinking_token_budget is not None and "grammar" not in fields:
+            name = "thinking_token_budget"
+            raise InvalidRequest(f"{name} bounds the reasoning of chats", "ask for a chat", param=name)
         if params.structured_outputs:
             fields["grammar"] = self.grammars.of(params.structured_outputs)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)

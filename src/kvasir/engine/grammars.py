@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from kvasir.engine.reading import Calling, Reading
 from kvasir.errors import InvalidRequest
 from kvasir.guided import sources
 from kvasir.guided.check import GrammarCheck
-from kvasir.guided.tools import Function, tool_grammar
+from kvasir.guided.lark import behind_reasoning
+from kvasir.guided.rule import Reasoning, Rule
+from kvasir.guided.tools import Function, free_text, tool_grammar
 from kvasir.guided.vocabulary import Vocabulary
-from kvasir.parse.format import Format
-from kvasir.types import StructuredOutputs
+from kvasir.parse.format import Style
+from kvasir.types import SamplingParams, StructuredOutputs
 
 PARAM = "structured_outputs"
+BUDGET = "thinking_token_budget"
 
 
 class Grammars:
@@ -30,24 +35,70 @@ class Grammars:
         source, convert = self._source(outputs)
         return self._checker.check(source, convert, PARAM)
 
-    def tools(
-        self,
-        format: Format,
-        functions: Sequence[tuple[str, Mapping[str, Any], bool]],
-        *,
-        required: bool,
-        parallel: bool,
-        opened: bool,
-        content: Mapping[str, Any] | bool | None,
-    ) -> str:
-        """A grammar of answers that may call functions (name, schema of its arguments, strict); see
-        guided.tools.tool_grammar. Raises InvalidRequest."""
-        specials = self._vocabulary().specials
-        made = [Function(*function) for function in functions]
-        text = tool_grammar(
-            format, made, specials, required=required, parallel=parallel, opened=opened, content=content
-        )
-        return self._checker.check(text, param="tools")
+    def answer(self, reading: Reading | None, params: SamplingParams, calling: Calling | None = None) -> str | None:
+        """What the answers of a chat follow: calls, the structure of what is said, a budget of reasoning; None where
+        nothing is asked for. May take a second, the first time. Raises InvalidRequest."""
+        thinking, budget = reading.format.thinking if reading else None, params.thinking_token_budget
+        if budget is not None and thinking is None:
+            message = "this model marks no reasoning that could be bounded"
+            raise InvalidRequest(message, "leave it out, or name its marks with --reasoning-format", param=BUDGET)
+        rule = Rule()
+        if calling is not None:
+            assert reading is not None, "calls need a format"
+            rule = self._calls(calling, reading, params.structured_outputs)
+        elif params.structured_outputs is not None:
+            rule = Rule(self._said(params.structured_outputs, reading))
+        if reading and thinking and (budget is not None or rule.free):
+            anywhere = reading.format.calls.style is Style.CHANNELS
+            marks = Reasoning(thinking.start, thinking.end, reading.opened, anywhere)
+            rule = replace(rule, reasoning=marks, budget=budget)
+        return None if rule == Rule() else rule.text()
+
+    def _calls(self, calling: Calling, reading: Reading, said: StructuredOutputs | None) -> Rule:
+        vocabulary, format = self._vocabulary(), reading.format
+        content = None if said is None else {"type": "object"} if said.json_object else _parsed(said.json)
+
+        def grammar(functions: Sequence[Function]) -> str:
+            return self._checker.check(
+                tool_grammar(
+                    format, functions, vocabulary.specials,
+                    required=calling.required, parallel=calling.parallel, opened=reading.opened, content=content,
+                    ends=vocabulary.ends,
+                ),
+                param="tools",
+            )  # fmt: skip
+
+        free = None if calling.required or content is not None else free_text(format)
+        return Rule(self._loosened(grammar, [Function(*function) for function in calling.functions]), free)
+
+    @staticmethod
+    def _loosened(grammar: Callable[[Sequence[Function]], str], functions: Sequence[Function]) -> str:
+        """The grammar; where not all can be enforced, less is asked of the arguments of tools that are not strict."""
+        try:
+            return grammar(functions)
+        except InvalidRequest:
+            loose = [f if f.strict else f.loosened() for f in functions]
+            if loose == list(functions):
+                raise
+        kept = list(functions)
+        for i, function in enumerate(functions):
+            try:
+                grammar([function])
+            except InvalidRequest:
+                kept[i] = loose[i]
+        try:
+            return grammar(kept)
+        except InvalidRequest:  # it is too large, or a strict one is at fault
+            return grammar(loose)
+
+    def _said(self, wanted: StructuredOutputs, reading: Reading | None) -> str:
+        """Of answers that may think first, and then follow what is wanted."""
+        grammar = self.of(wanted)
+        if reading is None or reading.format.thinking is None or reading.closed or wanted.tags is not None:
+            return grammar
+        vocabulary = self._vocabulary()
+        whole = behind_reasoning(grammar, reading.format, vocabulary.specials, vocabulary.ends, reading.opened)
+        return self._checker.check(whole, param=PARAM)
 
     def close(self) -> None:
         self._checker.close()

@@ -17,11 +17,13 @@ TAIL = 64  # the prompt's last tokens, among which it would open the reasoning
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the answers of one request are taken apart. `marks`: the special ids that have to become text."""
+    """How the answers of one request are taken apart. opened, closed: the prompt has opened the reasoning, or ended
+    it. marks: the special ids that have to become text."""
 
     format: Format
     tools: Mapping[str, Mapping[str, Any]] | None
     opened: bool
+    closed: bool
     marks: frozenset[int]
 
     @property
@@ -31,6 +33,16 @@ class Reading:
 
     def parser(self) -> Parser:
         return Parser(self.format, self.tools, calls=bool(self.tools), opened=self.opened)
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """The functions that may be called: name, schema of the arguments, whether all of that must be enforced. required:
+    the answer calls. parallel: there may be several calls."""
+
+    functions: Sequence[tuple[str, Mapping[str, Any], bool]]
+    required: bool
+    parallel: bool
 
 
 class Reader:
@@ -60,8 +72,8 @@ class Reader:
         if self._tokenizer is None or not (format.thinking or (tools and format.calls.style is not Style.NONE)):
             return None
         functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or ()}
-        opened = format.opened_by(self._tokenizer.decode(prompt_ids[-TAIL:], skip_special_tokens=False))
-        return Reading(format, functions or None, opened, marks)
+        end = self._tokenizer.decode(prompt_ids[-TAIL:], skip_special_tokens=False)
+        return Reading(format, functions or None, format.opened_by(end), format.closed_by(end), marks)
 
     def _format(self, tools: object) -> tuple[Format, frozenset[int]]:
         source = self._template.select(tools) if self._template and self._template.sources else ""

@@ -14,6 +14,9 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from kvasir.errors import KvasirError
+from kvasir.guided.budget import BudgetGuide
+from kvasir.guided.free import FreeGuide, Triggers
+from kvasir.guided.rule import Rule
 from kvasir.guided.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # the library is loaded when the first grammar comes
@@ -27,9 +30,13 @@ class GuideError(KvasirError):
 
 
 class Guide:
-    """Of one answer."""
+    """Of one answer, which follows its grammar from the first token to the last.
+
+    quiet: whether most probably everything is allowed. in_call: whether a call has begun in free text.
+    """
 
     __slots__ = ("_matcher",)
+    quiet = in_call = False
 
     def __init__(self, matcher: LLMatcher):
         self._matcher = matcher
@@ -38,6 +45,11 @@ class Guide:
     def done(self) -> bool:
         """Whether nothing may follow."""
         return self._matcher.is_stopped()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer may end here."""
+        return self._matcher.is_accepting()
 
     def allowed(self) -> bytes:
         """int32 words, bit i & 31 of word i >> 5 says whether token i may come next. Raises GuideError."""
@@ -63,50 +75,82 @@ class Guide:
             raise GuideError(f"the grammar cannot be followed: {self._matcher.get_error()[:1000]}")
 
 
+AnyGuide = Guide | FreeGuide | BudgetGuide
+
+
+class Compiled:
+    """A rule that was understood; `begin` gives each answer a guide of its own."""
+
+    def __init__(self, rule: Rule, vocabulary: Vocabulary, tokenizer: LLTokenizer):
+        """Raises GuideError."""
+        self._rule, self._vocabulary = rule, vocabulary
+        self._matcher = _matcher(tokenizer, rule.grammar) if rule.grammar else None
+        self._end = tokenizer.tokenize_str(rule.reasoning.end) if rule.reasoning else []
+        self._triggers = None
+        if rule.free and self._matcher:
+            self._triggers = Triggers(rule, vocabulary, self._matcher.deep_copy(), tokenizer.tokenize_str)
+
+    def begin(self) -> AnyGuide:
+        guide: Guide | FreeGuide | None = None
+        if self._triggers:
+            guide = FreeGuide(self._triggers, Guide)
+        elif self._matcher:
+            guide = Guide(self._matcher.deep_copy())
+        if self._rule.reasoning and self._rule.budget is not None:
+            return BudgetGuide(guide, self._vocabulary, self._rule.reasoning, self._end, self._rule.budget)
+        assert guide, "a rule that asks for nothing"
+        return guide
+
+
 class Guides:
     """Makes guides over one vocabulary; compiles in a thread of its own and remembers what it compiled.
 
-    The tokenizer is loaded when the first grammar comes.
+    The tokenizer is loaded when the first rule comes.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]):
         """vocabulary: raises KvasirError for a model without."""
-        self._vocabulary = vocabulary
-        self._tokenizer: LLTokenizer | None = None
+        self._load = vocabulary
+        self._loaded: tuple[Vocabulary, LLTokenizer] | None = None
         self._thread = ThreadPoolExecutor(1, "kvasir-grammar")
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[str, Future[Compiled]] = OrderedDict()
         self._lock = Lock()
 
-    def begin(self, grammar: str) -> Future[LLMatcher]:
-        """Compiles a grammar, if nobody has lately. The result is for `take`; it raises GuideError."""
+    def begin(self, rule: str) -> Future[Compiled]:
+        """Compiles the text of a Rule, if nobody has lately. The result is for `take`; it raises GuideError."""
         with self._lock:
-            found = self._compiled.get(grammar)
+            found = self._compiled.get(rule)
             if found is None:
-                found = self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+                found = self._compiled[rule] = self._thread.submit(self._compile, rule)
                 while len(self._compiled) > CACHED_GRAMMARS:
                     self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
+            self._compiled.move_to_end(rule)
             return found
 
     @staticmethod
-    def take(compiled: Future[LLMatcher], ids: Iterable[int] = ()) -> Guide:
+    def take(compiled: Future[Compiled], ids: Iterable[int] = ()) -> AnyGuide:
         """A guide at its beginning, or behind `ids`. Raises GuideError."""
-        guide = Guide(compiled.result().deep_copy())
+        guide = compiled.result().begin()
         guide.advance(ids)
         return guide
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        if self._tokenizer is None:
-            self._tokenizer = make_tokenizer(self._vocabulary())
-        from llguidance import LLMatcher, LLParserLimits
+    def _compile(self, rule: str) -> Compiled:
+        if self._loaded is None:
+            vocabulary = self._load()
+            self._loaded = vocabulary, make_tokenizer(vocabulary)
+        return Compiled(Rule.of(rule), *self._loaded)
 
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
-        if matcher.is_error():
-            raise GuideError(f"the grammar does not compile: {matcher.get_error()[:1000]}")
-        return matcher
+
+def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    from llguidance import LLMatcher, LLParserLimits
+
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    if matcher.is_error():
+        raise GuideError(f"the grammar does not compile: {matcher.get_error()[:1000]}")
+    return matcher
 
 
 def make_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:

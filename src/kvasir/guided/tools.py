@@ -1,18 +1,20 @@
-"""The grammar of answers that may call tools: free text, in which a call that has begun goes on as its tool's schema
-says, in the words of the model's own format. So a malformed call cannot be produced.
+"""The grammar of answers that may call tools: a call that has begun goes on as its tool's schema says, in the words of
+the model's own format. So a malformed call cannot be produced.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kvasir.guided.sources import literals, spelt
+from kvasir.errors import InvalidRequest
+from kvasir.guided.lark import NUMBER, TURN, Lark
+from kvasir.guided.rule import Free
+from kvasir.guided.sources import spelt
 from kvasir.parse.format import Format, GrammarParts, Parameters, Style, grammar_parts
-
-_INDEX = "\0"  # where a call says its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,18 @@ class Function:
     name: str
     parameters: Mapping[str, Any]
     strict: bool = False
+
+    def loosened(self) -> Function:
+        """With names and plain types alone of what its parameters say."""
+        properties, required = self.parameters.get("properties"), self.parameters.get("required")
+        properties = properties if isinstance(properties, Mapping) else {}
+        kinds = {key: kind.get("type") if isinstance(kind, Mapping) else None for key, kind in properties.items()}
+        plain = {key: {"type": kind} if isinstance(kind, str) and kind in _TYPES else {} for key, kind in kinds.items()}
+        names = [key for key in required if key in plain] if isinstance(required, list) else []
+        return replace(self, parameters={"type": "object", "properties": plain, "required": names})
+
+
+_TYPES = frozenset(("string", "number", "integer", "boolean", "array", "object", "null"))
 
 
 def tool_grammar(
@@ -33,127 +47,128 @@ def tool_grammar(
     parallel: bool = True,
     opened: bool = False,
     content: Mapping[str, Any] | bool | None = None,
+    ends: Collection[str] = (),
 ) -> str:
-    """A grammar in llguidance's Lark.
+    """A grammar in llguidance's Lark. Where no call is required and `content` is not given it is one of what begins at
+    a place of `free_text`, with that text.
 
     required: the answer calls at once, but for reasoning before. parallel: there may be several calls. opened: the
-    prompt has opened the reasoning. content: a schema of what is said instead of a call. specials: as in sources.
-    Raises ValueError for a format without calls.
+    prompt has opened the reasoning. content: a schema of what is said instead of a call. specials: as in sources. ends:
+    texts of the tokens that end an answer. Raises ValueError for a format without calls, InvalidRequest for parameters
+    that are no object.
     """
-    return _Grammar(format, functions, specials).text(required, parallel, opened, content)
+    return _Grammar(format, functions, specials, ends).made(required, parallel, opened, content)
 
 
-class _Grammar:
-    def __init__(self, format: Format, functions: Sequence[Function], specials: Mapping[str, int]):
-        self.format, self.functions, self.specials = format, functions, specials
-        self.parts = [grammar_parts(format, f.name, _INDEX) for f in functions]
-        self.lines = ["%llguidance {}"]
+def free_text(format: Format) -> Free:
+    """Where in free text calls of a format begin: at any of its marks; within the reasoning only with all that comes
+    before the name, since there a mark may be spoken of, too."""
+    calls, whole = format.calls, format.calls.texts.open + format.calls.texts.begin
+    lead = whole.partition("{name}")[0].partition("{index}")[0]
+    inside = tuple(mark + behind for mark, behind in _openings(format, lead)) if format.thinking else ()
+    return Free(calls.begins, inside, whole[:1] if calls.bare else "")
+
+
+def _openings(format: Format, begin: str) -> list[tuple[str, str]]:
+    """Each mark of a format, and what goes on behind it where a call begins with `begin` as the template writes it: a
+    mark that lies inside of that may also stand alone, any other takes the place of the first."""
+    begins = format.calls.begins
+    first = begins[0] if begins and begin.startswith(begins[0]) else ""
+    return [(m, begin.partition(m)[2] if m in begin else begin[len(first) :]) for m in begins]
+
+
+class _Grammar(Lark):
+    def __init__(
+        self, format: Format, functions: Sequence[Function], specials: Mapping[str, int], ends: Collection[str]
+    ):
+        super().__init__(specials, ends)
+        self.format, self.functions = format, functions
+        parts = [grammar_parts(format, f.name, NUMBER) for f in functions]
+        self.ends_turn = any(text in parts[0].end for text in ends)
+        self.parts = [replace(part, end=self.cut(part.end)) for part in parts]
         self.arguments = [self._arguments(i, f, p) for i, (f, p) in enumerate(zip(functions, self.parts, strict=True))]
 
-    def text(self, required: bool, parallel: bool, opened: bool, content: Mapping[str, Any] | bool | None) -> str:
-        trigger, several = self.parts[0].trigger, "further" if parallel else ""
-        self._rule("further", f"({self._words(self.parts[0].separator)} ({self._calls('', 'begin_next')}))*")
-        close = self._words(self.parts[0].close)
-        at_once = f"(({self._calls('', 'begin')}) {several} {close})"
-        self._rule("ending", f"{several} {close}")
-        lead = self._lead(opened)
+    def made(self, required: bool, parallel: bool, opened: bool, content: Mapping[str, Any] | bool | None) -> str:
+        several = parallel and not self.ends_turn
+        separator, close = (self.words(getattr(self.parts[0], name)) for name in ("separator", "close"))
+        self.rule("behind", (f"({separator} ({self._calls('begin_next')}))* " if several else "") + close)
+        channels = self.format.calls.style is Style.CHANNELS
+        header = self.words(self.format.calls.texts.separator.removeprefix(TURN)) if channels else ""
+        at_once = f"({header} ({self._calls('begin')}) behind)"
         if required:
-            again = "(/[ \\n]*/ " + at_once + ")*" if parallel and not close else ""
-            self._rule("start", f"{lead} {at_once} {again}")
+            again = "(/[ \\n]*/ " + at_once + ")*" if several and not close else ""
+            self.rule("start", f"{self.lead(self.format, opened)} {at_once} {again}")
         elif content is not None:
-            self._rule("start", f"{lead} ({at_once} | %json {json.dumps(spelt(content))})")
-        elif not trigger:
-            self._rule("start", f"{lead} ({at_once} | plain free*)")
-            self._rule("plain", self._free(r"/[^{\[](.|\n)*/"))
-            self._rule("free", self._free(r"/(.|\n)+/"))
+            before, behind = self.around(self.format)
+            said = f"{before} %json {json.dumps(spelt(content))} {behind}"
+            self.rule("start", f"{self.lead(self.format, opened)} ({at_once} | {said})")
         else:
-            self._opening(trigger)
-            section = f"opening ({self._calls(trigger, 'begin')}) ending"
-            self._rule("section", section)
-            self._rule("start", "(free | section)*" if parallel else "free* section?")
-            self._rule("free", self._free(r"/(.|\n)+/", trigger))
-        return "\n".join(self.lines) + "\n"
+            self._start_free(at_once, parallel)
+        return self.text()
 
-    def _rule(self, name: str, body: str) -> None:
-        self.lines.append(f"{name}: {body.strip() or chr(34) * 2}")
+    def _start_free(self, at_once: str, parallel: bool) -> None:
+        """From a mark on; without one from the first character, which may also begin some other text: any but one that
+        names a function as a call does."""
+        marks = self.format.calls.begins
+        openings = [_openings(self.format, part.begin) for part in self.parts]
+        for i, mark in enumerate(marks):
+            calls = zip((behind[i][1] for behind in openings), self.arguments, self.parts, strict=True)
+            options = [f"{self.words(begin)} {name} {self.words(part.end)}" for begin, name, part in calls]
+            self.rule(f"section_{i}", f"{self.words(mark)} ({' | '.join(options)}) behind")
+        self.rule("section", " | ".join(f"section_{i}" for i in range(len(marks))))
+        self.rule("free", self.free(r"/(.|\n)+/", marks))
+        more = "free?" if parallel else ""
+        if not self.format.calls.bare:
+            self.rule("start", f"section {more}")
+            return
+        self.lines.append(f"PLAIN: /(.|\\n)+/ & ~/{self._call_begun()}(.|\\n)*/")
+        self.rule("rest", "(free | section)*" if parallel else "free* section?")
+        called = f"{at_once} {more if self.parts[0].close else ''}"
+        self.rule("start", f"section {more} | {called} | PLAIN rest")
 
-    def _words(self, text: str) -> str:
-        """A text as literals; a number where it says its index."""
-        pieces = [" ".join(literals(piece, self.specials)) for piece in text.split(_INDEX)]
-        return " /[0-9]+/ ".join(pieces).strip()
+    def _call_begun(self) -> str:
+        """A regular expression of text that is a call without a mark as soon as it has named a function."""
+        written = (json.dumps(f.name, ensure_ascii=False)[1:-1] for f in self.functions)
+        names = "|".join(re.escape(name).replace("/", "\\/") for name in written)
+        if self.format.calls.style is Style.PYTHON:
+            return rf"\s*\[\s*({names})\s*\("
+        return rf'\s*\[?\s*\{{\s*"(name|tool_name)"\s*:\s*"({names})"'
 
-    def _free(self, text: str, trigger: str = "") -> str:
-        ids = sorted(i for token, i in self.specials.items() if not trigger.startswith(token))
-        return " | ".join([text, *([f"<[{','.join(map(str, ids))}]>"] if ids else [])])
-
-    def _calls(self, without: str, which: str) -> str:
-        """One call of any function, `without` its beginning."""
-        begins = (getattr(part, which)[len(without) :] for part in self.parts)
-        whole = zip(begins, self.arguments, self.parts, strict=True)
-        return " | ".join(f"{self._words(begin)} {name} {self._words(part.end)}" for begin, name, part in whole)
-
-    def _opening(self, trigger: str) -> None:
-        """Free text up to the trigger, which is no text where it begins with a special token."""
-        head, *rest = literals(trigger, self.specials)
-        if head.startswith("<["):
-            self._rule("opening", " ".join([head, *rest]))
-        else:
-            self._rule("opening", " ".join(["head", *rest]))
-            self._rule("head[lazy]", rf"/(.|\n)*/ {head}")
-
-    def _lead(self, opened: bool) -> str:
-        """What may come before an answer that calls at once: reasoning, and blank space behind it."""
-        thinking, header = self.format.thinking, ""
-        turn = "<|start|>assistant"
-        if (
-            self.format.calls.style is Style.CHANNELS
-        ):  # the prompt ends with the turn, a message begins with its channel
-            header = self._words(self.parts[0].separator.removeprefix(turn))
-        if thinking is None:
-            return header
-        self._until("thought", thinking.end)
-        thought = (
-            "thought" if opened else f"({self._words(thinking.start)} thought {self._words(turn) if header else ''})?"
-        )
-        self._rule("lead", rf"{thought} /[ \n]*/ {header}")
-        return "lead"
-
-    def _until(self, name: str, end: str) -> None:
-        """Any text up to the end mark, and the mark."""
-        head, *rest = literals(end, self.specials)
-        if head.startswith("<["):
-            others = self._free(r"/(.|\n)+/", end)
-            self._rule(name, f"({others})* {' '.join([head, *rest])}")
-        else:
-            self._rule(name, " ".join([f"{name}_end", *rest]))
-            self._rule(f"{name}_end[lazy]", rf"/(.|\n)*/ {head}")
+    def _calls(self, which: str) -> str:
+        """One call of any function."""
+        whole = zip(self.parts, self.arguments, strict=True)
+        return " | ".join(f"{self.words(getattr(p, which))} {name} {self.words(p.end)}" for p, name in whole)
 
     # -- arguments -------------------------------------------------------------------------------------------
 
     def _arguments(self, number: int, function: Function, parts: GrammarParts) -> str:
         """The name of the rule for a function's arguments."""
         name, schema = f"arguments_{number}", function.parameters or {"type": "object", "properties": {}}
+        kinds = schema.get("type", "object")
+        if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+            message = f"the parameters of {function.name[:80]!r} are of type {str(kinds)[:80]}"
+            raise InvalidRequest(message, 'arguments are an object: give "type": "object"', param="tools")
         if parts.style is Style.PARAMETERS:
             assert parts.parameters
-            self._rule(name, self._parameters(name, schema, parts.parameters, not function.strict))
+            self.rule(name, self._parameters(name, schema, parts.parameters, not function.strict))
         elif parts.style is Style.PYTHON:
-            self._rule(name, self._keywords(name, schema, not function.strict))
+            self.rule(name, self._keywords(name, schema, not function.strict))
         else:
-            schema = schema if "type" in schema or "$ref" in schema else {"type": "object", **schema}
-            self._rule(name, "%json " + json.dumps(spelt(schema, not function.strict)))
+            schema = schema if "$ref" in schema else {**schema, "type": "object"}
+            self.rule(name, "%json " + json.dumps(spelt(schema, not function.strict)))
         return name
 
     def _parameters(self, rule: str, schema: Mapping[str, Any], marks: Parameters, lenient: bool) -> str:
         """Each property between its marks, in the order of the schema; a string as plain text."""
         line, words = "\n" if marks.lines else "", []
         for i, (key, kind) in enumerate(schema.get("properties", {}).items()):
-            begin = self._words(marks.key_begin + key + marks.key_end + (line or "\n" * bool(marks.value_begin)))
-            begin = f"{begin} {self._words(marks.value_begin)}"
+            begin = self.words(marks.key_begin + key + marks.key_end + (line or "\n" * bool(marks.value_begin)))
+            begin = f"{begin} {self.words(marks.value_begin)}"
             if self._is_text(kind):
-                self._until(f"{rule}_{i}", line + marks.value_end)
+                self.until(f"{rule}_{i}", line + marks.value_end)
                 value = f"{rule}_{i}"
             else:
-                value = f"{self._plain(kind, schema, lenient)} {self._words(line + marks.value_end)}"
+                value = f"{self._plain(kind, schema, lenient)} {self.words(line + marks.value_end)}"
             word = f'({begin} {value} "\\n")'
             words.append(word if key in schema.get("required", ()) else f"{word}?")
         return " ".join(words)
@@ -168,7 +183,7 @@ class _Grammar:
             return ' ", " '.join(pairs[k] for k in first) + "".join(f' (", " {pairs[k]})?' for k in rest)
         for i, key in reversed(list(enumerate(rest))):
             behind = "".join(f' (", " {pairs[k]})?' for k in rest[i + 1 :])
-            self._rule(f"{rule}_{i}", f"{pairs[key]}{behind}")
+            self.rule(f"{rule}_{i}", f"{pairs[key]}{behind}")
         return " | ".join(["", *(f"{rule}_{i}" for i in range(len(rest)))]) if rest else ""
 
     def _python(self, kind: Any, root: Mapping[str, Any], lenient: bool) -> str:
@@ -182,12 +197,17 @@ class _Grammar:
         """A value as plain text: JSON, but for strings."""
         choices: list[Any] = (kind.get("enum") or [kind.get("const")]) if isinstance(kind, Mapping) else [None]
         if all(isinstance(choice, str) and choice for choice in choices):
-            return f"({' | '.join(map(self._words, choices))})"
+            return f"({' | '.join(map(self.words, choices))})"
         return self._value(kind, root, lenient)
 
     @staticmethod
     def _is_text(kind: Any) -> bool:
-        return isinstance(kind, Mapping) and kind.get("type") == "string" and not set(kind) & {"enum", "const"}
+        """Whether a value is plain text: a string, or what nothing is said of."""
+        if not isinstance(kind, Mapping):
+            return False
+        if kind.get("type") == "string":
+            return not set(kind) & {"enum", "const"}
+        return not set(kind) - {"description", "title", "default", "examples"}
 
     @staticmethod
     def _value(kind: Any, root: Mapping[str, Any], lenient: bool) -> str:

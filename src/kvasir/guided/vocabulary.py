@@ -22,6 +22,17 @@ class Vocabulary:
         return self.tokenizer.to_json()
 
     @cached_property
+    def spelt(self) -> tuple[tuple[int, bytes], ...]:
+        """All ids that stand for bytes, with these."""
+        known = ((i, self.tokenizer.token_bytes(i)) for i in range(min(self.size, self.tokenizer.vocab_size)))
+        return tuple((i, data) for i, data in known if data)
+
+    @cached_property
+    def ends(self) -> frozenset[str]:
+        """Texts of the tokens that end an answer."""
+        return frozenset(text for text, i, _ in self.tokenizer.added_tokens if i in self.eos_ids)
+
+    @cached_property
     def specials(self) -> dict[str, int]:
         """Ids by their texts of the tokens that are no text to a grammar, but those that end an answer.
 

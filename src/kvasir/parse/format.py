@@ -96,6 +96,10 @@ class Format:
         """Whether the prompt ends within reasoning that it has opened itself, as some templates do."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking.start)
 
+    def closed_by(self, prompt: str) -> bool:
+        """Whether the prompt has ended the reasoning, as templates do that are told to leave it out."""
+        return self.thinking is not None and prompt.rstrip().endswith(self.thinking.end)
+
     def uses(self, token: str) -> bool:
         """Whether a special token is a mark of this format, and therefore has to reach the parser."""
         return bool(token.strip()) and any(token in mark for mark in self._marks())

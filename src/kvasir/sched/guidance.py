@@ -24,12 +24,13 @@ NOTHING = bytes(4)  # a mask that allows no id: the sampler fails the row
 
 
 class Guide(Protocol):
-    """Where an answer stands in its grammar; see guided.guide. All but `done` raise KvasirError."""
+    """Where an answer stands in its grammar; see guided.guide. `allowed` is None where everything is. The methods raise
+    KvasirError."""
 
     @property
     def done(self) -> bool: ...
 
-    def allowed(self) -> bytes: ...
+    def allowed(self) -> bytes | None: ...
 
     def forced(self) -> list[int]: ...
 
@@ -86,8 +87,8 @@ def take_back(seq: Sequence) -> None:
     seq.coming = []
 
 
-def mask(seq: Sequence) -> bytes:
-    """What the step under way may sample for it."""
+def mask(seq: Sequence) -> bytes | None:
+    """What the step under way may sample for it; None for everything."""
     assert seq.guide is not None
     try:
         return seq.guide.allowed()

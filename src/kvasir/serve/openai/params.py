@@ -18,7 +18,7 @@ _SAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
     *("dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta"),
     *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "bad_words"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "min_tokens", "thinking_token_budget"),
     *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "prompt_logprobs"),
 )
 # What a model's generation_config.json may recommend.

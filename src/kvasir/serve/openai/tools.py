@@ -2,8 +2,7 @@
 
 Text before a call is free, unless one is required; a call that has begun is one of a tool, with arguments of its
 schema, so that a malformed one cannot come. `strict` of a tool refuses what its schema holds and cannot be enforced;
-without it such keywords are ignored. With tool_choice "auto", no strict tool, parallel calls and all tools allowed,
-answers follow no grammar.
+without it such keywords are ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import asyncio
 from typing import Any, Literal
 
 from kvasir.engine.front import Front
-from kvasir.engine.reading import Reading
+from kvasir.engine.reading import Calling, Reading
 from kvasir.errors import InvalidRequest
 from kvasir.serve.openai.wire import AllowedChoice, ChatRequest, NamedChoice
 from kvasir.types import SamplingParams, StructuredOutputs
@@ -49,35 +48,43 @@ def _names(choice: Choice) -> set[str]:
 
 
 async def tool_grammar(wire: ChatRequest, front: Front, reading: Reading | None, params: SamplingParams) -> str | None:
-    """The grammar for a chat with tools; None where none can be called. Raises InvalidRequest."""
+    """What the answers of a chat follow: calls of its tools, the structure of what is said, the budget of the
+    reasoning; None where nothing is asked for. Raises InvalidRequest."""
+    calling = _calling(wire, reading)
+    if calling:
+        _check_ends(calling, params)
+    return await asyncio.to_thread(front.grammars.answer, reading, params, calling)
+
+
+def _calling(wire: ChatRequest, reading: Reading | None) -> Calling | None:
     tools = callable_tools(wire)
     if not tools:
         return None
     named = isinstance(wire.tool_choice, NamedChoice)
     allowed = wire.tool_choice.allowed_tools if isinstance(wire.tool_choice, AllowedChoice) else None
     required = named or wire.tool_choice == "required" or (allowed is not None and allowed.mode == "required")
-    parallel = not named and wire.parallel_tool_calls is not False
-    if not required and parallel and allowed is None and not any(t["function"].get("strict") for t in tools):
-        return None
     if reading is None or not reading.calls:
         if required:
             message = "this model's chat template says of no format of tool calls"
             raise InvalidRequest(message, 'use "auto", or name one with --tool-format', param="tool_choice")
         return None
-    for name in ("min_tokens", "ignore_eos"):
-        if getattr(params, name):
-            raise InvalidRequest(f"{name} goes against tools, whose calls say where they end", param=name)
-    content = _content(params.structured_outputs)
-    if required and content is not None:
-        raise InvalidRequest("response_format cannot be kept where a tool has to be called", param="response_format")
     functions = [
         (t["function"]["name"], t["function"].get("parameters") or {}, bool(t["function"].get("strict")))
         for t in tools
     ]  # fmt: skip
-    return await asyncio.to_thread(
-        front.grammars.tools, reading.format, functions,
-        required=required, parallel=parallel, opened=reading.opened, content=content,
-    )  # fmt: skip
+    return Calling(functions, required, parallel=not named and wire.parallel_tool_calls is not False)
+
+
+def _check_ends(calling: Calling, params: SamplingParams) -> None:
+    """Raises InvalidRequest for what goes against a call, or calls, that end the answer."""
+    content = _content(params.structured_outputs)
+    if calling.required and content is not None:
+        raise InvalidRequest("response_format cannot be kept where a tool has to be called", param="response_format")
+    if calling.required or not calling.parallel:
+        for name in ("min_tokens", "ignore_eos"):
+            if getattr(params, name):
+                message = f"{name} goes against a tool that has to be called, or calls of which there is one at most"
+                raise InvalidRequest(message, f"leave {name} out", param=name)
 
 
 def _content(wanted: StructuredOutputs | None) -> dict[str, Any] | bool | None:

@@ -58,6 +58,7 @@ class Sampling(Scheduling, Structured):
     repetition_penalty: float | None = None
     stop_token_ids: TokenIds | None = None
     min_tokens: int | None = None
+    thinking_token_budget: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None

@@ -1,0 +1,73 @@
+"""A bound on reasoning: once so many tokens of it have come, the mark that ends it is forced, id by id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from kvasir.guided.rule import Reasoning
+from kvasir.guided.thought import Thought
+from kvasir.guided.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from kvasir.guided.free import FreeGuide
+    from kvasir.guided.guide import Guide
+
+
+class BudgetGuide:
+    """Of one answer; the rest of it follows `guide`, where there is one. A function of the ids alone, as any guide is.
+
+    Reasoning is counted over all pieces of an answer. A call that begins inside it ends it.
+    """
+
+    __slots__ = ("_budget", "_end", "_guide", "_pending", "_thought", "_vocabulary")
+
+    def __init__(
+        self, guide: Guide | FreeGuide | None, vocabulary: Vocabulary, reasoning: Reasoning, end: list[int], budget: int
+    ):
+        """end: the ids of the mark that ends the reasoning."""
+        self._guide, self._vocabulary, self._end, self._budget = guide, vocabulary, end, budget
+        self._thought = Thought(reasoning)
+        self._pending: list[int] = []
+        self._look()
+
+    @property
+    def done(self) -> bool:
+        return self._guide is not None and self._guide.done
+
+    @property
+    def quiet(self) -> bool:
+        return not self._pending and (self._guide is None or self._guide.quiet)
+
+    def allowed(self) -> bytes | None:
+        """See Guide; None for everything."""
+        if not self._pending:
+            return self._guide.allowed() if self._guide else None
+        token = self._pending[0]
+        words = bytearray(-(-self._vocabulary.size // 32) * 4)
+        words[token >> 3] = 1 << (token & 7)
+        return bytes(words)
+
+    def forced(self) -> list[int]:
+        if self._pending:
+            return list(self._pending)
+        return self._guide.forced() if self._guide else []
+
+    def advance(self, ids: Iterable[int]) -> None:
+        """Raises GuideError for an id that may not come next."""
+        from kvasir.guided.guide import GuideError
+
+        for token in ids:
+            if self._pending and token != self._pending.pop(0):
+                raise GuideError(f"id {token} where the reasoning has to end")
+            if self._guide:
+                self._guide.advance((token,))
+            self._thought.feed(self._vocabulary.tokenizer.token_bytes(token))
+            self._look()
+
+    def _look(self) -> None:
+        calls = self._guide is not None and self._guide.in_call
+        if calls:
+            self._thought.leave()
+        if self._thought.inside and not self._pending and self._thought.tokens >= self._budget:
+            self._pending = list(self._end)

@@ -1,0 +1,170 @@
+"""Free text in which a call may begin: nothing is asked of it, and nothing computed for it, until a trigger comes.
+
+Where an answer stands is a function of its text: what the trigger has begun is given to the grammar as if it had been
+spelt in the tokenizer's own way. Of the tokens that would complete a trigger, those are forbidden behind which no call
+of the grammar can follow; all others are allowed, whatever their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from kvasir.guided.rule import Rule
+from kvasir.guided.thought import Thought, overlap
+from kvasir.guided.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from kvasir.guided.guide import Guide
+
+
+class Triggers:
+    """What the answers of one rule share: which tokens complete a trigger, and the masks by what the text ends with."""
+
+    def __init__(self, rule: Rule, vocabulary: Vocabulary, matcher: LLMatcher, spell: Callable[[str], list[int]]):
+        """spell: the ids of a text, special tokens among them. Takes ownership of the matcher, which is at its
+        beginning. Looks at the whole vocabulary, which takes a moment."""
+        assert rule.free
+        self.vocabulary, self._matcher, self._spell = vocabulary, matcher, spell
+        self.reasoning = rule.reasoning
+        self.first = rule.free.first.encode()
+        self._marks = tuple(tuple(t.encode() for t in texts) for texts in (rule.free.triggers, rule.free.inside))
+        self._completing = [self._with_any({mark[-1] for mark in marks}) for marks in self._marks]
+        self._opening = [(i, data) for i, data in vocabulary.spelt if self.opens(data)]
+        self._masks: dict[tuple[bool, bool, bytes], bytes | None] = {}
+        self._valid: dict[bytes, bool] = {}
+        for inside in (False, True):
+            self.mask(inside, bool(self.first) and not inside, b"")
+
+    def find(self, text: bytes, inside: bool) -> int:
+        """Where the first trigger that is complete begins; -1 where there is none."""
+        places = (text.find(mark) for mark in self._marks[inside])
+        return min((at for at in places if at >= 0), default=-1)
+
+    def tail(self, text: bytes, inside: bool) -> bytes:
+        return overlap(text, self._marks[inside])
+
+    def opens(self, text: bytes) -> bytes:
+        """What may be a call without a mark: the text from its first character on; else nothing."""
+        text = text.lstrip()
+        return text if text[:1] and text[:1] in self.first else b""
+
+    def matcher(self, text: bytes) -> LLMatcher | None:
+        """Behind this text; None where the grammar does not allow it."""
+        matcher, ids = self._matcher.deep_copy(), self._ids(text)
+        return matcher if ids and matcher.try_consume_tokens(ids) == len(ids) else None
+
+    def mask(self, inside: bool, start: bool, tail: bytes) -> bytes | None:
+        """What may come behind free text that ends with `tail`; None for everything. start: nothing was said yet."""
+        key = inside, start, tail
+        if key not in self._masks:
+            self._masks[key] = self._mask(*key)
+        return self._masks[key]
+
+    def _mask(self, inside: bool, start: bool, tail: bytes) -> bytes | None:
+        begun = [(i, self.opens(data)) for i, data in self._opening] if start else []
+        for token, data in self._completing[inside]:
+            at = self.find(tail + data, inside)
+            if at >= 0:
+                begun.append((token, (tail + data)[at:]))
+        forbidden = [token for token, text in begun if not self._is_valid(text)]
+        if not forbidden:
+            return None
+        words = bytearray(b"\xff" * (-(-self.vocabulary.size // 32) * 4))
+        for token in forbidden:
+            words[token >> 3] &= ~(1 << (token & 7))
+        return bytes(words)
+
+    def _is_valid(self, text: bytes) -> bool:
+        if text not in self._valid:
+            ids = self._ids(text)
+            self._valid[text] = bool(ids) and self._matcher.validate_tokens(ids) == len(ids)
+        return self._valid[text]
+
+    def _ids(self, text: bytes) -> list[int]:
+        try:
+            return self._spell(text.decode())
+        except UnicodeDecodeError:  # half a character
+            return []
+
+    def _with_any(self, ends: set[int]) -> list[tuple[int, bytes]]:
+        return [(i, data) for i, data in self.vocabulary.spelt if not ends.isdisjoint(data)]
+
+
+class FreeGuide:
+    """Of one answer: a Guide, as far as there is something to follow."""
+
+    __slots__ = ("_anchored", "_call", "_guide", "_start", "_tail", "_thought", "_triggers")
+
+    def __init__(self, triggers: Triggers, guide: Callable[[LLMatcher], Guide]):
+        self._triggers, self._guide = triggers, guide
+        self._thought = Thought(triggers.reasoning) if triggers.reasoning else None
+        self._call: Guide | None = None
+        self._anchored = False  # the call began without a mark, and may not be one
+        self._start = bool(triggers.first)  # nothing was said yet
+        self._tail = b""
+
+    @property
+    def done(self) -> bool:
+        return self._call is not None and self._call.done
+
+    @property
+    def quiet(self) -> bool:
+        """Whether most probably everything is allowed."""
+        return self._call is None
+
+    @property
+    def in_call(self) -> bool:
+        return self._call is not None
+
+    def allowed(self) -> bytes | None:
+        """See Guide; None for everything."""
+        if self._call:
+            return self._call.allowed()
+        return self._triggers.mask(self._inside, self._start and not self._inside, self._tail)
+
+    def forced(self) -> list[int]:
+        return self._call.forced() if self._call else []
+
+    def advance(self, ids: Iterable[int]) -> None:
+        """Raises GuideError for an id that may not come next."""
+        for token in ids:
+            data = self._triggers.vocabulary.tokenizer.token_bytes(token)
+            if self._call is None:
+                self._say(data)
+                continue
+            if self._anchored and token in self._triggers.vocabulary.eos_ids:
+                self._leave(b"")  # it has not ended the answer, so it ends nothing but this
+                continue
+            self._call.advance((token,))
+            if self._call.complete and not (self._anchored or self._call.done):
+                self._leave(data)
+
+    @property
+    def _inside(self) -> bool:
+        return self._thought is not None and self._thought.inside
+
+    def _say(self, data: bytes) -> None:
+        inside, text = self._inside, self._tail + data
+        if self._thought:
+            self._thought.feed(data)
+            if self._thought.rest is not None and self._triggers.find(text, inside) < 0:
+                text, inside = self._thought.rest, self._inside
+                self._start = bool(self._triggers.first)
+        at, opening = self._triggers.find(text, inside), b""
+        if self._start and not inside:
+            opening = self._triggers.opens(text)
+            self._start = not text.strip() or (self._thought is not None and not self._thought.over)
+        matcher = self._triggers.matcher(text[at:] if at >= 0 else opening) if at >= 0 or opening else None
+        if matcher:
+            self._call, self._anchored, self._start = self._guide(matcher), at < 0, False
+            if self._thought:
+                self._thought.leave()
+        else:
+            self._tail = self._triggers.tail(text, inside)
+
+    def _leave(self, data: bytes) -> None:
+        self._call, self._anchored = None, False
+        self._tail = self._triggers.tail(data, False)

@@ -1,0 +1,83 @@
+"""A grammar of llguidance in the making: its rules in Lark, for a vocabulary in which some tokens are no text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+
+from kvasir.guided.sources import literals
+from kvasir.parse.format import Format, Style
+
+TURN = "<|start|>assistant"  # where messages go on channels, each begins like this; the prompt has begun the first
+MAX_BLANK = 4  # characters behind reasoning: without a bound some models would write them for ever
+NUMBER = "\0"  # where a text says the number of a call
+
+
+class Lark:
+    """specials: ids by their texts of the tokens that stand for themselves and for no text, but those that end an
+    answer; `ends` are the texts of those."""
+
+    def __init__(self, specials: Mapping[str, int], ends: Collection[str] = ()):
+        self.specials, self.ends = specials, ends
+        self.lines = ["%llguidance {}"]
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+    def rule(self, name: str, body: str) -> None:
+        self.lines.append(f"{name}: {body.strip() or chr(34) * 2}")
+
+    def words(self, text: str) -> str:
+        """A text as literals; a number where it says that of a call."""
+        pieces = [" ".join(literals(piece, self.specials)) for piece in text.split(NUMBER)]
+        return " /[0-9]+/ ".join(pieces).strip()
+
+    def cut(self, text: str) -> str:
+        """Without what ends the answer: there the grammar is complete, and any token that ends an answer may follow."""
+        return re.split("|".join(map(re.escape, self.ends)), text)[0] if self.ends else text
+
+    def free(self, text: str, marks: Collection[str] = ()) -> str:
+        """Text, and the special tokens with which no mark begins."""
+        ids = sorted(i for token, i in self.specials.items() if not any(mark.startswith(token) for mark in marks))
+        return " | ".join([text, *([f"<[{','.join(map(str, ids))}]>"] if ids else [])])
+
+    def until(self, name: str, end: str) -> None:
+        """The rule for any text up to the end mark, and the mark; where that is text, the first one ends it."""
+        head, *rest = literals(end, self.specials)
+        if head.startswith("<["):
+            others = self.free(r"/(.|\n)+/", [end])
+            self.rule(name, f"({others})* {' '.join([head, *rest])}")
+        else:
+            self.rule(name, " ".join([f"{name}_end", *rest]))
+            self.rule(f"{name}_end[lazy]", rf"/(.|\n)*/ {head}")
+
+    def lead(self, format: Format, opened: bool) -> str:
+        """What may come before all that is asked for: reasoning, and a little blank space behind it. opened: by the
+        prompt."""
+        thinking = format.thinking
+        if thinking is None:
+            return ""
+        turn = self.words(TURN) if format.calls.style is Style.CHANNELS else ""
+        self.until("thought", thinking.end)
+        thought = rf"thought {turn} /[ \n]{{0,{MAX_BLANK}}}/"
+        self.rule("lead", thought if opened else f"({self.words(thinking.start)} {thought})?")
+        return "lead"
+
+    def around(self, format: Format) -> tuple[str, str]:
+        """What stands before and behind content, or may stand there."""
+        begin, end = format.thinking.answer if format.thinking else ("", "")
+        if format.calls.style is Style.CHANNELS:
+            return self.words(begin.removeprefix(TURN)), self.words(self.cut(end))
+        return tuple(f"{self.words(text)}?" if text else "" for text in (begin, self.cut(end)))  # type: ignore
+
+
+def behind_reasoning(
+    grammar: str, format: Format, specials: Mapping[str, int], ends: Collection[str] = (), opened: bool = False
+) -> str:
+    """A grammar of answers that may think first, and then follow `grammar`."""
+    lark = Lark(specials, ends)
+    lead, (before, behind) = lark.lead(format, opened), lark.around(format)
+    lark.rule("start", f"{lead} {before} @answer {behind}")
+    answer = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
+    return json.dumps({"grammars": [{"name": "main", "lark_grammar": lark.text()}, {**answer, "name": "answer"}]})

@@ -1,0 +1,58 @@
+"""Thought: whether an answer is inside its reasoning, told token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvasir.guided.rule import Reasoning
+
+
+class Thought:
+    """A function of the tokens' bytes. Reasoning begins as the first thing of an answer, or where the prompt has opened
+    it, as `parse.parser` reads it; several pieces may follow each other.
+
+    inside: now. over: none can begin any more. tokens: so many were reasoning, marks not counted. rest: the text behind
+    the last mark, where the last token completed one; else None.
+    """
+
+    __slots__ = ("_anywhere", "_end", "_start", "inside", "over", "rest", "tail", "tokens")
+
+    def __init__(self, reasoning: Reasoning):
+        self._start, self._end = reasoning.start.encode(), reasoning.end.encode()
+        self._anywhere = reasoning.anywhere
+        self.inside, self.over = reasoning.opened, False
+        self.tail = b""  # may become a mark
+        self.tokens = 0
+        self.rest: bytes | None = None
+
+    def feed(self, data: bytes) -> None:
+        text, was, self.rest = self.tail + data, self.inside, None
+        self.tail = b""
+        while not self.over:
+            mark = self._end if self.inside else self._start
+            if not (self.inside or self._anywhere):
+                text = text.lstrip()
+                if not text.startswith(mark):
+                    self.tail, self.over = text, not mark.startswith(text)
+                    break
+            at = text.find(mark)
+            if at < 0:
+                self.tail = overlap(text, (mark,))
+                break
+            self.inside = not self.inside
+            self.rest = text = text[at + len(mark) :]
+        self.tokens += was and self.inside
+
+    def leave(self) -> None:
+        """Something else has ended the reasoning."""
+        self.inside, self.over, self.tail = False, not self._anywhere, b""
+
+
+def overlap(text: bytes, marks: Iterable[bytes]) -> bytes:
+    """The longest end of the text with which a mark begins that is not complete."""
+    marks = tuple(marks)
+    for size in range(min(max(map(len, marks), default=1) - 1, len(text)), 0, -1):
+        end = text[-size:]
+        if any(mark.startswith(end) and mark != end for mark in marks):
+            return end
+    return b""
