@@ -54,10 +54,11 @@ class StepRecord:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """now: the engine's monotonic clock, in seconds. answers: running ones first, the first ones alone when there are
-    very many. steps: the last ones, in their order."""
+    very many. steps: the last ones, in their order. rows: how many answers can run at once."""
 
     now: float
     stats: EngineStats
     answers: tuple[AnswerState, ...]
     groups: tuple[BlockMap, ...]
     steps: tuple[StepRecord, ...]
+    rows: int = 0

@@ -109,21 +109,19 @@ class Front:
             raise InvalidRequest("the prompt is empty", "give at least one token", param=param)
         return tuple(ids)
 
-    async def encode_chat(
+    async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        add_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
-    ) -> tuple[int, ...]:
-        """The ids of a conversation, as the model's chat template renders it. Raises TemplateError,
-        InvalidRequest."""
+    ) -> str:
+        """A conversation as the model's chat template renders it. Raises TemplateError, InvalidRequest."""
         if self.template is None:
             raise InvalidRequest("this model has no chat template", "use completions", param="messages")
-        text = await asyncio.to_thread(
+        return await asyncio.to_thread(
             self.template.render,
             messages,
             tools=tools,
@@ -131,6 +129,12 @@ class Front:
             continue_final_message=continue_final_message,
             template_kwargs=variables,
         )
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_special_tokens: bool = False, **template: Any
+    ) -> tuple[int, ...]:
+        """The ids of `render_chat`, whose arguments it takes."""
+        text = await self.render_chat(messages, **template)
         return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
 
     async def encode_infill(

@@ -25,7 +25,8 @@ def record(plan: StepPlan, seconds: float) -> StepRecord:
 def look(scheduler: Scheduler, stats: EngineStats, steps: Iterable[StepRecord]) -> Snapshot:
     now = scheduler.clock()
     living = islice(chain(scheduler.running, scheduler.waiting), MOST_ANSWERS)
-    return Snapshot(now, stats, tuple(_state(seq, now) for seq in living), _maps(scheduler), tuple(steps))
+    answers = tuple(_state(seq, now) for seq in living)
+    return Snapshot(now, stats, answers, _maps(scheduler), tuple(steps), scheduler.capacity.max_rows)
 
 
 def _state(seq: Sequence, now: float) -> AnswerState:

@@ -118,10 +118,17 @@ def response_of(fault: Fault, scope: Scope) -> Response:
     if scope["path"].startswith("/v1/messages") or any(name == b"anthropic-version" for name, _ in scope["headers"]):
         id = scope.get("state", {}).get("request_id")
         return Response(anthropic_error(fault, id), fault.status, fault.headers, "application/json")
+    if scope["path"] in LLAMACPP:
+        return Response(llamacpp_error(fault), fault.status, fault.headers, "application/json")
     if scope["path"].startswith("/api/"):
         return Response(ollama_error(fault), fault.status, fault.headers, "application/json")
     return openai_response(fault)
 
+
+# The routes that are llama.cpp's own.
+LLAMACPP = frozenset(
+    ("/completion", "/completions", "/infill", "/props", "/slots", "/apply-template", "/embedding", "/embeddings")
+)
 
 _ANTHROPIC = {
     401: "authentication_error",
@@ -139,6 +146,14 @@ def anthropic_error(fault: Fault, request_id: str | None) -> bytes:
     kind = _ANTHROPIC.get(fault.status) or ("invalid_request_error" if fault.status < 500 else "api_error")
     error = {"type": kind, "message": _with_field(fault)}
     return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
+
+
+def llamacpp_error(fault: Fault) -> bytes:
+    """https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md, with the field named as well"""
+    kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "unavailable_error"}
+    kind = kind.get(fault.status) or ("invalid_request_error" if fault.status < 500 else "server_error")
+    error = {"code": fault.status, "message": fault.message, "type": kind, "param": fault.param}
+    return msgspec.json.encode({"error": error})
 
 
 def ollama_error(fault: Fault) -> bytes:

@@ -1,8 +1,10 @@
-"""POST /tokenize and /detokenize: what a text or a conversation is to the model. Shapes as vLLM has them."""
+"""POST /tokenize and /detokenize: what a text or a conversation is to the model. Shapes as vLLM has them, and as
+llama.cpp has them for who sends `content`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -14,14 +16,15 @@ from kvasir.serve.body import JsonRoute
 from kvasir.serve.catalogue import serving_of
 from kvasir.serve.openai.chat import chat_ids
 from kvasir.serve.openai.wire import ChatRequest, Message, Tool
-from kvasir.serve.serving import json_response
+from kvasir.serve.serving import Serving, json_response
 from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, TemplateKwargs, Wire
 
 router = APIRouter(route_class=JsonRoute)
 
 
 class TokenizeRequest(Wire):
-    """Either `prompt` or `messages`."""
+    """One of `prompt`, `messages` and `content`; the last is llama.cpp's, with add_special, parse_special and
+    with_pieces."""
 
     model: Name | None = None
     prompt: str | None = None
@@ -33,6 +36,11 @@ class TokenizeRequest(Wire):
     chat_template_kwargs: TemplateKwargs | None = None
     return_token_strs: bool | None = None
 
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
 
 class DetokenizeRequest(Wire):
     model: Name | None = None
@@ -42,8 +50,11 @@ class DetokenizeRequest(Wire):
 @router.post("/tokenize", tags=["tokens"])
 async def tokenize(wire: TokenizeRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
-    if (wire.prompt is None) == (wire.messages is None):
-        raise InvalidRequest("expected either prompt or messages", param="prompt")
+    given = [name for name in ("prompt", "messages", "content") if getattr(wire, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest("expected one of prompt, messages and content", param="prompt")
+    if wire.content is not None:
+        return json_response({"tokens": await _pieces(wire, wire.content, serving)})
     if wire.messages is not None:
         names = (
             *("messages", "tools", "add_special_tokens", "add_generation_prompt", "continue_final_message"),
@@ -62,4 +73,25 @@ async def tokenize(wire: TokenizeRequest, request: HTTPRequest) -> Response:
 @router.post("/detokenize", tags=["tokens"])
 async def detokenize(wire: DetokenizeRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
-    return json_response({"prompt": await serving.front.decode(wire.tokens) if wire.tokens else ""})
+    text = await serving.front.decode(wire.tokens) if wire.tokens else ""
+    return json_response({"prompt": text, "content": text})
+
+
+async def _pieces(wire: TokenizeRequest, content: str, serving: Serving) -> Sequence[Any]:
+    """Ids, or with their texts; of what is part of a character, its bytes."""
+    front, special = serving.front, bool(wire.add_special)
+    if not content and not special:
+        return ()
+    ids = await front.encode(
+        content, add_special_tokens=special, parse_special=wire.parse_special is not False, param="content"
+    )
+    if not wire.with_pieces or front.tokenizer is None:
+        return ids
+    return [{"id": id, "piece": _piece(front.tokenizer.token_bytes(id))} for id in ids]
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)

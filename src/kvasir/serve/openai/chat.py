@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -102,6 +102,18 @@ def _refuse(wire: ChatRequest) -> None:
 
 async def chat_ids(wire: ChatRequest, serving: Serving) -> tuple[int, ...]:
     """The prompt of a conversation, with the tools shown to the model."""
+    messages, template = _shown(wire, serving)
+    return await serving.front.encode_chat(messages, add_special_tokens=bool(wire.add_special_tokens), **template)
+
+
+async def chat_text(wire: ChatRequest, serving: Serving) -> str:
+    """The same as a text."""
+    messages, template = _shown(wire, serving)
+    return await serving.front.render_chat(messages, **template)
+
+
+def _shown(wire: ChatRequest, serving: Serving) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
+    """What the template is given."""
     front = serving.front
     tools = shown_tools(wire)
     variables = dict(wire.chat_template_kwargs or {})
@@ -111,14 +123,12 @@ async def chat_ids(wire: ChatRequest, serving: Serving) -> tuple[int, ...]:
         variables["reasoning_effort"] = wire.reasoning_effort
     knows_developer = any(front.template_mentions(f"{q}developer{q}", tools) for q in "'\"")
     roles = {"developer": "developer" if knows_developer else "system", "function": "tool"}
-    return await front.encode_chat(
-        serving.conversation([to_message(m, i, roles) for i, m in enumerate(wire.messages)]),
-        tools=tools,
-        add_generation_prompt=wire.add_generation_prompt is not False,
-        continue_final_message=bool(wire.continue_final_message),
-        add_special_tokens=bool(wire.add_special_tokens),
-        variables=variables,
-    )
+    return serving.conversation([to_message(m, i, roles) for i, m in enumerate(wire.messages)]), {
+        "tools": tools,
+        "add_generation_prompt": wire.add_generation_prompt is not False,
+        "continue_final_message": bool(wire.continue_final_message),
+        "variables": variables,
+    }
 
 
 def to_message(message: Message, index: int, roles: dict[str, str]) -> dict[str, Any]:

@@ -1,0 +1,151 @@
+"""From llama.cpp's fields to SamplingParams, and back to what an answer says of its settings.
+
+A value is the request's, else what the model recommends, else llama.cpp's default. Penalties look at all tokens: a
+`repeat_last_n` of a window is refused, and without one the whole sequence is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from kvasir.errors import InvalidRequest
+from kvasir.serve.llamacpp.wire import Options
+from kvasir.types import ModelInfo, SamplingParams, StructuredOutputs
+
+DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+RANDOM_SEEDS = (-1, 2**32 - 1)
+INFILL = "infill"
+
+_SAME = (
+    *("temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "typical_p"),
+    *("xtc_probability", "xtc_threshold", "presence_penalty", "frequency_penalty"),
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    *("mirostat", "mirostat_tau", "mirostat_eta", "ignore_eos"),
+)
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_FILTERS = ("top_p", "top_k", "min_p")  # whose place mirostat takes, unless they are asked for
+_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+# The samplers in the order in which they act here, each with what switches it off; docs/sampling.md says why
+# temperature comes before the filters.
+OFF: dict[str, dict[str, Any]] = {
+    "penalties": _PENALTIES,
+    "dry": {"dry_multiplier": 0.0},
+    "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
+    "top_n_sigma": {"top_n_sigma": -1.0},
+    "top_k": {"top_k": 0},
+    "typ_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "xtc": {"xtc_probability": 0.0},
+}
+_LETTERS = dict(zip("edtskypmx", OFF, strict=True)) | {"i": INFILL}
+_OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "typ-p": "typ_p", "temp": "temperature"} | {
+    name.replace("_", "-"): name for name in OFF
+}
+
+
+def to_params(wire: Options, info: ModelInfo, infill: bool = False) -> SamplingParams:
+    """max_tokens is None: the context decides. infill: the sampler of that name is not refused, though there is none.
+    Raises InvalidRequest."""
+    recommended = {name: value for name, value in info.default_sampling.items() if name in _RECOMMENDED}
+    fields: dict[str, Any] = DEFAULTS | recommended
+    if wire.mirostat:
+        fields = {name: value for name, value in fields.items() if name not in _FILTERS}
+    fields |= {name: value for name in _SAME if (value := getattr(wire, name)) is not None}
+    if wire.repeat_penalty is not None:
+        fields["repetition_penalty"] = wire.repeat_penalty
+    fields["temperature"] = max(0.0, fields["temperature"])
+    fields["top_k"] = max(0, fields.get("top_k", 0))
+    _window(wire, fields, info)
+    if wire.samplers is not None:
+        chosen = _samplers(wire.samplers, infill)
+        for name, off in OFF.items():
+            if name not in chosen:
+                fields |= off
+    if wire.stop is not None:
+        fields["stop"] = (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop)
+    return SamplingParams(
+        **fields,
+        n=1 if wire.n_cmpl is None else wire.n_cmpl,
+        seed=None if wire.seed in RANDOM_SEEDS else wire.seed,
+        max_tokens=None,
+        logprobs=wire.n_probs or None,
+        structured_outputs=_structure(wire),
+    )
+
+
+def _window(wire: Options, fields: dict[str, Any], info: ModelInfo) -> None:
+    last = wire.repeat_last_n
+    if last == 0:
+        fields |= _PENALTIES
+    acting = any(fields.get(name, off) != off for name, off in _PENALTIES.items())
+    if acting and last not in (None, -1) and last < info.max_model_len:
+        message = f"repeat_last_n is {last}; penalties look at all tokens here"
+        raise InvalidRequest(message, "send -1, or 0 to switch them off", param="repeat_last_n")
+
+
+def _samplers(given: str | Sequence[str], infill: bool) -> list[str]:
+    """Which of them act. Raises InvalidRequest for an order that is not the one there is."""
+    names = [_LETTERS.get(letter, letter) for letter in given] if isinstance(given, str) else list(given)
+    names = [_OTHER_NAMES.get(name, name) for name in names]
+    if infill:
+        names = [name for name in names if name != INFILL]
+    for name in names:
+        if name not in OFF:
+            expected = f"expected some of {', '.join(OFF)}"
+            raise InvalidRequest(f"there is no sampler {name[:40]!r}", expected, param="samplers")
+    order = [name for name in names if name != "temperature"]
+    if order != [name for name in OFF if name in order and name != "temperature"] or names.count("temperature") > 1:
+        message = "samplers act in one order here, each once"
+        raise InvalidRequest(message, f"leave some out of {', '.join(OFF)}", param="samplers")
+    return names
+
+
+def _structure(wire: Options) -> StructuredOutputs | None:
+    if wire.grammar and wire.json_schema is not None:
+        raise InvalidRequest("grammar and json_schema exclude each other", "give one of them", param="json_schema")
+    if wire.json_schema is not None:
+        return StructuredOutputs(json=wire.json_schema)
+    return StructuredOutputs(grammar=wire.grammar) if wire.grammar else None
+
+
+@contextmanager
+def named(wire: Options) -> Iterator[None]:
+    """Errors name the field that the client used."""
+    structure = "grammar" if wire.json_schema is None else "json_schema"
+    names = {"structured_outputs": structure, "repetition_penalty": "repeat_penalty", "n": "n_cmpl"}
+    names |= {"logprobs": "n_probs", "max_tokens": "n_predict"}
+    try:
+        yield
+    except InvalidRequest as error:
+        error.param = names.get(error.param or "", error.param)
+        raise
+
+
+def settings_object(wire: Options, params: SamplingParams) -> dict[str, Any]:
+    """generation_settings: what was in force."""
+    acting = [name for name, off in OFF.items() if any(getattr(params, k) != v for k, v in off.items())]
+    n_predict = -1 if wire.n_predict is None else wire.n_predict
+    return {
+        "n_predict": n_predict,
+        "max_tokens": n_predict,
+        "seed": params.seed,
+        **{name: getattr(params, name) for name in _SAME},
+        "repeat_penalty": params.repetition_penalty,
+        "repeat_last_n": -1,
+        "stop": params.stop,
+        "n_keep": 0,
+        "n_discard": 0,
+        "n_probs": params.logprobs or 0,
+        "min_keep": 0,
+        "stream": bool(wire.stream),
+        "grammar": wire.grammar or "",
+        "json_schema": wire.json_schema,
+        "samplers": acting,
+        "timings_per_token": bool(wire.timings_per_token),
+        "post_sampling_probs": False,
+        "lora": [],
+    }

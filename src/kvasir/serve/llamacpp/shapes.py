@@ -1,0 +1,145 @@
+"""The objects of /completion's answers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvasir.engine.answer import TextDelta, TokenInfo, prompt_text
+from kvasir.serve.llamacpp.lines import Lines
+from kvasir.serve.llamacpp.params import settings_object
+from kvasir.serve.llamacpp.wire import Options
+from kvasir.serve.openai.shapes import LOWEST
+from kvasir.serve.serving import Serving
+from kvasir.types import FinishReason, Request, Usage
+
+
+@dataclass(slots=True)
+class Told:
+    """One answer, as far as it was told. Times are of time.perf_counter; stop_type is empty until it has ended."""
+
+    number: int
+    core: Request
+    lines: Lines
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    infos: list[TokenInfo] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    stop_type: str = ""
+    stopping_word: str = ""
+    begun: float = field(default_factory=time.perf_counter)
+    first: float = 0.0
+    last: float = 0.0
+
+    def add(self, delta: TextDelta, only_prompt: bool) -> str:
+        """What of the delta's text belongs to the answer."""
+        self.last = time.perf_counter()
+        self.first = self.first or self.last
+        if only_prompt:
+            self.usage = Usage(delta.usage.prompt_tokens, 0, delta.usage.cached_tokens)
+            self.stop_type = "limit" if delta.finish_reason else ""
+            return ""
+        text = self.lines.push(delta.text)
+        self.pieces.append(text)
+        self.tokens += delta.token_ids
+        self.infos += delta.logprobs
+        self.usage = delta.usage
+        if self.lines.ended:
+            self.stop_type = "limit"
+        elif isinstance(delta.stop_reason, str):
+            self.stop_type, self.stopping_word = "word", delta.stop_reason
+        elif delta.finish_reason:
+            self.stop_type = "eos" if delta.finish_reason is FinishReason.STOP else "limit"
+        return text
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Milliseconds; a prompt's begin with its request, so that they hold what it waited."""
+        prompt, predicted = 1000 * (self.first - self.begun), 1000 * (self.last - self.first)
+        fresh, made = self.usage.prompt_tokens - self.usage.cached_tokens, self.usage.completion_tokens
+        found = {"cache_n": self.usage.cached_tokens}
+        for name, count, ms in (("prompt", fresh, prompt), ("predicted", made, predicted)):
+            found |= {
+                f"{name}_n": count,
+                f"{name}_ms": ms,
+                f"{name}_per_token_ms": ms / count if count else 0.0,
+                f"{name}_per_second": 1000 * count / ms if ms else 0.0,
+            }
+        return found
+
+
+def partial_object(wire: Options, told: Told, text: str, delta: TextDelta) -> dict[str, Any]:
+    """What a stream tells of one delta."""
+    found = {
+        "index": told.number,
+        "content": text,
+        "tokens": delta.token_ids,
+        "stop": False,
+        "id_slot": -1,
+        "tokens_predicted": told.usage.completion_tokens,
+        "tokens_evaluated": told.usage.prompt_tokens,
+    }
+    if wire.timings_per_token:
+        found["timings"] = told.timings
+    if wire.n_probs:
+        found["completion_probabilities"] = list(map(_probability, delta.logprobs))
+    return found
+
+
+def final_object(wire: Options, serving: Serving, told: Told, whole: bool) -> dict[str, Any]:
+    """An answer at its end; without its text where that was streamed. response_fields may choose of it."""
+    params, usage = told.core.params, told.usage
+    context = serving.front.info.max_model_len
+    found = {
+        "index": told.number,
+        "content": "".join(told.pieces) if whole else "",
+        "tokens": told.tokens if whole and wire.return_tokens else [],
+        "id_slot": -1,
+        "stop": True,
+        "model": serving.names[0],
+        "tokens_predicted": usage.completion_tokens,
+        "tokens_evaluated": usage.prompt_tokens,
+        "generation_settings": settings_object(wire, params),
+        "prompt": prompt_text(serving.front.tokenizer, told.core.prompt_ids, skip_special_tokens=False),
+        "has_new_line": told.lines.broken,
+        "truncated": _cut(wire, told, context),
+        "stop_type": told.stop_type,
+        "stopping_word": told.stopping_word,
+        "tokens_cached": usage.cached_tokens,
+        "timings": told.timings,
+    }
+    if whole and wire.n_probs:
+        found["completion_probabilities"] = list(map(_probability, told.infos))
+    return found if not wire.response_fields else _chosen(found, wire.response_fields)
+
+
+def _cut(wire: Options, told: Told, context: int) -> bool:
+    """Whether the context ended the answer, and not what was asked for."""
+    full = told.usage.prompt_tokens + told.usage.completion_tokens >= context
+    wanted = wire.n_predict is None or wire.n_predict < 0 or wire.n_predict > told.usage.completion_tokens
+    return told.stop_type == "limit" and full and wanted
+
+
+def _chosen(found: dict[str, Any], paths: list[str]) -> dict[str, Any]:
+    """The fields of these paths, each under its last name; what there is not is left out."""
+    chosen = {}
+    for path in paths:
+        value: Any = found
+        for name in path.split("/"):
+            if not isinstance(value, dict) or name not in value:
+                break
+            value = value[name]
+        else:
+            chosen[path.rpartition("/")[2]] = value
+    return chosen
+
+
+def _probability(info: TokenInfo) -> dict[str, Any]:
+    top = [_entry(c.token, c.text, c.bytes, c.logprob) for c in info.top]
+    return {**_entry(info.token, info.text, info.bytes, info.logprob), "top_logprobs": top}
+
+
+def _entry(token: int, text: str, data: bytes, logprob: float | None) -> dict[str, Any]:
+    number = LOWEST if logprob is None else max(logprob, LOWEST)
+    return {"id": token, "token": text, "bytes": list(data), "logprob": number}
