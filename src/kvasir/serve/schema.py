@@ -7,6 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from kvasir.serve.faults import LLAMACPP
+
 _TEXT: dict[str, Any] = {"type": "string"}
 _MAYBE: dict[str, Any] = {"type": ["string", "null"]}
 
@@ -20,6 +22,7 @@ _ERRORS: dict[str, dict[str, Any]] = {
     "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_MAYBE, code=_MAYBE)),
     "AnthropicError": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT)),
     "OllamaError": _object(error=_TEXT),
+    "LlamaCppError": _object(error=_object(code={"type": "integer"}, message=_TEXT, type=_TEXT, param=_MAYBE)),
 }
 _STATUSES = {
     "400": "The request cannot be served as asked; `param` names the field.",
@@ -52,5 +55,6 @@ def schema_of(app: FastAPI) -> dict[str, Any]:
 def _response(text: str, path: str) -> dict[str, Any]:
     error = "AnthropicError" if path.startswith("/v1/messages") else "Error"
     error = "OllamaError" if path.startswith("/api/") else error
+    error = "LlamaCppError" if path in LLAMACPP else error
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     return {"description": text, "content": content}
