@@ -5,6 +5,7 @@ The vendor's names (torch.cuda) are spelled here alone.
 
 from kvasir.device.capability import Device, detect
 from kvasir.device.control import allocated, set_threads, synchronize
+from kvasir.device.copies import Copier, copier
 from kvasir.memory import host_memory
 
-__all__ = ["Device", "allocated", "detect", "host_memory", "set_threads", "synchronize"]
+__all__ = ["Copier", "Device", "allocated", "copier", "detect", "host_memory", "set_threads", "synchronize"]

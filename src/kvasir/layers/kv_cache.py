@@ -166,14 +166,14 @@ class KVCache:
 
     def export(self, group: int, block: int) -> memoryview:
         """A copy of a block's bytes in all layers of the group, the same whatever the cache's own layout."""
-        return bytes_of(self._portable(group, block).contiguous())
+        return bytes_of(self.portable(group, block).contiguous())
 
     def import_(self, group: int, block: int, data: Bytes) -> None:
         """Writes what `export` gave."""
-        target = self._portable(group, block)
+        target = self.portable(group, block)
         target.copy_(from_bytes(data, target.dtype).view(target.shape))
 
-    def _portable(self, group: int, block: int) -> Tensor:
+    def portable(self, group: int, block: int) -> Tensor:
         """A view of a block in the order of its export."""
         view = self.tensors[group][:, :, block]
         return view if self.groups[group].kind == "state" else view.transpose(2, 3)

@@ -42,7 +42,8 @@ def make_runner(
             devices.set_threads(1)  # MKL's float32 products depend on their number on some processors
         cache = KVCache(spec, config.num_blocks, config.block_size, DTYPES[config.kv_dtype], device)
         grade = selftest.run(model, cache)
-        return ModelRunner(model, cache, capacity, replace(info, grade=grade), device, config.overlap, loaded.hidden)
+        info, copies = replace(info, grade=grade), _copies(config, cache)
+        return ModelRunner(model, cache, capacity, info, device, config.overlap, loaded.hidden, copies)
     devices.set_threads(1)  # torch's threads stay out of the way of the pool
     cache = NativeCache(spec, config.num_blocks, config.block_size, config.kv_dtype)
     program = Program(
@@ -57,3 +58,10 @@ def make_runner(
     )
     grade = selftest.run_program(program)
     return ProgramRunner(model, program, capacity, replace(info, grade=grade))
+
+
+def _copies(config: EngineConfig, cache: KVCache) -> devices.Copier | None:
+    """For the blocks that a tier is given and gives."""
+    if not (config.cache_host or config.cache_dir or config.cache_peer):
+        return None
+    return devices.copier(cache.device, max(group.bytes_per_block for group in cache.groups))

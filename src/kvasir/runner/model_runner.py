@@ -17,7 +17,8 @@ from kvasir.layers.adapters import Pairs, set_adapter
 from kvasir.layers.batch import Batch, Slice, make_batch
 from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
-from kvasir.runner.rows import BROKEN, Row, Rows, move_blocks
+from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, landed, move_blocks
+from kvasir.runner.rows import BROKEN, Row, Rows
 from kvasir.sampling.logprobs import BadLogits, prompt_logprobs
 from kvasir.sampling.sampler import RowContext, Sampled, sample
 from kvasir.types import ModelInfo
@@ -26,19 +27,19 @@ from kvasir.types import ModelInfo
 @dataclass(frozen=True, slots=True)
 class Forward:
     """What a forward leaves for sampling: logits_SV float32 of the rows that sample, in the order of `samplers`.
-    hidden: what works wanted, by their places. saved: the bytes of the plan's `saves`."""
+    hidden: what works wanted, by their places. saved: what the plan's `saves` give."""
 
     plan: StepPlan
     samplers: tuple[int, ...]
     logits_SV: torch.Tensor | None
     partial: dict[int, RowResult]
     hidden: dict[int, tuple[tuple[str, bytes], ...]] = field(default_factory=dict)
-    saved: tuple[memoryview, ...] = ()
+    saved: tuple[Exported, ...] = ()
 
 
 class ModelRunner:
     """`model` as models/ makes them; `capacity` and `info` are what the scheduler and the front half may know. hidden:
-    names of the hidden states that work may want."""
+    names of the hidden states that work may want. copies: for blocks that come and go beside the computing."""
 
     def __init__(
         self,
@@ -49,9 +50,12 @@ class ModelRunner:
         device: torch.device,
         overlaps: bool = False,
         hidden: Sequence[str] = (),
+        copies: Copies | None = None,
     ):
         self.model = model
         self.cache = cache
+        self._copies = copies
+        self._blocks: BlockCache = StagedBlocks(cache, copies) if copies else cache
         self.capacity = capacity
         self.info = info
         self.device = device
@@ -78,13 +82,15 @@ class ModelRunner:
 
     def close(self) -> None:
         self._thread.shutdown()
+        if self._copies:
+            self._copies.close()
 
     # -- forward -----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def _forward(self, plan: StepPlan) -> Forward:
         self.rows.apply(plan)
-        saved = move_blocks(self.cache, plan)
+        saved = move_blocks(self._blocks, plan)
         alive = [w for w in plan.work if not self.rows[w.row].failed]
         if not alive:
             broken = {i: RowResult(w.row, error=BROKEN) for i, w in enumerate(plan.work)}
@@ -158,7 +164,7 @@ class ModelRunner:
         by_work = dict(zip(forward.samplers, sampled, strict=True))
         results = (self._result(i, w, by_work.get(i), forward.partial.get(i)) for i, w in enumerate(work))
         full = tuple(replace(result, hidden=forward.hidden.get(i, ())) for i, result in enumerate(results))
-        return self.rows.noted(StepResult(forward.plan.step, full, forward.saved))
+        return self.rows.noted(StepResult(forward.plan.step, full, landed(forward.saved)))
 
     def _result(self, i: int, work: Work, sampled: Sampled | None, partial: RowResult | None) -> RowResult:
         if sampled is None:

@@ -20,7 +20,8 @@ from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
 from kvasir.program import native
 from kvasir.program.cache import NativeCache
 from kvasir.program.executor import MAX_CHOSEN, Program
-from kvasir.runner.rows import BROKEN, Rows, move_blocks
+from kvasir.runner.blocks import landed, move_blocks
+from kvasir.runner.rows import BROKEN, Rows
 from kvasir.sampling.logprobs import BadLogits, prompt_logprobs
 from kvasir.sampling.native import SAMPLE_ERRORS, Sampler, covers, entry_of, fill_spec
 from kvasir.sampling.sampler import RowContext, Sampled, sample
@@ -63,7 +64,7 @@ class ProgramRunner:
         self.rows.apply(plan)
         for join in plan.joined:
             self._enter(join.row)
-        saved = move_blocks(self.cache, plan)
+        saved = landed(move_blocks(self.cache, plan))
         firsts: list[int | None] = []
         fast: list[int] = []
         count = begin = end = 0

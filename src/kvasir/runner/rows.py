@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from kvasir.plan import Bytes, Join, SamplingSpec, StepPlan, StepResult, Work
+from kvasir.plan import Join, SamplingSpec, StepPlan, StepResult, Work
 
 BROKEN = "an earlier step of this sequence failed"
-
-
-class BlockCache(Protocol):
-    """What both executors' caches can do with whole blocks."""
-
-    def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None: ...
-
-    def export(self, group: int, block: int) -> memoryview: ...
-
-    def import_(self, group: int, block: int, data: Bytes) -> None: ...
-
-
-def move_blocks(cache: BlockCache, plan: StepPlan) -> tuple[memoryview, ...]:
-    """What a plan does with blocks before it computes; the bytes of its `saves`."""
-    saved = tuple(cache.export(group, block) for group, block in plan.saves)
-    for group in sorted({g for g, _, _ in plan.copies}):
-        cache.copy(group, [(source, target) for g, source, target in plan.copies if g == group])
-    for group, block, data in plan.loads:
-        cache.import_(group, block, data)
-    return saved
 
 
 @dataclass(slots=True)

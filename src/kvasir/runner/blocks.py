@@ -1,0 +1,67 @@
+"""What plans do with whole blocks of a cache: copies within it, and to and from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from torch import Tensor
+
+from kvasir.layers.kv_cache import KVCache
+from kvasir.plan import Bytes, StepPlan
+
+Exported = memoryview | Future[memoryview]
+
+
+class BlockCache(Protocol):
+    """What both executors' caches can do with whole blocks. `export` takes a block as it is now, though its bytes may
+    still be on their way."""
+
+    def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None: ...
+
+    def export(self, group: int, block: int) -> Exported: ...
+
+    def import_(self, group: int, block: int, data: Bytes) -> None: ...
+
+
+class Copies(Protocol):
+    """See device.Copier."""
+
+    def read(self, source: Tensor) -> Future[memoryview]: ...
+
+    def write(self, target: Tensor, data: Bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StagedBlocks:
+    """Of a cache that is not in the host's memory: its bytes come and go beside the computing."""
+
+    def __init__(self, cache: KVCache, copies: Copies):
+        self._cache = cache
+        self._copies = copies
+
+    def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
+        self._cache.copy(group, pairs)
+
+    def export(self, group: int, block: int) -> Exported:
+        return self._copies.read(self._cache.portable(group, block))
+
+    def import_(self, group: int, block: int, data: Bytes) -> None:
+        self._copies.write(self._cache.portable(group, block), data)
+
+
+def move_blocks(cache: BlockCache, plan: StepPlan) -> tuple[Exported, ...]:
+    """What a plan does with blocks before it computes; what its `saves` give."""
+    saved = tuple(cache.export(group, block) for group, block in plan.saves)
+    for group in sorted({g for g, _, _ in plan.copies}):
+        cache.copy(group, [(source, target) for g, source, target in plan.copies if g == group])
+    for group, block, data in plan.loads:
+        cache.import_(group, block, data)
+    return saved
+
+
+def landed(saved: Sequence[Exported]) -> tuple[memoryview, ...]:
+    """Waits for what is on its way."""
+    return tuple(part if isinstance(part, memoryview) else part.result() for part in saved)

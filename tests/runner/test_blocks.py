@@ -1,0 +1,68 @@
+"""Blocks that come and go beside the computing: a step saves what the pool held before it, however late that lands."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from kvasir.runner.blocks import StagedBlocks, landed
+from tests.engine.cores import core_of, random_model
+from tests.oracle import mixed_requests, plain, poison, same, together
+
+torch = pytest.importorskip("torch")
+
+
+class Late:
+    """Copies as a GPU makes them, but that each lands some time later, in a thread of its own."""
+
+    def __init__(self):
+        self.reads = self.writes = 0
+        self.closed = False
+
+    def read(self, source):
+        self.reads += 1
+        found, future = source.clone(memory_format=torch.contiguous_format), Future()
+        data = found.flatten().view(torch.uint8).numpy().data.toreadonly()
+        threading.Timer(0.002 * (self.reads % 3), future.set_result, (data,)).start()
+        return future
+
+    def write(self, target, data):
+        self.writes += 1
+        target.copy_(torch.frombuffer(bytearray(data), dtype=target.dtype).view(target.shape))
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3-next"])
+def test_an_engine_whose_blocks_come_and_go_late(tmp_path, monkeypatch, model):
+    monkeypatch.setattr("kvasir.sched.service.Service.prefill_seconds", lambda self, start, tokens: 30.0)
+    options = {"executor": "eager", "dtype": "float32", "block_size": 16, "threads": 1}
+    folder, requests = random_model(model, tmp_path), mixed_requests(300, 200, longest=150)
+    expected = plain(core_of(folder, num_blocks=40, **options), requests)
+    late = Late()
+    monkeypatch.setattr("kvasir.config._cache_host", lambda options, device: 64 << 20)
+    monkeypatch.setattr("kvasir.runner.make._copies", lambda config, cache: late)
+    core = core_of(folder, num_blocks=20, max_num_seqs=6, overlap=True, **options)
+    for turn in range(2):
+        same(expected, together(core, requests, seed=turn, preempt=0.1))
+    assert late.reads > 30 and late.writes > 5
+    assert set(core.stats().tier_loads) == {"loaded"}
+    core.runner.close()
+    assert late.closed
+
+
+def test_bytes_are_those_of_the_moment_and_the_same_either_way(tmp_path):
+    core = core_of(random_model("mistral", tmp_path), executor="eager", dtype="bfloat16", block_size=16, num_blocks=9)
+    cache, staged = core.runner.cache, StagedBlocks(core.runner.cache, Late())
+    for tensor in cache.tensors:
+        tensor.copy_(torch.randn(tensor.shape))
+    direct = [cache.export(0, block) for block in range(9)]
+    exports = [staged.export(0, block) for block in range(9)]
+    poison(core, [set(range(9))])
+    assert list(landed(exports)) == direct
+    for block in range(9):
+        staged.import_(0, block, direct[8 - block])
+    assert [cache.export(0, block) for block in range(9)] == direct[::-1]
