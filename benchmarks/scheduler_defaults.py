@@ -4,9 +4,8 @@
     python benchmarks/scheduler_defaults.py TRACE --costs costs-MODEL.json --out benchmarks/results
 
 One setting is changed at a time, the others stay as they are by default: tokens in a step, rows, tokens of a KV block,
-and of the policy the share of the target that makes a request urgent (URGENT), the targets waited before it goes first
-(PATIENCE), and how much longer than its decodes a step may take (STRETCH). Goodput is the requests that kept both
-targets of `interactive`, per second in which requests came.
+and of the policy the targets waited before a request goes first (PATIENCE), and how much longer than its decodes a step
+may take (STRETCH). Goodput is the requests that kept both targets of `interactive`, per second in which requests came.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from kvasir.sched import budget, slo
 
 SETUPS = {"step_tokens": (512, 1024, 2048, 4096, 8192), "rows": (64, 128, 256, 512), "block_size": (16, 64, 256)}
 POLICY: dict[str, tuple[ModuleType, tuple[float, ...]]] = {
-    "URGENT": (slo, (0.0, 0.1, 0.25, 0.5)),
     "PATIENCE": (slo, (2.0, 5.0, 20.0)),
     "STRETCH": (budget, (1.5, 2.0, 4.0)),
 }

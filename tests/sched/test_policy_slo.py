@@ -52,9 +52,9 @@ def test_what_is_about_as_long_keeps_its_order():
     assert served(facts(0, 127), facts(1, 65), facts(2, 100)) == [0, 1, 2]
 
 
-def test_the_urgent_go_before_the_relaxed_and_the_late_behind():
-    urgent, more_urgent, late = facts(0, 100, waited=1.6), facts(1, 100, waited=1.8), facts(2, 10, waited=2.5)
-    assert served(late, facts(3, 10), urgent, more_urgent) == [1, 0, 3, 2]
+def test_the_late_go_behind_and_nobody_is_hurried_before():
+    hurried, late = facts(0, 300, waited=1.6), facts(1, 10, waited=2.5)
+    assert served(late, hurried, facts(2, 10), facts(3, 900)) == [2, 0, 3, 1]
 
 
 def test_late_ones_are_served_as_they_came():

@@ -7,14 +7,16 @@ Who wants prompt tokens computed is served in this order:
       who has given tokens already                     preempted in the middle of an answer
       by the tenant's turn                             see `fairness`
         by the request's own priority
-          urgent: the slack is nearly used up          least slack first
-          relaxed: in time in any order                shortest prefill first, those with one beginning together
-          late: the target is missed already           first come, first served
+          in time: the target can still be kept        shortest prefill first, those with one beginning together
+          late: it is missed already                   first come, first served
 
-Late ones come last since they have nothing left to lose, and others would miss their targets for them. That alone could
-starve them, as classes could, and short prefills. So whoever has waited PATIENCE times its target may be promoted above
-all: the one that is farthest beyond, one at a time, until it ends. A sequence beyond its patience with k others farther
-beyond is thus promoted when at most k of these have ended, whoever else may come; and the promoted one is always first.
+Late ones come last since they have nothing left to lose, and others would miss their targets for them. Nor is anybody
+hurried whose slack is nearly used up: in a queue that is too long all would come just before their time, or just after.
+
+That alone could starve them, as classes could, and short prefills. So whoever has waited PATIENCE times its target may
+be promoted above all: the one that is farthest beyond, one at a time, until it ends. A sequence beyond its patience
+with k others farther beyond is thus promoted when at most k of these have ended, whoever else may come; and the
+promoted one is always first.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from kvasir.sched.fairness import Fairness
 from kvasir.types import ServiceClass, Target
 
 PATIENCE = 5.0
-URGENT = 0.25  # share of the target for the first token: with less slack than that a sequence is urgent
 
 
 class ServiceFacts(NamedTuple):
@@ -54,14 +55,8 @@ def slack(f: ServiceFacts) -> float:
 
 def service_key(f: ServiceFacts, group: int) -> tuple:
     """Where a sequence stands among those of its tenant and class. group: `order` of the first with its prefix."""
-    left = slack(f)
-    if left < 0:
-        standing = (2, 0.0, 0)
-    elif left < URGENT * f.target.ttft:
-        standing = (0, left, 0)
-    else:
-        # By powers of two: what is about as long stays together by prefix, and nobody is overtaken for a few tokens.
-        standing = (1, f.prefill.bit_length(), group)
+    # By powers of two: what is about as long stays together by prefix, and nobody is overtaken for a few tokens.
+    standing = (1, 0, 0) if slack(f) < 0 else (0, f.prefill.bit_length(), group)
     return (*_class_key(f), f.priority, *standing, not f.running, f.order)
 
 
