@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvasir.engine.front import Front
+from kvasir.serve.settings import ServeSettings
 from kvasir.text.chat import ChatTemplate
 from tests.serve.fakes import EchoEngine, byte_tokenizer
 from tests.serve.running import assert_idle, client, live
@@ -165,7 +166,8 @@ def test_models_are_listed_and_shown(own, server):
     assert {"completion", "embedding"} <= set(shown.capabilities)
     assert own.show("fake:latest").details == listed.details, "the default tag may be said"
     assert httpx.get(f"{server.url}/api/version").json()["version"].count(".") == 2
-    assert httpx.head(server.url).status_code == 200, "what the command-line client asks first"
+    for path in ("/", "/api/version", "/api/tags"):
+        assert httpx.head(server.url + path).status_code == 200, "what clients ask first"
 
 
 async def test_the_async_client(server):
@@ -195,6 +197,14 @@ async def test_a_client_that_leaves_takes_its_answer_along():
                 break
             await stream.aclose()
         await asyncio.to_thread(server.ask, assert_idle(server.front))
+
+
+def test_a_silence_is_broken_by_an_empty_line_of_the_answer():
+    settings = ServeSettings(port=0, ping=0.02)
+    with live(settings, step_seconds=0.1) as server, ollama.Client(host=server.url) as own:
+        parts = list(own.chat(model="fake", messages=HELLO, options={"temperature": 0, "num_predict": 3}, stream=True))
+        assert "".join(p.message.content for p in parts) == PROMPT[:3] and len(parts) > 4
+        assert [p.done for p in parts] == [False] * (len(parts) - 1) + [True]
 
 
 def test_curl_says_that_it_sends_a_form(server):

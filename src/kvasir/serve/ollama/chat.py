@@ -53,6 +53,7 @@ async def chat(wire: ChatRequest, request: HTTPRequest) -> Response:
 async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, clock: Clock) -> Job:
     """Raises InvalidRequest for what cannot be honoured, TemplateError."""
     front, entry = serving.front, serving.entry
+    serving.check_logprobs(top_logprobs=wire.top_logprobs)
     options = options_of(wire.options, entry.parameters if entry else {})
     context = context_of(options, front.info)
     asked = _tools(wire)

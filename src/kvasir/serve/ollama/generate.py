@@ -65,6 +65,7 @@ def _refuse(wire: GenerateRequest) -> None:
 async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, clock: Clock) -> Job:
     """Raises InvalidRequest for what cannot be honoured, TemplateError."""
     front, entry = serving.front, serving.entry
+    serving.check_logprobs(top_logprobs=wire.top_logprobs)
     options = options_of(wire.options, entry.parameters if entry else {})
     context = context_of(options, front.info)
     ids: Sequence[int]

@@ -14,9 +14,11 @@ from kvasir.serve.catalogue import Catalogue, catalogue_of
 from kvasir.serve.ollama.about import shown, shown_of, shown_of_one, summary, summary_of, summary_of_one
 from kvasir.serve.ollama.answer import timestamp
 from kvasir.serve.ollama.manage_wire import ShowRequest
-from kvasir.serve.ollama.route import OllamaRoute, full_name
+from kvasir.serve.ollama.route import OllamaRoute, faults_of_files, full_name
 from kvasir.serve.serving import Serving, json_response
 from kvasir.serve.wire import refuse_fields
+from kvasir.store.entry import Entry
+from kvasir.store.store import Store
 
 router = APIRouter(route_class=OllamaRoute)
 
@@ -24,11 +26,13 @@ SPOKEN = "0.14.0"  # the version of Ollama whose API this is; clients ask for on
 NEVER = "9999-12-31T23:59:59Z"
 
 
+@router.head("/api/version", tags=["ollama"])
 @router.get("/api/version", tags=["ollama"])
 async def version() -> Response:
     return json_response({"version": SPOKEN, "kvasir": __version__})
 
 
+@router.head("/api/tags", tags=["ollama"])
 @router.get("/api/tags", tags=["ollama"])
 async def tags(request: HTTPRequest) -> Response:
     """The models that may be named."""
@@ -67,10 +71,15 @@ async def show(wire: ShowRequest, request: HTTPRequest) -> Response:
     name = full_name(catalogue, wire.named)
     offer = catalogue.card(name).offer
     if offer and offer.entry and catalogue.store:
-        facts = await asyncio.to_thread(catalogue.store.model_info, offer.entry, bool(wire.verbose))
-        return json_response(shown(offer.entry, facts))
+        with faults_of_files():
+            return await asyncio.to_thread(_stored, catalogue.store, offer.entry, bool(wire.verbose))
     serving = next((serving for serving in catalogue.loaded() if name in serving.names), None)
     if serving is None:
         assert offer is not None, "what is not loaded is offered"
         return json_response(shown_of(offer))
     return json_response(shown_of_one(serving, name))
+
+
+def _stored(store: Store, entry: Entry, verbose: bool) -> Response:
+    """Raises ModelFileError."""
+    return json_response(shown(entry, store.model_info(entry, verbose)))

@@ -11,12 +11,12 @@ from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from kvasir.errors import InvalidRequest, ModelFileError, QueueFull, UnsupportedModel
+from kvasir.errors import InvalidRequest, QueueFull
 from kvasir.serve.asgi import while_connected
 from kvasir.serve.audit import set_outcome
 from kvasir.serve.catalogue import catalogue_of
 from kvasir.serve.ollama.manage_wire import CopyRequest, CreateRequest, DeleteRequest, PullRequest, PushRequest
-from kvasir.serve.ollama.route import STREAMED, OllamaRoute, line, stream_lines
+from kvasir.serve.ollama.route import STREAMED, OllamaRoute, faults_of_files, line, stream_lines
 from kvasir.serve.scopes import MANAGEMENT
 from kvasir.serve.serving import json_response
 from kvasir.serve.wire import refuse_fields
@@ -77,7 +77,7 @@ def to_recipe(wire: CreateRequest) -> Modelfile:
 @router.post("/api/copy", tags=["ollama", MANAGEMENT])
 async def copy(wire: CopyRequest, request: HTTPRequest) -> Response:
     store = store_of(request)
-    with _of_requests():
+    with faults_of_files():
         await asyncio.to_thread(store.copy, wire.source, wire.destination)
     return json_response(SUCCESS)
 
@@ -85,7 +85,7 @@ async def copy(wire: CopyRequest, request: HTTPRequest) -> Response:
 @router.delete("/api/delete", tags=["ollama", MANAGEMENT])
 async def delete(wire: DeleteRequest, request: HTTPRequest) -> Response:
     store = store_of(request)
-    with _of_requests():
+    with faults_of_files():
         await asyncio.to_thread(store.remove, wire.named)
     return json_response(SUCCESS)
 
@@ -111,7 +111,7 @@ async def _drained(lines: AsyncGenerator[bytes]) -> Response:
 
 async def _lines(request: HTTPRequest, changes: AsyncGenerator[Progress]) -> AsyncGenerator[bytes]:
     """Raises InvalidRequest, QueueFull."""
-    with _turn(request.app.state), _of_requests():
+    with _turn(request.app.state), faults_of_files():
         try:
             async with aclosing(changes):
                 async for progress in changes:
@@ -141,12 +141,3 @@ def _turn(state: Any) -> Iterator[None]:
         yield
     finally:
         state.changes -= 1
-
-
-@contextmanager
-def _of_requests() -> Iterator[None]:
-    """What is wrong with the files of a model that was asked for is wrong with the request."""
-    try:
-        yield
-    except (ModelFileError, UnsupportedModel) as error:
-        raise InvalidRequest(error.message, error.hint) from error

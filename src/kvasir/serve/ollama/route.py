@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from kvasir.errors import ModelNotFound
+from kvasir.errors import InvalidRequest, ModelFileError, ModelNotFound, UnsupportedModel
 from kvasir.serve.body import JsonRoute
 from kvasir.serve.catalogue import Catalogue, catalogue_of, serving_of
 from kvasir.serve.faults import Fault, ollama_error
@@ -71,3 +71,12 @@ def _error_response(fault: Fault) -> Response:
 
 def _error_line(fault: Fault) -> bytes:
     return ollama_error(fault) + b"\n"
+
+
+@contextmanager
+def faults_of_files() -> Iterator[None]:
+    """What is wrong with the files of a model that was asked for is wrong with the request."""
+    try:
+        yield
+    except (ModelFileError, UnsupportedModel) as error:
+        raise InvalidRequest(error.message, error.hint, "model") from error
