@@ -41,6 +41,7 @@ from kvasir.serve.openai.tools import callable_tools, shown_tools, tool_grammar
 from kvasir.serve.openai.wire import ChatRequest, Message, Part
 from kvasir.serve.serving import Serving, check_finish
 from kvasir.serve.sse import DONE
+from kvasir.serve.thinking import effort_variables
 from kvasir.serve.wire import refuse_fields
 from kvasir.types import Request, Usage
 
@@ -116,11 +117,7 @@ def _shown(wire: ChatRequest, serving: Serving) -> tuple[Sequence[Mapping[str, A
     """What the template is given."""
     front = serving.front
     tools = shown_tools(wire)
-    variables = dict(wire.chat_template_kwargs or {})
-    if wire.reasoning_effort is not None:
-        if not front.template_mentions("reasoning_effort", tools):
-            raise InvalidRequest("this model has no reasoning_effort", "leave it out", param="reasoning_effort")
-        variables["reasoning_effort"] = wire.reasoning_effort
+    variables = effort_variables(wire.reasoning_effort, front, tools) | (wire.chat_template_kwargs or {})
     knows_developer = any(front.template_mentions(f"{q}developer{q}", tools) for q in "'\"")
     roles = {"developer": "developer" if knows_developer else "system", "function": "tool"}
     return serving.conversation([to_message(m, i, roles) for i, m in enumerate(wire.messages)]), {

@@ -1,0 +1,65 @@
+"""Whether a model thinks, how much, and how long: the fields that ask for it. The engine repeats its prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvasir.engine.front import Front
+from kvasir.text.chat import ChatTemplate
+from tests.serve.fakes import EchoEngine, byte_tokenizer
+from tests.serve.running import client
+
+SAID = "{{ messages[0].content }}{# <think> <tool_call> #}"
+SWITCH = SAID + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}#"
+LEVELS = SAID + "{{ reasoning_effort }}#"
+BOTH = SAID + "{{ thinking }}{{ reasoning_effort }}#"
+
+
+def front(template: str, **options) -> Front:
+    return Front(EchoEngine(), byte_tokenizer(), ChatTemplate(template), **options)
+
+
+async def ask(template: str, said: str = "Hi", status: int = 200, **fields) -> dict:
+    body = {"model": "fake", "messages": [{"role": "user", "content": said}], "temperature": 0, "max_tokens": 60}
+    async with client(front=front(template)) as http:
+        response = await http.post("/v1/chat/completions", json={**body, **fields})
+    assert response.status_code == status, response.text
+    return response.json()["error"] if status != 200 else response.json()["choices"][0]
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "shown"),
+    [
+        (SWITCH, "none", "Hi<think></think>#"),
+        (SWITCH, "high", "Hi#"),
+        (LEVELS, "high", "Hihigh#"),
+        (BOTH, "none", "HiFalse#"),
+        (BOTH, "low", "HiTruelow#"),
+        ("{{ messages[0].content }}#", "none", "Hi#"),
+    ],
+)
+async def test_effort_is_said_in_the_words_of_the_template(template, effort, shown):
+    answer = await ask(template, reasoning_effort=effort, max_tokens=len(shown))
+    assert answer["message"]["content"] == shown
+
+
+@pytest.mark.parametrize(("template", "effort"), [(SAID, "none"), (SAID, "low"), ("{{ messages[0].content }}", "low")])
+async def test_effort_that_a_template_does_not_know_is_refused(template, effort):
+    error = await ask(template, reasoning_effort=effort, status=400)
+    assert error["param"] == "reasoning_effort"
+
+
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f"}}]])
+@pytest.mark.parametrize("n", [1, 2])
+async def test_reasoning_ends_at_its_budget_and_the_answer_goes_on(n, tools):
+    said = "<think>abcdefgh</think>ijkl<eos>"
+    body = {"said": said, "tools": tools, "n": n}
+    assert (await ask(SAID, **body))["message"]["reasoning_content"] == "abcdefgh"
+    bounded = await ask(SAID, **body, thinking_token_budget=3)
+    assert bounded["message"]["reasoning_content"] == "abc"
+    assert bounded["message"]["content"] == "hink>ijkl", "the echo goes on where it would be without"
+
+
+async def test_a_budget_of_a_model_that_marks_no_reasoning_is_refused():
+    error = await ask("{{ messages[0].content }}", thinking_token_budget=3, status=400)
+    assert error["param"] == "thinking_token_budget" and "marks no reasoning" in error["message"]
