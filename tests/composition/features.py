@@ -104,22 +104,25 @@ def prefix(
                    "rows are needed", fired, {"prefix_cache": True}, fields=own, act=warm)  # fmt: skip
 
 
-def disk(name: str, fresh: bool) -> Feature:
-    """Before the first step others run to their ends with the prompts that will come, and what they leave is on disk
-    and in no memory. fresh: of an engine that came behind theirs."""
+def tier(name: str, options: Callable[[], Values], fresh: bool = False) -> Feature:
+    """Before the first step others run to their ends with the prompts that will come, and what they leave is in the
+    tier and no more in the pool. fresh: of an engine that came behind theirs."""
 
     def warm(run: Run) -> None:
         if run.step == 0:
             run.warm(lambda ids: ids, {})
-            run.move_to_disk(fresh)
+            run.move_to_tier(fresh)
 
     def fired(run: Run) -> int:
         can = any(len(r.prompt_ids) > run.block_size and not needs_prompt_rows(r) for r in run.requests)
         return run.total("loaded_tokens") if can else run.saved
 
-    return Feature(f"prefix: {name}", "prefix", "tokens read from disk, or parts of blocks written where no request "
-                   "can use any", fired, lambda _: {"prefix_cache": True, "cache_dir": models.fresh_folder()}, act=warm,
-                   )  # fmt: skip
+    return Feature(f"prefix: {name}", "prefix", "tokens read from there, or parts of blocks written where no request "
+                   "can use any", fired, lambda _: {"prefix_cache": True, **options()}, act=warm)  # fmt: skip
+
+
+def disk() -> Values:
+    return {"cache_dir": models.fresh_folder()}
 
 
 def evictions(policy: str) -> Feature:
@@ -199,8 +202,9 @@ COMPUTED = [
     prefix("all of one's own", lambda ids: ids, lambda n, length: n == length - 1,
            own=lambda i: {"cache_salt": f"salt {i % 2}"}),
     prefix("not wanted", lambda ids: ids, lambda n, _: n == 0, {"no_cache": False}, lambda i: {"no_cache": True}),
-    disk("on disk", False),
-    disk("on disk, of an engine before", True),
+    tier("in host memory", lambda: {"cache_host": 1 << 30}),
+    tier("on disk", disk),
+    tier("on disk, of an engine before", disk, fresh=True),
     Feature("pins", "pins", "blocks pinned", lambda run: run.pinned, {"prefix_cache": True},
             fields=lambda i: {"cache_ttl": 0.2}),
     Feature("forced preemption", "preemption", "preemptions", lambda run: run.total("preemptions"), act=preempt),

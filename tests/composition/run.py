@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 from kvasir.config import EngineOptions
 from kvasir.engine.answer import AnswerText
@@ -177,7 +178,7 @@ class Run:
             while self.core.has_work():
                 self.core.step()
 
-    def move_to_disk(self, fresh: bool) -> None:
+    def move_to_tier(self, fresh: bool) -> None:
         """What the prefix cache holds is given to the tier and forgotten; fresh: with its engine, as at its end."""
         core = self.core
         core.close(30.0) if fresh else self._write_all()
@@ -265,7 +266,9 @@ class Run:
             self.core.abort(delta.id, delta.index)
 
     def _build(self) -> None:
-        core = build_core(self._options)
+        # On the CPU no engine has a tier in host memory, where its pool is: asked for here, it gets one.
+        with patch("kvasir.config._cache_host", lambda options, device: options.cache_host or 0):
+            core = build_core(self._options)
         core.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]  # what nobody wrote must not be seen
         core.plan_listener = self.plans.append
         self._pace(core)
