@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest
 from kvasir.serve.ollama.wire import Message
+from kvasir.serve.thinking import LEVELS, switch_of
 from kvasir.serve.wire import refuse_fields
 
 Messages = Sequence[Mapping[str, Any]]
-# Names under which templates have a switch for thinking, where they are not a message's field or a string.
-_SWITCHES = ("enable_thinking", "thinking")
 
 
 def to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -66,14 +64,13 @@ def thinking_variables(think: bool | str | None, front: Front, tools: object, na
     """The template's variables for `think`; left to the template where it is not given. Raises InvalidRequest."""
     if think is None:
         return {}
-    source = front.template.select(tools) if front.template and front.template.sources else ""
+    switch = switch_of(front, tools)
     if isinstance(think, str):
-        if "reasoning_effort" not in source:
+        if not front.template_mentions(LEVELS, tools):
             raise InvalidRequest(f"think is {think!r}; {name!r} has no levels of thinking", "true or false", "think")
-        return {"reasoning_effort": think}
-    for switch in _SWITCHES:
-        if re.search(rf"(?<![.\w'\"]){switch}(?![\w'\"])", source):
-            return {switch: think}
+        return ({switch: True} if switch else {}) | {LEVELS: think}
+    if switch:
+        return {switch: think}
     thinks = front.reader.format(tools).thinking is not None
     if thinks is not think:
         does = "always thinks" if thinks else "does not support thinking"
