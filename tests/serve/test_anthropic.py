@@ -183,8 +183,9 @@ def test_what_is_left_of_a_call_that_was_cut(own):
     call = own.messages.create(**body(max_tokens=len(SAID[:cut].encode()))).content[-1]
     assert (call.type, call.input) == ("tool_use", {})
     numbers = '<tool_call>\n{"name": "f", "arguments": {"a": 1e999, "b": [1000000000000000000000000000000'
-    call = own.messages.create(**body(numbers, max_tokens=len(numbers))).content[-1]
-    assert call.type == "tool_use" and isinstance(call.input, dict)
+    free = [{"name": "f", "input_schema": {"type": "object"}}]
+    call = own.messages.create(**body(numbers, max_tokens=len(numbers), tools=free)).content[-1]
+    assert call.type == "tool_use" and call.input["b"] == [10**30]
 
 
 def test_a_seed_gives_the_same_answer_again(own):
@@ -259,7 +260,7 @@ HISTORY = '[user|?][assistant|so|toolu_1:f:{"a": "x"}]'
         ({"thinking": {"type": "disabled"}}, "[user|hi]<False>[assistant|"),
         ({"thinking": {"type": "adaptive"}}, "[user|hi]<True>[assistant|"),
         ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "[user|hi]<True>[assistant|"),
-        ({"output_config": {"effort": "low"}}, "[user|hi]<low>[assistant|"),
+        ({"output_config": {"effort": "low"}}, "[user|hi]<True><low>[assistant|"),
     ],
     ids=lambda value: "" if isinstance(value, dict) else value,
 )  # fmt: skip
@@ -272,6 +273,16 @@ def test_tools_are_shown_as_functions(echo):
     [tool] = json.loads(prompt.removeprefix("[user|hi]").removesuffix("[assistant|"))
     schema = TOOL["input_schema"] | {"examples": [{"a": "1"}]}
     assert tool == {"type": "function", "function": {"name": "f", "description": "does it", "parameters": schema}}
+
+
+def test_thinking_has_a_budget_or_is_none(own):
+    def thought(**thinking) -> str:
+        blocks = own.messages.create(**body("<think>one two three</think>ok", thinking=thinking)).content
+        return "".join(block.thinking for block in blocks if block.type == "thinking")
+
+    assert thought(type="adaptive") == "one two three" == thought(type="enabled", budget_tokens=100)
+    assert thought(type="enabled", budget_tokens=7) == "one two"
+    assert thought(type="disabled") == ""
 
 
 def test_thinking_that_is_left_out_comes_back_to_the_model(own, echo):

@@ -47,6 +47,7 @@ _NAMES = {
     "structured_outputs": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "chat_template_kwargs": "thinking",
+    "thinking_token_budget": "thinking.budget_tokens",
 }
 # Fields that the chat has under the same name.
 _SAME = ("temperature", "top_p", "top_k", "seed", *Scheduling.model_fields)
@@ -85,16 +86,17 @@ async def count_tokens(wire: CountRequest, request: HTTPRequest) -> Response:
 async def to_job(wire: MessagesRequest, serving: Serving, request: HTTPRequest) -> Job:
     """Raises InvalidRequest for what cannot be honoured."""
     same = {name: getattr(wire, name) for name in _SAME}
+    chat = _chat(wire, serving, **same, stop=wire.stop_sequences, max_tokens=1)
     with _named():
-        core, reading = await to_request(_chat(wire, serving, **same, stop=wire.stop_sequences), serving, request)
-    room = core.params.max_tokens or 1
+        core, reading = await to_request(chat, serving, request)
+    room = serving.front.info.max_model_len - len(core.prompt_ids)
     params = replace(core.params, max_tokens=min(room, wire.max_tokens or 1))
     core = replace(core, id=f"msg_{secrets.token_hex(12)}", params=params)
     return Job(wire, serving, core, reading)
 
 
 def _chat(wire: Conversation, serving: Serving, **fields: Any) -> ChatRequest:
-    """The conversation as a chat, whose answer may fill the context."""
+    """The conversation as a chat."""
     return ChatRequest.model_construct(**chat_fields(wire, serving.front), **fields)
 
 

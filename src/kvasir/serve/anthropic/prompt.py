@@ -45,6 +45,7 @@ from kvasir.serve.openai.wire import (
     Tool,
     ToolCall,
 )
+from kvasir.serve.thinking import LEVELS, switch_of
 from kvasir.serve.wire import Wire, refuse_fields
 
 ALLOWED = {
@@ -52,7 +53,6 @@ ALLOWED = {
     "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
-SWITCH = "enable_thinking"  # the name that templates know it by
 CARRIES = "carries."  # a signature that holds the thinking itself, which the client wanted left out
 
 
@@ -164,27 +164,26 @@ def _parts(texts: Sequence[TextBlock]) -> str | list[Part]:
 
 
 def _thinking(wire: Conversation, front: Front) -> dict[str, Any]:
-    """Thinking is allowed or not; how much of it there is, a model decides by itself."""
+    """Thinking is allowed, up to a budget, or not: by the template's switch, where it has one, else with a budget of 0.
+    A model that does not think keeps every budget."""
     config, effort = wire.output_config, None
     if config is not None:
         _refuse(config, "output_config")
-        if config.effort and front.template_mentions("reasoning_effort", wire.tools):
+        if config.effort and front.template_mentions(LEVELS, wire.tools):
             effort = config.effort
     fields: dict[str, Any] = {"reasoning_effort": effort}
     if wire.thinking is None:
         return fields
     thinks = front.reader.format(wire.tools).thinking is not None
     disabled = isinstance(wire.thinking, ThinkingDisabled)
-    if front.template_mentions(SWITCH, wire.tools):
-        fields["chat_template_kwargs"] = {SWITCH: not disabled}
+    if switch := switch_of(front, wire.tools):
+        fields["chat_template_kwargs"] = {switch: not disabled}
     elif disabled and thinks:
-        raise InvalidRequest("this model cannot be kept from thinking", "leave thinking out", param="thinking.type")
+        fields["thinking_token_budget"] = 0
     if not isinstance(wire.thinking, ThinkingDisabled):
         _refuse(wire.thinking, "thinking")
     if isinstance(wire.thinking, ThinkingEnabled) and thinks:
-        raise InvalidRequest(
-            "budget_tokens is not supported", 'use {"type": "adaptive"}', param="thinking.budget_tokens"
-        )
+        fields["thinking_token_budget"] = wire.thinking.budget_tokens
     return fields
 
 

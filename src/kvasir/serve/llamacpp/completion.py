@@ -28,7 +28,7 @@ from kvasir.serve.openai.shapes import STREAMED
 from kvasir.serve.serving import Serving, check_finish
 from kvasir.serve.sse import EventStream, event
 from kvasir.serve.wire import refuse_fields
-from kvasir.types import Request
+from kvasir.types import Request, SamplingParams
 
 router = APIRouter(route_class=JsonRoute, tags=["llama.cpp"])
 
@@ -119,23 +119,24 @@ async def to_requests(
     fields["no_cache"] = fields["no_cache"] or wire.cache_prompt is False
     with named(wire):
         biases, never = _biases(wire, serving)
-        params = replace(to_params(wire, front.info, isinstance(wire, InfillRequest)), logit_bias=biases)
+        params = to_params(wire, front.info, serving.own, isinstance(wire, InfillRequest))
+        params = replace(params, logit_bias=biases)
         await front.learn(params)
         requests = []
         for ids, ends in prompts:
-            core = front.resolve(ids, params, id=f"cmpl-{secrets.token_hex(12)}", **fields)
+            fitted = _fit(params, len(ids), front.info.max_model_len)
+            core = front.resolve(ids, fitted, id=f"cmpl-{secrets.token_hex(12)}", **fields)
             eos = tuple(dict.fromkeys((*(core.eos_ids or ()), *ends))) or None
             words = (*core.bad_word_ids, *((token,) for token in never))
-            requests.append(replace(core, eos_ids=eos, bad_word_ids=words, params=_limited(wire, core)))
+            requests.append(replace(core, eos_ids=eos, bad_word_ids=words))
     return requests
 
 
-def _limited(wire: Options, core: Request) -> Any:
-    """As long as was asked for, and no longer than the context. 0 computes one token, since it is for that that a
-    prompt is."""
-    room = core.params.max_tokens or 1
-    asked = room if wire.n_predict is None or wire.n_predict < 0 else max(1, wire.n_predict)
-    return replace(core.params, max_tokens=min(room, asked))
+def _fit(params: SamplingParams, prompt_tokens: int, context: int) -> SamplingParams:
+    """An answer that is asked to be longer than the context ends with it."""
+    if params.max_tokens is None:
+        return params
+    return replace(params, max_tokens=max(1, min(params.max_tokens, context - prompt_tokens)))
 
 
 def _biases(wire: Options, serving: Serving) -> tuple[dict[int, float], set[int]]:

@@ -6,12 +6,13 @@ A value is the request's, else what the model recommends, else llama.cpp's defau
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from kvasir.errors import InvalidRequest
 from kvasir.serve.llamacpp.wire import Options
+from kvasir.serve.openai.params import NOTHING
 from kvasir.types import ModelInfo, SamplingParams, StructuredOutputs
 
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
@@ -47,13 +48,14 @@ _OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "typ-p": "typ_p", "tem
 }
 
 
-def to_params(wire: Options, info: ModelInfo, infill: bool = False) -> SamplingParams:
-    """max_tokens is None: the context decides. infill: the sampler of that name is not refused, though there is none.
-    Raises InvalidRequest."""
+def to_params(wire: Options, info: ModelInfo, own: Mapping[str, Any] = NOTHING, infill: bool = False) -> SamplingParams:
+    """own: what the store has for the model, which the request overrides. infill: the sampler of that name is not
+    refused, though there is none. max_tokens is None for what the context leaves. Raises InvalidRequest."""
     recommended = {name: value for name, value in info.default_sampling.items() if name in _RECOMMENDED}
     fields: dict[str, Any] = DEFAULTS | recommended
-    if wire.mirostat:
+    if wire.mirostat or own.get("mirostat"):
         fields = {name: value for name, value in fields.items() if name not in _FILTERS}
+    fields |= own
     fields |= {name: value for name in _SAME if (value := getattr(wire, name)) is not None}
     if wire.repeat_penalty is not None:
         fields["repetition_penalty"] = wire.repeat_penalty
@@ -67,14 +69,17 @@ def to_params(wire: Options, info: ModelInfo, infill: bool = False) -> SamplingP
                 fields |= off
     if wire.stop is not None:
         fields["stop"] = (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop)
-    return SamplingParams(
-        **fields,
-        n=1 if wire.n_cmpl is None else wire.n_cmpl,
-        seed=None if wire.seed in RANDOM_SEEDS else wire.seed,
-        max_tokens=None,
-        logprobs=wire.n_probs or None,
-        structured_outputs=_structure(wire),
-    )
+    if wire.seed is not None:
+        fields["seed"] = None if wire.seed in RANDOM_SEEDS else wire.seed
+    wanted = n_predict_of(wire, own)
+    fields["max_tokens"] = None if wanted < 0 else max(1, wanted)  # a prompt is computed for the token behind it
+    n = 1 if wire.n_cmpl is None else wire.n_cmpl
+    return SamplingParams(**fields, n=n, logprobs=wire.n_probs or None, structured_outputs=_structure(wire))
+
+
+def n_predict_of(wire: Options, own: Mapping[str, Any]) -> int:
+    """Tokens of the answer at most; below 0 for what the context leaves."""
+    return (own.get("max_tokens") or -1) if wire.n_predict is None else wire.n_predict
 
 
 def _window(wire: Options, fields: dict[str, Any], info: ModelInfo) -> None:
@@ -125,10 +130,9 @@ def named(wire: Options) -> Iterator[None]:
         raise
 
 
-def settings_object(wire: Options, params: SamplingParams) -> dict[str, Any]:
+def settings_object(wire: Options, params: SamplingParams, n_predict: int) -> dict[str, Any]:
     """generation_settings: what was in force."""
     acting = [name for name, off in OFF.items() if any(getattr(params, k) != v for k, v in off.items())]
-    n_predict = -1 if wire.n_predict is None else wire.n_predict
     return {
         "n_predict": n_predict,
         "max_tokens": n_predict,

@@ -16,7 +16,7 @@ from kvasir.serve.body import JsonRoute
 from kvasir.serve.catalogue import catalogue_of, serving_of
 from kvasir.serve.concurrent import all_of
 from kvasir.serve.llamacpp.completion import prompt_ids
-from kvasir.serve.llamacpp.params import settings_object, to_params
+from kvasir.serve.llamacpp.params import RANDOM_SEEDS, n_predict_of, settings_object, to_params
 from kvasir.serve.llamacpp.wire import EmbeddingRequest, Options, TemplateRequest, one_by_one
 from kvasir.serve.openai.chat import chat_text
 from kvasir.serve.serving import Serving, json_response
@@ -95,7 +95,9 @@ def _slot(row: int, answer: AnswerState | None, serving: Serving) -> dict[str, A
 def _defaults(serving: Serving) -> dict[str, Any]:
     """What is in force where a request says nothing."""
     wire = Options()
-    return settings_object(wire, to_params(wire, serving.front.info)) | {"seed": 2**32 - 1}
+    params = to_params(wire, serving.front.info, serving.own)
+    found = settings_object(wire, params, n_predict_of(wire, serving.own))
+    return found | ({"seed": RANDOM_SEEDS[-1]} if params.seed is None else {})
 
 
 # -- templates and embeddings ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvasir.engine.answer import TextDelta, TokenInfo, prompt_text
 from kvasir.serve.llamacpp.lines import Lines
-from kvasir.serve.llamacpp.params import settings_object
+from kvasir.serve.llamacpp.params import n_predict_of, settings_object
 from kvasir.serve.llamacpp.wire import Options
 from kvasir.serve.openai.shapes import LOWEST
 from kvasir.serve.serving import Serving
@@ -90,7 +90,7 @@ def partial_object(wire: Options, told: Told, text: str, delta: TextDelta) -> di
 def final_object(wire: Options, serving: Serving, told: Told, whole: bool) -> dict[str, Any]:
     """An answer at its end; without its text where that was streamed. response_fields may choose of it."""
     params, usage = told.core.params, told.usage
-    context = serving.front.info.max_model_len
+    context, wanted = serving.front.info.max_model_len, n_predict_of(wire, serving.own)
     found = {
         "index": told.number,
         "content": "".join(told.pieces) if whole else "",
@@ -100,10 +100,10 @@ def final_object(wire: Options, serving: Serving, told: Told, whole: bool) -> di
         "model": serving.names[0],
         "tokens_predicted": usage.completion_tokens,
         "tokens_evaluated": usage.prompt_tokens,
-        "generation_settings": settings_object(wire, params),
+        "generation_settings": settings_object(wire, params, wanted),
         "prompt": prompt_text(serving.front.tokenizer, told.core.prompt_ids, skip_special_tokens=False),
         "has_new_line": told.lines.broken,
-        "truncated": _cut(wire, told, context),
+        "truncated": _cut(told, context, wanted),
         "stop_type": told.stop_type,
         "stopping_word": told.stopping_word,
         "tokens_cached": usage.cached_tokens,
@@ -114,11 +114,10 @@ def final_object(wire: Options, serving: Serving, told: Told, whole: bool) -> di
     return found if not wire.response_fields else _chosen(found, wire.response_fields)
 
 
-def _cut(wire: Options, told: Told, context: int) -> bool:
+def _cut(told: Told, context: int, wanted: int) -> bool:
     """Whether the context ended the answer, and not what was asked for."""
     full = told.usage.prompt_tokens + told.usage.completion_tokens >= context
-    wanted = wire.n_predict is None or wire.n_predict < 0 or wire.n_predict > told.usage.completion_tokens
-    return told.stop_type == "limit" and full and wanted
+    return told.stop_type == "limit" and full and not 0 <= wanted <= told.usage.completion_tokens
 
 
 def _chosen(found: dict[str, Any], paths: list[str]) -> dict[str, Any]:
