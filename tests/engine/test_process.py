@@ -87,6 +87,19 @@ async def test_a_killed_engine_resumes_every_stream():
     await engine.stop()
 
 
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_to_end_is_left_to_the_parent(end):
+    engine = ProcessEngine(fake=FAKE)
+    await engine.start()
+    asked = request("r", [1], max_tokens=100)
+    task = asyncio.create_task(collect(engine, asked))
+    await until(lambda: "r" in engine._journal.entries and engine._journal.entries["r"].streamed)
+    os.kill(engine.pid, end)
+    assert await asyncio.wait_for(task, 30) == expected(asked)
+    assert engine.restarts == 0
+    await engine.stop()
+
+
 async def test_a_poison_request_does_not_loop_and_hurts_nobody():
     engine = ProcessEngine(fake={**FAKE, "deadly_token": 255, "step_seconds": 0.002})
     await engine.start()

@@ -127,7 +127,8 @@ def end_with_parent() -> None:
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    for kind in (signal.SIGINT, signal.SIGTERM):  # terminals and service managers send them to all processes at once
+        signal.signal(kind, signal.SIG_IGN)  # the parent decides when to stop
     prepare_torch()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.WorkerSpec)
     end_with_parent()
