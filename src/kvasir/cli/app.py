@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kvasir.cli.flags import engine_flags, operation_flags
+from kvasir.cli.flags import engine_flags, models_flags, operation_flags
+from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError
@@ -22,7 +23,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Model = Annotated[str, typer.Argument(help="Folder, .gguf file, hub id (org/name), or kvasir-mini (bundled).")]
+SERVER = "http://127.0.0.1:8000"
+_MODEL = "Folder, .gguf file, name in the store, hub id (org/name), or kvasir-mini (bundled)."
+Model = Annotated[str, typer.Argument(help=_MODEL)]
+Stored = Annotated[str, typer.Argument(help="Name in the store, as `kvasir list` shows it.")]
+Url = Annotated[str, typer.Option(help="Where the server is.")]
+Key = Annotated[str | None, typer.Option("--api-key", help="Key of the server.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy (default: the model's own, else 1).")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer (default: drawn and printed).")]
@@ -46,10 +53,13 @@ def _root(
 @app.command()
 @engine_flags
 @operation_flags
+@models_flags
 def serve(
-    model: Model,
+    model: Annotated[list[str] | None, typer.Argument(help=f"{_MODEL} Several, or none for all of the store.")] = None,
+    *,
     engine: EngineOptions,
     operation: OperationOptions,
+    models: ModelsOptions,
     host: Annotated[str, typer.Option(help="Address to listen on; a public one needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
     api_key: Annotated[list[str] | None, typer.Option(help="Key that requests must carry (repeatable).")] = None,
@@ -61,15 +71,19 @@ def serve(
     tool_format: Annotated[str, typer.Option(help="How the model writes tool calls (auto: as its template).")] = "auto",
     reasoning_format: Annotated[str, typer.Option(help="How it marks reasoning; none leaves it in.")] = "auto",
 ) -> None:
-    """Serve a model over the OpenAI protocol.
+    """Serve a model over HTTP, or several, each loaded when it is asked for.
 
     Example: kvasir serve kvasir-mini --port 8000
+
+    Example: kvasir serve --keep-alive 600
     """
     from kvasir.cli import serve as command
 
     hosts, origins = allowed_host or [], allowed_origin or []
     formats = tool_format, reasoning_format
-    command.run(engine, host, port, api_key or [], keys, hosts, origins, drain, seed, *formats, operation)
+    command.run(
+        engine, model or [], host, port, api_key or [], keys, hosts, origins, drain, seed, *formats, operation, models
+    )
 
 
 @app.command()
@@ -110,6 +124,105 @@ def chat(
     from kvasir.cli import chat as command
 
     command.run(engine, system, temperature, max_tokens, seed)
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help="org/repo, org/repo:Q4_K_M, hf.co/..., a path, or kvasir-mini.")],
+    name: Annotated[str | None, typer.Option(help="What it shall be called (default: as given).")] = None,
+) -> None:
+    """Get a model from the hub, or note where one lies, and give it a name.
+
+    Example: kvasir pull Qwen/Qwen3-0.6B-GGUF:Q8_0
+    """
+    from kvasir.cli import store as command
+
+    command.pull(model, name)
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Name of the new model.")],
+    file: Annotated[Path, typer.Option("--file", "-f", help="Modelfile; - is the standard input.")] = Path("Modelfile"),
+    quantize: Annotated[str | None, typer.Option(help="Quantize float weights while loading: q8 or q4.")] = None,
+) -> None:
+    """Make a model from a Modelfile: another one with a system prompt, parameters or a template of its own.
+
+    Example: kvasir create mario -f Modelfile
+    """
+    from kvasir.cli import store as command
+
+    command.create(name, file, quantize)
+
+
+@app.command("list")
+def list_models(json: AsJson = False) -> None:
+    """List the models of the store.
+
+    Example: kvasir list
+    """
+    from kvasir.cli import store as command
+
+    command.list_models(json)
+
+
+@app.command()
+def show(
+    model: Stored,
+    modelfile: Annotated[bool, typer.Option(help="As the Modelfile that makes it.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Show what the store knows of a model.
+
+    Example: kvasir show qwen3 --modelfile
+    """
+    from kvasir.cli import store as command
+
+    command.show(model, modelfile, json)
+
+
+@app.command()
+def cp(model: Stored, name: Annotated[str, typer.Argument(help="The further name.")]) -> None:
+    """Give a model a further name.
+
+    Example: kvasir cp Qwen/Qwen3-0.6B-GGUF:Q8_0 qwen3
+    """
+    from kvasir.cli import store as command
+
+    command.copy(model, name)
+
+
+@app.command()
+def rm(model: Annotated[list[str], typer.Argument(help="Names in the store.")]) -> None:
+    """Remove models from the store, and weights of its own that no other model uses.
+
+    Example: kvasir rm qwen3
+    """
+    from kvasir.cli import store as command
+
+    command.remove(model)
+
+
+@app.command()
+def ps(url: Url = SERVER, api_key: Key = None, json: AsJson = False) -> None:
+    """List the models that a running server has loaded.
+
+    Example: kvasir ps --url http://127.0.0.1:8000
+    """
+    from kvasir.cli import store as command
+
+    command.ps(url, api_key, json)
+
+
+@app.command()
+def stop(model: Stored, url: Url = SERVER, api_key: Key = None) -> None:
+    """Have a running server unload a model when its answers have ended.
+
+    Example: kvasir stop qwen3
+    """
+    from kvasir.cli import store as command
+
+    command.stop(model, url, api_key)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
 from kvasir.config import EngineOptions
 
@@ -18,7 +19,8 @@ def engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a command that takes `model: str` and `engine: EngineOptions` the flags of all engine options."""
 
     def make(chosen: Mapping[str, Any], kwargs: Mapping[str, Any]) -> EngineOptions:
-        return EngineOptions(model=kwargs["model"], **chosen)
+        model = kwargs["model"]  # `serve` takes several, or none
+        return EngineOptions(model=model if isinstance(model, str) else next(iter(model or ()), ""), **chosen)
 
     return _with_flags(command, "engine", EngineOptions, make)
 
@@ -26,6 +28,11 @@ def engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 def operation_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a command that takes `operation: OperationOptions` their flags."""
     return _with_flags(command, "operation", OperationOptions, lambda chosen, kwargs: OperationOptions(**chosen))
+
+
+def models_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command that takes `models: ModelsOptions` their flags."""
+    return _with_flags(command, "models", ModelsOptions, lambda chosen, kwargs: ModelsOptions(**chosen))
 
 
 def _with_flags(command: Callable[..., Any], name: str, group: type, make: Callable[..., Any]) -> Callable[..., Any]:

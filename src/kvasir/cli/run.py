@@ -7,12 +7,16 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import AsyncLLM
+from kvasir.store.entry import Entry
+from kvasir.store.parameters import sampling_of
 from kvasir.types import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
 
 def run(
@@ -24,10 +28,13 @@ def run(
     chat: bool,
     quiet: bool,
 ) -> None:
-    asyncio.run(_run(engine, prompt, temperature, max_tokens, seed, chat, quiet))
+    engine, entry = resolve(engine)
+    asyncio.run(_run(engine, entry, prompt, temperature, max_tokens, seed, chat, quiet))
 
 
-async def _run(engine: EngineOptions, prompt: str, temperature, max_tokens, seed, chat: bool, quiet: bool) -> None:
+async def _run(
+    engine: EngineOptions, entry: Entry | None, prompt: str, temperature, max_tokens, seed, chat: bool, quiet: bool
+) -> None:
     from dataclasses import asdict
 
     llm = AsyncLLM(**asdict(engine))
@@ -36,17 +43,24 @@ async def _run(engine: EngineOptions, prompt: str, temperature, max_tokens, seed
             print("\n".join(llm.summary), file=sys.stderr)
         front = llm.front
         messages = [{"role": "user", "content": prompt}]
+        messages = entry.conversation(messages) if entry else messages
         ids: Sequence[int] = await (front.encode_chat(messages) if chat else front.encode(prompt))
-        request = front.resolve(ids, sampling(llm, temperature, max_tokens, seed))
+        own = sampling_of(entry.parameters) if entry else {}
+        request = front.resolve(ids, sampling(llm.info.default_sampling, own, temperature, max_tokens, seed))
         await _stream(front, request, quiet)
 
 
-def sampling(llm: AsyncLLM, temperature: float | None, max_tokens: int | None, seed: int | None) -> SamplingParams:
-    """The model's own defaults under what the user asks for."""
-    chosen: dict = dict(llm.info.default_sampling)
-    if temperature is not None:
-        chosen["temperature"] = temperature
-    return SamplingParams(**chosen, max_tokens=max_tokens, seed=seed)
+def sampling(
+    recommended: Mapping[str, Any],
+    own: Mapping[str, Any],
+    temperature: float | None,
+    max_tokens: int | None,
+    seed: int | None,
+) -> SamplingParams:
+    """What the model recommends, over it what the store has for it, over that what the user asks for."""
+    asked = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    return SamplingParams(**{"max_tokens": None, **recommended, **own, **asked})
 
 
 async def _stream(front, request, quiet: bool) -> None:

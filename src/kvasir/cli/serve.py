@@ -1,23 +1,38 @@
-"""`kvasir serve`: the API process. It starts and supervises the engine process, and imports no torch itself."""
+"""`kvasir serve`: the API process. It starts and supervises the engine processes, and imports no torch itself."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
+from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions, check
 from kvasir.engine.front import Front
 from kvasir.engine.load_text import load_text
 from kvasir.engine.subprocess import ProcessEngine
+from kvasir.errors import ConfigError
+from kvasir.memory import host_memory
 from kvasir.serve.catalogue import OneModel
 from kvasir.serve.keys import read_keys
+from kvasir.serve.offers import GivenOffers, Offer, StoreOffers, offer_of
 from kvasir.serve.server import run as run_server
 from kvasir.serve.settings import ServeSettings
+from kvasir.serve.several import Several
+from kvasir.store.facts import read_details
+from kvasir.store.store import Store
+from kvasir.weights.find import find_model
 
 
 def run(
     engine: EngineOptions,
+    models: list[str],
     host: str,
     port: int,
     api_keys: list[str],
@@ -29,12 +44,16 @@ def run(
     tool_format: str,
     reasoning_format: str,
     operation: OperationOptions,
+    shelf: ModelsOptions,
 ) -> None:
     check(engine)
+    given = dict.fromkeys(models)
+    _check(engine, list(given), shelf)
+    alone = len(given) == 1
     settings = ServeSettings(
         host=host,
         port=port,
-        model_names=(engine.served_model_name,) if engine.served_model_name else (),
+        model_names=(engine.served_model_name or engine.model,) if alone else (),
         api_keys=tuple(api_keys),
         keys=read_keys(keys) if keys else (),
         keys_file=keys,
@@ -43,11 +62,77 @@ def run(
         drain=drain,
         **operation.settings(),
     )
-    tokenizer, template = load_text(engine)
-    formats = {"tool_format": tool_format, "reasoning_format": reasoning_format}
-    process = ProcessEngine(engine, progress=_show_progress if sys.stderr.isatty() else None)
-    front = Front(process, tokenizer, template, default_seed=seed, **formats)
-    run_server(OneModel(front, settings))
+    make = FrontMaker(seed, tool_format, reasoning_format)
+    if alone:
+        options, entry = resolve(engine)
+        front = make.front(options, _show_progress if sys.stderr.isatty() else None)
+        return run_server(OneModel(front, settings, entry=entry))
+    store = Store(allowed_roots=shelf.model_root or ())
+    offers = GivenOffers([_offer(engine, ref) for ref in given]) if given else StoreOffers(store, engine)
+    several = Several(
+        offers,
+        make,
+        settings,
+        store=None if given else store,
+        keep_alive=shelf.keep_alive,
+        max_loaded=shelf.max_loaded_models,
+        available=_available if engine.device == "cpu" or not _has_gpu() else lambda: None,
+    )
+    run_server(several)
+
+
+def _check(engine: EngineOptions, given: list[str], shelf: ModelsOptions) -> None:
+    """Raises ConfigError for options that say nothing, or too much, beside these models."""
+    if shelf.max_loaded_models < 1 or not math.isfinite(shelf.keep_alive):
+        raise ConfigError("max_loaded_models is below 1, or keep_alive is no number", "give 1 or more, and seconds")
+    if given and shelf.model_root:
+        raise ConfigError("model_root is for a server of the store", "name no model, or leave it out")
+    if len(given) == 1:
+        return
+    for name in ("served_model_name", "tokenizer", "revision", "chat_template", "cache_offer"):
+        if getattr(engine, name) is not None:
+            raise ConfigError(f"{name} is of one model, and this server has several", "name one model, or leave it out")
+
+
+def _offer(engine: EngineOptions, ref: str) -> Offer:
+    """A model of the command line. Raises KvasirError where it is not there; the hub is asked for what is not here."""
+    options, entry = resolve(replace(engine, model=ref))
+    if entry is not None:
+        return replace(offer_of(Store(), entry, engine), name=ref)
+    files = find_model(ref)
+    size = sum(path.stat().st_size for path in files.weights)
+    return Offer(ref, ref, size, read_details(files), lambda: options, created=int(time.time()))
+
+
+class FrontMaker:
+    """Makes the text half of a model and its engine, in a process of its own."""
+
+    def __init__(self, seed: int | None, tool_format: str, reasoning_format: str):
+        self._seed = seed
+        self._formats = {"tool_format": tool_format, "reasoning_format": reasoning_format}
+
+    def front(self, options: EngineOptions, progress: Callable[[int, int], None] | None = None) -> Front:
+        """Raises KvasirError."""
+        tokenizer, template = load_text(options)
+        engine = ProcessEngine(options, progress=progress)
+        return Front(engine, tokenizer, template, default_seed=self._seed, **self._formats)
+
+    async def __call__(self, options: EngineOptions) -> Front:
+        """One that was started. Raises KvasirError."""
+        check(options)
+        tokenizer, template = await asyncio.to_thread(load_text, options)
+        front = Front(ProcessEngine(options), tokenizer, template, default_seed=self._seed, **self._formats)
+        await front.start()
+        return front
+
+
+def _available() -> int:
+    return host_memory()[1]
+
+
+def _has_gpu() -> bool:
+    """Whether an engine may choose a GPU, whose memory this process cannot see: it imports no torch."""
+    return Path("/dev/nvidiactl").exists()
 
 
 def _show_progress(done: int, total: int) -> None:

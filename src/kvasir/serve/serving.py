@@ -47,9 +47,9 @@ class Serving:
     @property
     def names(self) -> tuple[str, ...]:
         """What the model may be called; the first is what answers carry."""
-        if self.entry is not None:
-            return tuple(dict.fromkeys((self.entry.name, self.entry.name.removesuffix(":latest"))))
-        return self.settings.model_names or (self.front.info.name,)
+        if self.settings.model_names or self.entry is None:
+            return self.settings.model_names or (self.front.info.name,)
+        return tuple(dict.fromkeys((self.entry.name, self.entry.name.removesuffix(":latest"))))
 
     @property
     def own(self) -> dict[str, Any]:

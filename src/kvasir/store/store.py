@@ -85,7 +85,8 @@ class Store:
         where its weights are gone."""
         if not Path(entry.weights.path).exists():
             raise ModelFileError(f"{entry.name}: its weights are no longer at {entry.weights.path}", "pull it again")
-        own: dict[str, Any] = {"model": entry.weights.path, "served_model_name": entry.name}
+        own: dict[str, Any] = {"model": entry.weights.path}
+        own["served_model_name"] = base.served_model_name or entry.name
         if entry.template is not None and base.chat_template is None:
             own["chat_template"] = str(self._template_file(entry.template))
         if entry.quantize and base.quantize is None:

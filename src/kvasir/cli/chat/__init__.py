@@ -12,9 +12,11 @@ from kvasir.cli.chat.conversation import Conversation
 from kvasir.cli.chat.reader import make_reader
 from kvasir.cli.chat.screen import Screen
 from kvasir.cli.chat.session import Session, Settings
+from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import AsyncLLM
 from kvasir.errors import InvalidRequest, KvasirError, UnsupportedModel
+from kvasir.store.parameters import sampling_of
 from kvasir.types import Task
 
 
@@ -25,9 +27,14 @@ def run(
     max_tokens: int | None,
     seed: int | None,
 ) -> None:
-    settings = Settings(temperature, max_tokens, seed)
+    engine, entry = resolve(engine)
+    settings = Settings(temperature, max_tokens, seed, own=sampling_of(entry.parameters) if entry else {})
     settings.params({})  # raises for a value out of range, before anything is loaded
-    talk(AsyncLLM(**asdict(engine)), Conversation(system), settings)
+    if entry is None:
+        conversation = Conversation(system)
+    else:
+        conversation = Conversation(system or entry.system, opening=entry.messages)
+    talk(AsyncLLM(**asdict(engine)), conversation, settings)
 
 
 def talk(llm: AsyncLLM, conversation: Conversation, settings: Settings) -> None:

@@ -85,7 +85,9 @@ async def _save(session: Session, argument: str) -> None:
 
 async def _load(session: Session, argument: str) -> None:
     path = _path(argument, "/load")
+    opening = session.conversation.opening
     session.conversation = read(path)
+    session.conversation.opening = opening
     session.screen.note(f"{len(session.conversation.turns)} exchanges from {path}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,20 @@ class ConversationError(KvasirError):
 
 @dataclass
 class Conversation:
-    """Questions with their answers, under a system prompt."""
+    """Questions with their answers, under a system prompt. opening: messages that the model's own recipe puts before
+    them; they are not saved."""
 
     system: str | None = None
     turns: list[tuple[str, str]] = field(default_factory=list)
+    opening: Sequence[dict[str, str]] = ()
 
     def messages(self, question: str | None = None) -> list[dict[str, str]]:
         """As the chat template takes them, a new question last."""
+        return self._messages(self.opening, question)
+
+    def _messages(self, opening: Sequence[dict[str, str]], question: str | None) -> list[dict[str, str]]:
         said = [{"role": "system", "content": self.system}] if self.system is not None else []
+        said += opening
         for asked, answered in self.turns:
             said += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         return said if question is None else [*said, {"role": "user", "content": question}]
@@ -34,7 +41,7 @@ class Conversation:
         """Writes {"model", "messages"}. Never over a file that is not a saved conversation."""
         if path.exists():
             read(path)
-        text = json.dumps({"model": model, "messages": self.messages()}, indent=2, ensure_ascii=False)
+        text = json.dumps({"model": model, "messages": self._messages((), None)}, indent=2, ensure_ascii=False)
         try:
             path.write_text(text + "\n", encoding="utf-8")
         except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,19 +22,20 @@ _TAIL = 16  # last ids of a prompt, among which an opening tag is looked for
 
 @dataclass
 class Settings:
-    """What the user chose; None leaves it to the model, or to chance for the seed."""
+    """What the user chose; None leaves it to the model, or to chance for the seed. own: what the store has for the
+    model, as fields of SamplingParams."""
 
     temperature: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
     think: bool | None = None
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     def params(self, defaults: dict[str, Any]) -> SamplingParams:
         """Over the model's own defaults. Raises InvalidRequest for a value out of range."""
-        chosen = dict(defaults)
-        if self.temperature is not None:
-            chosen["temperature"] = self.temperature
-        return SamplingParams(**chosen, max_tokens=self.max_tokens, seed=self.seed)
+        asked = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": self.seed}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        return SamplingParams(**{"max_tokens": None, **defaults, **self.own, **asked})
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,15 @@ class Session:
     async def _request(self, question: str) -> tuple[Request, Thinking]:
         switches = {} if self.settings.think is None else {THINK_SWITCH: self.settings.think}
         ids = await self.front.encode_chat(self.conversation.messages(question), variables=switches)
-        context, answer = self.front.info.max_model_len, self.settings.max_tokens or 1
+        params = self.settings.params(self.front.info.default_sampling)
+        context, answer = self.front.info.max_model_len, params.max_tokens or 1
         if len(ids) + answer > context:
             raise InvalidRequest(
                 f"the context holds {context} tokens; the conversation would have {len(ids)}, and the answer "
                 f"needs {answer}; nothing is left out silently",
                 "/undo takes back the last exchange, /clear begins anew, /max shortens the answer",
             )
-        request = self.front.resolve(ids, self.settings.params(self.front.info.default_sampling))
+        request = self.front.resolve(ids, params)
         return request, Thinking(inside=await self._opens_thinking(ids))
 
     async def _opens_thinking(self, ids: Sequence[int]) -> bool:

@@ -1,0 +1,17 @@
+"""What `kvasir serve` may be told of the models that it loads by itself; docs/models.md tells more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvasir.config import option
+
+# ruff: noqa: RUF009 - what `option` makes is a field
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsOptions:
+    keep_alive: float = option(300.0, "Seconds for which an idle model stays; 0: unload at once, -1: never.")
+    max_loaded_models: int = option(3, "Models loaded at once.")
+    model_root: list[Path] | None = option(None, "Folder under which clients may name weights by path (repeatable).")

@@ -1,0 +1,132 @@
+"""The store on the command line, and a running server that is asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvasir.cli.app import app
+from kvasir.cli.chat.conversation import Conversation, read
+from kvasir.cli.chat.session import Settings
+from kvasir.cli.resolve import resolve
+from kvasir.cli.run import sampling
+from kvasir.config import EngineOptions
+from kvasir.errors import KvasirError
+from tests.cli.running import run
+from tests.serve.running import live
+from tests.store import made
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("KVASIR_MODELS", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+    made.gguf(tmp_path / "weights/tiny.gguf")
+    (tmp_path / "Modelfile").write_text(
+        "FROM ./weights/tiny.gguf\nSYSTEM Be.\nPARAMETER temperature 0\nPARAMETER num_predict 7\n"
+        "PARAMETER num_ctx 64\nMESSAGE user hi\nMESSAGE assistant ho\nLICENSE MIT\n"
+    )
+    return tmp_path
+
+
+def kvasir(*arguments: str, fails: bool = False, stdin: str = "") -> str:
+    result = CliRunner().invoke(app, arguments, input=stdin)
+    if fails:
+        assert isinstance(result.exception, KvasirError), result.output
+        return f"{result.exception.message} ({result.exception.hint})"
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def test_from_pull_to_rm(place):
+    assert "tiny:latest is there: llama" in kvasir("pull", "weights/tiny.gguf")
+    assert "mine:1 is there" in kvasir("pull", "weights/tiny.gguf", "--name", "mine:1")
+    assert "mario:latest is there" in kvasir("create", "mario")
+    assert "org/m:latest is there" in kvasir("cp", "mario", "org/m")
+    listed = kvasir("list")
+    assert listed.index("org/m:latest") < listed.index("mario:latest") < listed.index("tiny:latest")
+    assert listed.count("Q4_K_M") == 4 and "just now" in listed
+    told = json.loads(kvasir("list", "--json"))
+    assert [model["name"] for model in told] == ["org/m:latest", "mario:latest", "mine:1", "tiny:latest"]
+    shown = kvasir("show", "mario")
+    for text in ("llama, 1K, Q4_K_M", "temperature=0.0, num_predict=7", "system         Be.", "licence        MIT"):
+        assert text in shown
+    assert json.loads(kvasir("show", "mario", "--json"))["messages"][1] == {"role": "assistant", "content": "ho"}
+    assert "removed" in kvasir("rm", "tiny", "mine:1", "org/m")
+    assert [model["name"] for model in json.loads(kvasir("list", "--json"))] == ["mario:latest"]
+    assert (place / "weights/tiny.gguf").exists()
+
+
+def test_a_modelfile_shown_makes_the_same_model():
+    kvasir("create", "mario", "--quantize", "q8")
+    kvasir("create", "luigi", "-f", "-", stdin=kvasir("show", "mario", "--modelfile"))
+    mario, luigi = (json.loads(kvasir("show", name, "--json")) for name in ("mario", "luigi"))
+    same = ("system", "parameters", "messages", "license", "weights")
+    assert [mario[name] for name in same] == [luigi[name] for name in same]
+    assert (mario["quantize"], luigi["quantize"]) == ("q8", None)
+
+
+def test_errors_say_what_to_do(place):
+    assert "write org/repo" in kvasir("pull", "llama3.2", fails=True)
+    assert "there is: nothing" in kvasir("show", "other", fails=True)
+    assert "name a Modelfile" in kvasir("create", "x", "-f", "none", fails=True)
+    (place / "Modelfile").write_text("FROM ./weights/tiny.gguf\nADAPTER ./x\n")
+    assert "line 2: ADAPTER is not supported" in kvasir("create", "x", fails=True)
+    assert "is `kvasir serve` running there" in kvasir("ps", "--url", "http://127.0.0.1:9", fails=True)
+
+
+def test_a_server_is_asked():
+    with live() as server:
+        assert "echo" in kvasir("ps", "--url", server.url) or "fake" in kvasir("ps", "--url", server.url)
+        assert json.loads(kvasir("ps", "--url", f"{server.url}/", "--json"))[0]["context_length"] == 512
+        assert "answers 404" in kvasir("stop", "other", "--url", server.url, fails=True)
+
+
+def test_names_of_the_store_are_models(place):
+    kvasir("create", "mario")
+    options, entry = resolve(EngineOptions("mario", max_num_seqs=2))
+    assert entry is not None and entry.name == "mario:latest"
+    assert (options.model, options.max_model_len) == (str(place / "weights/tiny.gguf"), 64)
+    for other in ("kvasir-mini", "weights/tiny.gguf", "./mario", "org/none"):
+        assert resolve(EngineOptions(other)) == (EngineOptions(other), None)
+    (place / "mario").mkdir()
+    assert resolve(EngineOptions("mario"))[1] is None, "what is on disk wins"
+
+
+def test_what_the_store_has_stands_below_what_is_asked_for(place):
+    own = {"temperature": 0.0, "max_tokens": 7, "top_k": 3}
+    recommended = {"temperature": 0.7, "top_p": 0.8}
+    params = sampling(recommended, own, None, None, None)
+    assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.0, 0.8, 3, 7)
+    assert sampling(recommended, own, 1.0, 9, 5) == Settings(1.0, 9, 5, own=own).params(recommended)
+    assert sampling({}, {}, None, None, None).max_tokens is None
+    talk = Conversation("S", [("a", "b")], opening=[{"role": "user", "content": "u"}])
+    assert [m["content"] for m in talk.messages("q")] == ["S", "u", "a", "b", "q"]
+    talk.save(place / "talk.json", "m")
+    assert read(place / "talk.json") == Conversation("S", [("a", "b")])
+
+
+def test_a_server_of_several_refuses_what_is_of_one():
+    for flags, message in (
+        (("a", "b", "--served-model-name", "x"), "served_model_name is of one model"),
+        (("--chat-template", "x"), "chat_template is of one model"),
+        (("kvasir-mini", "--model-root", "/"), "model_root is for a server of the store"),
+        (("--max-loaded-models", "0"), "max_loaded_models is below 1"),
+    ):
+        assert message in kvasir("serve", *flags, fails=True)
+
+
+def test_a_model_of_the_store_answers_as_it_was_made(place):
+    (place / "Modelfile").write_text(
+        "FROM kvasir-mini\nPARAMETER temperature 0\nPARAMETER num_predict 6\nSYSTEM Be brief.\n"
+    )
+    kvasir("create", "brief")
+    store = {"KVASIR_MODELS": str(place / "store")}
+    asked = ("kvasir.cli", "run", "brief", "What is 23 + 45?", "--chat")
+    done = run(*asked, **store)
+    assert done.returncode == 0, done.stderr
+    assert run(*asked, "--quiet", **store).stdout == done.stdout and "6 tokens at" in done.stderr
+    assert "brief:latest" in done.stderr
