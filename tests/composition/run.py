@@ -296,14 +296,14 @@ class Run:
 
     def _count_displaced(self, core: EngineCore) -> None:
         scheduler = core.scheduler
-        displace = scheduler._displace
+        displace = scheduler.planner.displace
 
         def counted() -> None:
             before = scheduler.preemptions
             displace()
             self.displaced += scheduler.preemptions - before
 
-        scheduler._displace = counted
+        scheduler.planner.displace = counted
 
     def _close(self) -> None:
         self.core._wait()  # nobody takes what it was computing

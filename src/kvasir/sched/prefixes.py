@@ -97,6 +97,8 @@ class Prefixes:
         self.stop(seq)
         if keeps:
             self._insert(seq)
+        seq.blocks.release()
+        seq.computed = seq.stored = 0
 
     def _insert(self, seq: Sequence) -> None:
         if seq.stored and not seq.suspect:

@@ -1,4 +1,4 @@
-"""Scheduler: decides what every step computes. Integers only; the only place where a request changes.
+"""Scheduler: decides what every step computes. Integers only; the only room where a request changes.
 
 The life of a request: `add` makes a waiting sequence for each of its `n` answers. `plan` gives running sequences some
 of their pending tokens under one budget and lets waiting ones join. `commit` takes the step's result: values become
@@ -18,22 +18,19 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from math import inf
 
 from kvasir.errors import InvalidRequest, KvasirError, QueueFull
 from kvasir.kv.manager import KVManager
-from kvasir.kv.radix import Hit
 from kvasir.kv.store import Store
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.kv.tiers.transfers import QUEUE_BYTES
-from kvasir.metrics import Histogram
 from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
-from kvasir.sched import answer, guidance, policy, slo
+from kvasir.sched import answer, guidance, slo
 from kvasir.sched.admission import make_sequence, refuse_impossible
 from kvasir.sched.living import Living
+from kvasir.sched.planner import Planner
 from kvasir.sched.prefixes import Prefixes
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.sched.service import TARGETS, Served, Service
@@ -61,13 +58,15 @@ class Scheduler:
         tier_bytes: int = QUEUE_BYTES,
         guides: guidance.Guides | None = None,
         jump_ahead: bool = True,
+        service: Service | None = None,
     ):
         """bidirectional: the model attends in both directions, so prompts are indivisible.
         max_chunk: most tokens of one sequence in a step. max_waiting: sequences that may wait before QueueFull.
         prefix_cache: whether requests share what they begin with; the answers of one request always do.
         eviction: a name of kv.policy.POLICIES. targets: what each class aims at. clock: seconds, never going back.
         tier: where evicted blocks go; `tier_bytes` of it may be on their way back at a time.
-        guides: for answers that follow a grammar. jump_ahead: whether what one forces is taken at once."""
+        guides: for answers that follow a grammar. jump_ahead: whether what one forces is taken at once.
+        service: who is served when, if not as usual."""
         self.capacity = capacity
         self.clock = clock
         self.guides, self.jump_ahead = guides, jump_ahead
@@ -79,18 +78,17 @@ class Scheduler:
         self.bidirectional = bidirectional
         self.max_chunk = min(max_chunk, capacity.max_tokens_per_step)
         self.max_waiting = max_waiting
-        self.service = Service(targets, capacity.max_tokens_per_step, capacity.block_size, self.max_chunk)
+        usual = Service(targets, capacity.max_tokens_per_step, capacity.block_size, self.max_chunk)
+        self.service = service or usual
         self.living = Living(capacity.max_rows)
+        parts = self.living, self.kv, self.prefixes, self.tiering, self.service
+        self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional)
         self._under_way: dict[int, tuple[tuple[Sequence, int], ...]] = {}  # with the count of preemptions then
         self._deadlines: list[Sequence] = []  # those that must end in time
-        self._suspects: list[Sequence] = []
         self._step = 0
         self._order = 0
-        self._displaced: Counter[ServiceClass] = Counter()
-        self._queue_seconds = {service_class: Histogram() for service_class in ServiceClass}
-        self.preemptions = self.finished = self.aborted = 0
+        self.finished = self.aborted = 0
         self.prompt_tokens = self.generated_tokens = 0
-        self.cached_tokens = self.looked_up_tokens = self.loaded_tokens = 0
         self.masked_rows = self.forced_tokens = 0
 
     # -- requests ----------------------------------------------------------------------------------------------
@@ -169,10 +167,7 @@ class Scheduler:
 
     def preempt(self, seq: Sequence) -> None:
         """The running sequence leaves its row and gives back its blocks; it waits to join again."""
-        self.living.wait(seq)
-        self._leave_blocks(seq)
-        seq.preemptions += 1
-        self.preemptions += 1
+        self.planner.preempt(seq)
 
     # -- planning ----------------------------------------------------------------------------------------------
 
@@ -183,15 +178,7 @@ class Scheduler:
         """The next step, or None when there is nothing to compute and no row to free."""
         self.kv.tree.expire(self.clock())
         self.tiering.poll(self.clock())
-        step = Step(self.capacity.max_tokens_per_step, self.max_chunk, self.bidirectional)
-        self._suspects = [s for s in self._suspects if s.suspect and s.status is not Status.FINISHED]
-        if self._suspects:
-            self._plan_alone(min(self._suspects, key=_order), step)
-        else:
-            self.service.present(self.living.weights)
-            self._displace()
-            self._plan_decodes(step)
-            self._plan_prefills(step)
+        step = self.planner.plan(self.clock())
         return self._complete(step) if step.work or self.living.left else None
 
     def _complete(self, step: Step) -> StepPlan:
@@ -199,95 +186,6 @@ class Scheduler:
         self._under_way[self._step] = tuple((s, s.preemptions) for s in step.sequences)
         self._step += 1
         return plan
-
-    def _displace(self) -> None:
-        """When all rows are taken, somebody of a lower class leaves his to the first of a higher one."""
-        if self.living.free_rows or not self.waiting:
-            return
-        if self.service.stands_higher(self.living.waits, self.living.runs):
-            last = max(self.running, key=self.service.victim_key)
-            self.preempt(last)
-            self._displaced[last.request.slo] += 1
-
-    def _plan_decodes(self, step: Step) -> None:
-        """One token each for those that want no more."""
-        decodes = [s for s in self.running if s.pending == 1]
-        for seq in sorted(decodes, key=self.service.victim_key) if len(decodes) > step.budget else decodes:
-            if step.budget and seq.status is Status.RUNNING and self._make_room(seq, seq.computed + 1, step):
-                self._compute(seq, 1, step)
-
-    def _plan_prefills(self, step: Step) -> None:
-        """Pieces of prompts, and of what a preempted sequence computes anew, within the step's allowance."""
-        wanting = [s for s in self.running if s.pending > 1] + (self.waiting if self.living.free_rows else [])
-        if not wanting:
-            return
-        decodes = list(step.sequences)
-        wanting = self.service.order(wanting, self.clock())
-        step.prefill = allowance = self.service.allowance(decodes, wanting[0])
-        wanted = self.service.wanted(wanting)
-        admitting = True
-        for seq in wanting:
-            if seq.status is Status.WAITING:
-                admitting = admitting and self._admit(seq, step)
-            elif id(seq) not in step.planned:
-                count = step.chunk(seq.pending)
-                if count and self._make_room(seq, seq.computed + count, step):
-                    self._compute(seq, count, step)
-        self.service.fed(wanted, allowance - step.prefill)
-
-    def _admit(self, seq: Sequence, step: Step) -> bool:
-        """Lets a waiting sequence join if it can; False when nobody behind it may, or it would starve."""
-        own = policy.OwnFacts(
-            values_known=seq.in_flight == 0,
-            compiling=seq.compiling is not None,
-            loading=seq.fetch is not None and seq.fetch.open,
-        )
-        if not all(gate(own) for gate in policy.OWN_GATES) or self.prefixes.follows(seq):
-            return True
-        hit = self.prefixes.find(seq)
-        loaded = self.tiering.arrived(seq, hit)
-        if hit and loaded:
-            hit = hit.whole(self.capacity.block_size)
-        found = loaded or (hit.tokens if hit else 0)
-        if self.prefixes.follow(seq, found) or self.tiering.coming(seq, found):
-            return True
-        if self.tiering.begin(seq, hit, self.clock()):
-            return True
-        facts = self._facts(seq, hit, found, step)
-        if not facts.blocks_fit and not self.running:  # alone it fits, if nothing is held on to
-            self.kv.tree.expire(inf)
-            hit, loaded, facts = None, 0, self._facts(seq, None, 0, step)
-        if not all(gate(facts) for gate in policy.SHARED_GATES):
-            return False
-        self._join(seq, hit, loaded, step)
-        self._compute(seq, facts.first_chunk, step, joined=True)
-        return True
-
-    def _plan_alone(self, seq: Sequence, step: Step) -> None:
-        """A step for one sequence alone, as long as it is suspected to have broken an earlier one."""
-        if seq.in_flight:
-            return
-        others = [s for s in self.running if s is not seq]
-        for other in others:
-            self.preempt(other)
-        joined = seq.status is Status.WAITING
-        if joined:
-            self.kv.tree.expire(inf)  # alone it fits, if nothing is held on to
-            self._join(seq, None, 0, step)
-        count = step.chunk(seq.pending)
-        if self._make_room(seq, seq.computed + count, step):
-            self._compute(seq, count, step, joined)
-
-    def _facts(self, seq: Sequence, hit: Hit | None, found: int, step: Step) -> policy.AdmitFacts:
-        pending = seq.known - found
-        chunk = step.chunk(pending)
-        return policy.AdmitFacts(
-            free_rows=len(self.living.free_rows),
-            budget=step.budget if pending == 1 else min(step.budget, step.prefill),
-            first_chunk=chunk if chunk or not self.bidirectional else pending,
-            indivisible=self.bidirectional,
-            blocks_fit=self.kv.fits(hit, min(seq.known + 1, seq.max_known), self.max_chunk),
-        )
 
     def linger(self, seconds: float) -> None:
         """To be called when there was nothing to plan: waits so long at most for what comes from elsewhere."""
@@ -305,51 +203,7 @@ class Scheduler:
         for block, index, ids in list(self.kv.tree.named()) if self.store else ():
             self.tiering.evicted(block, index, ids)
             if self.tiering.has_saves():
-                yield self._complete(Step(0, self.max_chunk, self.bidirectional))
-
-    # ----------------------------------------------------------------------------------------------------------
-
-    def _join(self, seq: Sequence, hit: Hit | None, loaded: int, step: Step) -> None:
-        self.living.join(seq)
-        self.prefixes.begin(seq)
-        copies, loads = [], []
-        if hit is not None:
-            copies = self.kv.adopt(seq.blocks, hit)
-            seq.computed = hit.tokens  # stored once a step has run: until then a copy may be missing
-        if loaded:
-            loads = self.tiering.loads(seq, self.kv.receive(seq.blocks, loaded))
-            self.loaded_tokens += loaded - seq.computed
-            seq.computed = loaded
-        self.tiering.end(seq)
-        if not seq.preemptions:
-            # What an answer takes from its siblings is no hit: nobody had computed it before.
-            first = seq is self.living.requests[seq.request.id][0]
-            seq.cached = seq.computed if first else min(seq.computed, seq.expected)
-            self.looked_up_tokens += seq.known
-            self.cached_tokens += seq.cached
-            self._queue_seconds[seq.request.slo].add(self.clock() - seq.arrived)
-        step.join(seq, copies, loads)
-
-    def _compute(self, seq: Sequence, count: int, step: Step, joined: bool = False) -> None:
-        added = self.kv.extend(seq.blocks, seq.computed + count)
-        step.compute(seq, count, seq.blocks.whole() if joined else added)
-
-    def _make_room(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
-        """Frees blocks until `seq` can grow to `num_tokens`; False when it has to leave itself, or to wait until a step
-        under way has given back what is beyond its window. Who is part of the step already stays."""
-        while not self.kv.grows(seq.blocks, num_tokens):
-            others = [s for s in self.running if id(s) not in step.planned]
-            last = max(others, key=self.service.victim_key)
-            if self.service.victim_key(last) < self.service.victim_key(seq):
-                last = seq
-            if last is seq and seq.under_way:
-                return False
-            if len(self.running) == 1 and self.kv.tree.expire(inf):  # alone it fits, if nothing is held on to
-                continue
-            self.preempt(last)
-            if last is seq:
-                return False
-        return True
+                yield self._complete(Step(0, self.max_chunk, self.bidirectional, self.clock()))
 
     # -- results -----------------------------------------------------------------------------------------------
 
@@ -418,9 +272,8 @@ class Scheduler:
         alive = [s for s in sequences if s.status is not Status.FINISHED]
         if len(sequences) == 1:
             return [self._fail(seq, message) for seq in alive]
-        self._suspects += alive
+        self.planner.suspect(alive)
         for seq in alive:
-            seq.suspect = max(seq.suspect, seq.computed, 1)
             if seq.status is Status.RUNNING:
                 self.preempt(seq)
         return []
@@ -447,15 +300,10 @@ class Scheduler:
         self.tiering.end(seq)
         last = self.living.end(seq)
         seq.finish = reason
-        self._leave_blocks(seq, reason)
+        self.prefixes.leave(seq, keeps=reason is not FinishReason.ERROR)
         self.finished += 1
         if last:
             self.prefixes.drop(seq)
-
-    def _leave_blocks(self, seq: Sequence, reason: FinishReason | None = None) -> None:
-        self.prefixes.leave(seq, keeps=reason is not FinishReason.ERROR)
-        seq.blocks.release()
-        seq.computed = seq.stored = 0
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -468,13 +316,30 @@ class Scheduler:
         return self.living.running
 
     @property
+    def preemptions(self) -> int:
+        return self.planner.preemptions
+
+    @property
+    def looked_up_tokens(self) -> int:
+        return self.planner.looked_up_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.planner.cached_tokens
+
+    @property
+    def loaded_tokens(self) -> int:
+        return self.planner.loaded_tokens
+
+    @property
     def store(self) -> Store | None:
         return self.tiering.store
 
     def class_stats(self) -> dict[ServiceClass, ClassStats]:
         runs, waits = self.living.runs, self.living.waits
         return {
-            c: ClassStats(runs[c], waits[c], self._displaced[c], self._queue_seconds[c].copy()) for c in ServiceClass
+            c: ClassStats(runs[c], waits[c], self.planner.displaced[c], self.planner.queue_seconds[c].copy())
+            for c in ServiceClass
         }
 
     def check(self) -> None:
@@ -487,7 +352,3 @@ class Scheduler:
         if not living:
             lost = self.kv.used - self.kv.tree.stats().pinned
             assert lost == 0, f"{lost} blocks are held by nobody"
-
-
-def _order(seq: Sequence) -> int:
-    return seq.order

@@ -15,16 +15,18 @@ class Step:
     """Owns the step's budget and the parts of its plan; `compute` is where a sequence's counts advance."""
 
     __slots__ = (
-        *("budget", "copies", "indivisible", "joined", "loads", "max_chunk", "planned"),
+        *("budget", "copies", "indivisible", "joined", "loads", "max_chunk", "now", "planned"),
         *("prefill", "sequences", "work"),
     )
 
-    def __init__(self, budget: int, max_chunk: int, indivisible: bool):
-        """max_chunk: most tokens of one sequence. indivisible: whether prompts are computed in one piece."""
+    def __init__(self, budget: int, max_chunk: int, indivisible: bool, now: float):
+        """max_chunk: most tokens of one sequence. indivisible: whether prompts are computed in one piece. now: when it
+        is planned."""
         self.budget = budget
         self.prefill = budget  # of it for pieces of more than one token
         self.max_chunk = max_chunk
         self.indivisible = indivisible
+        self.now = now
         self.planned: set[int] = set()  # identities of `sequences`
         self.joined: list[Join] = []
         self.work: list[Work] = []

@@ -123,12 +123,15 @@ class World:
             vocab_size=self.prompts.vocab_size,
         )
         targets = {c: s.target for c in ServiceClass}
-        made = Scheduler(
-            capacity, bidirectional=whole, max_waiting=s.max_waiting, targets=targets, clock=lambda: self.now
+        service = WholePrompts(targets, s.step_tokens, s.block_size, capacity.max_tokens_per_step) if whole else None
+        return Scheduler(
+            capacity,
+            bidirectional=whole,
+            max_waiting=s.max_waiting,
+            targets=targets,
+            clock=lambda: self.now,
+            service=service,
         )
-        if whole:
-            made.service = WholePrompts(targets, s.step_tokens, s.block_size, capacity.max_tokens_per_step)
-        return made
 
     def run(self, progress: Progress = lambda done: None) -> Outcome:
         """Until all is answered. progress: told how many requests came to an end."""

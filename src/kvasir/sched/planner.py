@@ -1,0 +1,213 @@
+"""Planner: who computes what in the next step, who joins for it, and who has to leave.
+
+Running answers get their token first; what is left of the step goes to prompts in the order of service, of those that
+run and of those that can join: see policy for the gates, service for order and allowance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+
+from kvasir.kv.manager import KVManager
+from kvasir.kv.radix import Hit
+from kvasir.metrics import Histogram
+from kvasir.plan import Capacity
+from kvasir.sched import policy
+from kvasir.sched.living import Living
+from kvasir.sched.prefixes import Prefixes
+from kvasir.sched.sequence import Sequence, Status
+from kvasir.sched.service import Service
+from kvasir.sched.step import Step
+from kvasir.sched.tiering import Tiering
+from kvasir.types import ServiceClass
+
+
+class Planner:
+    """Gives and takes what others own: rows, blocks, prefixes. Its own are those suspected of having broken a step, and
+    what it counts."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        living: Living,
+        kv: KVManager,
+        prefixes: Prefixes,
+        tiering: Tiering,
+        service: Service,
+        max_chunk: int,
+        indivisible: bool,
+    ):
+        """max_chunk: most tokens of one sequence in a step. indivisible: whether prompts are computed in one piece."""
+        self._capacity = capacity
+        self._living, self._kv, self._prefixes, self._tiering = living, kv, prefixes, tiering
+        self._service = service
+        self._max_chunk, self._indivisible = max_chunk, indivisible
+        self._suspects: list[Sequence] = []
+        self.preemptions = 0
+        self.cached_tokens = self.looked_up_tokens = self.loaded_tokens = 0
+        self.displaced: Counter[ServiceClass] = Counter()
+        self.queue_seconds = {service_class: Histogram() for service_class in ServiceClass}
+
+    def plan(self, now: float) -> Step:
+        """The next step, which may be empty."""
+        step = Step(self._capacity.max_tokens_per_step, self._max_chunk, self._indivisible, now)
+        self._suspects = [s for s in self._suspects if s.suspect and s.status is not Status.FINISHED]
+        if self._suspects:
+            self._alone(min(self._suspects, key=_order), step)
+        else:
+            self._service.present(self._living.weights)
+            self.displace()
+            self._decodes(step)
+            self._prefills(step)
+        return step
+
+    def suspect(self, sequences: list[Sequence]) -> None:
+        """Each of them is tried alone from now on, until it has passed the position at which a step failed."""
+        self._suspects += sequences
+        for seq in sequences:
+            seq.suspect = max(seq.suspect, seq.computed, 1)
+
+    def preempt(self, seq: Sequence) -> None:
+        """The running sequence leaves its row and gives back its blocks; it waits to join again."""
+        self._living.wait(seq)
+        self._prefixes.leave(seq, keeps=True)
+        seq.preemptions += 1
+        self.preemptions += 1
+
+    def displace(self) -> None:
+        """When all rows are taken, somebody of a lower class leaves his to the first of a higher one."""
+        if self._living.free_rows or not self._living.waiting:
+            return
+        if self._service.stands_higher(self._living.waits, self._living.runs):
+            last = max(self._living.running, key=self._service.victim_key)
+            self.preempt(last)
+            self.displaced[last.request.slo] += 1
+
+    def _decodes(self, step: Step) -> None:
+        """One token each for those that want no more."""
+        decodes = [s for s in self._living.running if s.pending == 1]
+        for seq in sorted(decodes, key=self._service.victim_key) if len(decodes) > step.budget else decodes:
+            if step.budget and seq.status is Status.RUNNING and self._make_room(seq, seq.computed + 1, step):
+                self._compute(seq, 1, step)
+
+    def _prefills(self, step: Step) -> None:
+        """Pieces of prompts, and of what a preempted sequence computes anew, within the step's allowance."""
+        wanting = [s for s in self._living.running if s.pending > 1]
+        if self._living.free_rows:
+            wanting += self._living.waiting
+        if not wanting:
+            return
+        decodes = list(step.sequences)
+        wanting = self._service.order(wanting, step.now)
+        step.prefill = allowance = self._service.allowance(decodes, wanting[0])
+        wanted = self._service.wanted(wanting)
+        admitting = True
+        for seq in wanting:
+            if seq.status is Status.WAITING:
+                admitting = admitting and self._admit(seq, step)
+            elif id(seq) not in step.planned:
+                count = step.chunk(seq.pending)
+                if count and self._make_room(seq, seq.computed + count, step):
+                    self._compute(seq, count, step)
+        self._service.fed(wanted, allowance - step.prefill)
+
+    def _admit(self, seq: Sequence, step: Step) -> bool:
+        """Lets a waiting sequence join if it can; False when nobody behind it may, or it would starve."""
+        own = policy.OwnFacts(
+            values_known=seq.in_flight == 0,
+            compiling=seq.compiling is not None,
+            loading=seq.fetch is not None and seq.fetch.open,
+        )
+        if not all(gate(own) for gate in policy.OWN_GATES) or self._prefixes.follows(seq):
+            return True
+        hit = self._prefixes.find(seq)
+        loaded = self._tiering.arrived(seq, hit)
+        if hit and loaded:
+            hit = hit.whole(self._capacity.block_size)
+        found = loaded or (hit.tokens if hit else 0)
+        if self._prefixes.follow(seq, found) or self._tiering.coming(seq, found):
+            return True
+        if self._tiering.begin(seq, hit, step.now):
+            return True
+        facts = self._facts(seq, hit, found, step)
+        if not facts.blocks_fit and not self._living.running:  # alone it fits, if nothing is held on to
+            self._kv.tree.expire(inf)
+            hit, loaded, facts = None, 0, self._facts(seq, None, 0, step)
+        if not all(gate(facts) for gate in policy.SHARED_GATES):
+            return False
+        self._join(seq, hit, loaded, step)
+        self._compute(seq, facts.first_chunk, step, joined=True)
+        return True
+
+    def _facts(self, seq: Sequence, hit: Hit | None, found: int, step: Step) -> policy.AdmitFacts:
+        pending = seq.known - found
+        chunk = step.chunk(pending)
+        return policy.AdmitFacts(
+            free_rows=len(self._living.free_rows),
+            budget=step.budget if pending == 1 else min(step.budget, step.prefill),
+            first_chunk=chunk if chunk or not self._indivisible else pending,
+            indivisible=self._indivisible,
+            blocks_fit=self._kv.fits(hit, min(seq.known + 1, seq.max_known), self._max_chunk),
+        )
+
+    def _alone(self, seq: Sequence, step: Step) -> None:
+        """A step for one sequence alone, as long as it is suspected to have broken an earlier one."""
+        if seq.in_flight:
+            return
+        others = [s for s in self._living.running if s is not seq]
+        for other in others:
+            self.preempt(other)
+        joined = seq.status is Status.WAITING
+        if joined:
+            self._kv.tree.expire(inf)  # alone it fits, if nothing is held on to
+            self._join(seq, None, 0, step)
+        count = step.chunk(seq.pending)
+        if self._make_room(seq, seq.computed + count, step):
+            self._compute(seq, count, step, joined)
+
+    def _join(self, seq: Sequence, hit: Hit | None, loaded: int, step: Step) -> None:
+        self._living.join(seq)
+        self._prefixes.begin(seq)
+        copies, loads = [], []
+        if hit is not None:
+            copies = self._kv.adopt(seq.blocks, hit)
+            seq.computed = hit.tokens  # stored once a step has run: until then a copy may be missing
+        if loaded:
+            loads = self._tiering.loads(seq, self._kv.receive(seq.blocks, loaded))
+            self.loaded_tokens += loaded - seq.computed
+            seq.computed = loaded
+        self._tiering.end(seq)
+        if not seq.preemptions:
+            # What an answer takes from its siblings is no hit: nobody had computed it before.
+            first = seq is self._living.requests[seq.request.id][0]
+            seq.cached = seq.computed if first else min(seq.computed, seq.expected)
+            self.looked_up_tokens += seq.known
+            self.cached_tokens += seq.cached
+            self.queue_seconds[seq.request.slo].add(step.now - seq.arrived)
+        step.join(seq, copies, loads)
+
+    def _compute(self, seq: Sequence, count: int, step: Step, joined: bool = False) -> None:
+        added = self._kv.extend(seq.blocks, seq.computed + count)
+        step.compute(seq, count, seq.blocks.whole() if joined else added)
+
+    def _make_room(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
+        """Frees blocks until `seq` can grow to `num_tokens`; False when it has to leave itself, or to wait until a step
+        under way has given back what is beyond its window. Who is part of the step already stays."""
+        while not self._kv.grows(seq.blocks, num_tokens):
+            others = [s for s in self._living.running if id(s) not in step.planned]
+            last = max(others, key=self._service.victim_key)
+            if self._service.victim_key(last) < self._service.victim_key(seq):
+                last = seq
+            if last is seq and seq.under_way:
+                return False
+            if len(self._living.running) == 1 and self._kv.tree.expire(inf):  # alone it fits, if nothing is held on to
+                continue
+            self.preempt(last)
+            if last is seq:
+                return False
+        return True
+
+
+def _order(seq: Sequence) -> int:
+    return seq.order
