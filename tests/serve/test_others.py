@@ -100,7 +100,7 @@ async def test_texts_and_conversations_to_tokens_and_back(http):
     chat = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"shout": "!"}}
     tokens = (await http.post("/tokenize", json=chat)).json()["tokens"]
     text = (await http.post("/detokenize", json={"tokens": tokens})).json()
-    assert text == {"prompt": "user: hi\n!assistant: "}
+    assert text == {"prompt": "user: hi\n!assistant: ", "content": "user: hi\n!assistant: "}
     assert (await http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
     for bad in ({}, {"prompt": "x", "messages": chat["messages"]}, {"prompt": 5}):
         assert (await http.post("/tokenize", json=bad)).json()["error"]["param"] == "prompt"
