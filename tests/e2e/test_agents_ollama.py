@@ -10,11 +10,13 @@ import ollama
 import openai
 import pytest
 
+from kvasir.weights.find import ASSETS as BUNDLED
 from tests.e2e.server import serving
 from tests.e2e.test_agents_openai import MODEL, TOOLS, run
 from tests.e2e.test_serve import settled
 from tests.e2e.test_structured import ASK, PERSON, is_person
 
+ASSETS = BUNDLED / MODEL
 GREEDY = {"temperature": 0, "num_predict": 120}
 SEEDED = {"temperature": 0.5, "seed": 3, "top_k": 0, "top_p": 1.0, "num_predict": 120}
 
@@ -101,6 +103,9 @@ def test_thinking_can_be_switched(own):
     assert "".join(p.message.thinking or "" for p in parts) == thought.thinking
     assert "".join(p.message.content or "" for p in parts) == thought.content
     assert own.chat(model=MODEL, messages=ask, think=False, options=GREEDY).message.thinking is None
+    bounded = {**GREEDY, "thinking_token_budget": 4}
+    short = own.chat(model=MODEL, messages=ask, think=True, options=bounded).message
+    assert short.content and len(short.thinking) < len(thought.thinking)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -161,3 +166,31 @@ async def test_agents_that_leave_hurt_no_others(server, own):
         results = await asyncio.gather(*work)
     assert [r for r in results if r] == [expected, expected]
     await settled(server)
+
+
+def test_models_from_pull_to_delete(tmp_path, monkeypatch):
+    """A server over an empty store, and nothing but the client: get a model, make one of it and one of its files, ask
+    all three, and leave nothing."""
+    monkeypatch.setenv("KVASIR_MODELS", str(tmp_path / "store"))
+    ask = [{"role": "user", "content": "What is 23 + 45?"}]
+    with serving("--max-num-seqs=4") as (base, _), ollama.Client(host=base, timeout=120) as own:
+        assert own.list().models == []
+        with pytest.raises(ollama.ResponseError, match="pull"):
+            own.chat(model=MODEL, messages=ask)
+        assert list(own.pull(MODEL, stream=True))[-1].status == "success"
+        own.create("brief", from_=MODEL, system="Be brief.", parameters={"temperature": 0, "num_predict": 40})
+        names = [path.name for path in ASSETS.iterdir() if path.suffix in (".json", ".safetensors")]
+        files = {name: own.create_blob(ASSETS / name) for name in names}
+        assert list(own.create("uploaded", files=files, stream=True))[-1].status == "success"
+        said = own.chat(model=MODEL, messages=ask, options=GREEDY).message.content
+        assert said and own.chat(model="uploaded", messages=ask, options=GREEDY).message.content == said
+        brief = own.chat(model="brief", messages=ask)
+        system = {"role": "system", "content": "Be brief."}
+        same = own.chat(model=MODEL, messages=[system, *ask], options={"temperature": 0, "num_predict": 40})
+        assert (brief.message.content, brief.eval_count) == (same.message.content, same.eval_count)
+        assert {m.model for m in own.ps().models} == {"kvasir-mini:latest", "brief:latest", "uploaded:latest"}
+        for model in own.list().models:
+            assert own.generate(model=model.model, keep_alive=0).done_reason == "unload"
+            own.delete(model.model)
+        assert own.list().models == []
+    assert not [path for path in (tmp_path / "store").rglob("*.safetensors")]

@@ -80,11 +80,17 @@ async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, 
         ids, cut = cut_ids(ids, context - room_for_answer(options, context), keep)
     check_fits(len(ids), context, "prompt")
     params = to_params(wire, options, front.info, context - len(ids))
+    reading = None if wire.raw or wire.suffix else front.reader.reading(ids, None)
+    fields = serving.fields(request, wire)
+    if reading is not None:
+        grammar = await asyncio.to_thread(front.grammars.answer, reading, params, None)
+        if grammar is not None:  # which lets the model think first
+            params = replace(params, structured_outputs=None)
+            fields["grammar"] = grammar
     await front.learn(params)
-    core = front.resolve(ids, params, param="prompt", **serving.fields(request, wire))
+    core = front.resolve(ids, params, param="prompt", **fields)
     if ends:
         core = replace(core, eos_ids=(*(core.eos_ids or ()), *ends))
-    reading = None if wire.raw or wire.suffix else front.reader.reading(ids, None)
     truncated = {"tokens": cut} if cut else {}
     return Job(
         wire.model, serving, core, reading, clock, as_response, truncated, with_context=not (wire.raw or wire.suffix)

@@ -28,6 +28,7 @@ _PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_pen
 _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("mirostat", "mirostat_tau", "mirostat_eta", "bad_words", "min_tokens", "ignore_eos", "top_n_sigma"),
+    "thinking_token_budget",
     *("xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent"),
     *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
 )

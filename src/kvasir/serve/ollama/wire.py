@@ -115,6 +115,7 @@ class Options(Wire):
     logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
     bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS)] | None = None
     min_tokens: Whole | None = None
+    thinking_token_budget: Whole | None = None
     ignore_eos: bool | None = None
     top_n_sigma: float | None = None
     xtc_probability: float | None = None
