@@ -19,7 +19,7 @@ VOCAB = TOKENIZER.vocab_size
 
 VOCABULARY = Vocabulary(TOKENIZER, VOCAB, TOKENIZER.eos_ids)
 SPECIALS = VOCABULARY.specials
-BROKEN = Vocabulary(SimpleNamespace(to_json=lambda: "{}"), VOCAB)  # type: ignore[arg-type]
+BROKEN = Vocabulary(SimpleNamespace(to_json=lambda: "{}", added_tokens=()), VOCAB)  # type: ignore[arg-type]
 
 
 def make_guides() -> Guides:

@@ -107,7 +107,7 @@ class Grammars:
         """The grammar, and whether it may be in llama.cpp's dialect."""
         try:
             if wanted.grammar is not None:
-                return wanted.grammar, True
+                return sources.by_id(wanted.grammar, self._vocabulary().specials), True
             if wanted.regex is not None:
                 return sources.regex(wanted.regex), False
             if wanted.choice is not None:

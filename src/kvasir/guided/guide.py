@@ -7,9 +7,11 @@ that taking all of it at once (`forced`) and sampling it token by token give the
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -85,10 +87,11 @@ class Compiled:
         """Raises GuideError."""
         self._rule, self._vocabulary = rule, vocabulary
         self._matcher = _matcher(tokenizer, rule.grammar) if rule.grammar else None
-        self._end = tokenizer.tokenize_str(rule.reasoning.end) if rule.reasoning else []
+        self._end = spell(vocabulary, tokenizer, rule.reasoning.end) if rule.reasoning else []
         self._triggers = None
         if rule.free and self._matcher:
-            self._triggers = Triggers(rule, vocabulary, self._matcher.deep_copy(), tokenizer.tokenize_str)
+            spelling = partial(spell, vocabulary, tokenizer)
+            self._triggers = Triggers(rule, vocabulary, self._matcher.deep_copy(), spelling)
 
     def begin(self) -> AnyGuide:
         guide: Guide | FreeGuide | None = None
@@ -151,6 +154,13 @@ def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     if matcher.is_error():
         raise GuideError(f"the grammar does not compile: {matcher.get_error()[:1000]}")
     return matcher
+
+
+def spell(vocabulary: Vocabulary, tokenizer: LLTokenizer, text: str) -> list[int]:
+    """The ids of a text, special tokens among them."""
+    specials = vocabulary.specials
+    pieces = re.split(f"({'|'.join(map(re.escape, specials))})", text) if specials else [text]
+    return [i for p in pieces if p for i in ([specials[p]] if p in specials else tokenizer.tokenize_str(p))]
 
 
 def make_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:

@@ -108,6 +108,20 @@ def literals(text: str, specials: Mapping[str, int]) -> list[str]:
     return [f"<[{specials[p]}]>" if p in specials else json.dumps(p) for p in pieces if p]
 
 
+# What is quoted or commented in Lark; in GBNF, sets of characters are in brackets, and comments begin with #.
+_LARK = re.compile(r'("(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*)|(<[^<>\s"]+>)')
+_GBNF = re.compile(r'("(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*)|(<[^<>\s"]+>)')
+
+
+def by_id(grammar: str, specials: Mapping[str, int]) -> str:
+    """A grammar in Lark or GBNF with the special tokens that it names, as <name>, told by their ids."""
+
+    def told(found: re.Match[str]) -> str:
+        return f"<[{specials[found[2]]}]>" if found[2] in specials else found[0]
+
+    return (_GBNF if "::=" in grammar else _LARK).sub(told, grammar)
+
+
 def spelt(schema: Mapping[str, Any] | bool, lenient: bool = False) -> dict[str, Any]:
     """With how its JSON is written."""
     options = {**_SPELLING, "lenient": lenient, "coerce_one_of": lenient}

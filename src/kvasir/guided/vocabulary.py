@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 
 from kvasir.text.tokenizer import Tokenizer
+
+HIDDEN = "\U0010fffd"  # of private use
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,19 @@ class Vocabulary:
 
     @cached_property
     def json(self) -> str:
-        """As tokenizer.json has it."""
-        return self.tokenizer.to_json()
+        """As tokenizer.json has it, but that nobody writes the special tokens by chance: a text that a grammar forces
+        is spelt in tokens of text, also where it looks like a special one."""
+        content = json.loads(self.tokenizer.to_json())
+        hidden = {text: f"{HIDDEN}{text}" for text in (*self.specials, *self.ends)}
+        for token in content.get("added_tokens", ()):
+            if token["content"] in hidden:
+                token |= {"content": hidden[token["content"]], "special": True}
+        vocab = content.get("model", {}).get("vocab")
+        if isinstance(vocab, dict):
+            content["model"]["vocab"] = {hidden.get(text, text): i for text, i in vocab.items()}
+        elif isinstance(vocab, list):
+            content["model"]["vocab"] = [[hidden.get(text, text), score] for text, score in vocab]
+        return json.dumps(content)
 
     @cached_property
     def spelt(self) -> tuple[tuple[int, bytes], ...]:

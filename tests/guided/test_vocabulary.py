@@ -1,0 +1,65 @@
+"""Text that looks like a special token is text; a special token is one where a grammar names it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLTokenizer
+
+from kvasir.guided import sources
+from kvasir.guided.guide import make_tokenizer
+from kvasir.guided.vocabulary import Vocabulary
+from kvasir.text.tokenizer import Tokenizer
+from tests._shared import need
+from tests.guided.walk import SPECIALS, TOKENIZER, make_guides, walk
+
+GUIDES = make_guides()
+MARK, MARK_ID = next((text, i) for text, i in SPECIALS.items() if text.startswith("<"))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        sources.choice([f"{MARK}y"]),
+        sources.choice([f"{MARK}x", "y"]),
+        sources.json_schema({"const": f"a {MARK}"}),
+        f'start: "{MARK}" /[a-z]+/',
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_text_that_looks_like_a_special_token_is_spelt(grammar, seed):
+    ids = walk(GUIDES.take(GUIDES.begin(grammar)), seed)
+    assert ids and MARK_ID not in ids
+    text = TOKENIZER.decode(ids)
+    assert MARK in text or text == "y"
+
+
+def test_a_special_token_is_meant_by_its_name():
+    named = sources.by_id(f'start: {MARK} "{MARK}" /[a-c]{MARK}/ // {MARK}', SPECIALS)
+    assert named == f'start: <[{MARK_ID}]> "{MARK}" /[a-c]{MARK}/ // {MARK}'
+    ids = walk(GUIDES.take(GUIDES.begin(sources.by_id(f'start: {MARK} "no"', SPECIALS))), 0)
+    assert ids and ids[0] == MARK_ID and TOKENIZER.decode(ids[1:]) == "no"
+
+
+def test_what_is_quoted_in_a_gbnf_stays():
+    text = f'root ::= ["] "{MARK}" [^{MARK}"] {MARK} # "{MARK}'
+    assert sources.by_id(text, SPECIALS) == f'root ::= ["] "{MARK}" [^{MARK}"] <[{MARK_ID}]> # "{MARK}'
+
+
+@given(st.text())
+def test_names_are_replaced_in_any_text(text):
+    assert sources.by_id(text, {}) == text
+    sources.by_id(text, SPECIALS)
+
+
+@pytest.mark.parametrize("name", ["llama-3.2", "mistral-7b-instruct-v0.2", "qwen3"])
+def test_plain_texts_are_spelt_as_ever_and_special_ones_in_tokens_of_text(name):
+    tokenizer = Tokenizer.from_folder(need("tokenizers", "hf", name))
+    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
+    found, plain = make_tokenizer(vocabulary), LLTokenizer(tokenizer.to_json(), n_vocab=vocabulary.size)
+    for text in ("Hello, wörld! 1234", '{"a": [1, 2.5, null]}', "a < b and c > d", "def f(x):\n    return x\n"):
+        assert found.tokenize_str(text) == plain.tokenize_str(text), text
+    for mark in (*vocabulary.specials, *vocabulary.ends):
+        ids = found.tokenize_str(mark)
+        assert len(ids) > 1 and tokenizer.decode(ids, skip_special_tokens=True).strip() == mark
