@@ -130,3 +130,9 @@ def test_a_model_of_the_store_answers_as_it_was_made(place):
     assert done.returncode == 0, done.stderr
     assert run(*asked, "--quiet", **store).stdout == done.stdout and "6 tokens at" in done.stderr
     assert "brief:latest" in done.stderr
+
+
+def test_a_name_of_the_store_is_inspected(place):
+    kvasir("pull", "weights/tiny.gguf")
+    by_name, by_path = (json.loads(kvasir("inspect", m, "--json")) for m in ("tiny", str(place / "weights/tiny.gguf")))
+    assert by_name == by_path

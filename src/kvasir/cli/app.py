@@ -324,7 +324,9 @@ def inspect(
     """
     from kvasir.cli import inspect as command
     from kvasir.cli import program_view, quantize_view
+    from kvasir.cli.resolve import resolve
 
+    model = resolve(EngineOptions(model))[0].model
     if program:
         command.prepare()
         facts = program_view.program_facts(model, quantize or "")
