@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir import __version__
 from kvasir.errors import KvasirError
-from kvasir.serve import anthropic, live, llamacpp, meta, models, ollama, openai, responses, static, tokens
+from kvasir.serve import anthropic, batches, live, llamacpp, meta, models, ollama, openai, responses, static, tokens
 from kvasir.serve.access import AccessLog
 from kvasir.serve.asgi import ClientGone, header
 from kvasir.serve.audit import AuditLog
@@ -50,8 +50,9 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.ring = KeyRing(catalogue.settings, catalogue.quotas.take)
     app.state.http_meter.logs = open_logs(catalogue.settings)
     app.state.responses = responses.Responses.of(catalogue.settings)
+    app.state.batches = batches.Batches(batches.Caller(app), catalogue.settings, app.state.ring.named)
     dialects = (*openai.ROUTERS, responses.router, *anthropic.ROUTERS, *ollama.ROUTERS, *llamacpp.ROUTERS)
-    routers = (*dialects, models.router, tokens.router, meta.router, live.router)
+    routers = (*dialects, *batches.ROUTERS, models.router, tokens.router, meta.router, live.router)
     for router in routers:
         app.include_router(router)
     app.router.routes += static.routes

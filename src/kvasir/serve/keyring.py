@@ -28,6 +28,12 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def named(self, name: str) -> Key | None:
+        """The key of this name; "" is nobody's, None, as long as no key is needed. Raises KeyError."""
+        if not name and not self._keys:
+            return None
+        return {key.name: key for key in self._keys}[name]
+
     def find(self, secret: bytes) -> Key | None:
         """All keys are compared, each in constant time and over digests, so nothing is told by how long it takes."""
         digest = hashlib.sha256(secret).digest()

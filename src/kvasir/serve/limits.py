@@ -11,7 +11,7 @@ from kvasir.serve.asgi import header, refuse
 from kvasir.serve.faults import Fault
 
 MAX_HEADERS = 128
-UPLOADS = ("/api/blobs/",)  # under which routes read bodies as they come, with bounds of their own
+UPLOADS = ("/api/blobs/", "/v1/files")  # under which routes read bodies as they come, with bounds of their own
 MAX_CONTAINERS = 200_000  # arrays and objects in a body
 MAX_STRINGS = 500_000
 _STRING = re.compile(rb'"[^"]*"')

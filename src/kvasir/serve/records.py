@@ -3,7 +3,7 @@
     <folder>/<key's name>-<digest>/<id>.json       files 0600, folders 0700
 
 A file is written whole beside its place and then moved there, so that a crash leaves the old one or the new one. Those
-that nobody has touched for the longest time leave when a key's share is full.
+that nobody has touched for the longest time leave when a key's share is full, unless it is to be refused then.
 """
 
 from __future__ import annotations
@@ -59,13 +59,15 @@ class Records:
         max_count: int,
         max_bytes: int,
         max_age: float,
+        refuse: bool = False,
         clock: Callable[[], float] = time.time,
     ):
         """folder: None keeps them in memory. max_count, max_bytes: of one key. max_age: seconds after its last use at
-        which a record is dropped. Raises ConfigError for a folder that is open to others or that another server
-        uses."""
+        which a record is dropped. refuse: a full share takes no more. Raises ConfigError for a folder that is open to
+        others or that another server uses."""
         self._bounds = (max_count, max_bytes)
         self._max_age = max_age
+        self._refuse = refuse
         self._clock = clock
         self._index: dict[str, OrderedDict[str, _Entry]] = {}  # by place and id, the longest unused first
         self._locks: dict[str, asyncio.Lock] = {}
@@ -81,13 +83,16 @@ class Records:
     def max_bytes(self) -> int:
         return self._bounds[1]
 
-    async def put(self, owner: str, id: str, data: bytes) -> None:
-        """Keeps it, in the place of what has this id. Raises LimitExceeded for more than the key's share, OSError."""
+    async def put(self, owner: str, id: str, data: bytes, beyond: bool = False) -> None:
+        """Keeps it, in the place of what has this id. beyond: even if the key's share is full. Raises LimitExceeded for
+        more than its share, OSError."""
         assert _ID.fullmatch(id), id
-        if len(data) > self.max_bytes:
+        if len(data) > self.max_bytes and not beyond:
             raise LimitExceeded(f"{len(data)} bytes are more than a key may keep here", f"at most {self.max_bytes}")
         place = _place(owner)
         async with self._locks.setdefault(place, asyncio.Lock()):
+            if self._refuse and not beyond:
+                self._check_room(place, id, len(data))
             used = self._clock()
             await asyncio.to_thread(self._files.write, place, id, data, used)
             entries = self._index.setdefault(place, OrderedDict())
@@ -117,13 +122,30 @@ class Records:
             await self._drop(place, [id])
             return True
 
+    async def all(self, owner: str | None = None) -> list[bytes]:
+        """Those of a key, or of all keys, in no order; none of them counts as used by that."""
+        places = list(self._index) if owner is None else [_place(owner)]
+        wanted = [(place, id) for place in places for id in self._index.get(place, ())]
+        return await asyncio.to_thread(self._read_all, wanted)
+
+    def _read_all(self, wanted: list[tuple[str, str]]) -> list[bytes]:
+        found = (self._files.read(place, id, None) for place, id in wanted)
+        return [data for data in found if data is not None]
+
+    def _check_room(self, place: str, id: str, size: int) -> None:
+        others = [entry.size for other, entry in self._index.get(place, {}).items() if other != id]
+        max_count, max_bytes = self._bounds
+        if len(others) >= max_count or sum(others) + size > max_bytes:
+            message = f"this key keeps {len(others)} of {max_count} and {sum(others)} of {max_bytes} bytes here"
+            raise LimitExceeded(message, "delete some")
+
     def _surplus(self, entries: OrderedDict[str, _Entry]) -> list[str]:
         """Those that are too old, or too many."""
         max_count, max_bytes = self._bounds
         count, size, now = len(entries), sum(entry.size for entry in entries.values()), self._clock()
         surplus = []
         for id, entry in entries.items():
-            if count <= max_count and size <= max_bytes and now - entry.used <= self._max_age:
+            if (self._refuse or (count <= max_count and size <= max_bytes)) and now - entry.used <= self._max_age:
                 break
             surplus.append(id)
             count, size = count - 1, size - entry.size
@@ -154,7 +176,7 @@ class _Memory:
     def write(self, place: str, id: str, data: bytes, used: float) -> None:
         self._data[place, id] = data
 
-    def read(self, place: str, id: str, used: float) -> bytes | None:
+    def read(self, place: str, id: str, used: float | None) -> bytes | None:
         return self._data.get((place, id))
 
     def remove(self, place: str, ids: list[str]) -> None:
@@ -201,12 +223,13 @@ class _Folder:
             part.unlink(missing_ok=True)
             raise
 
-    def read(self, place: str, id: str, used: float) -> bytes | None:
+    def read(self, place: str, id: str, used: float | None) -> bytes | None:
         path = self._folder / place / f"{id}{_SUFFIX}"
         try:
             with open(path, "rb", opener=_open_plain) as file:
                 data = file.read()
-            os.utime(path, (used, used))
+            if used is not None:
+                os.utime(path, (used, used))
         except OSError as error:
             log.warning("%s: %s", path, error.strerror)
             return None

@@ -17,6 +17,7 @@ import uvicorn
 from kvasir import __version__
 from kvasir.serve.app import create_app
 from kvasir.serve.asgi import settle
+from kvasir.serve.batches import Batches
 from kvasir.serve.catalogue import Catalogue
 from kvasir.serve.doors import Doors
 from kvasir.serve.keyring import KeyRing
@@ -99,6 +100,7 @@ class Server(uvicorn.Server):
             )
         )
         self._doors: Doors = app.state.doors
+        self._batches: Batches = app.state.batches
         meter: HttpMeter = app.state.http_meter
         self._logs = meter.logs.values()
         self._watches = []
@@ -115,6 +117,7 @@ class Server(uvicorn.Server):
         self._drain = settings.drain
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._batches.start()
         watching = [asyncio.ensure_future(watch.run()) for watch in self._watches]
         try:
             with self._reloading():
@@ -150,6 +153,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._doors.close()
+        await self._batches.stop()
         steps = [asyncio.ensure_future(step) for step in (self._empty(), self._force())]
         await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
         await settle(*steps)

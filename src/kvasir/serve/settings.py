@@ -31,9 +31,11 @@ class ServeSettings:
     ping: pause after which a silent stream sends a comment, so that nobody on the way takes it for dead.
     access_log / audit_log: files of JSON lines about all requests, and about those that manage the server; "-" is the
     standard output.
-    data_dir: where responses are stored; None keeps them in memory, as long as the server runs.
+    data_dir: where responses, files and batches are stored; None keeps them in memory, as long as the server runs.
     stored_count: responses of one key. stored_bytes: of all together, the same share for each key. stored_days: since a
     response was last used. max_background: responses of one key that are made in the background at once.
+    max_file: of one upload. file_bytes: of all files together, the same share for each key. file_count, batch_count: of
+    one key. batch_width: lines of batches that run at once.
     tls_cert / tls_key / tls_ca: PEM files of the server's certificate, its key, and of the authorities whose
     certificates clients must show; https where the first is given.
     cors_...: what pages of the allowed origins may send, for how many seconds browsers may remember that, and whether
@@ -73,6 +75,11 @@ class ServeSettings:
     stored_bytes: int = 256 * MIB
     stored_days: float = 30.0
     max_background: int = 64
+    max_file: int = 64 * MIB
+    file_bytes: int = 256 * MIB
+    file_count: int = 1000
+    batch_count: int = 1000
+    batch_width: int = 16
     head_time: float = 15.0
     body_time: float = 60.0
     write_time: float = 60.0

@@ -1,0 +1,81 @@
+"""A route of the application called from within, as its owner would call it, but for the doors in front."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from fastapi import FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.types import ASGIApp, Message, Scope
+
+from kvasir.serve.catalogue import Leases
+from kvasir.serve.faults import fault_of, openai_error
+from kvasir.serve.keys import Key
+from kvasir.serve.serving import CLASS_HEADER
+from kvasir.types import ServiceClass
+
+
+@dataclass(slots=True)
+class Answer:
+    """headers: by lower-case name."""
+
+    status: int = 500
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class Caller:
+    """Calls the routes of an application: its errors, leases and what a key may have are as ever; keys are not asked
+    for, requests are not counted, and bodies are taken for checked."""
+
+    def __init__(self, app: FastAPI):
+        self._app = app
+        self._inner: ASGIApp | None = None
+
+    def _stack(self) -> ASGIApp:
+        """Made when it is needed: handlers of errors are added to the application after its routes."""
+        if self._inner is None:
+            inside = AsyncExitStackMiddleware(self._app.router)
+            self._inner = Leases(ExceptionMiddleware(inside, handlers=self._app.exception_handlers))
+        return self._inner
+
+    async def post(self, path: str, body: bytes, key: Key | None, id: str) -> Answer:
+        """id: of the request. Cancelled, it takes along what it has begun."""
+        scope: Scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "client": None,
+            "server": None, "app": self._app, "state": {"key": key, "request_id": id},
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"),
+                        (CLASS_HEADER.encode(), service_class(key).value.encode())],
+        }  # fmt: skip
+        answer, pieces, given = Answer(), [], False
+
+        async def receive() -> Message:
+            nonlocal given
+            if given:
+                await asyncio.Event().wait()  # nobody leaves
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answer.status = message["status"]
+                answer.headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in message["headers"]}
+            else:
+                pieces.append(message.get("body", b""))
+
+        try:
+            await self._stack()(scope, receive, send)
+        except Exception as error:
+            return Answer(500, {}, openai_error(fault_of(error)))
+        answer.body = b"".join(pieces)
+        return answer
+
+
+def service_class(key: Key | None) -> ServiceClass:
+    """batch, unless the key may have no more than background."""
+    if key is not None and key.limits.max_class.rank > ServiceClass.BATCH.rank:
+        return key.limits.max_class
+    return ServiceClass.BATCH

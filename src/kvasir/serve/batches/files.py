@@ -1,0 +1,168 @@
+"""/v1/files: what batches read and write. A file is two records, one of its facts and one of its bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import fastapi
+import msgspec
+from fastapi import APIRouter
+from pydantic import ValidationError
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.errors import InvalidRequest
+from kvasir.serve.batches.upload import read_upload
+from kvasir.serve.batches.wire import MONTH, FileForm, FilePage
+from kvasir.serve.catalogue import catalogue_of
+from kvasir.serve.faults import AnswerFailed, NotFound
+from kvasir.serve.records import Records, is_id, new_id
+from kvasir.serve.responses.making import owner_of
+from kvasir.serve.serving import json_response
+from kvasir.serve.settings import ServeSettings
+
+router = APIRouter()
+FILE = "file"
+
+_FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["batch"]},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": MONTH},
+    },
+}
+_BODY = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
+_BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The file.", "content": {"application/octet-stream": {}}}
+}
+
+
+class Files:
+    def __init__(self, settings: ServeSettings):
+        """Raises ConfigError."""
+        folder = settings.data_dir
+        share = settings.file_bytes // max(1, len(settings.all_keys))
+        bounds = {"max_count": settings.file_count, "max_age": float("inf"), "refuse": True}
+        self.max_bytes = min(settings.max_file, share)
+        self._facts = Records(folder and folder / "files", max_bytes=settings.file_count << 12, **bounds)
+        self._contents = Records(folder and folder / "file-contents", max_bytes=share, **bounds)
+
+    def close(self) -> None:
+        self._facts.close()
+        self._contents.close()
+
+    async def put(
+        self, owner: str, data: bytes, name: str, purpose: str, seconds: int | None, id: str = "", beyond: bool = False
+    ) -> dict[str, Any]:
+        """The object of the new file. seconds: until it expires. beyond: even if the key's share is full. Raises
+        LimitExceeded, OSError."""
+        now = int(time.time())
+        expires = {} if seconds is None else {"expires_at": now + seconds}
+        file = {"id": id or new_id(FILE), "object": "file", "bytes": len(data), "created_at": now, "filename": name}
+        file |= {"purpose": purpose, "status": "processed", **expires}
+        await self._contents.put(owner, file["id"], data, beyond)
+        await self._facts.put(owner, file["id"], msgspec.json.encode(file), beyond)
+        return file
+
+    async def get(self, owner: str, id: str) -> dict[str, Any]:
+        """Raises NotFound."""
+        data = await self._facts.get(owner, id) if is_id(id, FILE) else None
+        file = msgspec.json.decode(data) if data is not None else None
+        if file is None or _expired(file):
+            if file is not None:
+                await self.delete(owner, id)
+            raise NotFound(f"there is no file {id!r:.80}", "it was deleted, has expired, or is another key's")
+        return file
+
+    async def content(self, owner: str, id: str) -> bytes:
+        """Raises NotFound."""
+        await self.get(owner, id)
+        if (data := await self._contents.get(owner, id)) is None:
+            raise NotFound(f"the content of file {id!r:.80} is lost")
+        return data
+
+    async def all(self, owner: str) -> list[dict[str, Any]]:
+        """The oldest first."""
+        found = [msgspec.json.decode(data) for data in await self._facts.all(owner)]
+        return sorted((file for file in found if not _expired(file)), key=lambda file: (file["created_at"], file["id"]))
+
+    async def clear(self, owner: str) -> None:
+        """Makes room: those that have expired go."""
+        for data in await self._facts.all(owner):
+            if _expired(file := msgspec.json.decode(data)):
+                await self.delete(owner, file["id"])
+
+    async def delete(self, owner: str, id: str) -> None:
+        await self._facts.delete(owner, id)
+        await self._contents.delete(owner, id)
+
+
+def _expired(file: dict[str, Any]) -> bool:
+    return file.get("expires_at", float("inf")) <= time.time()
+
+
+def page_of(found: Sequence[dict[str, Any]], after: str | None, limit: int) -> Response:
+    """A page of objects, which begins behind one of them. Raises InvalidRequest."""
+    if after is not None:
+        place = next((i for i, item in enumerate(found) if item["id"] == after), None)
+        if place is None:
+            raise InvalidRequest(f"there is nothing with the id {after!r:.80}", "give an id of the list", param="after")
+        found = found[place + 1 :]
+    page = found[:limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    more = len(found) > len(page)
+    return json_response({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
+
+
+def files_of(request: HTTPRequest) -> Files:
+    return request.app.state.batches.files
+
+
+@router.post("/v1/files", tags=["openai"], openapi_extra=_BODY)
+async def create_file(request: HTTPRequest) -> Response:
+    files, owner = files_of(request), owner_of(request)
+    upload = await read_upload(request, files.max_bytes, catalogue_of(request).settings.body_time)
+    try:
+        form = FileForm.model_validate(upload.fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"])) or "purpose"
+        raise InvalidRequest(first["msg"], "files are for batches here", param=name) from None
+    await files.clear(owner)
+    try:
+        seconds = MONTH if form.seconds is None else form.seconds
+        return json_response(await files.put(owner, upload.data, upload.filename[:256], form.purpose, seconds))
+    except OSError as error:
+        raise AnswerFailed("the file cannot be stored", "the server's log has the details") from error
+
+
+@router.get("/v1/files", tags=["openai"])
+async def list_files(query: Annotated[FilePage, fastapi.Query()], request: HTTPRequest) -> Response:
+    found = [f for f in await files_of(request).all(owner_of(request)) if query.purpose in (None, f["purpose"])]
+    return page_of(found if query.order == "asc" else found[::-1], query.after, query.limit)
+
+
+@router.get("/v1/files/{file_id}", tags=["openai"])
+async def retrieve_file(file_id: str, request: HTTPRequest) -> Response:
+    return json_response(await files_of(request).get(owner_of(request), file_id))
+
+
+@router.get("/v1/files/{file_id}/content", tags=["openai"], responses=_BYTES)
+async def retrieve_content(file_id: str, request: HTTPRequest) -> Response:
+    data = await files_of(request).content(owner_of(request), file_id)
+    return Response(data, media_type="application/octet-stream", headers={"content-disposition": "attachment"})
+
+
+@router.delete("/v1/files/{file_id}", tags=["openai"])
+async def delete_file(file_id: str, request: HTTPRequest) -> Response:
+    files, owner = files_of(request), owner_of(request)
+    await files.get(owner, file_id)
+    if request.app.state.batches.uses(file_id):
+        raise InvalidRequest("a batch that is not done reads this file", "cancel the batch first", param="file_id")
+    await files.delete(owner, file_id)
+    return json_response({"id": file_id, "object": "file", "deleted": True})
