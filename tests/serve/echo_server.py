@@ -12,6 +12,6 @@ from tests.serve.running import make_front
 
 if __name__ == "__main__":
     settings, runner = (json.loads(argument) for argument in sys.argv[1:])
-    settings |= {name: Path(settings[name]) for name in ("keys_file", "access_log") if name in settings}
+    settings |= {name: Path(settings[name]) for name in ("keys_file", "access_log", "data_dir") if name in settings}
     keys = read_keys(settings["keys_file"]) if "keys_file" in settings else ()
     run(OneModel(make_front(**runner), ServeSettings(port=0, keys=keys, **settings)))

@@ -111,6 +111,19 @@ def test_a_second_signal_waits_for_nothing(end):
         assert "[DONE]" not in reader.text
 
 
+def test_what_is_done_in_the_background_is_waited_for(tmp_path):
+    with process({"drain": 60, "data_dir": str(tmp_path)}, {"step_seconds": 0.01}) as (server, url):
+        body = {"model": "fake", "input": "ab", "max_output_tokens": 60, "temperature": 0, "background": True}
+        made = httpx.post(f"{url}/v1/responses", json=body).json()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+    with process({"data_dir": str(tmp_path)}, {}) as (server, url):
+        found = httpx.get(f"{url}/v1/responses/{made['id']}").json()
+        assert found["status"] == "incomplete" and found["usage"]["output_tokens"] == 60
+        server.send_signal(signal.SIGTERM)
+        server.wait(20)
+
+
 def test_a_server_that_nobody_asks_ends_at_once():
     with process({"drain": 600}, {}) as (server, url), httpx.Client(base_url=url) as idle:
         idle.get("/version")

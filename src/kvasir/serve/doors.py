@@ -33,6 +33,11 @@ class Doors:
         if not self._inside:
             self._empty.set()
 
+    def hold(self, work: asyncio.Task) -> None:
+        """Work that goes on when its request is answered counts as inside."""
+        self.enter()
+        work.add_done_callback(lambda _: self.leave())
+
     async def empty(self) -> None:
         """Returns when nobody is inside."""
         await self._empty.wait()

@@ -33,9 +33,10 @@ class Run:
         """queued or in_progress, as long as it has not ended."""
         return "in_progress" if self.leased.is_set() else "queued"
 
-    def start(self, catalogue: Catalogue, name: str | None, responses: Responses) -> None:
+    def start(self, catalogue: Catalogue, name: str | None, responses: Responses) -> asyncio.Task[None]:
         self._tell([self.making.told("created"), self.making.told("queued")])
         self._task = asyncio.ensure_future(self._work(catalogue, name, responses))
+        return self._task
 
     async def cancel(self) -> None:
         """Returns when it has ended, which it may have done by itself."""

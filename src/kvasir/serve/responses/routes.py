@@ -92,7 +92,7 @@ async def _run(wire: ResponseRequest, making: Making, request: HTTPRequest) -> R
         if isinstance(error, OSError):
             raise AnswerFailed("the response cannot be stored", "the server's log has the details") from error
         raise
-    run.start(catalogue_of(request), wire.model, responses)
+    request.app.state.doors.hold(run.start(catalogue_of(request), wire.model, responses))
     await run.leased.wait()  # the model, before this request gives its own lease back
     return run
 
