@@ -87,6 +87,8 @@ def test_a_file_is_uploaded_and_a_model_made_of_it(own, url, store, tmp_path):
     assert listed.size == path.stat().st_size and listed.details.quantization_level == "Q4_K_M"
     assert own.create("again", from_="mine", system="Longer.", stream=False).status == "success"
     assert store.get("again").parameters["temperature"] == 0.3
+    own.create("small", from_="again", quantize="Q8_0")
+    assert store.get("small").quantize == "q8" and own.delete("small").status == "success"
     own.copy("mine", "third:v1")
     assert names(own) == {"mine:latest", "again:latest", "third:v1"}
     for name in names(own):

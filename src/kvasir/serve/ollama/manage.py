@@ -29,6 +29,7 @@ router = APIRouter(route_class=OllamaRoute)
 
 AT_ONCE = 2  # pulls and creations
 SUCCESS = {"status": "success"}
+_QUANTIZE = {"q8_0": "q8", "q4_0": "q4"}  # the names of GGUF for what is rounded while loading
 
 
 def store_of(request: HTTPRequest) -> Store:
@@ -61,6 +62,7 @@ def to_recipe(wire: CreateRequest) -> Modelfile:
         if message.model_fields_set - {"role", "content"}:
             raise InvalidRequest("only a role and a content can be stored", "leave the rest out", f"messages.{i}")
         messages.append({"role": message.role, "content": message.content or ""})
+    quantize = wire.quantize or wire.quantization or None
     license = [wire.license] if isinstance(wire.license, str) else wire.license or []
     return Modelfile(
         (wire.from_,) if wire.from_ else (),
@@ -70,7 +72,7 @@ def to_recipe(wire: CreateRequest) -> Modelfile:
         tuple(messages),
         tuple(license),
         wire.requires or "",
-        wire.quantize or wire.quantization or None,
+        quantize and _QUANTIZE.get(quantize.lower(), quantize),
     )
 
 

@@ -58,10 +58,10 @@ def line(content: dict[str, Any]) -> bytes:
     return msgspec.json.encode(content) + b"\n"
 
 
-def stream_lines(serving_ping: float, events: AsyncGenerator[bytes], alive: dict[str, Any]) -> EventStream:
-    """alive: the line that is sent into a silence of `serving_ping` seconds; clients parse every line."""
+def stream_lines(ping: float, events: AsyncGenerator[bytes], alive: dict[str, Any]) -> EventStream:
+    """alive: the line that is sent into a silence of `ping` seconds; clients parse every line."""
     return EventStream(
-        events, to_response=_error_response, to_event=_error_line, ping=serving_ping, headers=LINES, alive=line(alive)
+        events, to_response=_error_response, to_event=_error_line, ping=ping, headers=LINES, alive=line(alive)
     )
 
 
