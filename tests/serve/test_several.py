@@ -17,6 +17,7 @@ from kvasir.serve.app import create_app
 from kvasir.serve.offers import StoreOffers
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.several import Several
+from kvasir.store.entry import Details
 from kvasir.store.modelfile import Modelfile
 from kvasir.store.store import Store
 from tests.serve.shelf import MIB, Broken, Launcher, Shelf, offer
@@ -180,6 +181,17 @@ async def test_memory_is_shared_out():
             assert launcher.there == ["c"]
         async with catalogue.lease("a"):
             assert launcher.there == ["a"]
+    context = Shelf([offer("a", 1000 * MIB), offer("big", 9800 * MIB)])
+    context.set(offer("a", 1000 * MIB, details=Details(context_length=65536, kv_bytes_per_token=50_000)))
+    launcher = Launcher()
+    async with several(launcher, context, available=lambda: total) as catalogue:
+        async with catalogue.lease("a"):
+            pass
+        assert launcher.launched[0][0].kv_memory == int(65536 * 50_000 * 1.25), "a whole context, which half can hold"
+        with pytest.raises(EngineDead, match="big is not loaded"):
+            async with catalogue.lease("big"):
+                pass
+        assert launcher.there == ["a"], "nothing goes for what will not fit"
     given = Shelf([offer("a", options=lambda: EngineOptions("a", kv_memory=123))])
     launcher = Launcher()
     async with several(launcher, given, available=lambda: total) as catalogue, catalogue.lease("a"):

@@ -123,6 +123,7 @@ class FrontMaker:
         tokenizer, template = await asyncio.to_thread(load_text, options)
         front = Front(ProcessEngine(options), tokenizer, template, default_seed=self._seed, **self._formats)
         await front.start()
+        print("\n".join(("loaded", *(f"  {line}" for line in front.engine.summary))), flush=True)
         return front
 
 

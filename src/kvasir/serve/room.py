@@ -44,8 +44,9 @@ class Room:
             return replace(options, memory_fraction=share), 0
         if options.kv_memory or options.num_blocks or options.memory_fraction:
             return options, weights + least
-        share = int((free - weights) * SHARE / max(1, self._max_models - loaded))
-        kv = max(least, min(share, most_kv(offer, options)))
+        half = int((free - weights) * SHARE)
+        share = max(half // max(1, self._max_models - loaded), min(half, most_kv(offer, options, 1)))
+        kv = max(least, min(share, most_kv(offer, options, options.max_num_seqs)))
         return replace(options, kv_memory=kv), weights + kv
 
 
@@ -57,8 +58,8 @@ def needed(offer: Offer, options: EngineOptions) -> tuple[int, int]:
     return offer.size + OVERHEAD, options.kv_memory or least
 
 
-def most_kv(offer: Offer, options: EngineOptions) -> int:
-    """What all rows with full contexts take."""
+def most_kv(offer: Offer, options: EngineOptions, rows: int) -> int:
+    """What so many rows with full contexts take."""
     details = offer.details
     context = options.max_model_len or details.context_length
-    return int(details.kv_bytes_per_token * context * options.max_num_seqs * SLACK) or UNKNOWN_KV * 16
+    return int(details.kv_bytes_per_token * context * rows * SLACK) or UNKNOWN_KV * 16

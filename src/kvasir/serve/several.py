@@ -246,10 +246,10 @@ class Several(Catalogue):
             free = self._room.free(other.reserved for other in others)
             if len(others) < self._max_loaded and (free is None or need <= free):
                 return free, len(others)
-            idle = [other for other in others if other.idle]
+            hopeless = free is not None and need > free + sum(other.reserved for other in others)
+            idle = [] if hopeless or not held.leases else [other for other in others if other.idle]
             if idle:
                 self._begin_leaving(min(idle, key=lambda other: other.used))
-            hopeless = free is not None and need > free + sum(other.reserved for other in others)
             if hopeless or not held.leases or not await self._wait_freed(until - loop.time()):
                 self._forget(held)
                 raise self._no_room(held.offer, need, free, len(others))
