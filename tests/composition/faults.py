@@ -177,8 +177,9 @@ def long_hit(core: Any) -> None:
 
 
 @fault(
-    "the disk gives what it gave before, of another block",
+    "a tier gives what it gave before, of another block",
     ("prefix: on disk",),
+    ("prefix: in host memory", "qwen3-next"),
     ("prefix: on disk, of an engine before", "KV int8"),
     ("prefix: on disk", "gemma3", "overlap"),
 )

@@ -99,18 +99,19 @@ class Store:
 
     # -- saving ------------------------------------------------------------------------------------------------
 
-    def note(self, block: Block, ids: Sequence[int], pace: float = 0.0) -> None:
+    def note(self, block: Block, index: int, ids: Sequence[int], seconds: Callable[[int, int], float]) -> None:
         """Block `ids[g]` of group g, unless SCRATCH, is to be saved before anybody writes to it, if the tier wants it.
-        pace: see KVConnector.wants."""
+        index: in its sequence. seconds(start, tokens): the time to compute so many tokens behind the first `start`, 0
+        for unknown."""
+        pace = self._pace(index + 1, seconds)
         for group, id in enumerate(ids):
-            if id != SCRATCH and self.tier.wants(block.key, group, pace):
+            if id != SCRATCH and self.tier.wants(block.key, group, pace, index):
                 self._saves.append((block, group, id))
 
-    def pace(self, index: int, seconds: Callable[[int, int], float]) -> float:
-        """Bytes a second that computing makes of what brings a sequence behind its block `index`, 0 for unknown.
-        seconds(start, tokens): the time to compute so many tokens behind the first `start`."""
-        time = seconds(0, (index + 1) * self.block_size)
-        return sum(self._sizes[g] for g, _ in self._parts(0, index + 1)) / time if time > 0 else 0.0
+    def _pace(self, count: int, seconds: Callable[[int, int], float]) -> float:
+        """Bytes a second that computing makes of what brings a sequence behind its first blocks, 0 for unknown."""
+        time = seconds(0, count * self.block_size)
+        return sum(self._sizes[g] for g, _ in self._parts(0, count)) / time if time > 0 else 0.0
 
     @property
     def has_saves(self) -> bool:

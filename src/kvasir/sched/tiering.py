@@ -36,7 +36,7 @@ class Tiering:
 
     def evicted(self, block: Block, index: int, ids: tuple[int, ...]) -> None:
         if self.store and block.namespace.startswith(SHARED):
-            self.store.note(block, ids, self.store.pace(index, self._seconds))
+            self.store.note(block, index, ids, self._seconds)
 
     def has_saves(self) -> bool:
         return self.store is not None and self.store.has_saves

@@ -49,9 +49,9 @@ class KVConnector(Protocol):
         """How long loading these parts takes, behind what is open; 0 where that is not known, or next to nothing."""
         ...
 
-    def wants(self, key: bytes, group: int, pace: float = 0.0) -> bool:
+    def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
         """Whether a part of this name would be kept: it is not there yet, and reading it may be expected to pay.
-        pace: bytes a second that computing makes of such blocks, 0 for unknown."""
+        pace: bytes a second that computing makes of such blocks, 0 for unknown. depth: blocks before it."""
         ...
 
     def start_load(self, block: Block, group: int = 0) -> int:

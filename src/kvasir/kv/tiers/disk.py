@@ -137,7 +137,7 @@ class DiskTier:
     def read_seconds(self, names: Sequence[Name]) -> float:
         return self._meter.read_seconds(self._loads.num_bytes + sum(self.facts.groups[g].num_bytes for _, g in names))
 
-    def wants(self, key: bytes, group: int, pace: float = 0.0) -> bool:
+    def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
         if self._known((key, group)):
             return False
         if pace > 0:
@@ -146,7 +146,7 @@ class DiskTier:
         if 0 < self._meter.read_rate() < pace:
             self._meter.save("slow")
             return False
-        if not (self._ending or self._purse.open):
+        if not (self._ending or self._purse.affords(depth)):
             self._meter.save("dear")
             return False
         return True
@@ -260,7 +260,7 @@ class DiskTier:
         if job is None:
             return
         block, group, payload, taken = job
-        name, begin, written = (block.key, group), time.thread_time(), 0
+        name, begin, written = (block.key, group), time.perf_counter(), 0
         try:
             if time.monotonic() < self._resume_at:
                 self._meter.save("paused")
@@ -272,7 +272,7 @@ class DiskTier:
             self._meter.save("error")
         finally:
             self._queued.discard(name)
-            self._purse.spend(taken, written, time.thread_time() - begin)
+            self._purse.spend(taken, written, time.perf_counter() - begin)
         if written and not self._meter.read_rate():
             self._try_reading(block, group)
 

@@ -54,11 +54,11 @@ class HostTier:
     def read_seconds(self, names: Sequence[Name]) -> float:
         return 0.0
 
-    def wants(self, key: bytes, group: int, pace: float = 0.0) -> bool:
+    def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
         self._pace = pace or self._pace
         if (key, group) in self._parts:
             return False
-        return self._below.wants(key, group, pace) if self._ending and self._below else True
+        return self._below.wants(key, group, pace, depth) if self._ending and self._below else True
 
     def start_load(self, block: Block, group: int = 0) -> int:
         name = (block.key, group)

@@ -43,8 +43,8 @@ class JointTier:
             whose.setdefault(self._first(*name), []).append(name)
         return sum(self._tiers[at].read_seconds(own) for at, own in whose.items())
 
-    def wants(self, key: bytes, group: int, pace: float = 0.0) -> bool:
-        return self._tiers[0].wants(key, group, pace)
+    def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
+        return self._tiers[0].wants(key, group, pace, depth)
 
     def start_load(self, block: Block, group: int = 0) -> int:
         at = self._first(block.key, group)

@@ -153,7 +153,7 @@ class PeerTier:
     def read_seconds(self, names: Sequence[Name]) -> float:
         return self._meter.read_seconds(self._loads.num_bytes + sum(self.facts.groups[g].num_bytes for _, g in names))
 
-    def wants(self, key: bytes, group: int, pace: float = 0.0) -> bool:
+    def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
         return False
 
     def _ask(self, names: list[Name] | None) -> None:
