@@ -7,6 +7,7 @@ The body becomes a chat (prompt.py), and what is read out of the answer content 
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
@@ -76,7 +77,7 @@ async def messages(wire: MessagesRequest, request: HTTPRequest) -> Response:
 async def count_tokens(wire: CountRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     with _named():
-        ids = await chat_ids(_chat(wire, serving), serving)
+        ids = await chat_ids(await asyncio.to_thread(_chat, wire, serving), serving)
     return json_response({"input_tokens": len(ids)})
 
 
@@ -86,8 +87,8 @@ async def count_tokens(wire: CountRequest, request: HTTPRequest) -> Response:
 async def to_job(wire: MessagesRequest, serving: Serving, request: HTTPRequest) -> Job:
     """Raises InvalidRequest for what cannot be honoured."""
     same = {name: getattr(wire, name) for name in _SAME}
-    chat = _chat(wire, serving, **same, stop=wire.stop_sequences, max_tokens=1)
     with _named():
+        chat = await asyncio.to_thread(_chat, wire, serving, **same, stop=wire.stop_sequences, max_tokens=1)
         core, reading = await to_request(chat, serving, request)
     room = serving.front.info.max_model_len - len(core.prompt_ids)
     params = replace(core.params, max_tokens=min(room, wire.max_tokens or 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -205,8 +206,8 @@ class Job:
                 objects = []
                 if not self.only_prompt and (text or delta.token_ids):
                     objects.append(partial_object(self.wire, told, text, delta))
-                if told.stop_type:
-                    objects.append(final_object(self.wire, self.serving, told, whole=False))
+                if told.stop_type:  # in a thread, since it holds the prompt
+                    objects.append(await asyncio.to_thread(final_object, self.wire, self.serving, told, whole=False))
                 if objects:
                     yield b"".join(event(msgspec.json.encode(o)) for o in objects)
 
