@@ -664,5 +664,5 @@ def test_queues_do_not_keep_the_dead():
     for i in range(3000):
         world.serve([i])
         world.tree.drop(b"")
-    tree = world.tree
-    assert max(len(q) for q in (tree._leaves, *tree._middles.values(), *tree._ends.values())) < 1100
+    evictor = world.tree._evictor
+    assert max(len(q) for q in (evictor._leaves, *evictor._middles.values(), *evictor._ends.values())) < 1100

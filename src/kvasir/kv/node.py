@@ -1,13 +1,11 @@
-"""Nodes of the prefix tree, and the queues in which they wait to be evicted."""
+"""Nodes of the prefix tree."""
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from itertools import count
+from collections.abc import Iterator
+from itertools import pairwise
 
-from kvasir.kv.policy import Policy, Rank
 from kvasir.kv.tiers.block import Block, root_key
 
 ID_BYTES = 4
@@ -63,6 +61,10 @@ class Node:
     @property
     def num_blocks(self) -> int:
         return len(self.blocks[0])
+
+    def end(self, block_size: int) -> int:
+        """Tokens up to the end of the run."""
+        return self.start * block_size + len(self.ids) // ID_BYTES
 
     def find(self, block: bytes) -> Node | None:
         """The child whose run has most in common with `block`, the ids of at most one block; None when none begins
@@ -145,48 +147,22 @@ class Node:
             yield node
             stack += node.children
 
-
-class Queue:
-    """Nodes in the order of a policy, each at most once, the lowest rank first.
-
-    Ranks rise while nodes wait, and nodes leave the tree: both are noticed when an entry comes up.
-    """
-
-    def __init__(self, rank: Policy):
-        self._rank = rank
-        self._heap: list[tuple[Rank, int, Node]] = []
-        self._inside: set[Node] = set()
-        self._serial = count()
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def __contains__(self, node: Node) -> bool:
-        return node in self._inside
-
-    def push(self, node: Node) -> None:
-        if node not in self._inside:
-            self._inside.add(node)
-            heapq.heappush(self._heap, (self._rank(node), next(self._serial), node))
-
-    def pop(self) -> Node | None:
-        while self._heap:
-            rank, _, node = heapq.heappop(self._heap)
-            self._inside.remove(node)
-            if node.parent is None:
-                continue
-            if self._rank(node) == rank:
-                return node
-            self.push(node)
-        return None
-
-    def put_back(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            if node.parent is not None:
-                self.push(node)
-
-    def sweep(self) -> None:
-        """Drops the entries of nodes that left the tree."""
-        self._heap = [entry for entry in self._heap if entry[2].parent is not None]
-        self._inside = {entry[2] for entry in self._heap}
-        heapq.heapify(self._heap)
+    def check(self, block_bytes: int) -> None:
+        """Raises AssertionError."""
+        heads = [child.ids[:block_bytes] for child in self.children]
+        assert self.heads == heads == sorted(heads), "children are not in order"
+        assert not any(b.startswith(a) for a, b in pairwise(heads)), "a child is the beginning of another"
+        for child in self.children:
+            assert child.parent is self and child.namespace == self.namespace, "a child has another parent"
+            assert child.start == self.start + self.num_blocks, "a child starts in the wrong place"
+        if self.parent is None:
+            return
+        num_blocks = -(-len(self.ids) // block_bytes)
+        assert num_blocks and all(len(blocks) == num_blocks for blocks in self.blocks), "blocks and ids differ"
+        assert not self.children or len(self.ids) % block_bytes == 0, "a partly filled block is not at the end"
+        assert self.children or any(b[-1] for b in self.blocks), "a leaf ends without a block"
+        for blocks, low in zip(self.blocks, self.low, strict=True):
+            assert not any(blocks[:low]), "there are blocks below the lowest"
+        for i, digest in enumerate(self.digests):
+            ids = self.ids[i * block_bytes : (i + 1) * block_bytes]
+            assert digest == Block(self.namespace, self.parent_key(i, block_bytes), ids).key, "a digest of other ids"

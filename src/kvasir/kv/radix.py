@@ -23,11 +23,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import inf
 
 from kvasir.kv.blocks import blocks_for, first_needed
-from kvasir.kv.node import ID_BYTES, LOWEST, Node, Queue, common
+from kvasir.kv.eviction import Evictor
+from kvasir.kv.node import ID_BYTES, LOWEST, Node, common
+from kvasir.kv.pins import Pins
 from kvasir.kv.policy import Policy, lru
 from kvasir.kv.pool import SCRATCH, BlockPool
 from kvasir.kv.tiers.block import Block
@@ -67,12 +67,6 @@ class Stats:
     evicted: int
 
 
-@dataclass(slots=True)
-class _Pin:
-    until: float
-    blocks: tuple[list[int], ...]
-
-
 # (the block's name, its index in the sequence, per group the id that is let go or SCRATCH)
 OnEvict = Callable[[Block, int, tuple[int, ...]], None]
 
@@ -101,14 +95,8 @@ class PrefixTree:
         self._on_evict = on_evict
         self._block_bytes = block_size * ID_BYTES
         self._roots: dict[bytes, Node] = {}
-        self._pins: dict[tuple[bytes, bytes], _Pin] = {}
-        self._leaves = Queue(policy)  # all leaves, when there is a full group, but for
-        self._held: list[Node] = []  # those that end in a block that somebody holds, since
-        self._held_at = (-1, -1)  # this group and its pool's count of `idled`
-        # Per window group: nodes with blocks before their last window, which only a branch there would need; all.
-        self._middles = {g: Queue(policy) for g in self._windows}
-        self._ends = {g: Queue(policy) for g in self._windows}
-        self._expiry = inf  # no pin ends earlier
+        self._pins = Pins(self.pools)
+        self._evictor = Evictor(self, self.pools, self._windows, self._full, block_size, policy)
         self._tick = 0
         self._nodes = self._dead = 0
         self._hits = self._hit_tokens = self._evicted = 0
@@ -199,11 +187,11 @@ class PrefixTree:
         if tokens * ID_BYTES < len(ids):
             last = self._lengthen(last, tokens, ids, tables)
         self._stamp(last, priority=priority)
-        self._settle(last)
+        self.settle(last)
 
     def _lengthen(self, last: Node, tokens: int, ids: bytes, tables: Sequence[Sequence[int]]) -> Node:
         """`last` matches up to `tokens`, and `ids` go on. Returns the leaf that holds their end."""
-        if self._end(last) > tokens:
+        if last.end(self.block_size) > tokens:
             last = self._branch(last, tokens)
         elif last.parent is not None and not last.children:
             self._grow(last, ids, tables)
@@ -224,14 +212,10 @@ class PrefixTree:
             self._roots[namespace] = Node(namespace, None, 0, b"", tuple([] for _ in self.pools))
         return self._roots[namespace]
 
-    def _end(self, node: Node) -> int:
-        """Tokens up to the end of the node."""
-        return node.start * self.block_size + len(node.ids) // ID_BYTES
-
     def _fill(self, node: Node, tokens: int, tables: Sequence[Sequence[int]], first: dict[int, int]) -> None:
         """Gives a node, equal to the sequence up to `tokens`, the window blocks that it misses. A block of which only
         a part is equal stays: the sequence's may hold less."""
-        if self._end(node) <= tokens:
+        if node.end(self.block_size) <= tokens:
             equal = node.num_blocks
         else:
             equal = tokens // self.block_size - node.start
@@ -244,7 +228,7 @@ class PrefixTree:
                     blocks[i] = table[node.start + i]
                 self.pools[g].keep(blocks[i] for i in missing)
                 node.low[g] = min(node.low[g], missing[0])
-                self._enqueue_window(node, g)
+                self._evictor.push_window(node, g)
 
     def _grow(self, leaf: Node, ids: bytes, tables: Sequence[Sequence[int]]) -> None:
         """The run of a leaf goes on. Its partly filled last block is the same with more tokens in it, or let go for
@@ -262,7 +246,7 @@ class PrefixTree:
             self.pools[g].keep(new[same:])
             blocks[whole:] = new
             leaf.low[g] = min(leaf.low[g], whole)
-        self._enqueue(leaf)
+        self._evictor.push(leaf)
 
     def _rename(self, leaf: Node, head: bytes) -> None:
         """The leaf's first block holds more tokens. Its place among its neighbours is the same: none began alike."""
@@ -279,7 +263,7 @@ class PrefixTree:
         upper = node.split(whole, node.ids[: self._block_bytes])
         self._nodes += 1
         for g in self._windows:
-            self._enqueue_window(upper, g)
+            self._evictor.push_window(upper, g)
         return upper
 
     def _sprout(self, parent: Node, ids: bytes, tables: Sequence[Sequence[int]]) -> Node:
@@ -292,7 +276,7 @@ class PrefixTree:
         leaf.created = self._tick + 1
         parent.add(self._head(ids, start), leaf)
         self._nodes += 1
-        self._enqueue(leaf)
+        self._evictor.push(leaf)
         return leaf
 
     def _head(self, ids: bytes, block: int) -> bytes:
@@ -301,97 +285,17 @@ class PrefixTree:
     def _cut_table(self, table: Sequence[int], start: int, ids: bytes) -> list[int]:
         return list(table[start : blocks_for(len(ids), self._block_bytes)])
 
-    def _enqueue(self, leaf: Node) -> None:
-        self._enqueue_leaf(leaf)
-        for g in self._windows:
-            self._enqueue_window(leaf, g)
-
-    def _enqueue_leaf(self, leaf: Node) -> None:
-        if self._full:
-            self._leaves.push(leaf)
-
-    def _enqueue_window(self, node: Node, group: int) -> None:
-        self._middles[group].push(node)
-        self._ends[group].push(node)
-
     # -- evicting ----------------------------------------------------------------------------------------------
 
     def evict(self, group: int, n: int) -> int:
         """Frees at least `n` blocks of a group, or all its idle ones; returns how many. Others may be freed along,
         and blocks that somebody holds may leave the tree, but what is available in any group never falls."""
-        before = [pool.free for pool in self.pools]
-        pool = self.pools[group]
-        target = pool.free + min(n, pool.idle)
-        if group in self._full:
-            self._evict_leaves(group, target)
-            while pool.free < target:
-                self._cut_below_idle(group)
-                self._evict_leaves(group, target)
-        else:
-            self._evict_window(group, target, self._middles[group], middle=True)
-            self._evict_window(group, target, self._ends[group], middle=False)
-        self._evicted += sum(p.free - b for p, b in zip(self.pools, before, strict=True))
-        return pool.free - before[group]
+        before = sum(pool.free for pool in self.pools)
+        freed = self._evictor.evict(group, n)
+        self._evicted += sum(pool.free for pool in self.pools) - before
+        return freed
 
-    def _evict_leaves(self, group: int, target: int) -> None:
-        """Block by block from the ends of leaves."""
-        pool = self.pools[group]
-        if self._held_at != (group, pool.idled):
-            self._leaves.put_back(self._held)
-            self._held, self._held_at = [], (group, pool.idled)
-        while pool.free < target and (leaf := self._leaves.pop()):
-            if leaf.children:
-                continue
-            end, blocks = leaf.num_blocks, leaf.blocks[group]
-            while end and pool.free < target and pool.is_idle(blocks[end - 1]):
-                end -= 1
-                self._let_go(leaf, end, range(len(self.pools)))
-            if end == leaf.num_blocks:
-                self._held.append(leaf)
-            else:
-                self._settle(leaf)
-
-    def _cut_below_idle(self, group: int) -> None:
-        """All leaves end in blocks that somebody holds, who had computed his own copy of an idle block above them.
-        The tree lets go of what is below the deepest such block, so that this one is the end of a leaf."""
-        pool = self.pools[group]
-        depth, node = -1, None
-        for candidate in self._all():
-            blocks = candidate.blocks[group]
-            idle = next((i for i in range(len(blocks) - 1, -1, -1) if pool.is_idle(blocks[i])), None)
-            if idle is not None and candidate.start + idle > depth:
-                depth, node = candidate.start + idle, candidate
-        assert node is not None, "idle blocks are not in the tree"
-        self._cut(node, depth - node.start + 1)
-
-    def _evict_window(self, group: int, target: int, queue: Queue, middle: bool) -> None:
-        """Single blocks, from the beginnings of nodes: their ends are where most sequences go on."""
-        pool = self.pools[group]
-        rest: list[Node] = []
-        while pool.free < target and (node := queue.pop()):
-            blocks = node.blocks[group]
-            stop = self._last_window(node, group) if middle else len(blocks)
-            low = node.low[group]
-            while low < stop and blocks[low] == SCRATCH:
-                low += 1
-            node.low[group] = low
-            for i in range(low, stop):
-                if pool.is_idle(blocks[i]):
-                    self._let_go(node, i, (group,))
-                    if pool.free == target:
-                        break
-            if any(blocks[low:stop]):
-                rest.append(node)
-            self._settle(node)
-        queue.put_back(rest)
-
-    def _last_window(self, node: Node, group: int) -> int:
-        """Index in the node of the first block needed to go on from its end, or from one token before, as a prompt
-        does that is sent again."""
-        first = max(0, self._end(node) - self._windows[group]) // self.block_size
-        return min(max(0, first - node.start), node.num_blocks)
-
-    def _let_go(self, node: Node, index: int, groups: Iterable[int]) -> None:
+    def let_go(self, node: Node, index: int, groups: Iterable[int]) -> None:
         """Forgets the blocks of some groups at an index of a node, which becomes SCRATCH there."""
         ids = self._head(node.ids, index)
         if self._on_evict is not None and len(ids) == self._block_bytes:
@@ -408,7 +312,7 @@ class PrefixTree:
 
     # -- taking out --------------------------------------------------------------------------------------------
 
-    def _settle(self, node: Node) -> None:
+    def settle(self, node: Node) -> None:
         """Takes a leaf's end without any block out of the tree, with the ancestors that this leaves as such."""
         while not node.children:
             if node.parent is None:
@@ -419,7 +323,7 @@ class PrefixTree:
                 end -= 1
             if end:
                 node.shorten(end, self._block_bytes)
-                self._enqueue_leaf(node)
+                self._evictor.push_end(node)
                 return
             parent = node.parent
             parent.remove(node.ids[: self._block_bytes])
@@ -427,17 +331,14 @@ class PrefixTree:
             node = parent
 
     def _bury(self, node: Node) -> None:
-        """The queues notice dead nodes when they come up; those of a queue that is never asked must go, too."""
         node.parent, node.ids = None, b""
         self._nodes -= 1
         self._dead += 1
         if self._dead > self._nodes + 1000:
             self._dead = 0
-            for queue in (self._leaves, *self._middles.values(), *self._ends.values()):
-                queue.sweep()
-            self._held = [leaf for leaf in self._held if leaf.parent is not None]
+            self._evictor.sweep()
 
-    def _cut(self, node: Node, num_blocks: int) -> None:
+    def cut(self, node: Node, num_blocks: int) -> None:
         """Lets go of all that comes after the first blocks of a node, whoever holds it."""
         below = list(node.tree())[1:]
         node.heads, node.children = [], []
@@ -445,7 +346,7 @@ class PrefixTree:
             self._forget(lost, 0)
             self._bury(lost)
         self._forget(node, num_blocks)
-        self._settle(node)
+        self.settle(node)
 
     def _forget(self, node: Node, start: int) -> None:
         for pool, blocks in zip(self.pools, node.blocks, strict=True):
@@ -454,9 +355,9 @@ class PrefixTree:
 
     def drop(self, namespace: bytes) -> None:
         """Nothing of the namespace is found from now on. What sequences hold of it stays theirs alone."""
-        self._unpin([key for key in self._pins if key[0] == namespace])
+        self._pins.drop(namespace)
         if namespace in self._roots:
-            self._cut(self._roots[namespace], 0)
+            self.cut(self._roots[namespace], 0)
 
     def clear(self) -> None:
         for namespace in list(self._roots):
@@ -470,29 +371,12 @@ class PrefixTree:
         hit = self.match(namespace, ids)
         hit = self.match(namespace, ids, hit.tokens - hit.tokens % self.block_size)
         if hit.tokens:
-            key = (namespace, ids[: hit.tokens * ID_BYTES])
-            if key in self._pins:
-                self._pins[key].until = max(self._pins[key].until, until)
-            else:
-                self._pins[key] = _Pin(until, hit.blocks)
-                for pool, blocks in zip(self.pools, hit.blocks, strict=True):
-                    pool.share(b for b in blocks if b != SCRATCH)
-            self._expiry = min(self._expiry, until)
+            self._pins.add((namespace, ids[: hit.tokens * ID_BYTES]), hit.blocks, until)
         return hit.tokens
 
     def expire(self, now: float) -> int:
         """Ends the pins whose time has come, `math.inf` all; returns how many."""
-        if now < self._expiry:
-            return 0
-        ended = [key for key, pin in self._pins.items() if pin.until <= now]
-        self._unpin(ended)
-        self._expiry = min((pin.until for pin in self._pins.values()), default=inf)
-        return len(ended)
-
-    def _unpin(self, keys: Iterable[tuple[bytes, bytes]]) -> None:
-        for key in keys:
-            for pool, blocks in zip(self.pools, self._pins.pop(key).blocks, strict=True):
-                pool.release(b for b in blocks if b != SCRATCH)
+        return self._pins.expire(now)
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -509,58 +393,34 @@ class PrefixTree:
 
     def pinned(self, group: int) -> set[int]:
         """Blocks of a group that pins hold."""
-        return {b for pin in self._pins.values() for b in pin.blocks[group] if b != SCRATCH}
+        return {b for blocks in self._pins.held(group) for b in blocks if b != SCRATCH}
 
     def named(self) -> Iterator[tuple[Block, int, tuple[int, ...]]]:
         """All whole blocks as `on_evict` has them, those last used first, no block before the one it follows."""
-        for node in sorted(self._all(), key=lambda node: -node.last_used):
+        for node in sorted(self.nodes(), key=lambda node: -node.last_used):
             for i in range(len(node.ids) // self._block_bytes):
                 parent = node.parent_key(i, self._block_bytes)
                 ids = tuple(blocks[i] for blocks in node.blocks)
                 yield Block(node.namespace, parent, self._head(node.ids, i)), node.start + i, ids
 
-    def _all(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[Node]:
         for root in self._roots.values():
             yield from root.tree()
 
     def check(self, holders: Sequence[Iterable[Sequence[int]]]) -> None:
         """Recomputes the pools' counts from the tree, its pins and the tables of all sequences (`holders`: per group),
         and proves the tree's own rules. Raises AssertionError."""
-        nodes = list(self._all())
+        nodes = list(self.nodes())
         for g, (pool, tables) in enumerate(zip(self.pools, holders, strict=True)):
-            pins = [pin.blocks[g] for pin in self._pins.values()]
-            pool.check([*tables, *pins], [node.blocks[g] for node in nodes])
+            pool.check([*tables, *self._pins.held(g)], [node.blocks[g] for node in nodes])
         for root in self._roots.values():
             assert root.parent is None and root.children and not root.ids, "an empty root"
         inner = [node for node in nodes if node.parent is not None]
         assert len(inner) == self._nodes, f"{self._nodes} nodes are counted, {len(inner)} are there"
         for node in nodes:
-            self._check_children(node)
+            node.check(self._block_bytes)
         for node in inner:
-            self._check_node(node)
-        for (namespace, ids), pin in self._pins.items():
-            assert self.match(namespace, ids).blocks == pin.blocks, "a pinned prefix is lost"
-
-    def _check_children(self, node: Node) -> None:
-        heads = [child.ids[: self._block_bytes] for child in node.children]
-        assert node.heads == heads == sorted(heads), "children are not in order"
-        assert not any(b.startswith(a) for a, b in pairwise(heads)), "a child is the beginning of another"
-        for child in node.children:
-            assert child.parent is node and child.namespace == node.namespace, "a child has another parent"
-            assert child.start == node.start + node.num_blocks, "a child starts in the wrong place"
-
-    def _check_node(self, node: Node) -> None:
-        num_blocks = blocks_for(len(node.ids), self._block_bytes)
-        assert num_blocks and all(len(blocks) == num_blocks for blocks in node.blocks), "blocks and ids differ"
-        assert not node.children or len(node.ids) % self._block_bytes == 0, "a partly filled block is not at the end"
-        assert node.children or any(b[-1] for b in node.blocks), "a leaf ends without a block"
-        assert all(b != SCRATCH for g in self._full for b in node.blocks[g]), "a full group misses a block"
-        assert node.children or not self._full or node in self._leaves or node in self._held, "a leaf is in no queue"
-        for g in self._windows:
-            blocks, middle = node.blocks[g], self._last_window(node, g)
-            assert not any(blocks[: node.low[g]]), "there are blocks below the lowest"
-            assert not any(blocks) or node in self._ends[g], "window blocks are in no queue"
-            assert not any(blocks[:middle]) or node in self._middles[g], "a middle is in no queue"
-        for i, digest in enumerate(node.digests):
-            parent = node.parent_key(i, self._block_bytes)
-            assert digest == Block(node.namespace, parent, self._head(node.ids, i)).key, "a digest of other ids"
+            self._evictor.check(node)
+            assert all(b != SCRATCH for g in self._full for b in node.blocks[g]), "a full group misses a block"
+        for (namespace, ids), blocks in self._pins:
+            assert self.match(namespace, ids).blocks == blocks, "a pinned prefix is lost"

@@ -1,0 +1,63 @@
+"""Pins: prefixes whose blocks stay for a time, whatever else comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from kvasir.kv.pool import SCRATCH, BlockPool
+
+Name = tuple[bytes, bytes]  # namespace, packed ids
+
+
+@dataclass(slots=True)
+class _Pin:
+    until: float
+    blocks: tuple[list[int], ...]
+
+
+class Pins:
+    """Owns one count of each block of a pinned prefix. Knows no clock: `expire` is told the time."""
+
+    def __init__(self, pools: Sequence[BlockPool]):
+        self._pools = pools
+        self._pins: dict[Name, _Pin] = {}
+        self._expiry = inf  # none ends earlier
+
+    def add(self, name: Name, blocks: tuple[list[int], ...], until: float) -> None:
+        """blocks: per group; SCRATCH where there is none. A second pin of the same prefix can only prolong it."""
+        if name in self._pins:
+            self._pins[name].until = max(self._pins[name].until, until)
+        else:
+            self._pins[name] = _Pin(until, blocks)
+            for pool, ids in zip(self._pools, blocks, strict=True):
+                pool.share(b for b in ids if b != SCRATCH)
+        self._expiry = min(self._expiry, until)
+
+    def expire(self, now: float) -> int:
+        """Ends those whose time has come, `math.inf` all; returns how many."""
+        if now < self._expiry:
+            return 0
+        ended = [name for name, pin in self._pins.items() if pin.until <= now]
+        self._end(ended)
+        self._expiry = min((pin.until for pin in self._pins.values()), default=inf)
+        return len(ended)
+
+    def drop(self, namespace: bytes) -> None:
+        self._end([name for name in self._pins if name[0] == namespace])
+
+    def _end(self, names: Iterable[Name]) -> None:
+        for name in names:
+            for pool, ids in zip(self._pools, self._pins.pop(name).blocks, strict=True):
+                pool.release(b for b in ids if b != SCRATCH)
+
+    def held(self, group: int) -> list[list[int]]:
+        """The blocks of a group, pin by pin."""
+        return [pin.blocks[group] for pin in self._pins.values()]
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def __iter__(self) -> Iterator[tuple[Name, tuple[list[int], ...]]]:
+        return ((name, pin.blocks) for name, pin in self._pins.items())
