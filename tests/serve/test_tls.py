@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -75,6 +77,18 @@ def test_old_versions_are_refused(made):
             else:
                 with pytest.raises(httpx.ConnectError):
                     get(server, context)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_who_does_not_shake_hands_is_let_go(made, said):
+    files = {"tls_cert": made["one"].cert, "tls_key": made["one"].key}
+    with live(ServeSettings(port=0, head_time=0.3, **files)) as server:
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=20) as silent, contextlib.suppress(ConnectionError):
+            silent.sendall(said)
+            while silent.recv(1000):
+                pass
+        assert get(server, trusting(made["one"])).status_code == 200
 
 
 def test_clients_show_a_certificate_where_one_is_asked_for(made):

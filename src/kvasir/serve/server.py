@@ -126,6 +126,21 @@ class Server(uvicorn.Server):
             await settle(*watching)
             await asyncio.gather(*(asyncio.to_thread(lines.close) for lines in self._logs))
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's own, but for TLS with a bound on the time that a handshake takes."""
+        if self.config.ssl is None:
+            return await super().startup(sockets)
+        state = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        create = functools.partial(
+            asyncio.get_running_loop().create_server,
+            functools.partial(self.config.http_protocol_class, **state),  # type: ignore[arg-type]
+            ssl=self.config.ssl,
+            backlog=self.config.backlog,
+            ssl_handshake_timeout=self._catalogue.settings.head_time,
+        )
+        self.servers = [await create(sock=sock) for sock in sockets or ()]
+        self.started = True
+
     @contextlib.contextmanager
     def _reloading(self) -> Iterator[None]:
         """SIGHUP has all files opened again; it ends a server that has none, as ever."""
