@@ -168,6 +168,23 @@ async def test_agents_that_leave_hurt_no_others(server, own):
     await settled(server)
 
 
+def test_a_model_that_always_thinks_can_be_kept_from_it(tmp_path):
+    always = tmp_path / "always.jinja"
+    turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    always.write_text(turns + "<|im_start|>assistant\n<think>\n")
+    ask = [{"role": "user", "content": "What is 23 + 45?"}]
+    with serving(MODEL, "--chat-template", str(always)) as (base, _), ollama.Client(host=base) as own:
+        assert own.chat(model=MODEL, messages=ask, options=GREEDY).message.thinking
+        for answer in (
+            own.chat(model=MODEL, messages=ask, think=False, options=GREEDY).message,
+            own.generate(model=MODEL, prompt=ask[0]["content"], think=False, options=GREEDY),
+        ):
+            assert not answer.thinking
+            assert answer["content" if "content" in answer else "response"]
+        body = {"model": MODEL, "messages": ask, "think": "low"}
+        assert httpx.post(f"{base}/api/chat", json=body).status_code == 400
+
+
 def test_models_from_pull_to_delete(tmp_path, monkeypatch):
     """A server over an empty store, and nothing but the client: get a model, make one of it and one of its files, ask
     all three, and leave nothing."""

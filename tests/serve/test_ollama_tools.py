@@ -104,8 +104,6 @@ def test_thinking_is_switched_where_the_template_can():
         )
     with speaker(thinker("{{ messages[-1].content }}<think>{# always #}")) as own:
         assert own.chat(model="fake", messages=HELLO, think=True, options=GREEDY).message.thinking
-        with pytest.raises(ollama.ResponseError, match="always thinks"):
-            own.chat(model="fake", messages=HELLO, think=False)
 
 
 def test_results_of_tools_are_told_by_name_or_id():

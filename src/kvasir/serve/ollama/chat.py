@@ -19,7 +19,7 @@ from kvasir.serve.ollama.params import (
     room_for_answer,
     to_params,
 )
-from kvasir.serve.ollama.prompt import Prompter, thinking_variables, to_messages
+from kvasir.serve.ollama.prompt import Prompter, must_be_kept_from_thinking, thinking_variables, to_messages
 from kvasir.serve.ollama.route import STREAMED, OllamaRoute, serving_named
 from kvasir.serve.ollama.wire import ChatRequest
 from kvasir.serve.openai.tools import callable_tools, shown_tools, tool_grammar
@@ -58,6 +58,8 @@ async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, cloc
     context = context_of(options, front.info)
     asked = _tools(wire)
     shown = shown_tools(asked)
+    if must_be_kept_from_thinking(wire.think, front, shown):
+        options = options.model_copy(update={"thinking_token_budget": 0})
     messages: Any = to_messages(wire.messages or ())
     messages = entry.conversation(messages) if entry else messages
     prompter = Prompter(front, shown, thinking_variables(wire.think, front, shown, wire.model))

@@ -22,7 +22,7 @@ from kvasir.serve.ollama.params import (
     room_for_answer,
     to_params,
 )
-from kvasir.serve.ollama.prompt import cut_ids, thinking_variables
+from kvasir.serve.ollama.prompt import cut_ids, must_be_kept_from_thinking, thinking_variables
 from kvasir.serve.ollama.route import STREAMED, OllamaRoute, serving_named
 from kvasir.serve.ollama.wire import GenerateRequest
 from kvasir.serve.serving import Serving, json_response
@@ -68,6 +68,8 @@ async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, 
     serving.check_logprobs(top_logprobs=wire.top_logprobs)
     options = options_of(wire.options, entry.parameters if entry else {})
     context = context_of(options, front.info)
+    if not wire.raw and must_be_kept_from_thinking(wire.think, front, None):
+        options = options.model_copy(update={"thinking_token_budget": 0})
     ids: Sequence[int]
     ends: tuple[int, ...] = ()
     cut = 0

@@ -71,11 +71,18 @@ def thinking_variables(think: bool | str | None, front: Front, tools: object, na
         return ({switch: True} if switch else {}) | {LEVELS: think}
     if switch:
         return {switch: think}
-    thinks = front.reader.format(tools).thinking is not None
-    if thinks is not think:
-        does = "always thinks" if thinks else "does not support thinking"
-        raise InvalidRequest(f"{name!r} {does}", "leave think out", "think")
+    if think and not _thinks(front, tools):
+        raise InvalidRequest(f"{name!r} does not support thinking", "leave think out", "think")
     return {}
+
+
+def must_be_kept_from_thinking(think: bool | str | None, front: Front, tools: object) -> bool:
+    """Whether thinking is not wanted and only its end, forced at once, can avoid it."""
+    return think is False and switch_of(front, tools) is None and _thinks(front, tools)
+
+
+def _thinks(front: Front, tools: object) -> bool:
+    return front.reader.format(tools).thinking is not None
 
 
 class Prompter:
