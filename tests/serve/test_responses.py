@@ -51,6 +51,7 @@ STREAMED = [
     {"tools": TOOLS, "include": [*LOGPROBS, "reasoning.encrypted_content"], "top_logprobs": 2},
     {"input": CALL + "<eos>", "tools": TOOLS},
     {"input": "<eos>"},
+    {"input": "abc", "max_output_tokens": 9, "stop": ["ca"], "top_k": 3, "seed": 1, "temperature": 0.7},
     {"metadata": {"a": "b"}, "instructions": "Do.", "user": "u", "service_tier": "flex", "truncation": "auto"},
 ]
 
@@ -223,6 +224,7 @@ FIELDS = [
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 600}, "max_output_tokens"),
     ({"temperature": -1.0}, "temperature"),
+    ({"logit_bias": {"x": 1.0}}, "logit_bias"),
     ({"metadata": {"k" * 65: "v"}}, None),
     ({"metadata": {str(i): "v" for i in range(17)}}, "metadata"),
     ({"service_tier": "ultrafast"}, "service_tier"),

@@ -36,11 +36,9 @@ class StreamOptions(Wire):
     include_obfuscation: bool | None = None  # pads chunks against traffic analysis; refused if true
 
 
-class Sampling(Scheduling, Structured):
-    """The fields that completions and chats share. Ranges are checked by SamplingParams."""
+class Samplers(Wire):
+    """How tokens are chosen. Ranges are checked by SamplingParams."""
 
-    model: Name | None = None
-    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     frequency_penalty: float | None = None
@@ -48,9 +46,6 @@ class Sampling(Scheduling, Structured):
     logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
     seed: int | None = None
     stop: TextOrList | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: Name | None = None
 
     # vLLM's extensions
     top_k: int | None = None
@@ -62,9 +57,6 @@ class Sampling(Scheduling, Structured):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool | None = None
-    add_special_tokens: bool | None = None
     bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS)] | None = None
 
     # llama.cpp's
@@ -82,6 +74,21 @@ class Sampling(Scheduling, Structured):
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: Annotated[list[str], Field(max_length=MAX_BREAKERS)] | None = None
+
+
+class Sampling(Samplers, Scheduling, Structured):
+    """The fields that completions and chats share."""
+
+    model: Name | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Name | None = None
+
+    # vLLM's extensions
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
 
 
 class CompletionRequest(Sampling):

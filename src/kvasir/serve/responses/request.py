@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.openai.wire import ChatRequest
+from kvasir.serve.openai.wire import ChatRequest, Samplers
 from kvasir.serve.responses.items import PREFIXES, Kept, Message, ReferenceItem, to_kept, to_messages
 from kvasir.serve.responses.kept import Responses, item_id
 from kvasir.serve.responses.wire import (
@@ -20,14 +20,10 @@ from kvasir.serve.responses.wire import (
     ResponseRequest,
     TextFormat,
 )
-from kvasir.serve.wire import MAX_MESSAGES, refuse_fields
+from kvasir.serve.wire import MAX_MESSAGES, Scheduling, refuse_fields
 
 # Fields that a chat has under the same name.
-_SAME = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "min_tokens", "ignore_eos"),
-    *("frequency_penalty", "presence_penalty", "repetition_penalty", "chat_template_kwargs"),
-    *("service_class", "priority", "deadline", "cache_salt", "no_cache", "cache_ttl"),
-)
+_SAME = ("model", "chat_template_kwargs", *Samplers.model_fields, *Scheduling.model_fields)
 # What a chat's fields are called here.
 _NAMES = {
     "messages": "input",

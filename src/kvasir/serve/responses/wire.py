@@ -1,7 +1,7 @@
 """The request bodies of the Responses API, and the queries of its routes.
 
 https://platform.openai.com/docs/api-reference/responses. Every field of it is here: honoured, or named in REFUSED or
-IGNORED. The last fields of a request are the extensions that chats have too.
+IGNORED. A request has the samplers and the scheduling of chats, too.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from kvasir.serve.openai.structured import Schema
-from kvasir.serve.openai.wire import StreamOptions
+from kvasir.serve.openai.wire import Samplers, StreamOptions
 from kvasir.serve.responses.items import Item, check_type
-from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, Scheduling, TemplateKwargs, TextOrList, Wire
+from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, Scheduling, TemplateKwargs, Wire
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -142,7 +142,7 @@ class Prompt(Wire):
 _CONVERSATION = ((), "use previous_response_id")
 
 
-class ResponseRequest(Prompt, Scheduling):
+class ResponseRequest(Prompt, Samplers, Scheduling):
     """POST /v1/responses"""
 
     REFUSED: ClassVar = {
@@ -169,9 +169,7 @@ class ResponseRequest(Prompt, Scheduling):
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
     top_logprobs: int | None = None
-    top_p: float | None = None
     user: Name | None = None
 
     access_programs: Any = None
@@ -183,17 +181,7 @@ class ResponseRequest(Prompt, Scheduling):
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
 
-    # Extensions
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop: TextOrList | None = None
-    chat_template_kwargs: TemplateKwargs | None = None
+    chat_template_kwargs: TemplateKwargs | None = None  # vLLM's
 
 
 class TokenCountRequest(Prompt):
