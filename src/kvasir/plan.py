@@ -39,7 +39,7 @@ class SamplingSpec:
     bad_words: sequences of ids; the last of one is forbidden where the sampled ids end with the others.
     dry_breakers: which ids no repetition goes across, bit i & 31 of int32 word i >> 5; dry_breaker_sequences: the same
     of sequences.
-    guided: a mask comes with each step that samples.
+    guided: a mask may come with any step that samples.
     logprobs / prompt_logprobs: -1 for none, else how many of the best beside the chosen one.
     """
 
@@ -106,6 +106,7 @@ class Work:
     appended: ids that become known with this plan without being sampled, packed; the last `drafted` of them are
     proposals: the rows before and at each of them are sampled too, and those from the first difference on are dropped.
     sample: the last computed row's logits are sampled. Else the step only fills the cache.
+    masked: most probably a mask comes with it, for which the sampler has to wait; a guess that decides nothing else.
     want_prompt_logprobs, want_hidden: rows whose log-probabilities or last hidden states come back.
     indivisible: the tokens attend to each other in both directions and must be computed in one step.
     positions: empty for 0, 1, 2 ..., else packed int32, one or three a token.
@@ -119,6 +120,7 @@ class Work:
     appended: bytes = b""
     drafted: int = 0
     sample: bool = False
+    masked: bool = False
     want_prompt_logprobs: bool = False
     want_pooled: bool = False
     want_hidden: tuple[str, ...] = ()

@@ -11,12 +11,15 @@ VOCAB = 256
 
 
 def allowed_at(grammar: str, place: int) -> list[int]:
-    """The ids that "SEED LENGTH" allows there: half of the places leave one. None behind LENGTH."""
+    """The ids that "SEED LENGTH" allows there: half of the places leave one, some all. None behind
+    LENGTH."""
     seed, length = map(int, grammar.split())
     mixed = (seed * 2654435761 + place * 40503 + (seed ^ place) * 69069) >> 4
     if place >= length:
         return []
-    return [mixed % VOCAB] if mixed % 7 < 4 else list(range(mixed % 3, VOCAB, 3))
+    if mixed % 7 < 4:
+        return [mixed % VOCAB]
+    return list(range(mixed % 3, VOCAB, 3)) if mixed % 7 < 6 else list(range(VOCAB))
 
 
 def mask_at(grammar: str, place: int) -> bytes:
@@ -29,11 +32,17 @@ class HandGuide:
         self.grammar, self.place = grammar, 0
 
     @property
+    def quiet(self) -> bool:
+        """A guess that is often wrong."""
+        return self.place % 2 == 0
+
+    @property
     def done(self) -> bool:
         return not allowed_at(self.grammar, self.place)
 
-    def allowed(self) -> bytes:
-        return mask_at(self.grammar, self.place)
+    def allowed(self) -> bytes | None:
+        mask = mask_at(self.grammar, self.place)
+        return None if all(byte == 255 for byte in mask) else mask
 
     def forced(self) -> list[int]:
         ids: list[int] = []
@@ -61,6 +70,9 @@ class HandGuides:
         if self.at_once:
             self.compile()
         return future
+
+    def ends(self, grammar: str) -> bool:
+        return True
 
     def compile(self) -> None:
         for future, grammar in self.open:

@@ -44,7 +44,9 @@ class Triggers:
         return min((at for at in places if at >= 0), default=-1)
 
     def tail(self, text: bytes, inside: bool) -> bytes:
-        return overlap(text, self._marks[inside])
+        """With what of the text's end a trigger begins that is not complete."""
+        marks = [mark for mark in self._marks[inside] if mark[0] in text[1 - len(mark) :]]
+        return overlap(text, marks) if marks else b""
 
     def opens(self, text: bytes) -> bytes:
         """What may be a call without a mark: the text from its first character on; else nothing."""

@@ -131,6 +131,12 @@ class Guides:
             return found
 
     @staticmethod
+    def ends(rule: str) -> bool:
+        """Whether it is the rule that says where an answer ends."""
+        parts = Rule.of(rule)
+        return bool(parts.grammar) and parts.free is None
+
+    @staticmethod
     def take(compiled: Future[Compiled], ids: Iterable[int] = ()) -> AnyGuide:
         """A guide at its beginning, or behind `ids`. Raises GuideError."""
         guide = compiled.result().begin()

@@ -37,7 +37,7 @@ class Thought:
                     break
             at = text.find(mark)
             if at < 0:
-                self.tail = overlap(text, (mark,))
+                self.tail = overlap(text, (mark,)) if mark[0] in text else b""
                 break
             self.inside = not self.inside
             self.rest = text = text[at + len(mark) :]

@@ -1,8 +1,8 @@
 """ProgramRunner: carries out plans with a traced program, one native call a step, under which the caller may think.
 
 A row's ids and block tables stay where the kernels read them from joining to leaving; a step is described by a few
-integers per sequence. Rows with a grammar are sampled by a call of their own, so that masks are made under the forward;
-what the native sampler has no code for is sampled by the reference, from the same logits.
+integers per sequence. Rows that a grammar masks are sampled by a call of their own, so that masks are made under the
+forward; what the native sampler has no code for is sampled by the reference, from the same logits.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ProgramRunner:
             assert work.start + work.count <= row.known, "work beyond the known tokens"
             exports = self.program.lowered.exports
             assert all(name in exports for name in work.want_hidden), "hidden states that were not wished for at load"
-            native_sampling = work.sample and not row.spec.guided and covers(row.spec)
+            native_sampling = work.sample and not work.masked and covers(row.spec)
             flags = native.WORK_SAMPLE * native_sampling | native.WORK_BIDIRECTIONAL * work.indivisible
             item = self.program.works[count]
             item.row, item.flags, item.start, item.count = work.row, flags, work.start, work.count
@@ -95,7 +95,8 @@ class ProgramRunner:
         if pending.started:
             self.program.wait()
             self.kernel_seconds += self.program.seconds
-        natively = {work: at for at, work in enumerate(pending.fast)}
+        # What was sampled without the mask that has come after all is sampled again.
+        natively = {i: at for at, i in enumerate(pending.fast) if pending.plan.work[i].row not in masks}
         pairs = list(zip(pending.plan.work, pending.firsts, strict=True))
         apart = self._sample_apart(
             {i: first + w.count - 1 for i, (w, first) in enumerate(pairs)

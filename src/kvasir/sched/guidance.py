@@ -30,6 +30,9 @@ class Guide(Protocol):
     @property
     def done(self) -> bool: ...
 
+    @property
+    def quiet(self) -> bool: ...
+
     def allowed(self) -> bytes | None: ...
 
     def forced(self) -> list[int]: ...
@@ -38,9 +41,12 @@ class Guide(Protocol):
 
 
 class Guides(Protocol):
-    """Makes guides; `begin` compiles elsewhere and `take` raises KvasirError where that failed."""
+    """Makes guides; `begin` compiles elsewhere and `take` raises KvasirError where that failed. `ends`: whether it is
+    the grammar that says where an answer ends."""
 
     def begin(self, grammar: str) -> Future[Any]: ...
+
+    def ends(self, grammar: str) -> bool: ...
 
     def take(self, compiled: Future[Any], ids: Iterable[int] = ()) -> Guide: ...
 
@@ -85,6 +91,11 @@ def take_back(seq: Sequence) -> None:
     """What would have come behind an id that was never sampled."""
     seq.known -= len(seq.coming)
     seq.coming = []
+
+
+def masked(seq: Sequence) -> bool:
+    """Whether a mask is to be expected for what is sampled next, as far as is known by now."""
+    return seq.guide is not None and not seq.guide.quiet
 
 
 def mask(seq: Sequence) -> bytes | None:

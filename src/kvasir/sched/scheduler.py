@@ -104,6 +104,9 @@ class Scheduler:
         if request.grammar:
             if self.guides is None or request.task is Task.EMBED:
                 raise InvalidRequest("no grammar can be followed here", "leave it out", param="structured_outputs")
+            if request.params.min_tokens and self.guides.ends(request.grammar):
+                message = "min_tokens goes against a grammar, which says where the answer ends"
+                raise InvalidRequest(message, "leave it out", param="min_tokens")
             for seq in sequences:
                 seq.compiling = self.guides.begin(request.grammar)
                 seq.jumps = self.jump_ahead and guidance.jumps(seq.spec)

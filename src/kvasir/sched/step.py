@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvasir.plan import Bytes, Join, StepPlan, Work, pack_ids
-from kvasir.sched import policy
+from kvasir.sched import guidance, policy
 from kvasir.sched.sequence import Sequence
 
 Added = tuple[tuple[int, tuple[int, ...]], ...]  # per cache group: the first new index of the table, and what is there
@@ -68,6 +68,7 @@ class Step:
                 blocks=blocks,
                 appended=appended,
                 sample=sample,
+                masked=sample and guidance.masked(seq),
                 want_prompt_logprobs=seq.prompt_logprobs is not None and start < seq.prompt_len - 1,
                 want_pooled=seq.embeds and reached,
                 indivisible=self.indivisible,
