@@ -185,6 +185,20 @@ async def test_files_are_bounded():
         assert full.status_code == 429
 
 
+async def test_uploads_of_a_key_take_turns_and_whoever_is_slow_loses_it():
+    async with serving(body_time=0.02, keys=(ANN, BOB)) as http:
+
+        async def never():
+            yield b"--x\r\n"
+            await asyncio.sleep(60)
+
+        slow = {"content-type": "multipart/form-data; boundary=x", **AS_ANN}
+        waiting = [asyncio.ensure_future(http.post("/v1/files", content=never(), headers=slow)) for _ in range(4)]
+        await upload(http, b"x", AS_BOB)
+        assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [408] * 4
+        await upload(http, b"x", AS_ANN)
+
+
 async def test_files_expire_and_come_in_pages(monkeypatch):
     async with serving() as http:
         form = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}

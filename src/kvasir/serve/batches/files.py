@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.batches.upload import read_upload
+from kvasir.serve.batches.upload import Upload, read_upload
 from kvasir.serve.batches.wire import MONTH, FileForm, FilePage
 from kvasir.serve.catalogue import catalogue_of
 from kvasir.serve.faults import AnswerFailed, NotFound
@@ -25,6 +26,8 @@ from kvasir.serve.settings import ServeSettings
 
 router = APIRouter()
 FILE = "file"
+UPLOADS = 2  # of a key at once
+SLOWER = 10  # times as long as other bodies an upload may take
 
 _FORM = {
     "type": "object",
@@ -49,12 +52,17 @@ class Files:
         share = settings.file_bytes // max(1, len(settings.all_keys))
         bounds = {"max_count": settings.file_count, "max_age": float("inf"), "refuse": True}
         self.max_bytes = min(settings.max_file, share)
+        self._turns: dict[str, asyncio.Semaphore] = {}
         self._facts = Records(folder and folder / "files", max_bytes=settings.file_count << 12, **bounds)
         self._contents = Records(folder and folder / "file-contents", max_bytes=share, **bounds)
 
     def close(self) -> None:
         self._facts.close()
         self._contents.close()
+
+    def turn(self, owner: str) -> asyncio.Semaphore:
+        """To be held while a body is in memory, so that a key has few there at once."""
+        return self._turns.setdefault(owner, asyncio.Semaphore(UPLOADS))
 
     async def put(
         self, owner: str, data: bytes, name: str, purpose: str, seconds: int | None, id: str = "", beyond: bool = False
@@ -126,7 +134,12 @@ def files_of(request: HTTPRequest) -> Files:
 @router.post("/v1/files", tags=["openai"], openapi_extra=_BODY)
 async def create_file(request: HTTPRequest) -> Response:
     files, owner = files_of(request), owner_of(request)
-    upload = await read_upload(request, files.max_bytes, catalogue_of(request).settings.body_time)
+    async with files.turn(owner):
+        patience = SLOWER * catalogue_of(request).settings.body_time
+        return json_response(await _keep(files, owner, await read_upload(request, files.max_bytes, patience)))
+
+
+async def _keep(files: Files, owner: str, upload: Upload) -> dict[str, Any]:
     try:
         form = FileForm.model_validate(upload.fields)
     except ValidationError as error:
@@ -136,7 +149,7 @@ async def create_file(request: HTTPRequest) -> Response:
     await files.clear(owner)
     try:
         seconds = MONTH if form.seconds is None else form.seconds
-        return json_response(await files.put(owner, upload.data, upload.filename[:256], form.purpose, seconds))
+        return await files.put(owner, upload.data, upload.filename[:256], form.purpose, seconds)
     except OSError as error:
         raise AnswerFailed("the file cannot be stored", "the server's log has the details") from error
 

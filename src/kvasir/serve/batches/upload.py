@@ -31,21 +31,21 @@ class Upload:
 
 
 async def read_upload(request: HTTPRequest, max_bytes: int, patience: float) -> Upload:
-    """max_bytes: of the file. patience: seconds between two pieces of the body. Raises InvalidRequest, ClientGone,
-    HTTPException."""
+    """max_bytes: of the file. patience: seconds that it may take. Raises InvalidRequest, ClientGone, HTTPException."""
     body = bytearray()
     more = True
-    while more:
-        try:
-            message = await asyncio.wait_for(request.receive(), patience)
-        except TimeoutError:
-            raise HTTPException(408, f"no more of the body arrived for {patience:g} seconds") from None
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-        if len(body) > max_bytes + FORM:
-            raise HTTPException(413, f"the file is larger than {max_bytes} bytes")
+    try:
+        async with asyncio.timeout(patience):
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > max_bytes + FORM:
+                    raise HTTPException(413, f"the file is larger than {max_bytes} bytes")
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not arrive within {patience:g} seconds") from None
     upload = await asyncio.to_thread(parse_form, request.headers.get("content-type", ""), bytes(body))
     if len(upload.data) > max_bytes:
         raise HTTPException(413, f"the file is larger than {max_bytes} bytes")
