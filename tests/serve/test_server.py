@@ -18,8 +18,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvasir.errors import ConfigError
 from kvasir.serve.catalogue import OneModel
-from kvasir.serve.server import bind, summary
+from kvasir.serve.server import bind, serve, summary
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import make_front
 
@@ -159,6 +160,15 @@ def test_a_taken_address_is_known_before_anything_is_loaded():
         first.listen()
         with pytest.raises(OSError, match="in use"):
             bind(ServeSettings(port=first.getsockname()[1]))
+
+
+async def test_files_that_cannot_be_used_are_known_before_anything_is_loaded(tmp_path):
+    absent = tmp_path / "absent"
+    for files in ({"tls_cert": absent, "tls_key": absent}, {"access_log": tmp_path}, {"audit_log": tmp_path}):
+        front = make_front()
+        front.start = None  # type: ignore[method-assign]
+        with pytest.raises(ConfigError, match="expected"):
+            await serve(OneModel(front, ServeSettings(port=0, **files)))
 
 
 def test_names_and_ipv6_can_be_bound():

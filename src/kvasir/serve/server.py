@@ -52,10 +52,8 @@ async def serve(catalogue: Catalogue) -> None:
     """The same within a running event loop. The address is bound first: a taken one is known before a model
     loads."""
     with bind(catalogue.settings) as listener:
-        if catalogue.settings.tls:
-            catalogue.settings.tls.context()  # so are files that cannot be used
+        server = Server(catalogue)  # so are files that cannot be used
         await catalogue.start()
-        server = Server(catalogue)
         try:
             print(summary(catalogue, listener.getsockname()[1]), flush=True)
             await server.serve(sockets=[listener])

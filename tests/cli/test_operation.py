@@ -1,0 +1,61 @@
+"""The options of operation: what of them reaches the server's settings, and what is refused before a model loads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvasir.cli.app import app
+from kvasir.cli.operation import OperationOptions
+from kvasir.errors import ConfigError
+from kvasir.serve.settings import ServeSettings
+
+GIVEN = {
+    "tls_cert": Path("a"),
+    "tls_key": Path("b"),
+    "tls_ca": Path("c"),
+    "access_log": Path("d"),
+    "audit_log": Path("e"),
+    "data_dir": Path("f"),
+    "cors_header": ["X-Mine"],
+    "cors_method": ["get"],
+    "cors_max_age": 7,
+    "cors_credentials": True,
+    "share_cache": True,
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(OperationOptions)])
+def test_every_option_reaches_the_settings(name):
+    plain, given = OperationOptions().settings(), OperationOptions(**{name: GIVEN[name]}).settings()
+    changed = {field: value for field, value in given.items() if plain.get(field) != value}
+    wanted = {"cors_header": ("X-Mine",), "cors_method": ("GET",)}.get(name, GIVEN[name])
+    assert list(changed.values()) == [wanted]
+    assert set(given) <= {field.name for field in fields(ServeSettings)}
+    ServeSettings(**plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tls-cert", "server.crt"], "its key"),
+        (["--tls-ca", "ca.crt"], "its key"),
+        (["--allowed-origin", "*", "--cors-credentials"], "origin"),
+        (["--cors-max-age", "-1"], "cors_max_age"),
+        (["--keys", "absent.json"], "absent.json"),
+        (["--host", "0.0.0.0"], "no API key"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(options, said):
+    result = CliRunner().invoke(app, ["serve", "no/such-model", *options])
+    assert isinstance(result.exception, ConfigError) and said in str(result.exception)
+
+
+def test_files_that_cannot_be_used_are_refused_before_a_model_is_loaded(tmp_path):
+    (tmp_path / "keys.json").write_text(json.dumps([{"name": "ann", "key": "first-key"}]))
+    result = CliRunner().invoke(app, ["serve", "no/such-model", "--keys", str(tmp_path / "keys.json")])
+    assert isinstance(result.exception, ConfigError) and "chmod 600" in str(result.exception)
