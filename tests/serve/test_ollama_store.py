@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -280,3 +281,20 @@ def test_models_are_loaded_and_unloaded_as_they_are_asked_for(own, mine):
     assert own.ps().models[0].expires_at.year == 9999
     assert own.chat(model="mine", messages=[], keep_alive=0).done_reason == "unload"
     assert not own.ps().models
+
+
+def test_what_is_managed_is_audited(store, hub, tmp_path):
+    log = tmp_path / "audit.jsonl"
+    with live_on(several(store, audit_log=log)) as server, ollama.Client(host=server.url) as own:
+        list(own.pull("org/g", stream=True))
+        with pytest.raises(ollama.ResponseError):
+            list(own.pull("org/nothing", stream=True))
+        with pytest.raises(ollama.ResponseError):
+            own.delete("nothing")
+        own.list()
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(t["route"], t["target"], t["outcome"]) for t in told] == [
+        ("/api/pull", {"model": "org/g"}, "done"),
+        ("/api/pull", {"model": "org/nothing"}, "failed"),
+        ("/api/delete", {"model": "nothing"}, "refused"),
+    ]
