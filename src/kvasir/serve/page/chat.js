@@ -8,8 +8,9 @@ import { TokenMap } from "./tokens.js";
 
 export class Chat {
   /** needKey: asks the user for a key; resolves to whether there is a new one. */
-  constructor(options, needKey) {
+  constructor(options, models, needKey) {
     this.options = options;
+    this.models = models;
     this.needKey = needKey;
     this.chat = chats()[0] ?? newChat();
     this.maps = new WeakMap(); // message -> the tokens of an answer of this visit
@@ -173,6 +174,7 @@ export class Chat {
   async generate() {
     const chat = this.chat;
     const body = {
+      ...this.models.fields,
       ...this.options.fields(),
       messages: wireMessages(this.options.system, chat.messages),
       stream: true,

@@ -18,8 +18,9 @@ const BLOCKS = [
 ];
 
 export class EngineView {
-  /** needKey: called when the server asks for a key. */
-  constructor(root, needKey) {
+  /** models: which of them is looked at. needKey: called when the server asks for a key. */
+  constructor(root, models, needKey) {
+    this.models = models;
     this.needKey = needKey;
     this.timer = null;
     this.watched = false;
@@ -40,7 +41,8 @@ export class EngineView {
   async ask() {
     clearTimeout(this.timer);
     try {
-      this.take(await get("/kvasir/live"));
+      const query = this.models.query;
+      this.take(await get(`/kvasir/live${query}`), query);
       this.problem.textContent = "";
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
@@ -50,14 +52,15 @@ export class EngineView {
     if (this.watched) this.timer = setTimeout(() => this.ask(), EVERY);
   }
 
-  /** The engine's counters begin again when it is started again. */
-  take(live) {
+  /** The engine's counters begin again when it is started again, and another model's are others. */
+  take(live, query) {
     const before = this.last;
-    if (before && (live.now < before.now || live.stats.steps < before.stats.steps)) {
+    if (before && (query !== this.seen || live.now < before.now || live.stats.steps < before.stats.steps)) {
       this.past = [];
       this.steps = [];
       this.rates = { generated: [], prompt: [] };
     }
+    this.seen = query;
     this.last = live;
     this.past.push(live);
     while (this.past.length > 2 && this.past[1].now <= live.now - RATE_OVER) this.past.shift();

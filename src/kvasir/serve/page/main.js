@@ -1,9 +1,10 @@
 // The page as a whole: its views, its panels, and the key.
 
-import { get, Refused } from "./api.js";
+import { Refused } from "./api.js";
 import { Chat } from "./chat.js";
 import { find } from "./dom.js";
 import { EngineView } from "./engine.js";
+import { Models } from "./models.js";
 import { Options } from "./options.js";
 import { key } from "./store.js";
 
@@ -50,10 +51,7 @@ function needKey(error) {
 async function introduce(error = "") {
   if (error && !(await needKey(error))) return;
   try {
-    const info = await get("/kvasir/info");
-    find("model").textContent = info.models[0];
-    document.title = `${info.models[0]} – Kvasir`;
-    if (!info.tasks.includes("generate")) find("prompt").placeholder = "This model makes embeddings; it does not chat";
+    await models.load();
   } catch (refused) {
     if (!(refused instanceof Refused)) throw refused;
     if (refused.status !== 401) return;
@@ -63,8 +61,9 @@ async function introduce(error = "") {
 }
 
 const options = new Options();
-const engine = new EngineView(find("view-engine"), () => introduce("The server asks for a key."));
-const chat = new Chat(options, () => needKey("The server asks for a key."));
+const models = new Models();
+const engine = new EngineView(find("view-engine"), models, () => introduce("The server asks for a key."));
+const chat = new Chat(options, models, () => needKey("The server asks for a key."));
 
 for (const [i, name] of VIEWS.entries()) {
   const tab = find(`tab-${name}`);
