@@ -322,6 +322,8 @@ class EngineStats:
     cached_tokens: int = 0  # of them found in the prefix cache
     evicted_blocks: int = 0
     preemptions: int = 0
+    masked_rows: int = 0  # sampled under a grammar's mask
+    forced_tokens: int = 0  # that a grammar left no choice for, taken without a step each
     classes: dict[ServiceClass, ClassStats] = field(default_factory=dict)
     finished: int = 0
     aborted: int = 0

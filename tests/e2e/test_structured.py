@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import httpx
 import openai
 import pytest
 
@@ -253,3 +254,19 @@ def test_a_budget_without_reasoning_is_refused(api):
 def test_a_choice_that_cannot_be_kept_is_refused(api, fields, message):
     with pytest.raises(openai.BadRequestError, match=message):
         ask(api, **fields)
+
+
+def test_what_was_masked_and_forced_is_counted(api):
+    def counted() -> tuple[float, float]:
+        text = httpx.get(f"{str(api.base_url).removesuffix('v1/')}metrics").text
+        names = ("kvasir_masked_rows", "kvasir_forced_tokens")
+        masked, forced = (float(re.search(rf"^{n}_total(?:{{.*}})? (\S+)", text, re.MULTILINE)[1]) for n in names)
+        return masked, forced
+
+    before = counted()
+    ask(api, response_format=FORMAT)
+    masked, forced = (now - then for now, then in zip(counted(), before, strict=True))
+    assert masked > 5 and forced > 5
+    before = counted()
+    ask(api, tools=[WEATHER], messages=[{"role": "user", "content": "Hi"}])
+    assert counted()[0] - before[0] < 5, "free text has no masks"

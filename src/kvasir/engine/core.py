@@ -188,6 +188,8 @@ class EngineCore:
             cached_tokens=s.cached_tokens,
             evicted_blocks=cache.evicted,
             preemptions=s.preemptions,
+            masked_rows=s.masked_rows,
+            forced_tokens=s.forced_tokens,
             classes=s.class_stats(),
             finished=s.finished,
             aborted=s.aborted,

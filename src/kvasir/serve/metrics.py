@@ -184,6 +184,8 @@ class _Model:
         yield self._counter("prefix_evicted_blocks", "Blocks taken back from the prefix cache.", stats.evicted_blocks)
         yield from self._tiers(stats)
         yield self._counter("preemptions", "Answers that had to leave and come back.", stats.preemptions)
+        yield self._counter("masked_rows", "Tokens sampled under the mask of a grammar.", stats.masked_rows)
+        yield self._counter("forced_tokens", "Tokens a grammar left no choice for, taken at once.", stats.forced_tokens)
         yield self._counter("engine_steps", "Steps computed.", stats.steps)
         yield self._counter("engine_step_seconds", "Time spent in steps.", stats.step_seconds)
         yield self._counter("engine_kernel_seconds", "Of it, time inside native programs.", stats.kernel_seconds)
