@@ -28,18 +28,21 @@ async def test_reasoning_text_and_calls_are_items_of_their_own():
         assert thought <= usage["output_tokens_details"]["reasoning_tokens"] <= len(THOUGHT.encode())
 
 
-async def test_a_chat_says_the_same():
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+async def test_a_chat_says_the_same(temperature):
     async with client(front=thinker()) as http:
-        response = await create(http, **body(tools=TOOLS, seed=3, temperature=0.5))
+        response = await create(http, **body(tools=TOOLS, seed=3, temperature=temperature))
         tools = [{"type": "function", "function": {k: v for k, v in TOOLS[0].items() if k != "type"}}]
         asked = {"messages": [{"role": "user", "content": SAID + "<eos>"}], "tools": tools, "max_tokens": 300}
-        chat = (await http.post("/v1/chat/completions", json={**asked, "seed": 3, "temperature": 0.5})).json()
+        chat = (await http.post("/v1/chat/completions", json={**asked, "seed": 3, "temperature": temperature})).json()
         texts = {item["type"]: item["content"][0]["text"] for item in response["output"] if "content" in item}
         message = chat["choices"][0]["message"]
         assert texts.get("message", "") == (message["content"] or "")
         assert texts.get("reasoning") == message.get("reasoning_content")
-        assert response["seed"] == chat["choices"][0]["seed"] == 3
+        assert response.get("seed") == chat["choices"][0].get("seed") == (3 if temperature else None)
         assert response["usage"]["output_tokens"] == chat["usage"]["completion_tokens"]
+        thought = response["usage"]["output_tokens_details"]["reasoning_tokens"]
+        assert chat["usage"].get("completion_tokens_details", {"reasoning_tokens": 0})["reasoning_tokens"] == thought
 
 
 STREAMED = [

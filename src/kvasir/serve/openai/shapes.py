@@ -21,16 +21,19 @@ LOWEST = -9999.0  # JSON has no infinity
 
 
 def usage_object(prompts: Iterable[Collection[Usage]], prompt_tokens: int) -> dict[str, Any]:
-    """`prompts`: for each prompt the usage of its answers, which share what the cache had of it."""
-    completion = cached = 0
+    """`prompts`: for each prompt the usage of its answers, which share what the cache had of it. Reasoning is
+    counted where there is some."""
+    completion = cached = reasoning = 0
     for answers in prompts:
         completion += sum(usage.completion_tokens for usage in answers)
+        reasoning += sum(usage.reasoning_tokens for usage in answers)
         cached += max((usage.cached_tokens for usage in answers), default=0)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        **({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}),
     }
 
 
