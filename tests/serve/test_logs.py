@@ -137,6 +137,7 @@ async def test_a_line_for_every_request_and_nothing_of_what_was_said(tmp_path):
     assert (embedded["prompt_tokens"], embedded["answer_tokens"]) == (6, 0)
     assert bad["status"] == 400 and "model" not in bad
     assert (unknown["route"], unknown["status"]) == ("other", 404)
+    assert stranger["route"] == "/v1/models", "what is refused on its way has its route, too"
     assert (stranger["status"], stranger["key"]) == (401, None) and len(stranger["request_id"]) == 24
 
 

@@ -109,6 +109,7 @@ async def test_texts_and_conversations_to_tokens_and_back(http):
 
 async def test_health_follows_the_engine(http):
     assert (await http.get("/health")).json() == {"status": "ok"}
+    assert (await http.head("/health")).status_code == 200
 
 
 async def test_health_of_a_dead_engine():

@@ -59,7 +59,8 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     for kind in (KvasirError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(ClientGone, _on_gone)
-    _wrap(app, catalogue.settings, catalogue.quotas, Managing(route for router in routers for route in router.routes))
+    app.state.routes = [*(route for router in routers for route in router.routes), *static.routes]
+    _wrap(app, catalogue.settings, catalogue.quotas, Managing(app.state.routes))
     app.openapi = lambda: schema_of(app)  # type: ignore[method-assign]
     return app
 

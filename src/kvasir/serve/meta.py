@@ -19,6 +19,7 @@ router = APIRouter(tags=["server"])
 ENGINE_SECONDS = 2.0  # for which an answer of the engine is waited for
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: HTTPRequest) -> Response:
     """200 when the loop of each engine answers, else 503; that too as soon as the server is ending."""

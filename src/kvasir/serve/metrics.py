@@ -67,8 +67,12 @@ class Metered:
 
 
 def route_of(scope: Scope) -> str:
-    """The route's pattern: paths that exist are few, those that clients make up are not."""
-    return getattr(scope.get("route"), "path", "other")
+    """The route's pattern, also of what was refused on the way to it: paths that exist are few, those that clients make
+    up are not."""
+    route = scope.get("route")
+    if route is None:
+        route = next((r for r in scope["app"].state.routes if r.path_regex.match(scope["path"])), None)
+    return getattr(route, "path", "other")
 
 
 def method_of(scope: Scope) -> str:
