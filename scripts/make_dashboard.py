@@ -89,6 +89,14 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
                 (rate("kvasir_generated_tokens_total"), "answers"),
             ],
         ),
+        (
+            "Tokens under grammars",
+            "short",
+            [
+                (rate("kvasir_masked_rows_total"), "sampled under a mask"),
+                (rate("kvasir_forced_tokens_total"), "forced"),
+            ],
+        ),
         ("Length of prompts", "short", quantiles("kvasir_request_prompt_tokens")),
         ("Length of answers", "short", quantiles("kvasir_answer_tokens")),
     ],
