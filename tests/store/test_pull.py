@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import aclosing
 from threading import Event
 
@@ -121,9 +122,14 @@ def test_names_of_files_that_lead_elsewhere(hub, store, monkeypatch):
 
 
 def test_more_than_the_disk_holds(hub, store, monkeypatch):
-    about = {"id": "org/g", "sha": COMMIT, "siblings": [{"rfilename": "x.gguf", "size": 1 << 60}]}
+    about = {"id": "org/g", "sha": COMMIT, "siblings": [{"rfilename": "x.gguf", "size": 40 << 30}]}
     monkeypatch.setattr(hub, "about", lambda _: about)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 62, 0, 1 << 30))
     with pytest.raises(ModelFileError, match="GiB are to come"):
+        store.pull("org/g")
+    about["siblings"][0]["size"] = 60 << 30
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 62, 0, 1 << 62))
+    with pytest.raises(ModelFileError, match=r"more than the hub sends at once .get it with the hub's own program"):
         store.pull("org/g")
     assert hub.asked == []
 
@@ -137,7 +143,7 @@ def test_a_new_commit_takes_the_place_of_the_old(hub, store):
     assert [path for path in inside(store) if path.endswith(".gguf")] == [f"org--g--{'f' * 12}--Q8_0/{NAMES[1]}"]
 
 
-def test_what_the_hubs_cache_has_is_used_from_there(hub, store):
+def test_what_the_hubs_cache_has_is_used_from_there(hub, store, monkeypatch):
     snapshot_download("org/m", allow_patterns=["*.json", "*.safetensors", "*.jinja"])
     asked = list(hub.asked)
     entry = store.pull("org/m")
@@ -146,8 +152,10 @@ def test_what_the_hubs_cache_has_is_used_from_there(hub, store):
         and hub.asked == asked
         and not (store.root / "models").exists()
     )
-    hub.close()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert store.pull("org/m").weights.path == entry.weights.path, "also without the hub"
+    with pytest.raises(ModelFileError, match="not to be had from the hub"):
+        store.pull("org/g:Q8_0")
     store.remove("org/m")
     assert store.find("org/m") is None
 

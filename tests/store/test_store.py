@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvasir.config import EngineOptions, models_dir
-from kvasir.errors import InvalidRequest, ModelFileError, ModelNotFound
+from kvasir.errors import InvalidRequest, KvasirError, ModelFileError, ModelNotFound
 from kvasir.store.modelfile import Modelfile, parse_modelfile
 from kvasir.store.names import parse_name
 from kvasir.store.progress import Progress
@@ -253,6 +253,20 @@ def test_weights_that_are_gone_are_told_of(store, tmp_path):
     path.unlink()
     with pytest.raises(ModelFileError, match=r"its weights are no longer at .*pull it again"):
         store.options(entry, EngineOptions(""))
+
+
+def test_a_store_that_cannot_be_written_is_told_of(tmp_path):
+    (tmp_path / "file").touch()
+    store = Store(tmp_path / "file", any_path=True)
+    made.gguf(tmp_path / "a.gguf")
+    for change in (
+        lambda: store.pull(str(tmp_path / "a.gguf")), lambda: store.remove("a"),
+        lambda: store.receive(f"sha256:{'0' * 64}"),
+    ):  # fmt: skip
+        with pytest.raises(KvasirError, match=r"file: .*set KVASIR_MODELS"):
+            change()
+    with pytest.raises(KvasirError, match="Not a directory"):
+        store.list()
 
 
 def test_where_the_store_is(monkeypatch, tmp_path):

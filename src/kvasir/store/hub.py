@@ -96,6 +96,14 @@ def _file(repository: str, sibling: Any) -> HubFile:
 
 
 def _check_room(folder: Path, files: Sequence[HubFile]) -> None:
+    from huggingface_hub import constants
+
+    for file in files:
+        if (file.size or 0) > constants.MAX_HTTP_DOWNLOAD_SIZE:
+            raise ModelFileError(
+                f"{file.name} has {(file.size or 0) / 2**30:.0f} GiB, more than the hub sends at once",
+                "get it with the hub's own program (`hf download`); it is then taken from its cache",
+            )
     missing = sum((file.size or 0) for file in files if not (folder / file.name).exists())
     free = shutil.disk_usage(folder).free
     if missing + _SPARE_BYTES > free:

@@ -29,12 +29,14 @@ class Manifests:
         self._read: dict[str, tuple[tuple[int, int, int], Entry]] = {}
 
     def all(self) -> Iterator[Entry]:
-        """Those that are damaged are left out, and logged."""
+        """Those that are damaged are left out, and logged. Raises KvasirError."""
         try:
             with os.scandir(self._folder) as files:
                 names = sorted(file.name for file in files if file.name.endswith(_SUFFIX) and file.name[0] != ".")
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise KvasirError(f"{self._folder}: {error.strerror}", "see to the folder of the store") from error
         for name in names:
             try:
                 entry = self._load(name)

@@ -135,8 +135,8 @@ def _check_allowed(path: Path, places: Places) -> None:
     """Raises InvalidRequest, without saying whether there is such a file."""
     real = path.resolve()
     if not any(real.is_relative_to(root.resolve()) for root in places.allowed_roots):
-        allowed = ", ".join(map(str, places.allowed_roots)) or "none: start the server with --model-root"
-        raise InvalidRequest(f"{path} is under no folder that models may be taken from", f"those: {allowed}", "from")
+        hint = "name a repository of the hub, upload the files, or start the server with --model-root"
+        raise InvalidRequest(f"{path} is under no folder that models may be taken from", hint, "from")
 
 
 def _found(

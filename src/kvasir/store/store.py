@@ -15,15 +15,15 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from kvasir.config import EngineOptions, models_dir
-from kvasir.errors import InvalidRequest, ModelFileError, ModelNotFound
+from kvasir.errors import InvalidRequest, KvasirError, ModelFileError, ModelNotFound
 from kvasir.store.blobs import Blobs, BlobWriter
 from kvasir.store.entry import Entry
 from kvasir.store.facts import read_model_info
@@ -50,7 +50,7 @@ class Store:
 
     def __init__(self, root: Path | None = None, allowed_roots: Sequence[Path] = (), any_path: bool = False):
         """allowed_roots: folders under which weights may be named by a path. any_path: for the user's own commands."""
-        self.root = root or models_dir()
+        self.root = (root or models_dir()).absolute()
         self.blobs = Blobs(self.root / "blobs")
         self._models = self.root / "models"
         self._allowed_roots = (*allowed_roots, self._models)
@@ -108,9 +108,10 @@ class Store:
         """
         report = report or _nobody
         wanted = parse_name(name) if name else None
-        found = find_source([ref], self._places(report, stop))
-        entry = Entry(str(_named(wanted, found)), found.weights, found.details)
-        return self._put(entry, report)
+        with self._disk():
+            found = find_source([ref], self._places(report, stop))
+            entry = Entry(str(_named(wanted, found)), found.weights, found.details)
+            return self._put(entry, report)
 
     def create(
         self,
@@ -131,7 +132,8 @@ class Store:
         wanted, changes = parse_name(name), _checked(recipe)
         if recipe.template is not None:
             check_template(recipe.template)
-        before = self._from(recipe, files, base, self._places(report, stop))
+        with self._disk():
+            before = self._from(recipe, files, base, self._places(report, stop))
         entry = replace(
             before,
             name=str(wanted),
@@ -143,16 +145,18 @@ class Store:
         length, asked = entry.details.context_length, entry.parameters.get("num_ctx")
         if isinstance(asked, int) and length and asked > length:
             raise InvalidRequest(f"num_ctx is {asked}", f"the model has {length} positions; lower it", param="num_ctx")
-        return self._put(entry, report)
+        with self._disk():
+            return self._put(entry, report)
 
     def copy(self, source: str, target: str) -> Entry:
         """Raises ModelNotFound, InvalidRequest."""
         entry, wanted = self.get(source), parse_name(target)
-        return self._put(replace(entry, name=str(wanted), created=0.0), _nobody)
+        with self._disk():
+            return self._put(replace(entry, name=str(wanted), created=0.0), _nobody)
 
     def remove(self, name: str) -> Entry:
         """Also removes weights of the store's own that no other model uses. Raises ModelNotFound, InvalidRequest."""
-        with self._locked():
+        with self._disk(), self._locked():
             entry = self.get(name)
             self._manifests.remove(entry.parsed)
             self._drop(entry)
@@ -166,8 +170,9 @@ class Store:
 
     def receive(self, digest: str) -> BlobWriter:
         """Takes a file that must have this SHA-256. Raises InvalidRequest for another form of digest."""
-        make_folder(self.root)
-        return self.blobs.receive(digest)
+        with self._disk():
+            make_folder(self.root)
+            return self.blobs.receive(digest)
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -187,6 +192,15 @@ class Store:
                 return replace(known, parent=known.name)
             found = find_source(recipe.from_, places, base)
         return Entry("", found.weights, found.details, parent=parent)
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        """Raises KvasirError where the system does not let the store do its work."""
+        try:
+            yield
+        except OSError as error:
+            problem = f"{error.filename or self.root}: {error.strerror or error}"
+            raise KvasirError(problem, "see to the folder, or set KVASIR_MODELS to another one") from error
 
     def _locked(self) -> AbstractContextManager[None]:
         make_folder(self.root)
