@@ -260,6 +260,28 @@ def test_truncation_leaves_out_the_oldest_and_says_so(server, lengths, roles, nu
         assert answer.get("truncated") == ({"messages": count} if count else None)
 
 
+def test_what_is_left_is_a_conversation():
+    """Results of tools go with their calls, and a template that wants turns in order gets them."""
+    strict = (
+        "{% for m in messages %}{% if loop.first and m.role == 'assistant' %}{{ raise_exception('no') }}{% endif %}"
+        "{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    call = {"function": {"name": "f", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "a" * 50},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "b" * 10, "tool_name": "f"},
+        {"role": "assistant", "content": "c" * 10},
+        {"role": "user", "content": "d" * 10},
+    ]
+    with live(front=Front(EchoEngine(), byte_tokenizer(), ChatTemplate(strict))) as server:
+        for num_ctx, left_out in ((200, 0), (70, 4), (30, 4)):
+            options = {"num_ctx": num_ctx, "num_predict": 5}
+            body = {"model": "fake", "messages": messages, "truncate": True, "stream": False, "options": options}
+            answer = httpx.post(f"{server.url}/api/chat", json=body).json()
+            assert answer.get("truncated", {"messages": 0}) == {"messages": left_out}
+
+
 def test_a_prompt_is_cut_in_its_middle(server):
     body = {"model": "fake", "prompt": "0123456789" * 10, "raw": True, "truncate": True, "stream": False}
     body["options"] = {"num_ctx": 60, "num_keep": 5, "num_predict": 20, "temperature": 0}

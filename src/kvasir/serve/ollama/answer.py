@@ -8,7 +8,7 @@ look for it, and all of them in `answers`.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -86,10 +86,10 @@ class Said:
     def __bool__(self) -> bool:
         return bool(self.content or self.thinking or self.calls)
 
-    def add(self, other: Said) -> None:
-        self.content += other.content
-        self.thinking += other.thinking
-        self.calls += other.calls
+    @classmethod
+    def all(cls, parts: Sequence[Said]) -> Said:
+        content, thinking = "".join(part.content for part in parts), "".join(part.thinking for part in parts)
+        return cls(content, thinking, [call for part in parts for call in part.calls])
 
 
 class Calls:
@@ -147,9 +147,9 @@ def as_response(said: Said) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Whole:
-    """One whole answer."""
+    """One whole answer, in parts."""
 
-    said: Said = field(default_factory=Said)
+    said: list[Said] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
@@ -189,31 +189,26 @@ class Job:
         async with aclosing(self._parts()) as parts:
             async for delta, said in parts:
                 answer = answers[delta.index]
-                answer.said.add(said)
+                answer.said.append(said)
                 answer.logprobs += self._logprobs(delta)
                 answer.token_ids += delta.token_ids
                 answer.reason = delta.finish_reason or answer.reason
         return answers
 
     def whole(self, answers: list[Whole]) -> dict[str, Any]:
-        first, several = answers[0], {}
-        if self._several:
-            several["answers"] = [
-                {
-                    "index": i,
-                    **self._content(a.said, a.logprobs),
-                    "done_reason": a.reason,
-                    "eval_count": len(a.token_ids),
-                }
-                for i, a in enumerate(answers)
-            ]
+        contents = [self._content(Said.all(answer.said), answer.logprobs) for answer in answers]
+        counts = [len(answer.token_ids) for answer in answers]
+        several = [
+            {"index": i, **content, "done_reason": answer.reason, "eval_count": count}
+            for i, (content, answer, count) in enumerate(zip(contents, answers, counts, strict=True))
+        ]
         return {
             **head(self.model),
-            **self._content(first.said, first.logprobs),
-            **several,
+            **contents[0],
+            **({"answers": several} if self._several else {}),
             "done": True,
-            "done_reason": first.reason,
-            **self._ending(sum(len(a.token_ids) for a in answers), first.token_ids),
+            "done_reason": answers[0].reason,
+            **self._ending(sum(counts), answers[0].token_ids),
         }
 
     async def lines(self) -> AsyncGenerator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
@@ -36,14 +37,17 @@ async def embed(wire: EmbedRequest, request: HTTPRequest) -> Response:
         raise InvalidRequest(f"dimensions is {wire.dimensions}; this model gives {size}", "lower it", "dimensions")
     requests, cut = await to_requests(inputs, wire, serving, request, "input")
     vectors = await _vectors(requests, serving, request)
-    answer = {
-        "model": wire.model,
-        "embeddings": [first_dimensions(vector, wire.dimensions or len(vector)) for vector in vectors],
-        **clock.loading(),
-        "prompt_eval_count": sum(len(core.prompt_ids) for core in requests),
-        **({"truncated": {"tokens": cut}} if cut else {}),
-    }
-    return await serving.write(len(requests) > 16, lambda: answer)
+
+    def answer() -> dict[str, Any]:
+        return {
+            "model": wire.model,
+            "embeddings": [first_dimensions(vector, wire.dimensions or len(vector)) for vector in vectors],
+            **clock.loading(),
+            "prompt_eval_count": sum(len(core.prompt_ids) for core in requests),
+            **({"truncated": {"tokens": cut}} if cut else {}),
+        }
+
+    return await serving.write(len(requests) > 16, answer)
 
 
 @router.post("/api/embeddings", tags=["ollama"])

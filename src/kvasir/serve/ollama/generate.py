@@ -68,7 +68,7 @@ async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, 
     serving.check_logprobs(top_logprobs=wire.top_logprobs)
     options = options_of(wire.options, entry.parameters if entry else {})
     context = context_of(options, front.info)
-    if not wire.raw and must_be_kept_from_thinking(wire.think, front, None):
+    if not (wire.raw or wire.suffix) and must_be_kept_from_thinking(wire.think, front, None):
         options = options.model_copy(update={"thinking_token_budget": 0})
     ids: Sequence[int]
     ends: tuple[int, ...] = ()

@@ -131,12 +131,17 @@ def structure_of(format: Any) -> StructuredOutputs | None:
     return StructuredOutputs(json_object=True) if format == "json" else StructuredOutputs(json=format)
 
 
+_NAMES = {
+    **{"structured_outputs": "format", "response_format": "format"},
+    **{"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"},
+}
+
+
 @contextmanager
 def names_of_ollama() -> Iterator[None]:
     """Errors name the field that the client used."""
     try:
         yield
     except InvalidRequest as error:
-        known = {"structured_outputs": "format", "response_format": "format", "max_tokens": "num_predict"}
-        error.param = known.get(error.param or "", error.param)
+        error.param = _NAMES.get(error.param or "", error.param)
         raise

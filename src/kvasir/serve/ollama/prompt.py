@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvasir.engine.front import Front
-from kvasir.errors import InvalidRequest
+from kvasir.errors import InvalidRequest, TemplateError
 from kvasir.serve.ollama.wire import Message
 from kvasir.serve.thinking import LEVELS, switch_of
 from kvasir.serve.wire import refuse_fields
@@ -109,19 +109,27 @@ class Prompter:
         """Of at most so many tokens: the ids, and how many messages were left out. System messages and the last one
         stay. What is shortest may be too long."""
         ids = await self.ids(messages)
-        most_left_out = sum(m["role"] != "system" for m in messages[:-1])
-        if len(ids) <= most or not most_left_out:
+        left_out = sum(message["role"] != "system" for message in messages[:-1])
+        if len(ids) <= most or not left_out:
             return ids, 0
-        low, high = 1, most_left_out  # the fewest that make it fit, by bisection
-        ids = await self.ids(_without(messages, high))
-        while low < high:
-            middle = (low + high) // 2
-            tried = await self.ids(_without(messages, middle))
-            if len(tried) <= most:
-                ids, high = tried, middle
+        ids = await self.ids(_without(messages, left_out))
+        low = 1  # the fewest that make it fit lie between the two
+        while low < left_out:
+            middle = (low + left_out) // 2
+            tried = await self._tried(_without(messages, middle))
+            if tried is not None and len(tried) <= most:
+                ids, left_out = tried, middle
             else:
                 low = middle + 1
-        return ids, high
+        return ids, left_out
+
+    async def _tried(self, messages: Messages) -> tuple[int, ...] | None:
+        """The ids; None for what is no conversation: it begins with a tool's result, or the template refuses it."""
+        first = next(message for message in messages if message["role"] != "system")
+        try:
+            return None if first["role"] == "tool" else await self.ids(messages)
+        except TemplateError:
+            return None
 
 
 def _without(messages: Messages, count: int) -> list[Mapping[str, Any]]:
