@@ -178,8 +178,9 @@ class Job:
         }
 
     def _ending(self, delta: TextDelta, called: bool) -> dict[str, Any]:
-        """An answer that was asked to be longer than the context may end with it."""
-        if isinstance(delta.stop_reason, str) and not self.only_prompt:
+        """An answer that was asked to be longer than the context may end with it. A stop string of the store's is no
+        matter of the client's."""
+        if delta.stop_reason in (self.wire.stop_sequences or ()) and not self.only_prompt:
             return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
         if delta.finish_reason is FinishReason.STOP and not self.only_prompt:
             reason = "tool_use" if called else "end_turn"

@@ -83,6 +83,7 @@ def _refuse(wire: Wire, place: str) -> None:
 
 def _messages(wire: Conversation) -> Iterator[Message]:
     if wire.system:
+        _check_parts(wire.system, "system")
         text = wire.system if isinstance(wire.system, str) else _parts(wire.system)
         yield Message(role="system", content=text)
     names: dict[str, str] = {}  # of the tools that were called, by the ids of the calls
@@ -108,7 +109,15 @@ def _blocks(message: InputMessage, index: int) -> list[Block]:
                 "expected " + " or ".join(kind.__name__ for kind in ALLOWED[message.role]),
                 param=f"messages.{index}.content.{j}",
             )
+        _refuse(block, f"messages.{index}.content.{j}")
+        if isinstance(block, ToolResultBlock):
+            _check_parts(block.content or (), f"messages.{index}.content.{j}.content")
     return list(message.content)
+
+
+def _check_parts(content: str | Sequence[TextBlock], place: str) -> None:
+    for i, part in enumerate(content if not isinstance(content, str) else ()):
+        _refuse(part, f"{place}.{i}")
 
 
 def _assistant(turn: Sequence[Block], names: dict[str, str]) -> Message:

@@ -41,6 +41,8 @@ class CacheControl(Wire):
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
+    IGNORED: ClassVar = ("type", "ttl")
+
 
 class Cacheable(Wire):
     cache_control: CacheControl | None = None
@@ -51,7 +53,9 @@ class Cacheable(Wire):
 class TextBlock(Cacheable):
     type: Literal["text"]
     text: str
-    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    citations: Any = None
+
+    REFUSED: ClassVar = {"citations": (([],), "nothing is cited here")}
 
 
 class ThinkingBlock(Wire):
@@ -63,6 +67,8 @@ class ThinkingBlock(Wire):
 class DirectCaller(Wire):
     type: Literal["direct"]
 
+    IGNORED: ClassVar = ("type",)
+
 
 class ToolUseBlock(Cacheable):
     type: Literal["tool_use"]
@@ -70,7 +76,10 @@ class ToolUseBlock(Cacheable):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     input: dict[str, Any]
     caller: DirectCaller | None = None
-    toolset_name: None = None
+    toolset_name: Any = None
+
+    REFUSED: ClassVar = {"toolset_name": ((), "there are no toolsets here")}
+    IGNORED: ClassVar = ("cache_control", "caller")
 
 
 _READS_TEXT = "this model reads text"
@@ -83,7 +92,9 @@ class ToolResultBlock(Cacheable):
     tool_use_id: Annotated[str, Field(min_length=1, max_length=256)]
     content: str | Annotated[list[ResultPart], Field(max_length=MAX_PARTS)] | None = None
     is_error: bool | None = None
-    toolset_name: None = None
+    toolset_name: Any = None
+
+    REFUSED: ClassVar = {"toolset_name": ((), "there are no toolsets here")}
 
 
 Block = Annotated[
@@ -195,6 +206,8 @@ class OutputConfig(Wire):
 
 class Metadata(Wire):
     user_id: Name | None = None
+
+    IGNORED: ClassVar = ("user_id",)
 
 
 class Conversation(Wire):

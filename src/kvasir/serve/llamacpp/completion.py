@@ -119,7 +119,7 @@ async def to_requests(
     fields = serving.fields(request, wire)
     fields["no_cache"] = fields["no_cache"] or wire.cache_prompt is False
     with named(wire):
-        biases, never = _biases(wire, serving)
+        biases, never = await asyncio.to_thread(_biases, wire, serving)
         params = to_params(wire, front.info, serving.own, isinstance(wire, InfillRequest))
         params = replace(params, logit_bias=biases)
         await front.learn(params)
