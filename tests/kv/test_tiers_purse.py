@@ -20,7 +20,7 @@ from kvasir.kv.tiers.purse import FACTOR, FIRST, MOST, Purse
 from tests.kv._tiers import blocks_of, facts_of, load, payload_of, until
 
 FACTS = facts_of(1000)
-SECONDS = st.floats(0.0, 0.1)
+SECONDS = st.floats(0.0, 0.06)
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS, SECONDS), max_size=200), st.floats(0.001, 1.0))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 
 FIRST = 0.05  # seconds that may be spent before anything was earned: a sample
-MOST = 1.0  # seconds that are put by at most, and owed
+MOST = 1.0  # seconds that are put by at most
+OWED = 0.1  # and owed: one write that took very long, on a machine that was busy with something else, is no rule
 HALF = 32  # the block that is written when half of them are there
 FACTOR = 1.5  # beside the writer's own time, a part takes some on the step's path: it is copied out of the pool
 GUESS = 2e8  # bytes a second, until the first part was written
@@ -35,7 +36,7 @@ class Purse:
 
     def _add(self, seconds: float) -> None:
         with self._lock:
-            self._balance = max(-MOST, min(MOST, self._balance + seconds))
+            self._balance = max(-OWED, min(MOST, self._balance + seconds))
 
     def affords(self, depth: int) -> bool:
         """Whether a block with so many before it may be written: what that takes is only known afterwards, and then
