@@ -15,7 +15,7 @@ from kvasir.cli.resolve import resolve
 from kvasir.cli.run import sampling
 from kvasir.config import EngineOptions
 from kvasir.errors import KvasirError
-from tests.cli.running import run
+from tests.cli.running import Terminal, run
 from tests.serve.running import live
 from tests.store import made
 
@@ -136,3 +136,11 @@ def test_a_name_of_the_store_is_inspected(place):
     kvasir("pull", "weights/tiny.gguf")
     by_name, by_path = (json.loads(kvasir("inspect", m, "--json")) for m in ("tiny", str(place / "weights/tiny.gguf")))
     assert by_name == by_path
+
+
+def test_bars_on_a_terminal(place):
+    with Terminal("kvasir.cli", "pull", "weights/tiny.gguf") as terminal:
+        terminal.wait_for("hashing tiny.gguf")
+        terminal.wait_for("tiny:latest is there")
+        assert terminal.end() == 0
+    assert "4.8/4.8 kB" in terminal.shown

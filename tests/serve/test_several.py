@@ -360,3 +360,30 @@ async def test_a_models_own_defaults_stand_below_the_request(store):
         body = {"model": "own:1", "prompt": "ab!cd"}
         completion = (await http.post("/v1/completions", json=body)).json()["choices"][0]
         assert completion["text"] == "ab" and completion["finish_reason"] == "stop"
+
+
+async def test_all_dialects_know_them(store):
+    said = "system: S\nuser: u\nassistant: v\nuser: abcdefghij"
+    async with http_of(store, Launcher()) as http:
+        question = [{"role": "user", "content": "abcdefghij"}]
+        message = {"model": "own:1", "max_tokens": 60, "messages": question}
+        answer = (await http.post("/v1/messages", json=message)).json()
+        assert answer["content"][0]["text"].startswith(said) and answer["model"] == "own:1"
+        response = {"model": "own:1", "input": "abcdefghij", "max_output_tokens": 60, "store": False}
+        answer = (await http.post("/v1/responses", json=response)).json()
+        assert answer["output"][0]["content"][0]["text"].startswith(said)
+        chat = {"model": "own:1", "messages": question, "options": {"num_predict": 60}, "stream": False}
+        assert (await http.post("/api/chat", json=chat)).json()["message"]["content"].startswith(said)
+
+
+async def test_no_room_is_a_503_that_says_when_to_come_back(store):
+    launcher = Launcher({"plain": EngineDead("x")})
+    offers = StoreOffers(store, EngineOptions(""))
+    async with several(launcher, offers, store=store, available=lambda: 100 * MIB) as catalogue:  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(create_app(catalogue))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            for path in ("/v1/completions", "/api/generate"):
+                response = await http.post(path, json={"model": "plain", "prompt": "x"})
+                assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+                assert "plain:latest is not loaded: it takes about" in response.text
+            assert launcher.loads == 0
