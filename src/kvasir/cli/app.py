@@ -228,9 +228,13 @@ def stop(model: Stored, url: Url = SERVER, api_key: Key = None) -> None:
 @app.command()
 @engine_flags
 def bench(
-    model: Annotated[str, typer.Argument(help="As for run; or `prefix`: the prefix cache alone.")],
+    model: Annotated[
+        str, typer.Argument(help="As for run; or `prefix`: the prefix cache alone; or `grammar`: structured output's.")
+    ],
     engine: EngineOptions,
-    prefix_model: Annotated[str | None, typer.Argument(help="prefix: the model, where no --trace is given.")] = None,
+    prefix_model: Annotated[
+        str | None, typer.Argument(help="prefix, grammar: the model, where no --trace or --tokenizer is given.")
+    ] = None,
     mode: Annotated[str, typer.Option(help="latency, throughput or serve.")] = "latency",
     input_len: Annotated[
         int | None, typer.Option(help="Prompt tokens (default 128; prefix: a turn's, 48).", min=1)
@@ -250,8 +254,11 @@ def bench(
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="prefix: a trace with hash ids (Mooncake's .jsonl).")] = None,
     memory: Annotated[list[int] | None, typer.Option(help="--trace: tokens of KV memory (repeatable).", min=1)] = None,
+    tokenizer_folder: Annotated[
+        list[Path] | None, typer.Option(help="grammar: a folder with a tokenizer.json (repeatable).")
+    ] = None,
 ) -> None:
-    """Measure latency, throughput, serving or the prefix cache, as a table, JSON and a plot.
+    """Measure latency, throughput, serving, the prefix cache or grammars, as a table, JSON and a plot.
 
     Example: kvasir bench kvasir-mini --mode throughput --out bench-out
 
@@ -260,9 +267,19 @@ def bench(
     Example: kvasir bench prefix kvasir-mini --out bench-out
 
     Example: kvasir bench prefix --trace mooncake.jsonl --memory 4000000
+
+    Example: kvasir bench grammar kvasir-mini --out bench-out
     """
     from kvasir.cli import bench as command
 
+    if model == "grammar":
+        if prefix_model is None and not tokenizer_folder:
+            raise ConfigError("bench grammar needs a model or a --tokenizer-folder", "give one of them, or both")
+        from kvasir.cli.bench import grammar
+
+        own = replace(engine, model=prefix_model) if prefix_model else None
+        grammar.run(own, tokenizer_folder or [], repeats, out)
+        return
     if model != "prefix":
         if prefix_model is not None:
             raise ConfigError(f"two models, {model} and {prefix_model}", "give one; `prefix` may stand before it")
