@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -25,11 +25,23 @@ from kvasir.store.names import parse_name
 from kvasir.store.progress import Progress
 from kvasir.store.store import Store
 from tests.store import made
+from tests.weights import _files as write
 
 
 @pytest.fixture
 def store(tmp_path) -> Store:
     return Store(tmp_path / "store", any_path=True)
+
+
+KEYS = [
+    *(f"llama.{name}" for name in ("context_length", "embedding_length", "block_count", "attention.head_count")),
+    *("llama.attention.head_count_kv", "llama.attention.key_length", "general.file_type", "tokenizer.chat_template"),
+]
+VALUES = [
+    (write.STRING, "x"), (write.U32, 0), (write.U32, 8), (write.I64, -1), (write.U64, 2**64 - 1),
+    (write.F32, float("nan")), (write.BOOL, 1), (write.ARRAY, (write.U32, [1, 2])),
+    (write.ARRAY, (write.STRING, ["x"])), (write.ARRAY, (write.F64, [float("inf")])), (write.ARRAY, (write.I64, [-(2**63), -(2**63)])),
+]  # fmt: skip
 
 
 def upload(store: Store, data: bytes) -> str:
@@ -149,6 +161,32 @@ def test_recipes_that_are_refused(store, tmp_path, recipe, message, param):
     with pytest.raises(InvalidRequest, match=message) as error:
         store.create("new", recipe)
     assert error.value.param == param and store.find("new") is None
+
+
+@pytest.mark.parametrize("half", ["\ud800", "a\udfff"])
+def test_text_that_is_no_unicode_is_refused(store, tmp_path, half):
+    store.pull(str(made.gguf(tmp_path / "m.gguf")))
+    message = {"role": "user", "content": half}
+    for recipe in (
+        Modelfile(("m",), system=half), Modelfile(("m",), template="{{ messages[0].content }}" + half),
+        Modelfile(("m",), {"stop": [half]}), Modelfile(("m",), license=(half,)), Modelfile(("m",), messages=(message,)),
+        Modelfile((half,)), Modelfile((f"/{half}",)),
+    ):  # fmt: skip
+        with pytest.raises((InvalidRequest, ModelFileError)):
+            store.create("new", recipe)
+    assert store.find("new") is None and len(store.list()) == 1
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES)))
+def test_headers_may_say_anything(told):
+    pairs = [write.pair("general.architecture", write.STRING, "llama"), *(write.pair(k, *v) for k, v in told.items())]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.gguf"
+        path.write_bytes(write.gguf_bytes(pairs, [write.entry("a", [32], 0, 0)], bytes(128)))
+        store = Store(Path(folder) / "store", any_path=True)
+        details = store.pull(str(path)).details
+        assert details.parameters == 32 and details.kv_bytes_per_token >= 0
+        json.dumps(store.model_info(store.get("m")), allow_nan=False)
 
 
 def test_paths_relative_to_a_modelfile_and_parts(store, tmp_path):

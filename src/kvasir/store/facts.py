@@ -24,6 +24,7 @@ _FILE_TYPES = {
 }
 _KV_BYTES = 2
 _ENCODERS = re.compile(r"bert|roberta|xlm", re.IGNORECASE)
+_MAX_FAMILY = 64  # characters
 _SHOWN = 8  # elements of a long array
 _MAX_SHOWN_CHARS = 4096
 
@@ -57,7 +58,7 @@ def _of_gguf(files: ModelFiles) -> Details:
         parameters = sum(prod(tensor.shape) for tensor in model.tensors.values())
         sizes = [(tensor.ggml_type.name, tensor.nbytes) for tensor in model.tensors.values()]
         templates = {**gguf_chat_templates(told), **files.chat_templates}
-    family = str(told.get("general.architecture", ""))
+    family = str(told.get("general.architecture", ""))[:_MAX_FAMILY]
     fields = {key.removeprefix(f"{family}."): value for key, value in told.items() if key.startswith(f"{family}.")}
     kind = told.get("general.file_type")
     heads, width = _whole(fields.get("attention.head_count")), _whole(fields.get("embedding_length"))
@@ -65,7 +66,8 @@ def _of_gguf(files: ModelFiles) -> Details:
     head = width // heads if heads else 0
     dims = sum(_whole(fields.get(f"attention.{name}_length"), head) for name in ("key", "value"))
     layers = _whole(fields.get("block_count"))
-    rows = int(np.sum(key_heads)) if isinstance(key_heads, list | np.ndarray) else layers * _whole(key_heads)
+    whole = isinstance(key_heads, np.ndarray) and key_heads.dtype.kind in "iu"
+    rows = _whole(int(np.sum(key_heads))) if whole else layers * _whole(key_heads)
     return Details(
         family=family,
         parameters=parameters,
@@ -88,7 +90,7 @@ def _of_folder(files: ModelFiles) -> Details:
     parameters = sum(prod(tensor.shape) for tensor in tensors)
     quantized = config.get("quantization_config")
     method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-    family = str(text.get("model_type") or "")
+    family = str(text.get("model_type") or "")[:_MAX_FAMILY]
     width, heads = (_first(text, *names) for names in (("hidden_size", "n_embd"), ("num_attention_heads", "n_head")))
     head = _first(text, "head_dim") or (width // heads if heads else 0)
     rows = _first(text, "num_hidden_layers", "n_layer") * (_first(text, "num_key_value_heads") or heads)
@@ -96,7 +98,7 @@ def _of_folder(files: ModelFiles) -> Details:
         family=family,
         parameters=parameters,
         parameter_size=count_text(parameters),
-        quantization_level=str(method or _largest((tensor.dtype, tensor.nbytes) for tensor in tensors)),
+        quantization_level=str(method or _largest((tensor.dtype, tensor.nbytes) for tensor in tensors))[:_MAX_FAMILY],
         context_length=_first(text, "max_position_embeddings", "n_positions"),
         embedding_length=width,
         kv_bytes_per_token=rows * 2 * head * _KV_BYTES,

@@ -51,8 +51,11 @@ class Manifests:
         return self._load(name.key + _SUFFIX)
 
     def write(self, entry: Entry) -> None:
-        """Raises InvalidRequest where the texts of a model are too long."""
-        data = msgspec.json.format(msgspec.json.encode(entry), indent=1)
+        """Raises InvalidRequest where the texts of a model are too long, or are none that a file can hold."""
+        try:
+            data = msgspec.json.format(msgspec.json.encode(entry), indent=1)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{entry.name}: a text holds half a surrogate pair", "send valid Unicode") from error
         if len(data) > MAX_BYTES:
             raise InvalidRequest(f"{entry.name}: its texts take {len(data)} bytes", f"at most {MAX_BYTES}")
         write_whole(make_folder(self._folder) / (entry.parsed.key + _SUFFIX), data)
