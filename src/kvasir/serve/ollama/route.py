@@ -51,7 +51,10 @@ def full_name(catalogue: Catalogue, name: str) -> str:
 
 async def serving_named(request: Request, name: str, keep_alive: float | None = None) -> Serving:
     """As `serving_of`, for the names of this dialect."""
-    return await serving_of(request, full_name(catalogue_of(request), name), keep_alive)
+    try:
+        return await serving_of(request, name, keep_alive)
+    except ModelNotFound:
+        return await serving_of(request, full_name(catalogue_of(request), name), keep_alive)
 
 
 def line(content: dict[str, Any]) -> bytes:
