@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.sched.budget import (
+    PACE,
     PATIENCE,
     STRETCH,
     BudgetFacts,
@@ -117,7 +118,7 @@ FACTS = st.builds(
     decode_rows=st.integers(0, 70),
     decode_context=st.integers(0, 10**6),
     tpot=st.floats(1e-3, 10),
-    prefill_start=st.integers(0, 10**5),
+    prefills=st.lists(st.tuples(st.integers(0, 10**5), st.integers(2, 3000)), min_size=1, max_size=5).map(tuple),
     hungry=st.integers(0, PATIENCE),
 )
 
@@ -133,12 +134,16 @@ def test_the_allowance_is_the_largest_that_keeps_the_pace(facts):
     elif facts.decode_rows:
 
         def seconds(tokens: int) -> float:
-            context = facts.decode_context + chunk_context(facts.prefill_start, tokens)
+            context, left = facts.decode_context, tokens
+            for start, wanted in facts.prefills:
+                context += chunk_context(start, min(left, wanted))
+                left -= min(left, wanted)
             return predict(facts.model, StepLoad(facts.decode_rows, tokens, context))
 
-        limit = max(facts.tpot, STRETCH * seconds(0))
-        assert seconds(given) <= limit
-        assert given >= facts.whole - facts.decode_rows or seconds(given + 1) > limit
+        limit = max(PACE * facts.tpot, STRETCH * seconds(0))
+        most = max(0, min(facts.whole - facts.decode_rows, sum(wanted for _, wanted in facts.prefills)))
+        assert given <= most and seconds(given) <= limit * (1 + 1e-9)
+        assert given == most or seconds(given + 1) > limit * (1 - 1e-9)
 
 
 def run(machine: Machine, tpot: float, steps: int = 400, budget=step_budget) -> tuple[list[float], list[int]]:
@@ -149,8 +154,8 @@ def run(machine: Machine, tpot: float, steps: int = 400, budget=step_budget) -> 
     for step in range(steps):
         rows = 4 if step else 0  # the first step is a prefill alone
         context = rows * (500 + step)
-        facts = BudgetFacts(model, WHOLE, BLOCK, rows, context, tpot, start, hungry)
         wanted = 2000 - start
+        facts = BudgetFacts(model, WHOLE, BLOCK, rows, context, tpot, ((start, wanted),), hungry)
         tokens = min(budget(facts), wanted, WHOLE - rows)
         load = StepLoad(rows, tokens, context + chunk_context(start, tokens))
         seconds.append(machine.seconds(load))
@@ -167,7 +172,7 @@ def test_decodes_keep_their_pace_while_prefills_go_on(tpot):
     seconds, given = run(machine, tpot)
     late = sum(s > 1.1 * tpot for s in seconds[20:])
     assert late <= 0.02 * len(seconds[20:]), f"{late} steps beyond {tpot}"
-    ideal = (tpot - machine.step - 4 * machine.row) / machine.prefill
+    ideal = (PACE * tpot - machine.step - 4 * machine.row) / machine.prefill
     assert sum(given[20:]) / len(given[20:]) >= 0.8 * ideal
     careless, _ = run(machine, tpot, budget=lambda facts: facts.whole)
     assert sum(s > 1.1 * tpot for s in careless) > len(careless) / 2, "without a budget they do not"

@@ -19,6 +19,7 @@ SWEEPS = 8  # of the solver, per step; it begins where it had stopped
 SETTLED = 16  # steps after which the fit believes itself more than one odd step
 ODD = 8.0  # a step that took so many times longer (or shorter) than foreseen counts as one that took just so much
 
+PACE = 0.9  # of the target for a further token, what a step may take: steps are never quite as foreseen
 STRETCH = 2.0  # a step may always take this many times what its decodes take alone, whatever their target
 PATIENCE = 4  # of so many steps in a row with next to nothing for prefills, the last gives them a block
 
@@ -110,28 +111,40 @@ class BudgetFacts:
     decode_rows: int  # sequences that decode in this step
     decode_context: int  # keys they read
     tpot: float  # seconds: the tightest target among them; without meaning when there are none
-    prefill_start: int = 0  # tokens of the first prefill that are computed already
+    prefills: tuple[tuple[int, int], ...] = ()  # in the order of service: tokens computed already, and those to compute
     hungry: int = 0  # see `hunger`
 
 
 def step_budget(facts: BudgetFacts) -> int:
     """Prompt tokens that this step may compute beside its decodes.
 
-    All it can hold when nobody decodes. Else as many as keep the step within the target, or within STRETCH times what
-    the decodes take alone: a target that the machine cannot keep must not stop all prefills. And now and then a block,
-    whatever the model says: it may be wrong.
+    All it can hold when nobody decodes. Else as many of `prefills` as keep the step within PACE of the target, or
+    within STRETCH times what its decodes take alone: a target that the machine cannot keep must not stop all prefills. And
+    now and then a block, whatever the model says: it may be wrong.
     """
     f = facts
     if not f.decode_rows:
         return f.whole
     room = max(0, f.whole - f.decode_rows)
+    limit = max(PACE * f.tpot, STRETCH * predict(f.model, StepLoad(f.decode_rows, 0, f.decode_context)))
+    within, context = 0, f.decode_context
+    for start, tokens in f.prefills:
+        most = min(tokens, room - within)
+        piece = _piece(f, within, context, start, most, limit)
+        within, context = within + piece, context + chunk_context(start, piece)
+        if piece < tokens:
+            break
+    return max(within, min(f.block, f.whole)) if f.hungry >= PATIENCE - 1 else within
+
+
+def _piece(f: BudgetFacts, before: int, context: int, start: int, most: int, limit: float) -> int:
+    """How many tokens of a prefill, at most `most`, a step can take within `limit` beside `before` of others."""
 
     def seconds(tokens: int) -> float:
-        context = f.decode_context + chunk_context(f.prefill_start, tokens)
-        return predict(f.model, StepLoad(f.decode_rows, tokens, context))
+        load = StepLoad(f.decode_rows, before + tokens, context + chunk_context(start, tokens))
+        return predict(f.model, load)
 
-    within = bisect_right(range(1, room + 1), max(f.tpot, STRETCH * seconds(0)), key=seconds)
-    return max(within, min(f.block, f.whole)) if f.hungry >= PATIENCE - 1 else within
+    return most if seconds(most) <= limit else bisect_right(range(1, most + 1), limit, key=seconds)
 
 
 def hunger(before: int, wanted: int, given: int, block: int) -> int:

@@ -100,7 +100,7 @@ class Planner:
             return
         decodes = list(step.sequences)
         wanting = self._service.order(wanting, step.now)
-        step.prefill = allowance = self._service.allowance(decodes, wanting[0])
+        step.prefill = allowance = self._service.allowance(decodes, wanting)
         wanted = self._service.wanted(wanting)
         admitting = True
         for seq in wanting:

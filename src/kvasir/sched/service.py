@@ -98,10 +98,8 @@ class Service:
                 return self._block
         return total
 
-    def allowance(self, decodes: list[Sequence], first: Sequence | None) -> int:
-        """Prompt tokens that a step with these decodes may compute; `first` goes first of those that want some."""
-        if first is None:
-            return self._whole
+    def allowance(self, decodes: list[Sequence], wanting: list[Sequence]) -> int:
+        """Prompt tokens that a step with these decodes may compute, of those that want some in the order of service."""
         return step_budget(
             BudgetFacts(
                 model=self.step_time,
@@ -110,10 +108,21 @@ class Service:
                 decode_rows=len(decodes),
                 decode_context=sum(s.known for s in decodes),
                 tpot=min((self.targets[s.request.slo].tpot for s in decodes), default=0.0),
-                prefill_start=first.computed,
+                prefills=self._prefills(wanting) if decodes else (),
                 hungry=self._hungry,
             )
         )
+
+    def _prefills(self, wanting: list[Sequence]) -> tuple[tuple[int, int], ...]:
+        """As many as a step can hold: tokens that are there, and tokens to compute."""
+        found, room = [], self._whole
+        for seq in wanting:
+            start = seq.computed or seq.expected
+            found.append((start, seq.known - start))
+            room -= seq.known - start
+            if room <= 0:
+                break
+        return tuple(found)
 
     def prefill_seconds(self, start: int, tokens: int) -> float:
         """Time to compute so many tokens behind the first `start` of a sequence; 0 as long as it is not known."""

@@ -90,8 +90,8 @@ class WholePrompts(Service):
     def order(self, candidates: list[Sequence], now: float) -> list[Sequence]:
         return sorted(candidates, key=lambda seq: seq.order)
 
-    def allowance(self, decodes: list[Sequence], first: Sequence | None) -> int:
-        return max(self._whole, first.pending) if first else self._whole
+    def allowance(self, decodes: list[Sequence], wanting: list[Sequence]) -> int:
+        return max(self._whole, wanting[0].pending)
 
 
 class World:
