@@ -40,7 +40,8 @@ KEYS = [
 VALUES = [
     (write.STRING, "x"), (write.U32, 0), (write.U32, 8), (write.I64, -1), (write.U64, 2**64 - 1),
     (write.F32, float("nan")), (write.BOOL, 1), (write.ARRAY, (write.U32, [1, 2])),
-    (write.ARRAY, (write.STRING, ["x"])), (write.ARRAY, (write.F64, [float("inf")])), (write.ARRAY, (write.I64, [-(2**63), -(2**63)])),
+    (write.ARRAY, (write.STRING, ["x"])), (write.ARRAY, (write.F64, [float("inf")])),
+    (write.ARRAY, (write.I64, [-(2**63), -(2**63)])),
 ]  # fmt: skip
 
 

@@ -66,8 +66,10 @@ def _of_gguf(files: ModelFiles) -> Details:
     head = width // heads if heads else 0
     dims = sum(_whole(fields.get(f"attention.{name}_length"), head) for name in ("key", "value"))
     layers = _whole(fields.get("block_count"))
-    whole = isinstance(key_heads, np.ndarray) and key_heads.dtype.kind in "iu"
-    rows = _whole(int(np.sum(key_heads))) if whole else layers * _whole(key_heads)
+    if isinstance(key_heads, np.ndarray):  # of each layer
+        rows = _whole(int(key_heads.sum())) if key_heads.dtype.kind in "iu" else 0
+    else:
+        rows = layers * _whole(key_heads)
     return Details(
         family=family,
         parameters=parameters,
