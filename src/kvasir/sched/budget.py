@@ -119,8 +119,8 @@ def step_budget(facts: BudgetFacts) -> int:
     """Prompt tokens that this step may compute beside its decodes.
 
     All it can hold when nobody decodes. Else as many of `prefills` as keep the step within PACE of the target, or
-    within STRETCH times what its decodes take alone: a target that the machine cannot keep must not stop all prefills. And
-    now and then a block, whatever the model says: it may be wrong.
+    within STRETCH times what its decodes take alone: a target that the machine cannot keep must not stop all prefills.
+    And now and then a block, whatever the model says: it may be wrong.
     """
     f = facts
     if not f.decode_rows:
