@@ -12,6 +12,7 @@ from kvasir.engine.load_text import load_text
 from kvasir.errors import ConfigError
 from kvasir.guided.guide import Guides
 from kvasir.guided.vocabulary import Vocabulary
+from kvasir.kv.tiers.purse import SHARE
 from kvasir.kv.tiers.transfers import QUEUE_BYTES
 from kvasir.plan import Capacity
 from kvasir.sched.scheduler import Scheduler
@@ -141,9 +142,14 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
         f"{config.kv_bytes / 2**20:.0f} MiB, "
         f"{f'prefixes kept ({config.cache_eviction})' if config.prefix_cache else 'no prefix cache'}",
         *([f"host      {config.cache_host / 2**30:.1f} GiB for prefixes"] if config.cache_host else []),
-        *([f"disk      {config.cache_dir}, up to {config.cache_disk / 2**30:.1f} GiB"] if config.cache_dir else []),
+        *([f"disk      {_disk(config)}"] if config.cache_dir else []),
         *([f"offers    it on {config.cache_offer}"] if config.cache_offer else []),
         *([f"peer      takes prefixes from {config.cache_peer}"] if config.cache_peer else []),
         f"ready     in {sum(seconds):.1f} s ({seconds[0]:.1f} s of it imports)",
         *(f"note      {n}" for n in config.notes),
     ]
+
+
+def _disk(config: EngineConfig) -> str:
+    bound = f"; writing takes at most {SHARE:.0%} of the time, or what reading saves" if config.device == "cpu" else ""
+    return f"{config.cache_dir}, up to {config.cache_disk / 2**30:.1f} GiB{bound}"

@@ -15,6 +15,7 @@ from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.host import HostTier
 from kvasir.kv.tiers.joint import JointTier
 from kvasir.kv.tiers.peer import PeerServer, PeerTier
+from kvasir.kv.tiers.purse import SHARE
 from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import CacheGroup
 from kvasir.program.cache import NativeCache
@@ -23,7 +24,6 @@ from kvasir.weights.find import ModelFiles
 
 SAMPLES = 16  # pieces of each weight file that its identity is made of, beside its size and time
 SAMPLE_BYTES = 1 << 16
-WRITE_SHARE = 0.03  # of the time of computing; where that is not on the processors, writing is not in its way
 SCAN_SECONDS = 2.0  # the start waits so long at most for the folder to be listed
 
 
@@ -44,7 +44,7 @@ def make_tier(
     disk = server = None
     try:
         if config.cache_dir:
-            share = WRITE_SHARE if config.device == "cpu" else None
+            share = SHARE if config.device == "cpu" else None  # a GPU's computing is not in the way of writing
             disk = DiskTier(_path(config.cache_dir), facts, config.cache_disk, load_bytes=load_bytes, share=share)
             tiers.append(disk)
             disk.wait_scanned(SCAN_SECONDS)
