@@ -34,7 +34,9 @@ async def keeping(folder: Path | None = None, keys: tuple[Key, ...] = (), front:
     settings = ServeSettings(data_dir=folder, keys=keys, **settings)
     async with client(settings, front or thinker()) as http:
         yield http
-        http._transport.app.state.responses.close()  # type: ignore[attr-defined]
+        state = http._transport.app.state  # type: ignore[attr-defined]
+        for kept in (state.responses, state.batches):
+            kept.close()
 
 
 def body(said: str = SAID, **fields) -> dict:

@@ -21,7 +21,7 @@ SLOW = {"step_seconds": 0.005, "max_model_len": 4000}
 
 
 async def status(http, id: str) -> str:
-    return (await http.get(f"/v1/responses/{id}")).json()["status"]
+    return (await http.get(f"/v1/responses/{id}")).json().get("status", "")
 
 
 async def until(http, id: str, *wanted: str) -> dict:

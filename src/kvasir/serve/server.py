@@ -99,6 +99,7 @@ class Server(uvicorn.Server):
         )
         self._doors: Doors = app.state.doors
         self._batches: Batches = app.state.batches
+        self._kept = (app.state.responses, app.state.batches)
         meter: HttpMeter = app.state.http_meter
         self._logs = meter.logs.values()
         self._watches = []
@@ -123,6 +124,8 @@ class Server(uvicorn.Server):
         finally:
             await settle(*watching)
             await asyncio.gather(*(asyncio.to_thread(lines.close) for lines in self._logs))
+            for kept in self._kept:
+                kept.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's own, but for TLS with a bound on the time that a handshake takes."""

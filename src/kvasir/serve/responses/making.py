@@ -17,7 +17,7 @@ from kvasir.serve.faults import Fault
 from kvasir.serve.openai.chat import chat_ids, to_request
 from kvasir.serve.records import new_id
 from kvasir.serve.responses.items import Kept
-from kvasir.serve.responses.kept import Responses, item_id
+from kvasir.serve.responses.kept import RUNNING, Responses, item_id
 from kvasir.serve.responses.output import Output, StreamEvent
 from kvasir.serve.responses.request import check, check_items, named, own_items, to_chat
 from kvasir.serve.responses.shapes import error_object, response_object, usage_object
@@ -97,14 +97,20 @@ class Making:
 
     def fail(self, fault: Fault) -> list[StreamEvent]:
         """Ends with an error; what was said by then stands."""
-        events = [self._numbered(event) for event in self._output.finish("incomplete")]
-        self.response["error"] = error_object(fault)
-        self._end("failed")
+        events = self._break_off("failed")
+        if self.response["status"] == "failed":
+            self.response["error"] = error_object(fault)
         return events
 
     def cancel(self) -> list[StreamEvent]:
+        return self._break_off("cancelled")
+
+    def _break_off(self, status: str) -> list[StreamEvent]:
+        """One that has ended by itself stays as it is."""
+        if self.response["status"] not in RUNNING:
+            return []
         events = [self._numbered(event) for event in self._output.finish("incomplete")]
-        self._end("cancelled")
+        self._end(status)
         return events
 
     async def keep(self, responses: Responses) -> None:
