@@ -133,6 +133,9 @@ async def test_the_async_client_reads_streams(speaking):
         async with own.messages.stream(**body("Good morning.")) as stream:
             assert "".join([text async for text in stream.text_stream]) == "Good morning."
         events = [event async for event in await own.messages.create(**body("Hi"), stream=True)]
+        assert (await own.messages.count_tokens(model="fake", messages=body("Hi")["messages"])).input_tokens == 3
+        assert [model.id async for model in own.models.list()] == ["fake"]
+        assert (await own.models.retrieve("fake")).max_input_tokens == 2048
     assert [e.type for e in events][:2] == ["message_start", "content_block_start"]
     assert events[0].message.content == [] and events[0].message.stop_reason is None
 
