@@ -101,7 +101,7 @@ async def test_texts_and_conversations_to_tokens_and_back(http):
     tokens = (await http.post("/tokenize", json=chat)).json()["tokens"]
     text = (await http.post("/detokenize", json={"tokens": tokens})).json()
     assert text == {"prompt": "user: hi\n!assistant: ", "content": "user: hi\n!assistant: "}
-    assert (await http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+    assert (await http.post("/detokenize", json={"tokens": []})).json() == {"prompt": "", "content": ""}
     for bad in ({}, {"prompt": "x", "messages": chat["messages"]}, {"prompt": 5}):
         assert (await http.post("/tokenize", json=bad)).json()["error"]["param"] == "prompt"
     assert (await http.post("/detokenize", json={"tokens": [999]})).json()["error"]["param"] == "tokens"
