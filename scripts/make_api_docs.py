@@ -89,9 +89,10 @@ def _route(route: APIRoute, objects: dict[str, type[Wire]]) -> Iterator[str]:
     yield f"### {' '.join(sorted(route.methods))} {route.path}\n"
     if text := _line(route.endpoint.__doc__):
         yield text + "\n"
-    parameters = [f"`{p.alias}`" for p in (*route.dependant.query_params, *route.dependant.header_params)]
-    if parameters:
-        yield f"Query and headers: {', '.join(parameters)}.\n"
+    parameters = (*route.dependant.query_params, *route.dependant.header_params)
+    names = [name for p in parameters for name in getattr(p.field_info.annotation, "model_fields", (p.alias,))]
+    if names:
+        yield f"Query and headers: {', '.join(f'`{name}`' for name in names)}.\n"
     for body in route.dependant.body_params:
         kind = body.field_info.annotation
         for model in _models(kind):

@@ -133,6 +133,7 @@ def files_of(request: HTTPRequest) -> Files:
 
 @router.post("/v1/files", tags=["openai"], openapi_extra=_BODY)
 async def create_file(request: HTTPRequest) -> Response:
+    """A form with `file`, `purpose` (`batch`), `expires_after[anchor]` (`created_at`) and `expires_after[seconds]`."""
     files, owner = files_of(request), owner_of(request)
     async with files.turn(owner):
         patience = SLOWER * catalogue_of(request).settings.body_time

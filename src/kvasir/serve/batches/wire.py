@@ -27,8 +27,6 @@ class OutputExpiresAfter(Wire):
 class BatchRequest(Wire):
     """POST /v1/batches"""
 
-    IGNORED: ClassVar = ("completion_window",)  # there is but one
-
     completion_window: Literal["24h"]
     endpoint: Endpoint
     input_file_id: Cursor
