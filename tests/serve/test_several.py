@@ -187,7 +187,8 @@ async def test_memory_is_shared_out():
     async with several(launcher, context, available=lambda: total) as catalogue:
         async with catalogue.lease("a"):
             pass
-        assert launcher.launched[0][0].kv_memory == int(65536 * 50_000 * 1.25), "a whole context, which half can hold"
+        whole = 65536 * 50_000
+        assert whole < launcher.launched[0][0].kv_memory < 1.2 * whole, "a whole context, which half can hold"
         with pytest.raises(EngineDead, match="big is not loaded"):
             async with catalogue.lease("big"):
                 pass

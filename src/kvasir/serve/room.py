@@ -12,7 +12,8 @@ MIB = 1 << 20
 OVERHEAD = 400 * MIB  # of an engine process: the interpreter, libraries, workspace
 MIN_TOKENS = 4096  # of keys and values that a model must have room for, where its context is as long
 UNKNOWN_KV = 64 * MIB  # where the files do not say what a token takes
-SLACK = 1.25  # blocks are whole, and arithmetic may be wider than 16 bits
+SPARE_BLOCKS = 2
+SLACK = 1.1  # the files' headers are not the whole truth
 SHARE = 0.5  # of what the weights leave, for all keys and values together
 GPU_SHARE = 0.9
 
@@ -52,14 +53,19 @@ class Room:
 
 def needed(offer: Offer, options: EngineOptions) -> tuple[int, int]:
     """Bytes of the process with its weights, and the least of keys and values."""
-    details = offer.details
-    tokens = options.max_model_len or min(details.context_length or MIN_TOKENS, MIN_TOKENS)
-    least = int(details.kv_bytes_per_token * tokens * SLACK) or UNKNOWN_KV
-    return offer.size + OVERHEAD, options.kv_memory or least
+    context = offer.details.context_length or MIN_TOKENS
+    least = options.kv_memory or _kv(offer, options, options.max_model_len or min(context, MIN_TOKENS), 1)
+    return offer.size + OVERHEAD, least or UNKNOWN_KV
 
 
 def most_kv(offer: Offer, options: EngineOptions, rows: int) -> int:
     """What so many rows with full contexts take."""
-    details = offer.details
-    context = options.max_model_len or details.context_length
-    return int(details.kv_bytes_per_token * context * rows * SLACK) or UNKNOWN_KV * 16
+    return _kv(offer, options, options.max_model_len or offer.details.context_length, rows) or UNKNOWN_KV * 16
+
+
+def _kv(offer: Offer, options: EngineOptions, tokens: int, rows: int) -> int:
+    """Bytes of so many rows of that length; 0 where the files do not say what a token takes."""
+    size = options.block_size
+    is_wide = "float32" in (options.dtype, options.kv_dtype) or offer.details.quantization_level == "F32"
+    per_token = offer.details.kv_bytes_per_token * (2 if is_wide else 1)
+    return int(per_token * size * (rows * -(-tokens // size) + SPARE_BLOCKS) * SLACK)
