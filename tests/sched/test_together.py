@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from kvasir.engine.core import EngineCore
 from kvasir.errors import InvalidRequest, QueueFull
 from kvasir.kv.policy import POLICIES
-from kvasir.kv.tiers.block import Block, Facts, GroupFacts
-from kvasir.kv.tiers.connector import Bytes, Failed, TierStats
+from kvasir.kv.tiers.block import Block, Facts, GroupFacts, Name
+from kvasir.kv.tiers.connector import Bytes, Failed
 from kvasir.plan import RowResult, StepPlan, StepResult, Work
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.budget import StepTime, predict
 from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.service import load_of
-from kvasir.types import Delta, FinishReason, Request, SamplingParams, ServiceClass, Target, Task
+from kvasir.types import Delta, FinishReason, Request, SamplingParams, ServiceClass, Target, Task, TierStats
 from tests.sched.drive import by_hand
 from tests.sched.guides import HandGuides, allowed_at
 
@@ -60,6 +60,8 @@ class ShakyRunner(FakeRunner):
 class ShakyTier:
     """A KVConnector in memory: reads take some polls, fail, or never come; parts are lost."""
 
+    name = "shaky"
+
     def __init__(self, chance: random.Random, facts: Facts, bad: float):
         self.facts, self.chance, self.bad = facts, chance, bad
         self.parts: dict[tuple[bytes, int], bytes] = {}
@@ -69,8 +71,11 @@ class ShakyTier:
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
         return self.chance.random() < 0.5
 
-    def wants(self, key: bytes, group: int) -> bool:
+    def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
         return (key, group) not in self.parts
+
+    def read_seconds(self, names: Sequence[Name]) -> float:
+        return 1e-6 * self.facts.groups[0].num_bytes * (len(names) + len(self.open))
 
     def has(self, keys: Sequence[bytes], group: int = 0) -> int:
         return next((i for i, key in enumerate(keys) if (key, group) not in self.parts), len(keys))
@@ -101,6 +106,12 @@ class ShakyTier:
         if self.chance.random() < self.bad:
             del self.parts[self.chance.choice(list(self.parts))]
         return True
+
+    def ending(self) -> None:
+        pass
+
+    def each(self) -> dict[str, TierStats]:
+        return {self.name: self.stats()}
 
     def stats(self) -> TierStats:
         size = self.facts.groups[0].num_bytes
