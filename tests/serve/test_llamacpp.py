@@ -298,7 +298,7 @@ async def test_infill_builds_the_prompt_in_the_models_tokens():
         answer = (await http.post("/infill", json=asked)).json()
         assert answer["prompt"] == (
             "<|repo_name|>repository\n<|file_sep|>x.py\none\n<|file_sep|>file\n"
-            "<|fim_prefix|>be<|fim_suffix|>af<|fim_middle|>mi"
+            "<|fim_prefix|>bemi<|fim_suffix|>af<|fim_middle|>"
         )
         assert answer["generation_settings"]["samplers"] == ["top_k", "top_p"]
         streamed = chunks((await http.post("/infill", json={**fields, "stream": True})).text)

@@ -142,7 +142,6 @@ class Front:
         before: str | Sequence[int],
         after: str,
         *,
-        begun: str = "",
         files: Sequence[tuple[str, str]] = (),
         add_special_tokens: bool = True,
         param: str = "suffix",
@@ -154,10 +153,10 @@ class Front:
         if infill is None:
             message = "this model has no tokens for filling in the middle"
             raise InvalidRequest(message, "leave it out, or serve a model of code", param=param)
-        size = len(before) + len(after) + len(begun) + sum(len(name) + len(text) for name, text in files)
+        size = len(before) + len(after) + sum(len(name) + len(text) for name, text in files)
 
         def encode() -> list[int]:
-            return infill.prompt(tokenizer, before, after, begun=begun, files=files, add_bos=add_special_tokens)
+            return infill.prompt(tokenizer, before, after, files=files, add_bos=add_special_tokens)
 
         return tuple(encode() if size < LONG_TEXT else await asyncio.to_thread(encode)), infill.stops()
 

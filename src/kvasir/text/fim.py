@@ -114,11 +114,10 @@ class Infill:
         before: str | Sequence[int],
         after: str,
         *,
-        begun: str = "",
         files: Iterable[tuple[str, str]] = (),
         add_bos: bool = True,
     ) -> list[int]:
-        """Ids. begun: the beginning of the middle, as it is known. files: names and texts of other ones.
+        """Ids. files: names and texts of other ones.
 
         Marks in these texts are taken for ordinary characters. Raises InvalidRequest for text that is not Unicode."""
 
@@ -130,8 +129,7 @@ class Infill:
         head = [*second, *first] if self.suffix_first else [*first, *second]
         middle = [] if self.middle is None else [self.middle]
         bos = [tokenizer.bos_id] if add_bos and tokenizer.add_bos and tokenizer.bos_id is not None else []
-        begin = _behind(tokenizer, begun) if begun else []
-        return [*bos, *self._context(files, encode), *head, *middle, *begin]
+        return [*bos, *self._context(files, encode), *head, *middle]
 
     def _context(self, files: Iterable[tuple[str, str]], encode) -> list[int]:
         files = list(files)

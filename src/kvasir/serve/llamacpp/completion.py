@@ -59,9 +59,8 @@ async def infill(wire: InfillRequest, request: HTTPRequest) -> Response:
     be named, and does nothing."""
     serving = await serving_of(request, wire.model)
     files = [(file.filename, file.text) for file in wire.input_extra or ()]
-    prompt = await serving.front.encode_infill(
-        wire.input_prefix, wire.input_suffix, begun=wire.prompt or "", files=files, param="input_suffix"
-    )
+    before = wire.input_prefix + (wire.prompt or "")
+    prompt = await serving.front.encode_infill(before, wire.input_suffix, files=files, param="input_suffix")
     return await _answer(wire, [prompt], serving, request)
 
 

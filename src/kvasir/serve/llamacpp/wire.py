@@ -220,7 +220,7 @@ class ExtraFile(Wire):
 class InfillRequest(Options):
     """POST /infill
 
-    prompt: the beginning of what is filled in, as it is known.
+    prompt: what stands behind input_prefix, up to the cursor.
     """
 
     input_prefix: str
