@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvasir.engine.core import EngineCore
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
-from kvasir.sched.service import load_of
+from kvasir.sched.sequence import Status
+from kvasir.sched.service import Service, load_of
 from kvasir.types import FinishReason, Request, SamplingParams, ServiceClass, Target
 
 INTERACTIVE, BATCH, BACKGROUND = ServiceClass
@@ -67,6 +73,25 @@ def test_classes_go_first_in_their_order():
     world.add(request("c", 50, slo=BACKGROUND), request("b", 50, slo=BATCH), request("a", 50))
     world.run()
     assert world.times["a"][-1] < world.times["b"][0] < world.times["b"][-1] < world.times["c"][0]
+
+
+@given(
+    st.lists(st.sampled_from(ServiceClass), min_size=1),
+    st.lists(st.sampled_from(ServiceClass), min_size=1),
+    st.none() | st.tuples(st.booleans(), st.integers(0, 9)),
+)
+def test_who_stands_higher_is_known_from_counts(waiting, running, promoted):
+    sequences = [
+        [SimpleNamespace(request=SimpleNamespace(slo=c), status=status, promoted=False) for c in classes]
+        for classes, status in ((waiting, Status.WAITING), (running, Status.RUNNING))
+    ]
+    service = Service(TARGETS, 256, 16, 256)
+    if promoted:
+        group = sequences[promoted[0]]
+        service._promoted = group[promoted[1] % len(group)]
+        service._promoted.promoted = True
+    first, last = ([(not s.promoted, s.request.slo.rank) for s in group] for group in sequences)
+    assert service.stands_higher(Counter(waiting), Counter(running)) == (min(first) < max(last))
 
 
 def test_a_higher_class_takes_the_row_of_a_lower_one_and_the_answer_stays():
