@@ -19,6 +19,7 @@ from kvasir.cli.chat.session import Session, Settings
 from kvasir.config import EngineOptions
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.front import Front
+from kvasir.engine.llm import AsyncLLM
 from kvasir.engine.load_text import load_text
 from kvasir.errors import InvalidRequest, KvasirError
 from kvasir.runner.fake import fake_next
@@ -269,6 +270,9 @@ async def test_help_names_every_command(session):
         ("/temperature default", "temperature", None),
         ("/max 3", "max_tokens", 3),
         ("/seed 7", "seed", 7),
+        ("/set temperature 0.25", "temperature", 0.25),
+        ("/set top_p 0.5", "more", {"top_p": 0.5}),
+        ("/set top_k default", "more", {}),
         ("/think on", "think", True),
         ("/think off", "think", False),
     ],
@@ -288,6 +292,9 @@ async def test_settings_are_set(session, line, field, value):
         "/seed",
         "/think maybe",
         "/nothing",
+        "/set nothing 3",
+        "/set top_p 2",
+        "/set top_p warm",
         "/save",
     ],
 )
@@ -401,3 +408,30 @@ def test_the_real_model_chats():
     done = run("kvasir.cli", "chat", "kvasir-mini", *options, stdin="Hello!\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() and "tokens/s" in done.stderr
+
+
+async def test_an_answer_can_be_made_to_follow_a_file(tmp_path):
+    (tmp_path / "schema.json").write_text(
+        '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
+    )
+    (tmp_path / "words.gbnf").write_text('root ::= "yes" | "no"')
+    (tmp_path / "broken.json").write_text("{")
+    session = Session(AsyncLLM("kvasir-mini").front, Recorder(), Conversation(), Settings(0.0, 80))  # type: ignore
+    await session.front.start()
+    try:
+        await obey(session, f"/set json_schema {tmp_path / 'schema.json'}")
+        await session.ask("Hi")
+        assert json.loads(session.conversation.turns[-1][1].split("</think>")[-1])["a"] in (1, 2)
+        await obey(session, f"/set grammar {tmp_path / 'words.gbnf'}")
+        await obey(session, "/set thinking_token_budget 0")
+        await session.ask("Hi")
+        assert session.conversation.turns[-1][1].split("</think>")[-1].strip() in ("yes", "no")
+        before = Settings(**vars(session.settings))
+        for wrong in ("broken.json", "nothing.json"):
+            with pytest.raises(KvasirError, match=r"json_schema|cannot be read"):
+                await obey(session, f"/set json_schema {tmp_path / wrong}")
+        assert session.settings == before
+        await obey(session, "/set")
+        assert any("thinking_token_budget: 0" in note for note in session.screen.notes)
+    finally:
+        await session.front.stop()

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from kvasir.cli.flags import engine_flags, models_flags, operation_flags
+from kvasir.cli.flags import engine_flags, models_flags, operation_flags, sampler_flags
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
+from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError
 
@@ -88,10 +89,12 @@ def serve(
 
 @app.command()
 @engine_flags
+@sampler_flags
 def run(
     model: Model,
     prompt: Annotated[str, typer.Argument(help="Text to go on from.")],
     engine: EngineOptions,
+    sampler: SamplerOptions,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     seed: Seed = None,
@@ -101,17 +104,21 @@ def run(
     """Answer one prompt and stop.
 
     Example: kvasir run kvasir-mini "What is 23 + 45?" --chat --temperature 0
+
+    Example: kvasir run kvasir-mini "Who are you?" --chat --json-schema person.json --top-p 0.9
     """
     from kvasir.cli import run as command
 
-    command.run(engine, prompt, temperature, max_tokens, seed, chat, quiet)
+    command.run(engine, prompt, temperature, max_tokens, seed, chat, quiet, sampler)
 
 
 @app.command()
 @engine_flags
+@sampler_flags
 def chat(
     model: Model,
     engine: EngineOptions,
+    sampler: SamplerOptions,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
@@ -123,7 +130,7 @@ def chat(
     """
     from kvasir.cli import chat as command
 
-    command.run(engine, system, temperature, max_tokens, seed)
+    command.run(engine, system, temperature, max_tokens, seed, sampler)
 
 
 @app.command()

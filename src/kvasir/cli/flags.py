@@ -12,6 +12,7 @@ import typer
 
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
+from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 
 
@@ -33,6 +34,11 @@ def operation_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 def models_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a command that takes `models: ModelsOptions` their flags."""
     return _with_flags(command, "models", ModelsOptions, lambda chosen, kwargs: ModelsOptions(**chosen))
+
+
+def sampler_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command that takes `sampler: SamplerOptions` their flags."""
+    return _with_flags(command, "sampler", SamplerOptions, lambda chosen, kwargs: SamplerOptions(**chosen))
 
 
 def _with_flags(command: Callable[..., Any], name: str, group: type, make: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvasir.cli.resolve import resolve
+from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import AsyncLLM
 from kvasir.store.entry import Entry
@@ -27,16 +29,17 @@ def run(
     seed: int | None,
     chat: bool,
     quiet: bool,
+    sampler: SamplerOptions,
 ) -> None:
     engine, entry = resolve(engine)
-    asyncio.run(_run(engine, entry, prompt, temperature, max_tokens, seed, chat, quiet))
+    asked: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+    asked = sampler.params() | {name: value for name, value in asked.items() if value is not None}
+    asyncio.run(_run(engine, entry, prompt, asked, chat, quiet))
 
 
 async def _run(
-    engine: EngineOptions, entry: Entry | None, prompt: str, temperature, max_tokens, seed, chat: bool, quiet: bool
+    engine: EngineOptions, entry: Entry | None, prompt: str, asked: Mapping[str, Any], chat: bool, quiet: bool
 ) -> None:
-    from dataclasses import asdict
-
     llm = AsyncLLM(**asdict(engine))
     async with llm:
         if not quiet:
@@ -46,21 +49,11 @@ async def _run(
         messages = entry.conversation(messages) if entry else messages
         ids: Sequence[int] = await (front.encode_chat(messages) if chat else front.encode(prompt))
         own = sampling_of(entry.parameters) if entry else {}
-        request = front.resolve(ids, sampling(llm.info.default_sampling, own, temperature, max_tokens, seed))
+        # What the model recommends, over it what the store has for it, over that what the user asks for.
+        params = SamplingParams(**{"max_tokens": None, **llm.info.default_sampling, **own, **asked})
+        await front.learn(params)
+        request = await front.resolve_chat(ids, params) if chat else front.resolve(ids, params)
         await _stream(front, request, quiet)
-
-
-def sampling(
-    recommended: Mapping[str, Any],
-    own: Mapping[str, Any],
-    temperature: float | None,
-    max_tokens: int | None,
-    seed: int | None,
-) -> SamplingParams:
-    """What the model recommends, over it what the store has for it, over that what the user asks for."""
-    asked = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
-    asked = {name: value for name, value in asked.items() if value is not None}
-    return SamplingParams(**{"max_tokens": None, **recommended, **own, **asked})
 
 
 async def _stream(front, request, quiet: bool) -> None:

@@ -244,6 +244,13 @@ class Front:
         params = replace(params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens)
         return Request(id or _new_id(), tuple(prompt_ids), params, eos_ids=self._eos_ids(), **fields)
 
+    async def resolve_chat(self, prompt_ids: Sequence[int], params: SamplingParams, **fields: Any) -> Request:
+        """`resolve` for a conversation without tools: its reasoning may come before what is asked for."""
+        reading = self.reader.reading(prompt_ids, None)
+        grammar = await asyncio.to_thread(self.grammars.answer, reading, params)
+        params = replace(params, structured_outputs=None)
+        return self.resolve(prompt_ids, params, grammar=grammar, param="messages", **fields)
+
     def resolve_embedding(self, ids: Sequence[int], *, id: str | None = None, **fields: Any) -> Request:
         """A complete Request for the embedding of a text. Raises InvalidRequest."""
         self._need_task(Task.EMBED)

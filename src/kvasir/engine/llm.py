@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvasir.config import EngineOptions, prepare_torch
@@ -138,22 +138,21 @@ class AsyncLLM:
         """The answer to a conversation; `template`: tools, add_generation_prompt, variables ... of `encode_chat`."""
         ids = await self.front.encode_chat(messages, **template)
         params = params or SamplingParams()
-        reading = self.front.reader.reading(ids, None)
-        grammar = await asyncio.to_thread(self.front.grammars.answer, reading, params)
-        return await self._complete(None, ids, replace(params, structured_outputs=None), grammar=grammar)
+        await self.front.learn(params)
+        return await self._finish(None, await self.front.resolve_chat(ids, params, slo=ServiceClass.BATCH))
 
     async def embed(self, prompt: Prompt) -> EmbeddingOutput:
         text, ids = await self._ids(prompt)
         request = self.front.resolve_embedding(ids)
         return EmbeddingOutput(request.id, text, list(ids), list(await self.front.embed(request)))
 
-    async def _complete(
-        self, text: str | None, ids: Sequence[int], params: SamplingParams | None, **fields: Any
-    ) -> RequestOutput:
-        """Nobody watches the answer grow, so it is served as batch work. fields: of the Request."""
+    async def _complete(self, text: str | None, ids: Sequence[int], params: SamplingParams | None) -> RequestOutput:
+        """Nobody watches the answer grow, so it is served as batch work."""
         params = params or SamplingParams()
         await self.front.learn(params)
-        request = self.front.resolve(ids, params, slo=ServiceClass.BATCH, **fields)
+        return await self._finish(text, self.front.resolve(ids, params, slo=ServiceClass.BATCH))
+
+    async def _finish(self, text: str | None, request: Request) -> RequestOutput:
         answers = await self.front.complete(request)
         for answer in answers:
             _raise_fault(answer)

@@ -13,6 +13,7 @@ from kvasir.cli.chat.reader import make_reader
 from kvasir.cli.chat.screen import Screen
 from kvasir.cli.chat.session import Session, Settings
 from kvasir.cli.resolve import resolve
+from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import AsyncLLM
 from kvasir.errors import InvalidRequest, KvasirError, UnsupportedModel
@@ -26,9 +27,11 @@ def run(
     temperature: float | None,
     max_tokens: int | None,
     seed: int | None,
+    sampler: SamplerOptions = SamplerOptions(),
 ) -> None:
     engine, entry = resolve(engine)
-    settings = Settings(temperature, max_tokens, seed, own=sampling_of(entry.parameters) if entry else {})
+    own = sampling_of(entry.parameters) if entry else {}
+    settings = Settings(temperature, max_tokens, seed, own=own, more=sampler.params())
     settings.params({})  # raises for a value out of range, before anything is loaded
     if entry is None:
         conversation = Conversation(system)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvasir.cli.chat.conversation import read
 from kvasir.cli.chat.session import Session, Settings
+from kvasir.cli.sampler import FILES, NUMBERS, structure
 from kvasir.errors import InvalidRequest
 
 RESET = "default"
@@ -55,15 +56,40 @@ async def _system(session: Session, argument: str) -> None:
 
 
 async def _temperature(session: Session, argument: str) -> None:
-    _set(session, "temperature", argument, float)
+    _set(session, "temperature", argument)
 
 
 async def _max(session: Session, argument: str) -> None:
-    _set(session, "max_tokens", argument, int)
+    _set(session, "max_tokens", argument)
 
 
 async def _seed(session: Session, argument: str) -> None:
-    _set(session, "seed", argument, int)
+    _set(session, "seed", argument)
+
+
+async def _setting(session: Session, argument: str) -> None:
+    name, _, value = argument.partition(" ")
+    if name in vars(session.settings) and name in NUMBERS:
+        return _set(session, name, value.strip())
+    more, key = dict(session.settings.more), "structured_outputs" if name in FILES else name
+    if name and name not in NUMBERS and name not in FILES:
+        raise InvalidRequest(f"there is no setting {name!r}", f"one of {', '.join((*NUMBERS, *FILES))}")
+    if value.strip() == RESET:
+        more.pop(key, None)
+    elif value:
+        more[key] = structure(name, _path(value.strip(), "/set")) if name in FILES else _number(name, value.strip())
+    changed = replace(session.settings, more=more)
+    changed.params(session.front.info.default_sampling)  # raises where the value cannot be
+    session.settings = changed
+    for known, chosen in more.items() if not name else [(name, more.get(key, RESET))]:
+        session.screen.note(f"{known}: {chosen}")
+
+
+def _number(name: str, text: str) -> int | float:
+    try:
+        return NUMBERS[name](text)
+    except ValueError:
+        raise InvalidRequest(f"{name} {text!r}", f"give a number, or {RESET}") from None
 
 
 async def _think(session: Session, argument: str) -> None:
@@ -115,13 +141,10 @@ async def _stats(session: Session, argument: str) -> None:
     note(f"KV       {engine.blocks_used} of {engine.blocks_total} blocks of {engine.block_size} in use")
 
 
-def _set(session: Session, name: str, argument: str, kind: type[int] | type[float]) -> None:
+def _set(session: Session, name: str, argument: str) -> None:
     """A setting to a value, to its default, or (without an argument) just shown. Raises InvalidRequest."""
     if argument:
-        try:
-            value = None if argument == RESET else kind(argument)
-        except ValueError:
-            raise InvalidRequest(f"{name} {argument!r}", f"give a number, or {RESET}") from None
+        value = None if argument == RESET else _number(name, argument)
         changed = Settings(**{**vars(session.settings), name: value})
         changed.params(session.front.info.default_sampling)  # raises where the value cannot be
         session.settings = changed
@@ -146,6 +169,7 @@ COMMANDS = {
     "/temperature": Command(_temperature, "0 is greedy; default is the model's own", "X"),
     "/max": Command(_max, "longest answer in tokens; default is what the context leaves", "N"),
     "/seed": Command(_seed, "same seed, same answer; default draws one each time", "N"),
+    "/set": Command(_setting, "any of the sampler's settings, also json_schema and grammar, with a file", "NAME X"),
     "/save": Command(_save, "write the conversation as JSON", "FILE"),
     "/load": Command(_load, "go on with a saved conversation", "FILE"),
     "/stats": Command(_stats, "figures of the last answer and of the engine"),

@@ -23,19 +23,20 @@ _TAIL = 16  # last ids of a prompt, among which an opening tag is looked for
 @dataclass
 class Settings:
     """What the user chose; None leaves it to the model, or to chance for the seed. own: what the store has for the
-    model, as fields of SamplingParams."""
+    model, as fields of SamplingParams. more: what the user chose besides, as such."""
 
     temperature: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
     think: bool | None = None
     own: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def params(self, defaults: dict[str, Any]) -> SamplingParams:
         """Over the model's own defaults. Raises InvalidRequest for a value out of range."""
         asked = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": self.seed}
         asked = {name: value for name, value in asked.items() if value is not None}
-        return SamplingParams(**{"max_tokens": None, **defaults, **self.own, **asked})
+        return SamplingParams(**{"max_tokens": None, **defaults, **self.own, **self.more, **asked})
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class Session:
                 f"needs {answer}; nothing is left out silently",
                 "/undo takes back the last exchange, /clear begins anew, /max shortens the answer",
             )
-        request = self.front.resolve(ids, params)
+        await self.front.learn(params)
+        request = await self.front.resolve_chat(ids, params)
         return request, Thinking(inside=await self._opens_thinking(ids))
 
     async def _opens_thinking(self, ids: Sequence[int]) -> bool:

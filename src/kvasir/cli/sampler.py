@@ -1,0 +1,63 @@
+"""How answers are sampled, as `kvasir run` and `kvasir chat` may be told beside --temperature and --seed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kvasir.config import option
+from kvasir.errors import ConfigError, InvalidRequest
+from kvasir.types import SamplingParams, StructuredOutputs
+
+# ruff: noqa: RUF009 - what `option` makes is a field
+
+MAX_FILE_BYTES = 1 << 20
+FILES = ("json_schema", "grammar")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOptions:
+    """docs/sampling.md tells more."""
+
+    top_p: float | None = option(None, "Keep the most probable tokens up to this mass.")
+    top_k: int | None = option(None, "Keep so many of the most probable tokens; 0: all.")
+    min_p: float | None = option(None, "Keep tokens of at least this share of the best one's probability.")
+    repetition_penalty: float | None = option(None, "Above 1: less of what is in prompt and answer.")
+    frequency_penalty: float | None = option(None, "Above 0: less of what the answer has, by its count.")
+    presence_penalty: float | None = option(None, "Above 0: less of what the answer has.")
+    thinking_token_budget: int | None = option(None, "Most tokens of reasoning in a chat.")
+    json_schema: Path | None = option(None, "File with a JSON schema; the answer is a value of it.")
+    grammar: Path | None = option(None, "File with a grammar in Lark or GBNF; the answer is a sentence of it.")
+
+    def params(self) -> dict[str, Any]:
+        """Those that are given, as fields of SamplingParams. Raises ConfigError for a file that is no such thing."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        structures = [structure(name, given.pop(name)) for name in FILES if name in given]
+        if len(structures) > 1:
+            raise ConfigError("--json-schema and --grammar exclude each other", "give one of them")
+        return given | ({"structured_outputs": structures[0]} if structures else {})
+
+
+def structure(name: str, path: Path) -> StructuredOutputs:
+    """What a file says that answers follow. name: json_schema or grammar. Raises ConfigError."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
+        text = path.read_text(encoding="utf-8")
+        return StructuredOutputs(grammar=text) if name == "grammar" else StructuredOutputs(json=json.loads(text))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"{path} cannot be read: {reason}", f"name a file with a {name}") from error
+    except (ValueError, RecursionError, InvalidRequest) as error:
+        raise ConfigError(f"{path} holds no {name}: {error}", "name another file") from error
+
+
+def _numbers() -> dict[str, type]:
+    kinds = {"float": float, "int": int, "int | None": int}
+    others = {"n", "logprobs", "prompt_logprobs"}
+    return {f.name: kinds[str(f.type)] for f in fields(SamplingParams) if str(f.type) in kinds and f.name not in others}
+
+
+NUMBERS = _numbers()  # the fields of SamplingParams that are numbers, by name
