@@ -36,6 +36,7 @@ class SamplingSpec:
     """The sampler's part of SamplingParams, in ids. `seed` is the answer's own: hash(request seed, answer index).
 
     stop_ids: ids that end the sequence; they are forbidden while fewer than `min_tokens` are sampled.
+    repetition_last_n: how many of the last ids repetition_penalty looks at, the prompt's among them; -1: all.
     bad_words: sequences of ids; the last of one is forbidden where the sampled ids end with the others.
     dry_breakers: which ids no repetition goes across, bit i & 31 of int32 word i >> 5; dry_breaker_sequences: the same
     of sequences.
@@ -59,6 +60,7 @@ class SamplingSpec:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    repetition_last_n: int = -1
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2

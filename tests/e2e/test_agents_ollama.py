@@ -121,6 +121,17 @@ def test_an_answer_follows_a_format(own, temperature):
     assert free.done_reason == "length" or isinstance(json.loads(free.response), dict)
 
 
+async def test_a_penalty_with_a_window_is_the_same_alone_and_among_others(server):
+    async def said(last_n: int) -> str:
+        options = {"temperature": 0, "num_predict": 60, "repeat_penalty": 1.5, "repeat_last_n": last_n}
+        return (await other.generate(model=MODEL, prompt="Once there was", raw=True, options=options)).response
+
+    async with ollama.AsyncClient(host=server) as other:
+        alone = [await said(n) for n in (8, 40, -1, 10**6)]
+        assert list(await asyncio.gather(*(said(n) for n in (8, 40, -1, 10**6)))) == alone
+    assert alone[2] == alone[3] and len(set(alone)) > 1
+
+
 def test_a_call_that_has_to_be_made_is_made(own, server):
     body = {
         "model": MODEL,

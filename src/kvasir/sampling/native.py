@@ -87,7 +87,8 @@ class SampleArgs(Structure):
 
 def covers(spec: SamplingSpec) -> bool:
     """Whether the kernel has code for all that a spec asks."""
-    return spec.logprobs <= MAX_LOGPROBS and not (needs_chain(spec) or spec.bad_words or dry.is_on(spec))
+    others = needs_chain(spec) or spec.bad_words or dry.is_on(spec) or spec.repetition_last_n >= 0
+    return spec.logprobs <= MAX_LOGPROBS and not others
 
 
 class Pool(Protocol):

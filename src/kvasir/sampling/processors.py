@@ -5,8 +5,8 @@ llama.cpp has it:
 2. min_tokens: ids that would end the answer are forbidden until enough is sampled;
 3. bad words (vLLM): the last id of each is forbidden where the output ends with the ids before it;
 4. logit bias (OpenAI API): added to the logit;
-5. repetition penalty (Keskar et al., CTRL, 2019): ids of prompt and output; positive logits are divided by it, others
-   multiplied;
+5. repetition penalty (Keskar et al., CTRL, 2019): ids of prompt and output, or the last of them; positive logits are
+   divided by it, others multiplied;
 6. frequency and presence penalty (OpenAI API): ids of the output alone; frequency times their count and presence once
    are subtracted;
 7. DRY (dry.py): tokens that would go on with a repetition.
@@ -56,7 +56,7 @@ def process_(x_V: Tensor, spec: SamplingSpec, ids: np.ndarray, prompt_len: int, 
     if spec.logit_bias:
         bias_(x_V, spec.logit_bias)
     if spec.repetition_penalty != 1.0:
-        repetition_(x_V, ids, spec.repetition_penalty)
+        repetition_(x_V, last_of(ids, spec.repetition_last_n), spec.repetition_penalty)
     if spec.frequency_penalty != 0.0 or spec.presence_penalty != 0.0:
         occurrence_(x_V, ids[prompt_len:], spec.frequency_penalty, spec.presence_penalty)
     if dry.is_on(spec):
@@ -91,6 +91,11 @@ def bias_(x_V: Tensor, bias: tuple[tuple[int, float], ...]) -> None:
     if outside:
         raise ValueError(f"logit_bias names token {outside[0]}, the vocabulary has {x_V.shape[0]}")
     x_V[_index(list(totals), x_V)] += torch.tensor(list(totals.values()), dtype=torch.float32, device=x_V.device)
+
+
+def last_of(ids: np.ndarray, count: int) -> np.ndarray:
+    """The last ids; -1: all."""
+    return ids if count < 0 else ids[max(0, len(ids) - count) :]
 
 
 def repetition_(x_V: Tensor, ids: np.ndarray, penalty: float) -> None:

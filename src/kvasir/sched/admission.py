@@ -120,6 +120,7 @@ def sampling_spec(request: Request, index: int, stop_ids: frozenset[int]) -> Sam
         presence_penalty=p.presence_penalty,
         frequency_penalty=p.frequency_penalty,
         repetition_penalty=p.repetition_penalty,
+        repetition_last_n=p.repetition_last_n if p.repetition_penalty != 1.0 else -1,
         dry_multiplier=p.dry_multiplier,
         dry_base=p.dry_base,
         dry_allowed_length=p.dry_allowed_length,

@@ -1,8 +1,7 @@
 """From a request's options to SamplingParams: names, defaults, and the context's bound.
 
 A value is the request's, else the Modelfile's, else what the model's generation_config.json recommends, else Ollama's
-default. One default differs: `repeat_penalty` is 1, since Ollama's 1.1 is meant for the last 64 tokens and the penalty
-here looks at all of them.
+default. One default differs: `repeat_penalty` is 1, which leaves the model as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from kvasir.types import ModelInfo, SamplingParams, StructuredOutputs
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p")
 _FILTERS = ("top_p", "top_k", "min_p")  # whose place mirostat takes, unless they are asked for
-_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+WINDOW = 64  # ids that repeat_penalty looks at
 
 # Options that SamplingParams has under the same name.
 _SAME = (
@@ -105,23 +104,20 @@ def to_params(wire: Asking, options: Options, info: ModelInfo, room: int) -> Sam
 
 
 def _penalties(options: Options, info: ModelInfo) -> dict[str, float]:
-    """Raises InvalidRequest for a window of tokens: penalties look at all there are."""
-    repeat = options.repeat_penalty
-    asked = {
-        "repetition_penalty": info.default_sampling.get("repetition_penalty") if repeat is None else repeat,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-    }
+    """Raises InvalidRequest for a window of penalties that have none."""
     window = options.repeat_last_n
     if window == 0:
-        return _PENALTIES
-    found = {name: off if (value := asked[name]) is None else value for name, off in _PENALTIES.items()}
-    if window is not None and found != _PENALTIES and not (window == -1 or window >= info.max_model_len):
-        raise InvalidRequest(
-            f"repeat_last_n is {window}; penalties look at the whole context here",
-            "send -1, or 0 to switch them off", "repeat_last_n",
-        )  # fmt: skip
-    return found
+        return {}
+    others = {"presence_penalty": options.presence_penalty, "frequency_penalty": options.frequency_penalty}
+    found = {name: value for name, value in others.items() if value is not None}
+    if any(found.values()) and window is not None and 0 < window < info.max_model_len:
+        hint = "send -1, or leave presence_penalty and frequency_penalty out"
+        raise InvalidRequest(f"repeat_last_n is {window}, and only repeat_penalty has one", hint, "repeat_last_n")
+    if options.repeat_penalty is not None:
+        found |= {"repetition_penalty": options.repeat_penalty, "repetition_last_n": WINDOW}
+    elif (recommended := info.default_sampling.get("repetition_penalty")) is not None:
+        found["repetition_penalty"] = recommended
+    return found if window is None else {**found, "repetition_last_n": window}
 
 
 def structure_of(format: Any) -> StructuredOutputs | None:
@@ -133,7 +129,7 @@ def structure_of(format: Any) -> StructuredOutputs | None:
 
 _NAMES = {
     **{"structured_outputs": "format", "response_format": "format"},
-    **{"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"},
+    **{"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty", "repetition_last_n": "repeat_last_n"},
 }
 
 
