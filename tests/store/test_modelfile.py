@@ -91,7 +91,7 @@ def test_a_modelfile_as_people_write_it():
         ("FROM a\nPARAMETER top_k 1.5", "top_k is '1.5' .expected a whole number"),
         ("FROM a\nPARAMETER mirostat 1", "mirostat is 1"),
         ("FROM a\nPARAMETER tfs_z 0.9", "tfs_z is not supported"),
-        ("FROM a\nPARAMETER repeat_last_n 64", "repeat_last_n is not supported"),
+        ("FROM a\nPARAMETER repeat_last_n -2", "repeat_last_n"),
         ("FROM a\nPARAMETER num_ctx 0", "num_ctx is 0"),
         ("FROM a\nPARAMETER warmth 1", "unknown parameter 'warmth'"),
         ("FROM a\nREQUIRES soon", "REQUIRES 'soon'"),
@@ -124,7 +124,12 @@ def test_what_parameters_become():
     told = check_parameters(
         {"num_predict": -1, "repeat_penalty": 1.1, "stop": "x", "seed": 3, "num_ctx": 128, "top_k": None}
     )
-    assert sampling_of(told) == {"max_tokens": None, "repetition_penalty": 1.1, "stop": ("x",), "seed": 3}
+    assert sampling_of(told) == {
+        "max_tokens": None, "repetition_penalty": 1.1, "repetition_last_n": 64, "stop": ("x",), "seed": 3,
+    }  # fmt: skip
+    assert sampling_of({"repeat_penalty": 1.1, "repeat_last_n": 9})["repetition_last_n"] == 9
+    with pytest.raises(InvalidRequest, match="only repeat_penalty has one"):
+        check_parameters({"repeat_last_n": 9, "presence_penalty": 0.5})
     assert engine_options_of(told) == {"max_model_len": 128}
     assert sampling_of(check_parameters({"repeat_penalty": 1.1, "repeat_last_n": 0}))["repetition_penalty"] == 1.0
     assert sampling_of({"seed": -1}) == {"seed": None}

@@ -23,6 +23,7 @@ SAMPLING = {
     "stop": "stop",
     "num_predict": "max_tokens",
     "repeat_penalty": "repetition_penalty",
+    "repeat_last_n": "repetition_last_n",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
     "mirostat": "mirostat",
@@ -38,7 +39,6 @@ IGNORED = (
 )
 # Name -> (values that ask for nothing, what to do).
 REFUSED: dict[str, tuple[tuple[Value, ...], str]] = {
-    "repeat_last_n": ((-1, 0), "penalties look at the whole context; -1 says so, 0 turns them off"),
     "num_keep": ((0, -1), "a context that is full ends the answer; leave it out"),
     "tfs_z": ((1, 1.0), "leave it out, or use min_p"),
     "penalize_newline": ((True,), "newlines are penalized like any token; leave it out"),
@@ -52,6 +52,7 @@ _KNOWN = (*SAMPLING, *ENGINE, *IGNORED, *REFUSED)
 _UNLIMITED = (-1, -2)  # of num_predict: until the model ends, until the context is full
 _MOST_STOPS = 64
 _LARGEST = 2**53
+WINDOW = 64  # tokens that repeat_penalty looks back on where nothing is said
 
 
 def parse_parameter(name: str, text: str) -> Value:
@@ -76,6 +77,10 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Value]:
     for name, (harmless, hint) in REFUSED.items():
         if name in checked and checked[name] not in harmless:
             raise InvalidRequest(f"{name} is not supported with this value", hint, param=name)
+    window = checked.get("repeat_last_n", -1)
+    if window not in (-1, 0) and (checked.get("presence_penalty") or checked.get("frequency_penalty")):
+        hint = "send -1, or leave presence_penalty and frequency_penalty out"
+        raise InvalidRequest(f"repeat_last_n is {window}, and only repeat_penalty has one", hint, "repeat_last_n")
     for name in ENGINE:
         if int(checked.get(name, 1)) < 1:  # type: ignore[arg-type]
             raise InvalidRequest(f"{name} is {checked[name]}", "expected at least 1", param=name)
@@ -88,6 +93,8 @@ def sampling_of(parameters: Mapping[str, Value]) -> dict[str, Any]:
     fields: dict[str, Any] = {ours: parameters[name] for name, ours in SAMPLING.items() if name in parameters}
     if parameters.get("repeat_last_n") == 0:
         fields |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    elif "repeat_penalty" in parameters:
+        fields.setdefault("repetition_last_n", WINDOW)
     if fields.get("max_tokens") in _UNLIMITED:
         fields["max_tokens"] = None
     if fields.get("seed") == -1:
@@ -97,8 +104,9 @@ def sampling_of(parameters: Mapping[str, Value]) -> dict[str, Any]:
     try:
         SamplingParams(**fields)
     except InvalidRequest as error:
-        names = {ours: name for name, ours in SAMPLING.items()}
-        raise InvalidRequest(error.message, error.hint, param=names.get(error.param or "")) from None
+        ours = error.param or ""
+        name = next((name for name, own in SAMPLING.items() if own == ours), ours)
+        raise InvalidRequest(error.message.replace(ours, name), error.hint, param=name) from None
     return fields
 
 
