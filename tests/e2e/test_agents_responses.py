@@ -7,6 +7,7 @@ import asyncio
 import json
 
 import openai
+import pydantic
 import pytest
 
 from tests.e2e.server import serving
@@ -151,6 +152,20 @@ def test_a_format_is_followed_and_a_strict_tool_called_well(api):
         whole(api, input="x", tools=[], text={"format": {**format, "schema": bad}})
     assert caught.value.param == "text.format"
     whole(api, input="How old is Anna?", tools=[{**TOOLS[0], "strict": True}], temperature=1.2)
+
+
+class Age(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=20)
+    age: int = pydantic.Field(ge=0, le=150)
+
+
+def test_the_client_parses_what_it_asked_for(api):
+    asked = {"model": MODEL, "input": "How old is Anna?", "max_output_tokens": 80, "temperature": 0}
+    parsed = api.responses.parse(**asked, text_format=Age)
+    assert isinstance(parsed.output_parsed, Age)
+    with api.responses.stream(**asked, text_format=Age) as stream:
+        stream.until_done()
+        assert stream.get_final_response().output_parsed == parsed.output_parsed
 
 
 async def test_agents_that_leave_or_cancel_hurt_no_others(server, api):

@@ -19,7 +19,7 @@ from kvasir.serve.records import new_id
 from kvasir.serve.responses.items import Kept
 from kvasir.serve.responses.kept import RUNNING, Responses, item_id
 from kvasir.serve.responses.output import Output, StreamEvent
-from kvasir.serve.responses.request import check, check_items, named, own_items, to_chat
+from kvasir.serve.responses.request import chat_of, check, check_items, named, own_items
 from kvasir.serve.responses.shapes import error_object, response_object, usage_object
 from kvasir.serve.responses.wire import ENCRYPTED, LOGPROBS, ResponseRequest
 from kvasir.serve.serving import Serving, check_finish
@@ -137,7 +137,7 @@ async def begin(wire: ResponseRequest, serving: Serving, request: HTTPRequest, r
     with named():
         items = [*earlier, *own]
         dropped = await surplus(wire, items, serving) if wire.truncation == "auto" else 0
-        core, reading = await to_request(to_chat(wire, items[dropped:]), serving, request)
+        core, reading = await to_request(await chat_of(wire, items[dropped:]), serving, request)
     making = Making(wire, replace(core, id=id), reading, own, serving.names[0], owner)
     if wire.truncation == "auto":
         making.response["dropped_items"] = dropped
@@ -158,6 +158,6 @@ async def surplus(wire: ResponseRequest, items: Sequence[Kept], serving: Serving
     low, high = 0, len(cuts) - 1
     while low < high:
         middle = (low + high) // 2
-        ids = await chat_ids(to_chat(wire, items[cuts[middle] :]), serving)
+        ids = await chat_ids(await chat_of(wire, items[cuts[middle] :]), serving)
         low, high = (low, middle) if len(ids) <= room else (middle + 1, high)
     return cuts[low]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,7 @@ from kvasir.serve.wire import MAX_MESSAGES, Scheduling, refuse_fields
 
 # Fields that a chat has under the same name.
 _SAME = ("model", "chat_template_kwargs", *Samplers.model_fields, *Scheduling.model_fields)
+LONG = 256  # items
 # What a chat's fields are called here.
 _NAMES = {
     "messages": "input",
@@ -127,6 +129,11 @@ def to_chat(wire: Prompt, items: Sequence[Kept]) -> ChatRequest:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InvalidRequest(f"{where} of the conversation: {first['msg']}", param="input") from None
+
+
+async def chat_of(wire: Prompt, items: Sequence[Kept]) -> ChatRequest:
+    """The same; a long conversation is looked through in a thread."""
+    return to_chat(wire, items) if len(items) < LONG else await asyncio.to_thread(to_chat, wire, items)
 
 
 def _tools(wire: Prompt) -> list[dict[str, Any]] | None:

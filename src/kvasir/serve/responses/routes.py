@@ -22,7 +22,7 @@ from kvasir.serve.records import new_id
 from kvasir.serve.responses.background import Run
 from kvasir.serve.responses.kept import Responses
 from kvasir.serve.responses.making import Making, begin, owner_of
-from kvasir.serve.responses.request import check, check_items, named, own_items, to_chat
+from kvasir.serve.responses.request import chat_of, check, check_items, named, own_items
 from kvasir.serve.responses.shapes import encoded
 from kvasir.serve.responses.wire import ItemsQuery, ResponseRequest, RetrieveQuery, TokenCountRequest
 from kvasir.serve.serving import Serving, json_response
@@ -111,7 +111,7 @@ async def count_input_tokens(wire: TokenCountRequest, request: HTTPRequest) -> R
     own = await own_items(wire, new_id("resp"), owner, responses)
     check_items(earlier, own)
     with named():
-        ids = await chat_ids(to_chat(wire, [*earlier, *own]), serving)
+        ids = await chat_ids(await chat_of(wire, [*earlier, *own]), serving)
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
