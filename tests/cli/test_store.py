@@ -12,7 +12,6 @@ from kvasir.cli.app import app
 from kvasir.cli.chat.conversation import Conversation, read
 from kvasir.cli.chat.session import Settings
 from kvasir.cli.resolve import resolve
-from kvasir.cli.run import sampling
 from kvasir.config import EngineOptions
 from kvasir.errors import KvasirError
 from tests.cli.running import Terminal, run
@@ -99,10 +98,11 @@ def test_names_of_the_store_are_models(place):
 def test_what_the_store_has_stands_below_what_is_asked_for(place):
     own = {"temperature": 0.0, "max_tokens": 7, "top_k": 3}
     recommended = {"temperature": 0.7, "top_p": 0.8}
-    params = sampling(recommended, own, None, None, None)
+    params = Settings(own=own).params(recommended)
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.0, 0.8, 3, 7)
-    assert sampling(recommended, own, 1.0, 9, 5) == Settings(1.0, 9, 5, own=own).params(recommended)
-    assert sampling({}, {}, None, None, None).max_tokens is None
+    params = Settings(1.0, 9, 5, own=own, more={"top_k": 4}).params(recommended)
+    assert (params.temperature, params.top_p, params.top_k, params.max_tokens, params.seed) == (1.0, 0.8, 4, 9, 5)
+    assert Settings().params({}).max_tokens is None
     talk = Conversation("S", [("a", "b")], opening=[{"role": "user", "content": "u"}])
     assert [m["content"] for m in talk.messages("q")] == ["S", "u", "a", "b", "q"]
     talk.save(place / "talk.json", "m")
