@@ -136,7 +136,7 @@ def test_an_answer_has_the_form_that_was_asked_for(api):
     config = {"format": {"type": "json_schema", "schema": schema}}
     ask = [{"role": "user", "content": "Tell me about Anna."}]
     message = whole(api, ask, tools=[], output_config=config, temperature=1.0, seed=2)
-    assert set(json.loads(message.content[0].text)) == {"name", "age"}
+    assert set(json.loads(message.content[-1].text)) == {"name", "age"}  # it may have thought before
 
 
 def test_a_prefill_is_gone_on_with(api, theirs):

@@ -234,14 +234,21 @@ async def test_words_for_nothing(http):
     seeds = {(await settings_of(http, seed=seed))["seed"] for seed in (-1, 2**32 - 1, None)}
     assert len(seeds) == 3
     assert (await settings_of(http, repeat_penalty=1.5, repeat_last_n=0))["repeat_penalty"] == 1.0
-    assert (await settings_of(http, repeat_last_n=64))["repeat_last_n"] == -1
+    for fields, window in (
+        ({}, -1),
+        ({"repeat_penalty": 1.1}, 64),
+        ({"repeat_last_n": 5}, 5),
+        ({"repeat_last_n": -1}, -1),
+    ):
+        assert (await settings_of(http, **fields))["repeat_last_n"] == window
 
 
 REFUSED = [
     ({"samplers": ["top_p", "top_k"]}, "samplers"),
     ({"samplers": ["infill"]}, "samplers"),
     ({"samplers": "kk"}, "samplers"),
-    ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n"),
+    ({"repeat_last_n": 64, "presence_penalty": 1.1}, "repeat_last_n"),
+    ({"repeat_last_n": -2}, "repeat_last_n"),
     ({"mirostat": 1}, "mirostat"),
     ({"top_p": 2.0}, "top_p"),
     ({"repeat_penalty": -1.0}, "repeat_penalty"),

@@ -1,7 +1,7 @@
 """From llama.cpp's fields to SamplingParams, and back to what an answer says of its settings.
 
-A value is the request's, else what the model recommends, else llama.cpp's default. Penalties look at all tokens: a
-`repeat_last_n` of a window is refused, and without one the whole sequence is meant.
+A value is the request's, else what the model recommends, else llama.cpp's default. Of the penalties `repeat_penalty`
+has a window (`repeat_last_n`); the other two count the tokens of the whole answer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kvasir.serve.openai.params import NOTHING
 from kvasir.types import ModelInfo, SamplingParams, StructuredOutputs
 
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+WINDOW = 64  # ids that repeat_penalty looks at
 RANDOM_SEEDS = (-1, 2**32 - 1)
 INFILL = "infill"
 
@@ -83,13 +84,18 @@ def n_predict_of(wire: Options, own: Mapping[str, Any]) -> int:
 
 
 def _window(wire: Options, fields: dict[str, Any], info: ModelInfo) -> None:
+    """Raises InvalidRequest for a window of penalties that have none."""
     last = wire.repeat_last_n
     if last == 0:
         fields |= _PENALTIES
-    acting = any(fields.get(name, off) != off for name, off in _PENALTIES.items())
-    if acting and last not in (None, -1) and last < info.max_model_len:
-        message = f"repeat_last_n is {last}; penalties look at all tokens here"
-        raise InvalidRequest(message, "send -1, or 0 to switch them off", param="repeat_last_n")
+    elif last is not None:
+        fields["repetition_last_n"] = last
+    elif wire.repeat_penalty is not None:
+        fields["repetition_last_n"] = WINDOW
+    others = fields.get("presence_penalty") or fields.get("frequency_penalty")
+    if others and last is not None and 0 < last < info.max_model_len:
+        hint = "send -1, or leave presence_penalty and frequency_penalty out"
+        raise InvalidRequest(f"repeat_last_n is {last}, and only repeat_penalty has one", hint, param="repeat_last_n")
 
 
 def _samplers(given: str | Sequence[str], infill: bool) -> list[str]:
@@ -122,6 +128,7 @@ def named(wire: Options) -> Iterator[None]:
     """Errors name the field that the client used."""
     structure = "grammar" if wire.json_schema is None else "json_schema"
     names = {"structured_outputs": structure, "repetition_penalty": "repeat_penalty", "n": "n_cmpl"}
+    names["repetition_last_n"] = "repeat_last_n"
     names |= {"logprobs": "n_probs", "max_tokens": "n_predict"}
     try:
         yield
@@ -139,7 +146,7 @@ def settings_object(wire: Options, params: SamplingParams, n_predict: int) -> di
         "seed": params.seed,
         **{name: getattr(params, name) for name in _SAME},
         "repeat_penalty": params.repetition_penalty,
-        "repeat_last_n": -1,
+        "repeat_last_n": params.repetition_last_n,
         "stop": params.stop,
         "n_keep": 0,
         "n_discard": 0,
