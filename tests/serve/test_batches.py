@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
+from kvasir.serve.batches.files import Files
 from kvasir.serve.batches.lines import Entry, Journal, Task, answered, read_tasks, to_jsonl
 from kvasir.serve.batches.upload import parse_form
 from kvasir.serve.keys import Key, Limits
@@ -368,6 +369,29 @@ async def test_a_batch_goes_on_after_a_restart_and_does_no_line_twice(tmp_path):
             assert entry["response"]["body"]["choices"] == direct.json()["choices"]
     async with serving(tmp_path / "data") as http:
         assert (await http.get(f"/v1/batches/{batch['id']}")).json() == batch
+
+
+async def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
+    """Writing fails at some of the places where a batch writes; it goes on when there is room again."""
+    monkeypatch.setattr("kvasir.serve.batches.work.PATIENCE", 0.01)
+    adds, puts = (iter([False, False, True, False, True]), iter([True]))
+    add, put = Journal.add, Files.put
+
+    def full(failing) -> None:
+        if next(failing, False):
+            raise OSError(28, "No space left on device")
+
+    async def put_later(self, *arguments, **fields):
+        full(puts)
+        return await put(self, *arguments, **fields)
+
+    monkeypatch.setattr(Journal, "add", lambda self, entry: (full(adds), add(self, entry)))
+    async with serving(tmp_path / "data", batch_width=3) as http:
+        batch = await start(http, [line(f"c{i}") for i in range(15)])
+        monkeypatch.setattr(Files, "put", put_later)
+        batch = await until(http, batch, "completed")
+        assert [e["custom_id"] for e in await lines_of(http, batch["output_file_id"])] == [f"c{i}" for i in range(15)]
+        assert [*adds, *puts] == [], "all faults were met"
 
 
 async def test_a_batch_is_its_keys_in_class_limits_and_sight():

@@ -69,13 +69,26 @@ class Files:
     ) -> dict[str, Any]:
         """The object of the new file. seconds: until it expires. beyond: even if the key's share is full. Raises
         LimitExceeded, OSError."""
+        return await asyncio.shield(self._put(owner, data, name, purpose, seconds, id or new_id(FILE), beyond))
+
+    async def _put(
+        self, owner: str, data: bytes, name: str, purpose: str, seconds: int | None, id: str, beyond: bool
+    ) -> dict[str, Any]:
         now = int(time.time())
         expires = {} if seconds is None else {"expires_at": now + seconds}
-        file = {"id": id or new_id(FILE), "object": "file", "bytes": len(data), "created_at": now, "filename": name}
+        file = {"id": id, "object": "file", "bytes": len(data), "created_at": now, "filename": name}
         file |= {"purpose": purpose, "status": "processed", **expires}
         await self._contents.put(owner, file["id"], data, beyond)
-        await self._facts.put(owner, file["id"], msgspec.json.encode(file), beyond)
+        try:
+            await self._facts.put(owner, file["id"], msgspec.json.encode(file), beyond)
+        except BaseException:  # bytes that nobody knows of would fill the share for good
+            await self._contents.delete(owner, file["id"])
+            raise
         return file
+
+    def check_room(self, owner: str) -> None:
+        """Raises LimitExceeded where a key's share is full."""
+        self._contents.check_room(owner)
 
     async def get(self, owner: str, id: str) -> dict[str, Any]:
         """Raises NotFound."""

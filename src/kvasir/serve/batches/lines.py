@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from kvasir.serve.limits import json_excess
 from kvasir.serve.settings import ServeSettings
 
 MAX_LINES = 50_000
+MAX_BLANK = 50_000  # lines beside them that say nothing
 MAX_ERRORS = 100  # told of one file
 
 
@@ -33,12 +35,12 @@ def read_tasks(data: bytes, endpoint: str, settings: ServeSettings) -> tuple[lis
     tasks: list[Task] = []
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
-    for number, text in enumerate(data.split(b"\n"), 1):
-        if not text.strip():
-            continue
-        if len(tasks) >= MAX_LINES:
+    for number, text in enumerate(io.BytesIO(data), 1):
+        if number > MAX_BLANK + MAX_LINES or (len(tasks) >= MAX_LINES and text.strip()):
             errors.append(_error("too_many_tasks", f"there are more than {MAX_LINES} lines", number))
             break
+        if not text.strip():
+            continue
         try:
             line = _line(text, endpoint, settings)
             if line.custom_id in seen:

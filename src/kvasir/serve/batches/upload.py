@@ -56,7 +56,10 @@ def parse_form(content_type: str, body: bytes) -> Upload:
     """Raises InvalidRequest."""
     head = Message()
     head["content-type"] = content_type.encode("ascii", "replace").decode()
-    boundary = head.get_boundary()
+    try:
+        boundary = head.get_boundary()
+    except (LookupError, TypeError, ValueError):
+        boundary = None
     if head.get_content_type() != "multipart/form-data" or not boundary or not _BOUNDARY.fullmatch(boundary):
         raise InvalidRequest("the body is no form", "send multipart/form-data with a file", param="file")
     mark = b"\r\n--" + boundary.encode()
@@ -86,7 +89,8 @@ def _part(piece: bytes) -> tuple[str, str | None, bytes]:
     try:
         head = HeaderParser().parsestr(piece[:end].strip().decode())
         name, filename = head.get_param("name", header="content-disposition"), head.get_filename()
-    except (UnicodeDecodeError, ValueError):
+        (filename or "").encode()  # which halves of surrogate pairs are not fit for
+    except (LookupError, TypeError, ValueError):  # all that the parser raises for parameters that are none
         raise InvalidRequest("the head of a part of the form is malformed", param="file") from None
     if not isinstance(name, str) or head.get("content-transfer-encoding", "binary").lower() not in ("binary", "8bit"):
         raise InvalidRequest("a part of the form has no name, or an encoding", param="file")

@@ -29,7 +29,7 @@ from kvasir.serve.settings import ServeSettings
 log = logging.getLogger("kvasir.serve")
 
 WINDOW = 86400  # seconds
-PATIENCE = 60.0  # the longest pause before a line is tried again, in seconds
+PATIENCE = 60.0  # the longest pause before something is tried again, in seconds
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 _LEFT_OUT = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -142,19 +142,29 @@ class Batches:
 
     async def _work(self, run: Run) -> None:
         journal = Journal(self._journals and Path(self._journals) / f"{run.id}.jsonl")
-        try:
-            await asyncio.to_thread(journal.open)
-            await self._do(run, journal)
-        except asyncio.CancelledError:  # the server ends
-            async with run.writing:
-                await asyncio.to_thread(journal.close)
-            raise
-        except Exception:
-            log.exception("batch %s", run.id)
-            message = "an error inside the server; its log has the details"
-            await self._fail(run, [{"code": "server_error", "message": message, "line": None, "param": None}])
-        await asyncio.to_thread(journal.close, remove=True)
+        while True:
+            try:
+                await asyncio.to_thread(journal.open)
+                await self._do(run, journal)
+                break
+            except asyncio.CancelledError:  # the server ends
+                await self._close(run, journal)
+                raise
+            except OSError as error:  # a full disk, say: what is done stays done
+                log.error("batch %s: %s; tried again in %g seconds", run.id, error, PATIENCE)
+                await self._close(run, journal)
+                await asyncio.sleep(PATIENCE)
+            except Exception:
+                log.exception("batch %s", run.id)
+                message = "an error inside the server; its log has the details"
+                await self._fail(run, [{"code": "server_error", "message": message, "line": None, "param": None}])
+                break
+        await self._close(run, journal, remove=True)
         del self._runs[run.id]
+
+    async def _close(self, run: Run, journal: Journal, remove: bool = False) -> None:
+        async with run.writing:
+            await asyncio.to_thread(journal.close, remove)
 
     async def _do(self, run: Run, journal: Journal) -> None:
         batch = run.batch
@@ -197,9 +207,12 @@ class Batches:
         run.end = "completed" if ended else "cancelled" if run.batch["status"] == "cancelling" else "expired"
 
     async def _run_lines(self, run: Run, left: Iterator[Task], journal: Journal, key: Key | None) -> None:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._settings.batch_width):
-                group.create_task(self._run_some(run, left, journal, key))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._settings.batch_width):
+                    group.create_task(self._run_some(run, left, journal, key))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     async def _run_some(self, run: Run, left: Iterator[Task], journal: Journal, key: Key | None) -> None:
         for task in left:
