@@ -89,7 +89,9 @@ class Records:
         assert _ID.fullmatch(id), id
         if len(data) > self.max_bytes and not beyond:
             raise LimitExceeded(f"{len(data)} bytes are more than a key may keep here", f"at most {self.max_bytes}")
-        place = _place(owner)
+        await asyncio.shield(self._put(_place(owner), id, data, beyond))  # a file that is written is one that is known
+
+    async def _put(self, place: str, id: str, data: bytes, beyond: bool) -> None:
         async with self._locks.setdefault(place, asyncio.Lock()):
             if self._refuse and not beyond:
                 self._check_room(place, id, len(data))
@@ -131,6 +133,10 @@ class Records:
     def _read_all(self, wanted: list[tuple[str, str]]) -> list[bytes]:
         found = (self._files.read(place, id, None) for place, id in wanted)
         return [data for data in found if data is not None]
+
+    def check_room(self, owner: str) -> None:
+        """Raises LimitExceeded where the key's share has no room for one more byte."""
+        self._check_room(_place(owner), "", 1)
 
     def _check_room(self, place: str, id: str, size: int) -> None:
         others = [entry.size for other, entry in self._index.get(place, {}).items() if other != id]
