@@ -25,14 +25,14 @@ class Triggers:
 
     def __init__(self, rule: Rule, vocabulary: Vocabulary, matcher: LLMatcher, spell: Callable[[str], list[int]]):
         """spell: the ids of a text, special tokens among them. Takes ownership of the matcher, which is at its
-        beginning. Looks at the whole vocabulary, which takes a moment."""
+        beginning."""
         assert rule.free
         self.vocabulary, self._matcher, self._spell = vocabulary, matcher, spell
         self.reasoning = rule.reasoning
         self.first = rule.free.first.encode()
         self._marks = tuple(tuple(t.encode() for t in texts) for texts in (rule.free.triggers, rule.free.inside))
-        self._completing = [self._with_any({mark[-1] for mark in marks}) for marks in self._marks]
-        self._opening = [(i, data) for i, data in vocabulary.spelt if self.opens(data)]
+        self._completing = [vocabulary.containing(frozenset(mark[-1] for mark in marks)) for marks in self._marks]
+        self._opening = [(i, data) for i, data in vocabulary.containing(frozenset(self.first)) if self.opens(data)]
         self._masks: dict[tuple[bool, bool, bytes], bytes | None] = {}
         self._valid: dict[bytes, bool] = {}
         for inside in (False, True):
@@ -90,9 +90,6 @@ class Triggers:
             return self._spell(text.decode())
         except UnicodeDecodeError:  # half a character
             return []
-
-    def _with_any(self, ends: set[int]) -> list[tuple[int, bytes]]:
-        return [(i, data) for i, data in self.vocabulary.spelt if not ends.isdisjoint(data)]
 
 
 class FreeGuide:

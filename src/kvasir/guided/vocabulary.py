@@ -42,6 +42,16 @@ class Vocabulary:
         return tuple((i, data) for i, data in known if data)
 
     @cached_property
+    def _containing(self) -> dict[frozenset[int], tuple[tuple[int, bytes], ...]]:
+        return {}
+
+    def containing(self, some: frozenset[int]) -> tuple[tuple[int, bytes], ...]:
+        """Those of `spelt` that have one of these bytes; a moment's work, the first time."""
+        if some not in self._containing:
+            self._containing[some] = tuple((i, data) for i, data in self.spelt if not some.isdisjoint(data))
+        return self._containing[some]
+
+    @cached_property
     def ends(self) -> frozenset[str]:
         """Texts of the tokens that end an answer."""
         return frozenset(text for text, i, _ in self.tokenizer.added_tokens if i in self.eos_ids)
