@@ -1,0 +1,43 @@
+"""docs/api.md says what the code does: it is made from it, and a field that counts as honoured is read somewhere."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from kvasir.serve.wire import Wire
+from scripts import make_api_docs
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def wires(kind: type[Wire] = Wire) -> list[type[Wire]]:
+    return [w for sub in kind.__subclasses__() for w in (sub, *wires(sub))]
+
+
+@cache
+def words() -> frozenset[str]:
+    """All that the server's code reads by name: attributes, and texts that are names."""
+    code = "\n".join(path.read_text() for path in (ROOT / "src/kvasir/serve").rglob("*.py"))
+    return frozenset(re.findall(r"\.([a-zA-Z_]\w*)", code)) | frozenset(re.findall(r"[\"']([a-zA-Z_]\w*)[\"']", code))
+
+
+def test_the_page_is_as_the_code_says():
+    assert make_api_docs.PAGE.read_text() == make_api_docs.page(), "run python scripts/make_api_docs.py"
+
+
+def test_every_field_is_read_refused_or_named_as_meaningless():
+    make_api_docs.page()  # imports all dialects
+    found = wires()
+    assert len(found) > 10
+    for wire in found:
+        for name in {*wire.REFUSED, *wire.IGNORED}:
+            assert name in wire.model_fields, f"{wire.__name__}.{name} is no field"
+        for name in wire.model_fields:
+            if name not in wire.REFUSED and name not in wire.IGNORED:
+                assert name in words(), f"{wire.__name__}.{name} is read nowhere"
+
+
+def test_a_name_that_nobody_reads_would_be_found():
+    assert "a_name_that_nobody_reads" not in words()
