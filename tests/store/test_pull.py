@@ -114,7 +114,7 @@ def test_bytes_that_are_not_the_hubs(hub, store, name):
 
 
 def test_names_of_files_that_lead_elsewhere(hub, store, monkeypatch):
-    for name in ("../x.gguf", "/etc/x.gguf", "a/../x.gguf", "a\\x.gguf"):
+    for name in ("../x.gguf", "/etc/x.gguf", "a/../x.gguf", "a\\x.gguf", "\0.gguf", "\ud800.gguf", "a\n.gguf"):
         about = {"id": "org/g", "sha": COMMIT, "siblings": [{"rfilename": name, "size": 5}]}
         monkeypatch.setattr(hub, "about", lambda _, about=about: about)
         with pytest.raises(ModelFileError, match="a file is named"):
@@ -132,6 +132,17 @@ def test_more_than_the_disk_holds(hub, store, monkeypatch):
     with pytest.raises(ModelFileError, match=r"more than the hub sends at once .get it with the hub's own program"):
         store.pull("org/g")
     assert hub.asked == []
+
+
+def test_sizes_that_are_not_told_are_bounded_by_the_disk(hub, store, monkeypatch):
+    about = hub.about("org/m")
+    for sibling in about["siblings"]:
+        sibling.pop("size")
+    monkeypatch.setattr(hub, "about", lambda _: about)
+    free = shutil._ntuple_diskusage(1 << 62, 0, (256 << 20) + 10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    with pytest.raises(ModelFileError, match="there is no room for it"):
+        store.pull("org/m")
 
 
 def test_a_new_commit_takes_the_place_of_the_old(hub, store):

@@ -218,9 +218,13 @@ def test_from_outside_only_allowed_paths(tmp_path):
     ):
         with pytest.raises(InvalidRequest, match="is under no folder that models may be taken from"):
             store.pull(str(ref))
-    for ref in ("./m", "../out.gguf", "x.gguf"):
+    for ref in ("./m", "../out.gguf", "x.gguf", "~/x.gguf", "~root/x.gguf"):
         with pytest.raises(InvalidRequest, match="is a relative path"):
             store.pull(ref)
+    for pattern in ("o*.gguf", "z*.gguf"):  # of what is there, and of what is not
+        with pytest.raises(InvalidRequest, match="is under no folder that models may be taken from") as told:
+            store.pull(str(tmp_path / pattern))
+        assert "out.gguf" not in str(told.value)
     assert [entry.name for entry in store.list()] == ["m:latest"]
 
 
@@ -252,6 +256,16 @@ def test_uploads_that_are_refused(store):
             store.create("m", Modelfile(()), files={name: digest})
     with pytest.raises(InvalidRequest, match="there is no blob"):
         store.create("m", Modelfile(()), files={"x.gguf": digest})
+
+
+def test_uploads_that_are_no_model_leave_nothing(store, tmp_path):
+    junk, good = upload(store, b"no model at all"), upload(store, made.gguf(tmp_path / "x.gguf").read_bytes())
+    with pytest.raises(KvasirError):
+        store.create("m", Modelfile(()), files={"x.gguf": junk})
+    with pytest.raises(InvalidRequest, match="num_ctx"):
+        store.create("m", Modelfile((), {"num_ctx": 1 << 30}), files={"x.gguf": good})
+    assert not [path for path in (store.root / "models").iterdir() if path.is_dir()]
+    assert store.has_blob(good) and store.create("m", Modelfile(()), files={"x.gguf": good}).name == "m:latest"
 
 
 def test_manifests_are_private_and_damaged_ones_harm_nobody(store, tmp_path, caplog):

@@ -50,7 +50,10 @@ class Blobs:
     def sweep(self) -> None:
         """Removes what no model was made of for a day."""
         for path in self._folder.glob("*") if self._folder.is_dir() else ():
-            facts = path.stat()
+            try:
+                facts = path.stat()
+            except FileNotFoundError:  # another process was faster
+                continue
             if facts.st_nlink == 1 and time.time() - facts.st_mtime > _FORGOTTEN_SECONDS:
                 path.unlink(missing_ok=True)
 

@@ -89,7 +89,8 @@ def _list(repository: str) -> tuple[str, list[HubFile]]:
 
 def _file(repository: str, sibling: Any) -> HubFile:
     parts = sibling.rfilename.split("/")
-    if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts) or len(sibling.rfilename) > 255:
+    plain = sibling.rfilename.isprintable() and len(sibling.rfilename) <= 255  # half a surrogate pair is not
+    if not plain or any(part in ("", ".", "..") or "\\" in part for part in parts):
         raise ModelFileError(f"{repository}: a file is named {sibling.rfilename[:80]!r}", "this repository is hostile")
     sha256 = sibling.lfs.sha256 if sibling.lfs else None
     return HubFile(sibling.rfilename, sibling.size, sha256, None if sha256 else sibling.blob_id)
@@ -151,7 +152,7 @@ class _Counted:
         self._out = path.open("r+b" if done else "wb")
         self._out.seek(done)
         self._out.truncate()
-        self._file, self._report, self._stop = file, report, stop
+        self._path, self._file, self._report, self._stop = path, file, report, stop
         self._tell()
 
     def __enter__(self) -> Any:
@@ -168,6 +169,8 @@ class _Counted:
         limit = self._file.size
         if limit is not None and self._out.tell() + len(data) > limit:
             raise ModelFileError(f"{self._file.name}: the hub sends more than the {limit} bytes that it told of")
+        if limit is None and shutil.disk_usage(self._path.parent).free < _SPARE_BYTES + len(data):
+            raise ModelFileError(f"{self._file.name}: there is no room for it", "make room, or set KVASIR_MODELS")
         count = self._out.write(data)
         self._tell()
         return count

@@ -16,7 +16,7 @@ from kvasir.errors import InvalidRequest, ModelFileError
 from kvasir.store.blobs import Blobs, parse_digest
 from kvasir.store.entry import Details, Weights
 from kvasir.store.facts import read_details
-from kvasir.store.files import locked, make_folder, sha256_of
+from kvasir.store.files import locked, make_folder, remove_folder, sha256_of
 from kvasir.store.hub import pull_from_hub
 from kvasir.store.names import Name, is_name, parse_name
 from kvasir.store.progress import Progress, Report
@@ -89,13 +89,19 @@ def from_uploads(files: Mapping[str, str], blobs: Blobs, places: Places) -> Foun
     models = make_folder(places.models)
     folder = models / f"uploaded-{_digest_of(sums)[:24]}"
     with locked(models / f".{folder.name}.lock", places.stop):
+        was_there = folder.exists()
         make_folder(folder)
-        for name, digest in files.items():
-            if not (folder / name).exists():
-                os.link(blobs.path(digest), folder / name)
-        models_there = [name for name in sorted(files) if name.endswith(".gguf")]
-        found = find_local(folder / models_there[0] if models_there else folder)
-    return _found(None, found, "", places, sums={folder / name: digest for name, digest in sums.items()})
+        try:
+            for name, digest in files.items():
+                if not (folder / name).exists():
+                    os.link(blobs.path(digest), folder / name)
+            models_there = [name for name in sorted(files) if name.endswith(".gguf")]
+            found = find_local(folder / models_there[0] if models_there else folder)
+            return _found(None, found, "", places, sums={folder / name: digest for name, digest in sums.items()})
+        except BaseException:
+            if not was_there:  # no model's, and its links would keep the blobs for good
+                remove_folder(folder, models)
+            raise
 
 
 def _local(refs: Sequence[str], base: Path, places: Places) -> ModelFiles:
@@ -116,6 +122,8 @@ def _expand(ref: str, base: Path, places: Places) -> list[Path]:
     try:
         path = base / Path(ref).expanduser()
         if "*" in path.name:
+            if not places.any_path:
+                _check_allowed(path.parent, places)
             found = sorted(path.parent.glob(glob.escape(path.name).replace("[*]", "*")))
         else:
             found = [path]

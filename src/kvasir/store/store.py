@@ -142,11 +142,15 @@ class Store:
             license=tuple(dict.fromkeys((*before.license, *recipe.license))),
             created=0.0,
         )
-        length, asked = entry.details.context_length, entry.parameters.get("num_ctx")
-        if isinstance(asked, int) and length and asked > length:
-            raise InvalidRequest(f"num_ctx is {asked}", f"the model has {length} positions; lower it", param="num_ctx")
         with self._disk():
-            return self._put(entry, report)
+            try:
+                _check_context(entry)
+                return self._put(entry, report)
+            except KvasirError:
+                if files:  # which stay as blobs, for the next try
+                    with self._locked():
+                        self._drop_folder(entry)
+                raise
 
     def copy(self, source: str, target: str) -> Entry:
         """Raises ModelNotFound, InvalidRequest."""
@@ -229,8 +233,12 @@ class Store:
         for digest in set(entry.weights.files.values()) - used:
             self.blobs.remove(digest)
         self.blobs.sweep()
+        self._drop_folder(entry)
+
+    def _drop_folder(self, entry: Entry) -> None:
+        """Removes the store's own folder of weights that no model has."""
         folder = self._folder_of(entry)
-        if folder is None or folder in map(self._folder_of, others):
+        if folder is None or folder in map(self._folder_of, self._manifests.all()):
             return
         lock = self._models / f".{folder.name}.lock"
         held = try_lock(lock)
@@ -262,6 +270,13 @@ def _named(wanted: Name | None, found: Found) -> Name:
     if name is None:
         raise InvalidRequest(f"{found.weights.path} has no name of its own", "say what it shall be called", "name")
     return name
+
+
+def _check_context(entry: Entry) -> None:
+    """Raises InvalidRequest."""
+    length, asked = entry.details.context_length, entry.parameters.get("num_ctx")
+    if isinstance(asked, int) and length and asked > length:
+        raise InvalidRequest(f"num_ctx is {asked}", f"the model has {length} positions; lower it", param="num_ctx")
 
 
 def _checked(recipe: Modelfile) -> dict[str, Any]:
