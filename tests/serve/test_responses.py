@@ -208,7 +208,7 @@ FIELDS = [
     ({"include": ["everything"]}, "include.0"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"top_logprobs": 21, "include": LOGPROBS}, "top_logprobs"),
-    ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),

@@ -88,9 +88,9 @@ class TextConfig(Wire):
 class ReasoningConfig(Wire):
     REFUSED: ClassVar = {
         "context": (("auto",), "the chat template decides which reasoning it shows again"),
-        "generate_summary": ((), "the reasoning itself comes, as reasoning_text"),
+        "generate_summary": (("auto",), "the reasoning itself comes, as reasoning_text"),
         "mode": (("standard",), _LATER),
-        "summary": ((), "the reasoning itself comes, as reasoning_text"),
+        "summary": (("auto",), "the reasoning itself comes, as reasoning_text"),
     }
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
