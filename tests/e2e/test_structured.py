@@ -9,6 +9,11 @@ import httpx
 import openai
 import pytest
 
+from kvasir import LLM, SamplingParams
+from kvasir.guided.rule import Rule
+from kvasir.guided.tools import Function, free_text, tool_grammar
+from kvasir.guided.vocabulary import Vocabulary
+from kvasir.parse.table import choose
 from tests.e2e.server import serving
 
 MODEL = "kvasir-mini"
@@ -203,7 +208,7 @@ def test_a_strict_tool_that_cannot_be_enforced_is_refused_and_others_are_loose(a
 
 
 def test_text_beside_tools_is_free(api):
-    """Its length may be asked for, and what would end it may be ignored; the same text comes as without tools."""
+    """Its length may be asked for, and what would end it may be ignored."""
     body = {"temperature": 0.8, "max_tokens": 30, "tools": [WEATHER]}
     long = ask(api, **body, extra_body={"ignore_eos": True}).choices[0]
     assert long.finish_reason == "length"
@@ -270,3 +275,22 @@ def test_what_was_masked_and_forced_is_counted(api):
     before = counted()
     ask(api, tools=[WEATHER], messages=[{"role": "user", "content": "Hi"}])
     assert counted()[0] - before[0] < 5, "free text has no masks"
+
+
+def test_free_text_is_sampled_as_without_a_grammar():
+    """Tokens and the bits of their log-probabilities, with no mask made, at any temperature."""
+    format = choose(tools="functionary")
+    with LLM(MODEL, progress=False) as llm:
+        front = llm._llm.front
+        specials = Vocabulary(llm.get_tokenizer(), llm.info.vocab_size).specials
+        rule = Rule(tool_grammar(format, [Function("f", {})], specials), free_text(format)).text()
+
+        def answer(seed: int, grammar: str | None):
+            params = SamplingParams(temperature=seed / 2, seed=seed, max_tokens=60, ignore_eos=True, logprobs=1)
+            request = front.resolve(front.tokenizer.encode("Once"), params, grammar=grammar)
+            found = llm._wait(front.complete(request))[0]
+            return found.token_ids, [(t.logprob, t.rank) for t in found.logprobs]
+
+        for seed in range(5):
+            assert answer(seed, rule) == answer(seed, None)
+        assert llm.stats().masked_rows == 0
