@@ -15,7 +15,8 @@ from kvasir.serve.batches.lines import read_tasks
 from kvasir.serve.batches.upload import parse_form
 from kvasir.serve.records import Records, new_id
 from kvasir.serve.settings import ServeSettings
-from tests.serve.test_batches import CHAT, serving
+from tests.serve.running import make_front
+from tests.serve.test_batches import ANN, AS_ANN, AS_BOB, BOB, CHAT, line, lines_of, serving, start, until, upload
 
 FORM = {"content-type": "multipart/form-data; boundary=b"}
 HEADS = ("name", "filename", "filename*", "filename*0", "filename*1*", "x")
@@ -113,3 +114,76 @@ async def test_a_write_that_is_broken_off_is_known_all_the_same(tmp_path):
     files = {file.stem for file in (tmp_path / "r").rglob("x_*.json")}
     assert files == {id for entries in records._index.values() for id in entries} and len(files) == 9
     records.close()
+
+
+# -- batches -------------------------------------------------------------------------------------------------
+
+
+async def many(http, file: dict, count: int, headers=None) -> list[dict]:
+    asked = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+    answers = [await http.post("/v1/batches", json=asked, headers=headers) for _ in range(count)]
+    return [answer.json() for answer in answers]
+
+
+async def test_few_batches_of_a_key_are_in_memory_and_none_waits_for_another_keys():
+    async with serving(front=make_front(step_seconds=0.002), keys=(ANN, BOB), batch_width=4) as http:
+        file = await upload(http, [line(f"c{i}", max_tokens=60) for i in range(8)], AS_ANN)
+        batches = await many(http, file, 12, AS_ANN)
+        other = await start(http, [line("x")], headers=AS_BOB)
+        other = await until(http, other, "completed", headers=AS_BOB)
+        runs = http.app.state.batches._runs
+        assert 0 < sum(run.begun for run in runs.values()) <= 2 < len(runs)
+        for batch in batches[2:]:
+            path = f"/v1/batches/{batch['id']}"
+            ended = (await http.post(f"{path}/cancel", headers=AS_ANN)).json()
+            assert ended["status"] in ("cancelled", "cancelling", "completed")
+            if ended["status"] == "cancelled":  # those that had not begun: at once
+                assert (await http.get(path, headers=AS_ANN)).json() == ended and ended["output_file_id"] is None
+        for batch in batches[:2]:
+            ended = await until(http, batch, "completed", headers=AS_ANN)
+            assert len(await lines_of(http, ended["output_file_id"], AS_ANN)) == 8
+        for batch in batches[2:]:
+            await until(http, batch, "cancelled", headers=AS_ANN)
+        async with asyncio.timeout(20):
+            while runs:
+                await asyncio.sleep(0.01)
+
+
+async def test_what_waits_is_not_lost_when_the_server_ends(tmp_path):
+    async with serving(tmp_path / "data", make_front(step_seconds=0.005)) as http:
+        file = await upload(http, [line(f"c{i}", max_tokens=60) for i in range(3)])
+        batches = await many(http, file, 5)
+    async with serving(tmp_path / "data") as http:
+        for batch in batches:
+            ended = await until(http, batch, "completed")
+            assert len(await lines_of(http, ended["output_file_id"])) == 3
+
+
+async def test_answers_do_not_fill_the_disk_beyond_a_share(tmp_path):
+    async with serving(tmp_path / "data", file_bytes=3000, max_file=2500) as http:
+        bad = [{"custom_id": f"{i}", "method": "POST", "url": CHAT, "body": {}} for i in range(15)]
+        batches = await many(http, await upload(http, bad), 10)
+        for batch in batches:
+            if "id" in batch:
+                await until(http, batch, "completed", "failed")
+        sizes = [file["bytes"] for file in (await http.get("/v1/files")).json()["data"]]
+        assert len(sizes) <= 4, "the input, one answer more than there is room for, and one that ran beside it"
+        refused = (await many(http, {"id": "file_" + "0" * 48}, 1))[0], (await many(http, await first(http), 1))[0]
+        assert refused[0]["error"]["code"] == "not_found" and "delete some" in refused[1]["error"]["message"]
+
+
+async def first(http) -> dict:
+    return (await http.get("/v1/files?order=asc")).json()["data"][0]
+
+
+async def test_a_key_that_is_taken_away_ends_its_batches():
+    async with serving(front=make_front(step_seconds=0.002), keys=(ANN, BOB), batch_width=2) as http:
+        batch = await start(http, [line(f"c{i}", max_tokens=40) for i in range(500)], headers=AS_ANN)
+        batch = await until(http, batch, "in_progress", headers=AS_ANN)
+        run = http.app.state.batches._runs[batch["id"]]
+        http.app.state.ring._take((BOB,))
+        async with asyncio.timeout(20):
+            while batch["id"] in http.app.state.batches._runs:
+                await asyncio.sleep(0.01)
+        assert run.batch["status"] == "failed" and "no such key" in run.batch["errors"]["data"][0]["message"]
+        assert run.batch["request_counts"]["completed"] < 500

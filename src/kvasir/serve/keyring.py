@@ -32,7 +32,7 @@ class KeyRing:
         """The key of this name; "" is nobody's, None, as long as no key is needed. Raises KeyError."""
         if not name and not self._keys:
             return None
-        return {key.name: key for key in self._keys}[name]
+        return self._by_name[name]
 
     def find(self, secret: bytes) -> Key | None:
         """All keys are compared, each in constant time and over digests, so nothing is told by how long it takes."""
@@ -56,4 +56,5 @@ class KeyRing:
 
     def _take(self, keys: Sequence[Key]) -> None:
         self._keys, self._digests = keys, [key.digest for key in keys]
+        self._by_name = {key.name: key for key in keys}
         self._changed(keys)

@@ -15,20 +15,21 @@ from typing import Any
 
 import msgspec
 
-from kvasir.errors import InvalidRequest
+from kvasir.errors import InvalidRequest, LimitExceeded
 from kvasir.serve.asgi import settle
 from kvasir.serve.batches.call import Answer, Caller
 from kvasir.serve.batches.files import FILE, Files
-from kvasir.serve.batches.lines import Journal, Task, answered, left_out, read_tasks, to_jsonl
+from kvasir.serve.batches.lines import Entry, Journal, Task, answered, left_out, read_tasks, to_jsonl
 from kvasir.serve.batches.wire import MONTH, BatchRequest
 from kvasir.serve.faults import NotFound
-from kvasir.serve.keys import Key
+from kvasir.serve.keys import Key, KeyScope
 from kvasir.serve.records import Records, is_id, new_id
 from kvasir.serve.settings import ServeSettings
 
 log = logging.getLogger("kvasir.serve")
 
 WINDOW = 86400  # seconds
+RUNNING = 2  # batches of a key at once: their lines are in memory
 PATIENCE = 60.0  # the longest pause before something is tried again, in seconds
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 _LEFT_OUT = {
@@ -56,10 +57,14 @@ class Batches:
         )  # fmt: skip
         self._runs: dict[str, Run] = {}
         self._turns = asyncio.Semaphore(settings.batch_width)
+        self._places: dict[str, asyncio.Semaphore] = {}  # by owner, for RUNNING
+        self._reading = asyncio.Lock()  # one file at a time is taken apart
 
     async def start(self) -> None:
-        for data in await self._records.all():
-            record = msgspec.json.decode(data)
+        records = [msgspec.json.decode(data) for data in await self._records.all()]
+        # Those that only wait come behind those that were begun.
+        records.sort(key=lambda r: (r["batch"]["status"] == "validating", r["batch"]["created_at"], r["batch"]["id"]))
+        for record in records:
             if record["batch"]["status"] in _OPEN:
                 self._begin(Run(record["owner"], record["batch"], record.get("end")))
 
@@ -82,6 +87,7 @@ class Batches:
             raise
         if file["purpose"] != "batch":
             raise InvalidRequest(f"the file is for {file['purpose']}", "upload it for batch", param="input_file_id")
+        self.files.check_room(owner)  # for what will come out
         now = int(time.time())
         expires = wire.output_expires_after
         batch = {
@@ -107,7 +113,8 @@ class Batches:
 
     async def all(self, owner: str) -> list[Batch]:
         """The newest first."""
-        found = [msgspec.json.decode(data)["batch"] for data in await self._records.all(owner)]
+        records = await self._records.all(owner)
+        found = await asyncio.to_thread(lambda: [msgspec.json.decode(data)["batch"] for data in records])
         return [self._now(batch) for batch in sorted(found, key=lambda b: (b["created_at"], b["id"]), reverse=True)]
 
     def _now(self, batch: Batch) -> Batch:
@@ -117,7 +124,14 @@ class Batches:
         """Raises NotFound, InvalidRequest."""
         batch = await self.get(owner, id)
         run = self._runs.get(id)
-        if batch["status"] in ("validating", "in_progress") and run is not None:
+        if batch["status"] == "validating" and run is not None and not run.begun:
+            assert run.task is not None
+            run.enter("cancelling")
+            run.enter("cancelled")
+            await settle(run.task)
+            await self._save(run)
+            del self._runs[id]
+        elif batch["status"] in ("validating", "in_progress") and run is not None:
             run.enter("cancelling")
             await self._save(run)
             if run.lines is not None:
@@ -141,6 +155,12 @@ class Batches:
         run.task = asyncio.ensure_future(self._work(run))
 
     async def _work(self, run: Run) -> None:
+        async with self._places.setdefault(run.owner, asyncio.Semaphore(RUNNING)):
+            run.begun = True
+            await self._run(run)
+        del self._runs[run.id]
+
+    async def _run(self, run: Run) -> None:
         journal = Journal(self._journals and Path(self._journals) / f"{run.id}.jsonl")
         while True:
             try:
@@ -154,13 +174,14 @@ class Batches:
                 log.error("batch %s: %s; tried again in %g seconds", run.id, error, PATIENCE)
                 await self._close(run, journal)
                 await asyncio.sleep(PATIENCE)
+            except _KeyGone:
+                await self._fail(run, [_error("gone", "there is no such key any more, or it is not for inference")])
+                break
             except Exception:
                 log.exception("batch %s", run.id)
-                message = "an error inside the server; its log has the details"
-                await self._fail(run, [{"code": "server_error", "message": message, "line": None, "param": None}])
+                await self._fail(run, [_error("server_error", "an error inside the server; its log has the details")])
                 break
         await self._close(run, journal, remove=True)
-        del self._runs[run.id]
 
     async def _close(self, run: Run, journal: Journal, remove: bool = False) -> None:
         async with run.writing:
@@ -169,12 +190,13 @@ class Batches:
     async def _do(self, run: Run, journal: Journal) -> None:
         batch = run.batch
         try:
-            data = await self.files.content(run.owner, batch["input_file_id"])
-            key = self._key_named(run.owner)
-        except (NotFound, KeyError) as error:
-            gone = "the input file is gone" if isinstance(error, NotFound) else "there is no such key any more"
-            return await self._fail(run, [{"code": "gone", "message": gone, "line": None, "param": None}])
-        tasks, errors = await asyncio.to_thread(read_tasks, data, batch["endpoint"], self._settings)
+            self._key_of(run)
+            if batch["status"] == "validating":
+                self.files.check_room(run.owner)
+            tasks, errors = await self._read(run)
+        except (NotFound, LimitExceeded) as error:
+            code = "gone" if isinstance(error, NotFound) else "storage_full"
+            return await self._fail(run, [_error(code, str(error))])
         if errors:
             return await self._fail(run, errors)
         batch["request_counts"]["total"] = len(tasks)
@@ -182,12 +204,17 @@ class Batches:
             run.enter("in_progress")
             await self._save(run)
         if batch["status"] == "in_progress":
-            await self._run_all(run, tasks, journal, key)
+            await self._run_all(run, tasks, journal)
         elif batch["status"] == "cancelling":
             run.end = "cancelled"
         await self._finalize(run, tasks, journal)
 
-    async def _run_all(self, run: Run, tasks: list[Task], journal: Journal, key: Key | None) -> None:
+    async def _read(self, run: Run) -> tuple[list[Task], list[dict[str, Any]]]:
+        async with self._reading:
+            data = await self.files.content(run.owner, run.batch["input_file_id"])
+            return await asyncio.to_thread(read_tasks, data, run.batch["endpoint"], self._settings)
+
+    async def _run_all(self, run: Run, tasks: list[Task], journal: Journal) -> None:
         """Until all are done, the window is over, or the batch is cancelled: `run.end` says which."""
         run.batch["request_counts"] |= {"completed": 0, "failed": 0}
         for entry in await asyncio.to_thread(journal.entries):
@@ -196,7 +223,7 @@ class Batches:
             run.end = "cancelled"
             return
         left = iter([task for task in tasks if task.index not in run.done])
-        run.lines = asyncio.ensure_future(self._run_lines(run, left, journal, key))
+        run.lines = asyncio.ensure_future(self._run_lines(run, left, journal))
         try:
             await asyncio.wait((run.lines,), timeout=max(0.0, run.batch["expires_at"] - time.time()))
             ended = run.lines.done() and not run.lines.cancelled()
@@ -206,18 +233,18 @@ class Batches:
             run.lines.result()
         run.end = "completed" if ended else "cancelled" if run.batch["status"] == "cancelling" else "expired"
 
-    async def _run_lines(self, run: Run, left: Iterator[Task], journal: Journal, key: Key | None) -> None:
+    async def _run_lines(self, run: Run, left: Iterator[Task], journal: Journal) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._settings.batch_width):
-                    group.create_task(self._run_some(run, left, journal, key))
+                    group.create_task(self._run_some(run, left, journal))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _run_some(self, run: Run, left: Iterator[Task], journal: Journal, key: Key | None) -> None:
+    async def _run_some(self, run: Run, left: Iterator[Task], journal: Journal) -> None:
         for task in left:
             id = new_id("req")
-            answer = await self._ask(run, task, key, id)
+            answer = await self._ask(run, task, id)
             await asyncio.shield(self._write(run, task, answer, journal, id))
 
     async def _write(self, run: Run, task: Task, answer: Answer, journal: Journal, id: str) -> None:
@@ -226,11 +253,21 @@ class Batches:
             await asyncio.to_thread(journal.add, entry)
             run.count(entry.index, entry.ok)
 
-    async def _ask(self, run: Run, task: Task, key: Key | None, id: str) -> Answer:
-        """The answer to a line; where the server is too busy for it, it waits for its turn."""
+    def _key_of(self, run: Run) -> Key | None:
+        """The key as it is now. Raises _KeyGone."""
+        try:
+            key = self._key_named(run.owner)
+        except KeyError:
+            raise _KeyGone from None
+        if key is not None and KeyScope.INFERENCE not in key.scopes:
+            raise _KeyGone
+        return key
+
+    async def _ask(self, run: Run, task: Task, id: str) -> Answer:
+        """The answer to a line; where the server is too busy for it, it waits for its turn. Raises _KeyGone."""
         while True:
             async with self._turns:
-                answer = await self._caller.post(run.batch["endpoint"], task.body, key, id)
+                answer = await self._caller.post(run.batch["endpoint"], task.body, self._key_of(run), id)
             if answer.status not in (429, 503) or answer.headers.get("x-should-retry") == "false":
                 return answer
             pause = PATIENCE
@@ -243,10 +280,8 @@ class Batches:
         batch = run.batch
         async with run.writing:
             entries = await asyncio.to_thread(journal.entries)
-        done = {entry.index for entry in entries}
         code = _LEFT_OUT.get(run.end or "", _LEFT_OUT["cancelled"])
-        entries += [left_out(task, *code, new_id("req")) for task in tasks if task.index not in done]
-        good, bad = ([entry for entry in entries if entry.ok is ok] for ok in (True, False))
+        good, bad = await asyncio.to_thread(_sorted_out, tasks, entries, code)
         batch["request_counts"] |= {"completed": len(good), "failed": len(bad)}
         batch["usage"] = usage_object([entry.usage for entry in good])
         for name, some in (("output_file_id", good), ("error_file_id", bad)):
@@ -270,14 +305,31 @@ class Batches:
         await self._save(run)
 
 
+class _KeyGone(Exception):
+    """Nobody may ask in this batch's name any more."""
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"code": code, "message": message, "line": None, "param": None}
+
+
+def _sorted_out(tasks: list[Task], entries: list[Entry], code: tuple[str, str]) -> tuple[list[Entry], list[Entry]]:
+    """What went well and what did not, which are those without an entry, too."""
+    done = {entry.index for entry in entries}
+    entries = [*entries, *(left_out(task, *code, new_id("req")) for task in tasks if task.index not in done)]
+    return [entry for entry in entries if entry.ok], [entry for entry in entries if not entry.ok]
+
+
 class Run:
-    """A batch that is under way. end: how it ends, once that is known. done: the lines that are."""
+    """A batch that is under way. end: how it ends, once that is known. done: the lines that are. begun: whether it has
+    its place among those of its key."""
 
     def __init__(self, owner: str, batch: Batch, end: str | None = None):
         self.owner = owner
         self.batch = batch
         self.end = end
         self.done: set[int] = set()
+        self.begun = False
         self.writing = asyncio.Lock()
         self.task: asyncio.Task[None] | None = None
         self.lines: asyncio.Task[None] | None = None
