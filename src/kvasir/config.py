@@ -57,6 +57,9 @@ class EngineOptions:
     )
     cache_dir: str | None = option(None, "Folder for prefixes that the memory does not hold; they outlive the engine.")
     cache_disk: int | None = option(None, "Bytes that this folder may take (default: 16 GiB).")
+    cache_write_share: float | None = option(
+        None, "Of the time of computing, what writing there may take; 1: no bound (default: CPU 0.03, CUDA 1)."
+    )
     cache_offer: str | None = option(None, "Socket on which other engines of this user may take what cache_dir holds.")
     cache_peer: str | None = option(None, "Socket of such an engine, to take computed prefixes from.")
     jump_ahead: bool = option(True, "Take what a grammar forces at once; the answers are the same without.")
@@ -122,6 +125,7 @@ class EngineConfig:
     cache_host: int
     cache_dir: str | None
     cache_disk: int
+    cache_write_share: float
     cache_offer: str | None
     cache_peer: str | None
     targets: dict[ServiceClass, Target]
@@ -153,6 +157,10 @@ def check(options: EngineOptions) -> None:
         raise ConfigError("cache_host keeps what the prefix cache lets go of", "leave --no-prefix-cache out")
     if options.cache_disk and not options.cache_dir:
         raise ConfigError("cache_disk without cache_dir", "say in which folder")
+    if options.cache_write_share is not None and not 0 < options.cache_write_share <= 1:
+        raise ConfigError(f"cache_write_share is {options.cache_write_share}", "expected a number in (0, 1]")
+    if options.cache_write_share is not None and not options.cache_dir:
+        raise ConfigError("cache_write_share without cache_dir", "say in which folder")
     if options.cache_dir and not options.prefix_cache:
         raise ConfigError("cache_dir keeps what the prefix cache lets go of", "leave --no-prefix-cache out")
     if options.cache_peer and not options.prefix_cache:
@@ -234,6 +242,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         cache_host=_cache_host(options, device),
         cache_dir=options.cache_dir,
         cache_disk=options.cache_disk or 16 * GIB,
+        cache_write_share=options.cache_write_share or (0.03 if device.kind == "cpu" else 1.0),
         cache_offer=options.cache_offer,
         cache_peer=options.cache_peer,
         targets=slo_targets(options),

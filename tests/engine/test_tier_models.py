@@ -98,6 +98,8 @@ def test_other_weights_find_nothing(tmp_path):
         ({"cache_disk": 1 << 20}, "cache_disk without cache_dir"),
         ({"cache_dir": "x", "prefix_cache": False}, "what the prefix cache lets go of"),
         ({"cache_dir": "x", "cache_disk": 0}, "expected at least 1"),
+        ({"cache_write_share": 0.5}, "cache_write_share without cache_dir"),
+        ({"cache_dir": "x", "cache_write_share": 0.0}, "expected a number in (0, 1]"),
     ],
 )
 def test_options_that_cannot_be(options, said):

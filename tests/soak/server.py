@@ -207,7 +207,7 @@ async def running(folder: Path) -> AsyncIterator[Server]:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     command = [sys.executable, "-m", "kvasir.cli", "serve", MODEL, "--port", str(port), "--keys", str(keys), *SMALL]
-    command += ["--cache-dir", str(folder / "tier"), "--cache-disk", str(DISK)]
+    command += ["--cache-dir", str(folder / "tier"), "--cache-disk", str(DISK), "--cache-write-share", "1"]
     wall = WallClock(folder)
     env = {**os.environ, **wall.environment, "PYTHONPATH": str(SRC), "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as out:

@@ -12,7 +12,6 @@ from kvasir.engine.load_text import load_text
 from kvasir.errors import ConfigError
 from kvasir.guided.guide import Guides
 from kvasir.guided.vocabulary import Vocabulary
-from kvasir.kv.tiers.purse import SHARE
 from kvasir.kv.tiers.transfers import QUEUE_BYTES
 from kvasir.plan import Capacity
 from kvasir.sched.scheduler import Scheduler
@@ -151,5 +150,6 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
 
 
 def _disk(config: EngineConfig) -> str:
-    bound = f"; writing takes at most {SHARE:.0%} of the time, or what reading saves" if config.device == "cpu" else ""
+    share = config.cache_write_share
+    bound = f"; writing takes at most {share:.0%} of the time, or what reading saves" if share < 1 else ""
     return f"{config.cache_dir}, up to {config.cache_disk / 2**30:.1f} GiB{bound}"

@@ -15,7 +15,6 @@ from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.host import HostTier
 from kvasir.kv.tiers.joint import JointTier
 from kvasir.kv.tiers.peer import PeerServer, PeerTier
-from kvasir.kv.tiers.purse import SHARE
 from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import CacheGroup
 from kvasir.program.cache import NativeCache
@@ -44,7 +43,7 @@ def make_tier(
     disk = server = None
     try:
         if config.cache_dir:
-            share = SHARE if config.device == "cpu" else None  # a GPU's computing is not in the way of writing
+            share = config.cache_write_share if config.cache_write_share < 1 else None
             disk = DiskTier(_path(config.cache_dir), facts, config.cache_disk, load_bytes=load_bytes, share=share)
             tiers.append(disk)
             disk.wait_scanned(SCAN_SECONDS)

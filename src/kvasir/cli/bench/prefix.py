@@ -99,7 +99,7 @@ async def _options(engine: EngineOptions, name: str, load: Load) -> dict[str, En
     """Of each engine. Where nothing else is said the memory holds one round, which takes the blocks of the last."""
     if not engine.num_blocks and not engine.kv_memory:
         engine = replace(engine, num_blocks=1 + await blocks_needed(name, load, engine.block_size))
-    plain = replace(engine, cache_dir=None, cache_disk=None)
+    plain = replace(engine, cache_dir=None, cache_disk=None, cache_write_share=None)
     options = {OFF: replace(plain, prefix_cache=False), ON: plain}
     return {**options, DISK: engine} if name == NO_REUSE else options
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-SHARE = 0.03  # of the time of computing, where writing is in its way
 FIRST = 0.05  # seconds that may be spent before anything was earned: a sample
 MOST = 1.0  # seconds that are put by at most
 OWED = 0.1  # and owed: one write that took very long, on a machine that was busy with something else, is no rule
