@@ -279,6 +279,9 @@ def test_models_are_loaded_and_unloaded_as_they_are_asked_for(own, mine):
     assert running.model == "mine:latest" and 500 < left <= 600
     own.generate(model="mine", prompt="a", keep_alive=-1)
     assert own.ps().models[0].expires_at.year == 9999
+    for long in (9e14, "9" * 60 + "h"):
+        own.generate(model="mine", prompt="a", keep_alive=long)
+        assert own.ps().models[0].expires_at.year == 9999
     assert own.chat(model="mine", messages=[], keep_alive=0).done_reason == "unload"
     assert not own.ps().models
 

@@ -145,3 +145,15 @@ def test_ids_cannot_be_paths():
     assert is_id(new_id("resp"), "resp") and not is_id(new_id("file"), "resp")
     for bad in ("resp_", "resp_../../x", f"resp_{'A' * 48}", f"resp_{'0' * 47}", f"resp_{'0' * 48}\n", ""):
         assert not is_id(bad, "resp")
+
+
+async def test_what_is_too_old_makes_room_where_a_full_share_takes_no_more():
+    now = 0.0
+    records = Records(None, max_count=2, max_bytes=99, max_age=50, refuse=True, clock=lambda: now)
+    for id in IDS[:2]:
+        await records.put("ann", id, b"x")
+    with pytest.raises(LimitExceeded):
+        await records.put("ann", IDS[2], b"x")
+    now = 51.0
+    await records.put("ann", IDS[2], b"x")
+    assert await records.all("ann") == [b"x"]

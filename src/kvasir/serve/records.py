@@ -94,6 +94,7 @@ class Records:
     async def _put(self, place: str, id: str, data: bytes, beyond: bool) -> None:
         async with self._locks.setdefault(place, asyncio.Lock()):
             if self._refuse and not beyond:
+                await self._drop(place, self._too_old(place))
                 self._check_room(place, id, len(data))
             used = self._clock()
             await asyncio.to_thread(self._files.write, place, id, data, used)
@@ -144,6 +145,10 @@ class Records:
         if len(others) >= max_count or sum(others) + size > max_bytes:
             message = f"this key keeps {len(others)} of {max_count} and {sum(others)} of {max_bytes} bytes here"
             raise LimitExceeded(message, "delete some")
+
+    def _too_old(self, place: str) -> list[str]:
+        now = self._clock()
+        return [id for id, entry in self._index.get(place, {}).items() if now - entry.used > self._max_age]
 
     def _surplus(self, entries: OrderedDict[str, _Entry]) -> list[str]:
         """Those that are too old, or too many."""

@@ -35,6 +35,7 @@ from kvasir.store.store import Store
 
 log = logging.getLogger("kvasir.serve")
 
+FOREVER = 1e9  # seconds: what is longer has no date
 PATIENCE = 60.0  # seconds for which a model waits for the place of another that is answering
 
 # A front that was started. Raises KvasirError; cancelled, it leaves nothing behind.
@@ -196,7 +197,7 @@ class Several(Catalogue):
             return
         if held.leaving or held.keep_alive == 0:
             self._begin_leaving(held)
-        elif held.keep_alive > 0:
+        elif 0 < held.keep_alive < FOREVER:
             loop = asyncio.get_running_loop()
             held.timer = loop.call_later(held.keep_alive, self._begin_leaving, held)
             held.expires = time.time() + held.keep_alive
