@@ -247,6 +247,29 @@ async def test_a_cancelled_stream_ends_with_an_error():
         assert (events[-1]["type"], events[-1]["code"]) == ("error", "cancelled")
 
 
+@pytest.mark.parametrize(("most", "stored_bytes"), [(2, 1 << 20), (99, 2 * 2 * 5000)])
+async def test_events_are_kept_by_key_few_and_small(monkeypatch, most, stored_bytes):
+    monkeypatch.setattr("kvasir.serve.responses.kept.MAX_TOLD", most)
+
+    async def make(http, key) -> str:
+        asked = {
+            "input": "hello",
+            "max_output_tokens": 5,
+            "background": True,
+            "stream": True,
+            "instructions": "x" * 400,
+        }
+        answer = await http.post("/v1/responses", json=asked, headers={"Authorization": f"Bearer {key.secret}"})
+        return told(answer.text)[-1]["response"]["id"]
+
+    async with keeping(keys=(ANN, BOB), stored_bytes=stored_bytes, front=make_front(max_model_len=1000)) as http:
+        own = await make(http, BOB)
+        ids = [await make(http, ANN) for _ in range(6)]
+        found = [(await http.get(f"/v1/responses/{id}?stream=true", headers=AS_ANN)).status_code for id in ids]
+        assert found == sorted(found, reverse=True) and found[-1] == 200 and found.count(200) <= 2
+        assert (await http.get(f"/v1/responses/{own}?stream=true", headers=AS_BOB)).status_code == 200
+
+
 async def test_a_key_has_a_bound_on_what_runs_in_the_background():
     async with keeping(keys=(ANN, BOB), max_background=2, front=make_front(**SLOW)) as http:
         asked = {"input": "hello", "max_output_tokens": 3000, "background": True}

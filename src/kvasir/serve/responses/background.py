@@ -29,6 +29,11 @@ class Run:
         self._task: asyncio.Task[None] | None = None
 
     @property
+    def size(self) -> int:
+        """Bytes of its events."""
+        return sum(map(len, self._events))
+
+    @property
     def status(self) -> str:
         """queued or in_progress, as long as it has not ended."""
         return "in_progress" if self.leased.is_set() else "queued"

@@ -23,7 +23,7 @@ from kvasir.serve.wire import MAX_MESSAGES
 if TYPE_CHECKING:
     from kvasir.serve.responses.background import Run
 
-MAX_TOLD = 64
+MAX_TOLD = 64  # of a key
 RUNNING = ("queued", "in_progress")
 _ITEM = re.compile(r"[a-z]{1,8}_([0-9a-f]{48})([0-9a-f]{5})")
 _LOST = {"code": "server_error", "message": "the server ended before this response was complete"}
@@ -44,7 +44,8 @@ class Responses:
         self.records = records
         self._max_running = max_running
         self._runs: dict[str, Run] = {}
-        self._told: OrderedDict[str, Run] = OrderedDict()  # the last that have ended, for who comes back to read on
+        # The last that have ended, by owner and id, for who comes back to read on.
+        self._told: dict[str, OrderedDict[str, Run]] = {}
 
     @classmethod
     def of(cls, settings: ServeSettings) -> Responses:
@@ -74,17 +75,18 @@ class Responses:
         id = run.making.core.id
         del self._runs[id]
         if run.ended and run.streamed:
-            self._told[id] = run
-            while len(self._told) > MAX_TOLD:
-                self._told.popitem(last=False)
+            told = self._told.setdefault(run.making.owner, OrderedDict())
+            told[id] = run
+            while len(told) > MAX_TOLD or sum(other.size for other in told.values()) > self.records.max_bytes:
+                told.popitem(last=False)
 
     def run(self, id: str) -> Run | None:
         """The one that makes this response."""
         return self._runs.get(id)
 
-    def events(self, id: str) -> Run | None:
+    def events(self, owner: str, id: str) -> Run | None:
         """The one whose events there are."""
-        return self._runs.get(id) or self._told.get(id)
+        return self._runs.get(id) or self._told.get(owner, {}).get(id)
 
     # -- kept --------------------------------------------------------------------------------------------------
 
@@ -108,7 +110,7 @@ class Responses:
         await self.get(owner, id)
         if run := self._runs.get(id):
             await run.cancel()
-        self._told.pop(id, None)
+        self._told.get(owner, {}).pop(id, None)
         await self.records.delete(owner, id)
 
     async def get(self, owner: str, id: str) -> Record:

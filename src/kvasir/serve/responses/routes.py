@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -119,13 +120,13 @@ async def count_input_tokens(wire: TokenCountRequest, request: HTTPRequest) -> R
 async def retrieve_response(
     response_id: str, query: Annotated[RetrieveQuery, fastapi.Query()], request: HTTPRequest
 ) -> Response:
-    responses = responses_of(request)
-    record = await responses.get(owner_of(request), response_id)
+    responses, owner = responses_of(request), owner_of(request)
+    record = await responses.get(owner, response_id)
     if not query.stream:
         if query.starting_after is not None:
             raise InvalidRequest("starting_after is for streams", "add stream=true", param="starting_after")
-        return json_response(record["response"])
-    run = responses.events(response_id)
+        return await asyncio.to_thread(json_response, record["response"])
+    run = responses.events(owner, response_id)
     if run is None or not run.streamed:
         hint = "there are some of those made in the background and streamed, until a while after their end"
         raise InvalidRequest("the events of this response are not kept", hint, param="stream")
@@ -165,4 +166,5 @@ async def list_input_items(
     page = items[: query.limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
     more = len(items) > len(page)
-    return json_response({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
+    found = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
+    return await asyncio.to_thread(json_response, found)
