@@ -42,6 +42,7 @@ Save = tuple[Block, int, memoryview, float]  # with the seconds that the purse g
 
 SCAN_SECONDS = 60.0  # so often the folder is listed anew, for what other engines wrote and removed
 SCAN_SHARE = 16  # and whenever we have written this part of the bound, so that they and we keep it together
+TRY_SECONDS = 5.0  # so long a rate is believed that was measured once, in passing
 PAUSE_SECONDS = 5.0  # without a write after one that failed: a full disk is not asked at every block
 FILE_NAME = re.compile(r"([0-9a-f]{64})\.([0-9]|[1-9][0-9])")
 TEMPORARY = "tmp-"
@@ -277,15 +278,11 @@ class DiskTier:
             self._try_reading(block, group)
 
     def _try_reading(self, block: Block, group: int) -> None:
-        """How long it takes, from the disk and not from the system's memory, as far as that can be had."""
+        """How long it takes, most likely out of the system's memory. What a real disk takes, loads will tell."""
         with suppress(OSError, Unusable):
-            with _opened(self._path((block.key, group)), os.O_RDONLY | os.O_NONBLOCK) as fd:
-                os.fdatasync(fd)
-                if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             begin = time.perf_counter()
             payload = self._open_and_read(block, group)
-            self._meter.read(payload.nbytes, time.perf_counter() - begin)
+            self._meter.read(payload.nbytes, time.perf_counter() - begin, TRY_SECONDS)
 
     def _write(self, name: Name, head: bytes, payload: memoryview) -> None:
         size = len(head) + payload.nbytes

@@ -33,7 +33,7 @@ class Meter:
         self.saves: Counter[str] = Counter()
         self.bytes_loaded = self.bytes_saved = self.evicted = 0
         self._rate_bytes = self._rate_seconds = 0.0
-        self._measured = 0.0
+        self._known_until = 0.0
 
     def load(self, outcome: str) -> None:
         with self._lock:
@@ -54,17 +54,17 @@ class Meter:
             self.bytes_loaded += num_bytes
         self.read(num_bytes, seconds)
 
-    def read(self, num_bytes: int, seconds: float) -> None:
-        """Reading so many bytes took so long."""
+    def read(self, num_bytes: int, seconds: float, believed: float = RATE_SECONDS) -> None:
+        """Reading so many bytes took so long. believed: seconds."""
         with self._lock:
             self._rate_bytes = self._rate_bytes * RATE_DECAY + num_bytes
             self._rate_seconds = self._rate_seconds * RATE_DECAY + seconds
-            self._measured = time.monotonic()
+            self._known_until = time.monotonic() + believed
 
     def read_rate(self) -> float:
         """Bytes a second, 0 when not known."""
         with self._lock:
-            old = time.monotonic() - self._measured > RATE_SECONDS
+            old = time.monotonic() > self._known_until
             return 0.0 if old or not self._rate_seconds else self._rate_bytes / self._rate_seconds
 
     def read_seconds(self, num_bytes: int) -> float:
