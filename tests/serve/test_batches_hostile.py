@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from contextlib import suppress
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.batches.lines import read_tasks
+from kvasir.serve.batches.lines import Journal, Task, answered, read_tasks
 from kvasir.serve.batches.upload import parse_form
 from kvasir.serve.records import Records, new_id
 from kvasir.serve.settings import ServeSettings
@@ -102,6 +103,37 @@ async def test_bytes_without_facts_are_not_kept(monkeypatch):
         assert await files._contents.all() == []
 
 
+async def test_bytes_whose_facts_a_crash_has_lost_are_gone_after_the_start(tmp_path):
+    async with serving(tmp_path / "data") as http:
+        ids = [(await upload(http, b"x"))["id"] for _ in range(3)]
+    (lost,) = (tmp_path / "data" / "files").rglob(f"{ids[1]}.json")
+    lost.unlink()
+    async with serving(tmp_path / "data") as http:
+        left = {file.stem for file in (tmp_path / "data" / "file-contents").rglob("file_*.json")}
+        assert left == {ids[0], ids[2]} == {file["id"] for file in (await http.get("/v1/files")).json()["data"]}
+
+
+def test_an_entry_that_the_disk_took_a_part_of_is_none(tmp_path, monkeypatch):
+    journal, write = Journal(tmp_path / "j.jsonl"), os.write
+    journal.open()
+    entries = [answered(Task(i, "c", b"{}"), 400, b"{}", "r") for i in range(2)]
+
+    def full(file, data):
+        monkeypatch.setattr(os, "write", raises)
+        return write(file, data[:10])
+
+    def raises(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        journal.add(entries[0])
+    monkeypatch.setattr(os, "write", write)
+    journal.add(entries[1])
+    assert journal.entries() == entries[1:]
+    journal.close()
+
+
 async def test_a_write_that_is_broken_off_is_known_all_the_same(tmp_path):
     """Else it would take room on the disk that no share counts."""
     records = Records(tmp_path / "r", max_count=9, max_bytes=99, max_age=99)
@@ -162,18 +194,15 @@ async def test_what_waits_is_not_lost_when_the_server_ends(tmp_path):
 async def test_answers_do_not_fill_the_disk_beyond_a_share(tmp_path):
     async with serving(tmp_path / "data", file_bytes=3000, max_file=2500) as http:
         bad = [{"custom_id": f"{i}", "method": "POST", "url": CHAT, "body": {}} for i in range(15)]
-        batches = await many(http, await upload(http, bad), 10)
+        file = await upload(http, bad)
+        batches = await many(http, file, 10)
         for batch in batches:
             if "id" in batch:
                 await until(http, batch, "completed", "failed")
         sizes = [file["bytes"] for file in (await http.get("/v1/files")).json()["data"]]
         assert len(sizes) <= 4, "the input, one answer more than there is room for, and one that ran beside it"
-        refused = (await many(http, {"id": "file_" + "0" * 48}, 1))[0], (await many(http, await first(http), 1))[0]
-        assert refused[0]["error"]["code"] == "not_found" and "delete some" in refused[1]["error"]["message"]
-
-
-async def first(http) -> dict:
-    return (await http.get("/v1/files?order=asc")).json()["data"][0]
+        (refused,) = await many(http, file, 1)
+        assert "delete some" in refused["error"]["message"]
 
 
 async def test_a_key_that_is_taken_away_ends_its_batches():

@@ -131,6 +131,16 @@ class Records:
         wanted = [(place, id) for place in places for id in self._index.get(place, ())]
         return await asyncio.to_thread(self._read_all, wanted)
 
+    @property
+    def ids(self) -> set[tuple[str, str]]:
+        """(place, id) of all."""
+        return {(place, id) for place, entries in self._index.items() for id in entries}
+
+    async def keep(self, ids: set[tuple[str, str]]) -> None:
+        """Drops all others."""
+        for place, id in self.ids - ids:
+            await self._drop(place, [id])
+
     def _read_all(self, wanted: list[tuple[str, str]]) -> list[bytes]:
         found = (self._files.read(place, id, None) for place, id in wanted)
         return [data for data in found if data is not None]

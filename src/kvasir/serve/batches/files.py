@@ -56,6 +56,10 @@ class Files:
         self._facts = Records(folder and folder / "files", max_bytes=settings.file_count << 12, **bounds)
         self._contents = Records(folder and folder / "file-contents", max_bytes=share, **bounds)
 
+    async def start(self) -> None:
+        """Bytes whose facts were not written when an earlier server ended are nobody's."""
+        await self._contents.keep(self._facts.ids)
+
     def close(self) -> None:
         self._facts.close()
         self._contents.close()

@@ -118,9 +118,13 @@ class Journal:
         if self._file is None:
             self._kept.append(entry)
             return
-        data = memoryview(msgspec.json.encode(entry) + b"\n")
-        while data:
-            data = data[os.write(self._file, data) :]
+        data, before = memoryview(msgspec.json.encode(entry) + b"\n"), os.fstat(self._file).st_size
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError:
+            os.ftruncate(self._file, before)  # what comes next begins a line
+            raise
 
     def entries(self) -> list[Entry]:
         """Raises OSError."""

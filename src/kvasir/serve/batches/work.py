@@ -61,6 +61,7 @@ class Batches:
         self._reading = asyncio.Lock()  # one file at a time is taken apart
 
     async def start(self) -> None:
+        await self.files.start()
         records = [msgspec.json.decode(data) for data in await self._records.all()]
         # Those that only wait come behind those that were begun.
         records.sort(key=lambda r: (r["batch"]["status"] == "validating", r["batch"]["created_at"], r["batch"]["id"]))
