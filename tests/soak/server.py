@@ -33,7 +33,7 @@ KEYS = [
 MAX_WAITING = 256
 SMALL = ("--max-waiting", str(MAX_WAITING))
 SMALL += ("--max-num-seqs", "12", "--block-size", "16", "--num-blocks", "96", "--max-num-batched-tokens", "128")
-DISK = 1 << 18  # bytes: a few blocks, full at once and ever again
+DISK = 1 << 19  # bytes: a few blocks, full at once and ever again
 MORE_BYTES = 96 << 20  # that a process may hold beyond its base line: freed memory that the allocator keeps
 CHILDREN = 3  # the engine and two renderers of chat templates
 # What must have happened in a soak that is worth its name.
