@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 
 import httpx
 import pytest
@@ -359,6 +360,14 @@ async def test_templates_are_applied(http):
     assert (await http.post("/apply-template", json=chat)).json() == {"prompt": "user: hi\nassistant: "}
     opened = {**chat, "add_generation_prompt": False}
     assert (await http.post("/apply-template", json=opened)).json() == {"prompt": "user: hi\n"}
+
+
+async def test_many_embeddings_are_written_off_the_loop(http, monkeypatch):
+    threads = set()
+    normalized = "kvasir.serve.llamacpp.server._normalized"
+    monkeypatch.setattr(normalized, lambda vector, norm: threads.add(threading.get_ident()) or list(vector))
+    assert len((await http.post("/embedding", json={"content": ["a"] * 40})).json()) == 40
+    assert threads and threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("path", ["/embedding", "/embeddings"])

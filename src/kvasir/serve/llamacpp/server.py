@@ -122,7 +122,11 @@ async def embedding(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
     serving.charge(requests)
     vectors = await while_connected(request.receive, all_of(serving.front.embed, requests))
     norm = 2 if wire.embd_normalize is None else wire.embd_normalize
-    return json_response([{"index": i, "embedding": [_normalized(v, norm)]} for i, v in enumerate(vectors)])
+
+    def answer() -> list[dict[str, Any]]:
+        return [{"index": i, "embedding": [_normalized(v, norm)]} for i, v in enumerate(vectors)]
+
+    return await serving.write(len(requests) > 16, answer)
 
 
 @router.post("/embeddings")
