@@ -191,6 +191,16 @@ async def test_what_waits_is_not_lost_when_the_server_ends(tmp_path):
             assert len(await lines_of(http, ended["output_file_id"])) == 3
 
 
+async def test_what_is_asked_for_while_the_server_ends_is_done_by_the_next(tmp_path):
+    async with serving(tmp_path / "data") as http:
+        file = await upload(http, [line("a")])
+        await http.app.state.batches.stop()
+        (batch,) = await many(http, file, 1)
+        assert batch["status"] == "validating" and not http.app.state.batches._runs
+    async with serving(tmp_path / "data") as http:
+        assert (await until(http, batch, "completed"))["request_counts"]["completed"] == 1
+
+
 async def test_answers_do_not_fill_the_disk_beyond_a_share(tmp_path):
     async with serving(tmp_path / "data", file_bytes=3000, max_file=2500) as http:
         bad = [{"custom_id": f"{i}", "method": "POST", "url": CHAT, "body": {}} for i in range(15)]

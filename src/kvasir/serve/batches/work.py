@@ -56,6 +56,7 @@ class Batches:
             max_age=settings.stored_days * 86400, refuse=True,
         )  # fmt: skip
         self._runs: dict[str, Run] = {}
+        self._ending = False
         self._turns = asyncio.Semaphore(settings.batch_width)
         self._places: dict[str, asyncio.Semaphore] = {}  # by owner, for RUNNING
         self._reading = asyncio.Lock()  # one file at a time is taken apart
@@ -70,7 +71,8 @@ class Batches:
                 self._begin(Run(record["owner"], record["batch"], record.get("end")))
 
     async def stop(self) -> None:
-        """What is not done stays to be done."""
+        """What is not done stays to be done, as does what is asked for from now on."""
+        self._ending = True
         await settle(*(run.task for run in self._runs.values() if run.task))
 
     def close(self) -> None:
@@ -152,6 +154,8 @@ class Batches:
         await self._records.put(run.owner, run.id, msgspec.json.encode(record), beyond=run.task is not None)
 
     def _begin(self, run: Run) -> None:
+        if self._ending:
+            return
         self._runs[run.id] = run
         run.task = asyncio.ensure_future(self._work(run))
 
