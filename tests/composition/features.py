@@ -8,12 +8,14 @@ tests and the page follow. If the engine refuses some of its pairs, REFUSES says
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kvasir.config import EVICTIONS
 from kvasir.guided import sources
-from kvasir.guided.tools import Function, tool_grammar
+from kvasir.guided.rule import Reasoning, Rule
+from kvasir.guided.tools import Function, free_text, tool_grammar
+from kvasir.parse.format import Calls, Format, Style, Texts
 from kvasir.parse.table import choose
 from kvasir.types import FinishReason, Request, ServiceClass, Task
 from tests.composition import models
@@ -255,7 +257,12 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+# Calls that begin at the next best letter, since nobody here would write a longer mark by chance.
+MARKED = Format(Calls("marked", Style.NAMED, Texts(" {name}", "."), begins=(" ", "e", "a", "o", "t", "n", "i", "s")))
 TOOLS = [Function("of", {"properties": {"of": {"type": "string"}}, "required": ["of"]}), Function("kinds", SCHEMA)]
+
+
+OPEN = ("grammar: calls in free text", "grammar: reasoning budget")  # these do not say where an answer ends
 
 
 def grammar(name: str, text: str) -> Feature:
@@ -294,6 +301,7 @@ ASKED = [
     sampled("dynamic temperature", dynatemp_range=1.9, dynatemp_exponent=2.0),
     sampled("mirostat", mirostat=2, mirostat_tau=2.0, mirostat_eta=0.9),
     greedy("repetition penalty", repetition_penalty=1.7),
+    greedy("repetition window", repetition_penalty=1.7, repetition_last_n=3),
     greedy("presence penalty", presence_penalty=1.9),
     greedy("frequency penalty", frequency_penalty=1.9),
     greedy("DRY", dry_multiplier=9.0, dry_allowed_length=1, dry_penalty_last_n=-1),
@@ -318,6 +326,10 @@ ASKED = [
     grammar("regex", sources.regex("(The )?([A-Za-z0-9]+[ .,;!?-])+")),
     grammar("tools", tool_grammar(choose(tools="pythonic"), TOOLS, {}, required=True)),
     grammar("tags", sources.structural_tags([sources.Tag("e", SCHEMA, ".")], ["e"])),
+    # Ids that end an answer, and must not yet, may be all that a call can go on with: with min tokens there are none.
+    replace(grammar("calls in free text", Rule(tool_grammar(MARKED, TOOLS, {}), free_text(MARKED)).text()),
+            ask=lambda p: {"stop_token_ids": ()} if p.get("min_tokens") else {}),
+    grammar("reasoning budget", Rule(reasoning=Reasoning("<think>", " so", opened=True), budget=3).text()),
     Feature("streaming", "streaming", "deltas beyond the first of an answer, told one by one",
             lambda run: run.pushed, ask=lambda p: {}),
 ]  # fmt: skip
@@ -380,6 +392,6 @@ PLAIN = {
 REFUSES = {
     "eager executor": {"KV int8", "q8", "q4"},
     **{name: {"program executor", "KV int8", "q8", "q4"} for name in models.RECURRENT},
-    "min tokens": {f.name for f in ASKED if f.switch == "grammar"},
+    "min tokens": {f.name for f in ASKED if f.switch == "grammar"} - set(OPEN),
     "bert": {"chunks of 1", "chunks of 13", "steps of 29 tokens", *(f.name for f in ASKED)},
 }
