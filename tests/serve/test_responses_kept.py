@@ -164,6 +164,21 @@ async def test_what_cannot_be_stored_says_so(tmp_path):
         assert (await refused(http, status=500, **body("x", background=True)))["code"] == "engine_error"
 
 
+async def test_many_references_to_a_response_read_it_once(monkeypatch):
+    async with keeping(front=make_front()) as http:
+        said = [{"role": "user", "content": str(i)} for i in range(20)]
+        id = (await create(http, input=said, max_output_tokens=2))["id"]
+        items = (await http.get(f"/v1/responses/{id}/input_items?order=asc&limit=20")).json()["data"]
+        records, read = http._transport.app.state.responses.records, []
+        get = records.get
+        monkeypatch.setattr(records, "get", lambda owner, id: read.append(id) or get(owner, id))
+        again = [{"type": "item_reference", "id": item["id"]} for item in items]
+        answer = await create(http, input=again, max_output_tokens=2)
+        assert read == [id]
+        kept = (await http.get(f"/v1/responses/{answer['id']}/input_items?order=asc&limit=20")).json()["data"]
+        assert [item["content"] for item in kept] == [item["content"] for item in items]
+
+
 # -- in the background ---------------------------------------------------------------------------------------
 
 

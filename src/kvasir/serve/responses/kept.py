@@ -119,11 +119,16 @@ class Responses:
             raise NotFound(f"there is no response {id!r:.80}", "it was not stored, or is not kept any more")
         return record
 
-    async def item(self, owner: str, id: str) -> Kept | None:
+    async def item(self, owner: str, id: str, read: dict[str, dict[str, Kept]]) -> Kept | None:
+        """read: the items by response of those that were read for this request, each of which is read once."""
         found = _ITEM.fullmatch(id)
-        record = await self.find(owner, f"resp_{found[1]}") if found else None
-        items = [*record["input"], *record["response"]["output"]] if record else []
-        return next((item for item in items if item["id"] == id), None)
+        if found is None:
+            return None
+        if (response_id := f"resp_{found[1]}") not in read:
+            record = await self.find(owner, response_id)
+            items = [*record["input"], *record["response"]["output"]] if record else []
+            read[response_id] = {item["id"]: item for item in items}
+        return read[response_id].get(id)
 
     async def history(self, owner: str, id: str | None) -> list[Kept]:
         """The items of a conversation up to a response. Raises NotFound, InvalidRequest."""

@@ -72,10 +72,11 @@ async def own_items(wire: Prompt, id: str, owner: str, responses: Responses) -> 
         text = [] if wire.input is None else [{"type": "input_text", "text": wire.input}]
         message = {"type": "message", "role": "user", "status": "completed", "content": text}
         return [{"id": item_id("msg", id, 0), **message}] if text else []
-    items = []
+    items: list[Kept] = []
+    read: dict[str, dict[str, Kept]] = {}
     for i, item in enumerate(wire.input):
         if isinstance(item, ReferenceItem):
-            found = await responses.item(owner, item.id)
+            found = await responses.item(owner, item.id, read)
             if found is None:
                 raise InvalidRequest(f"there is no item {item.id!r:.80}", "give it in full", param=f"input.{i}.id")
             items.append(found)
