@@ -88,7 +88,7 @@ BUILTINS = ("eval", "exec", "compile", "__import__")
 
 # These rooms never name torch; in `engine` only the files that build and step the computing half do.
 NO_TORCH = (*GROUND, *THINKING, "store", "serve", "fleet")
-TORCH_IN_ENGINE = ("engine/build.py", "engine/core.py", "engine/executor.py", "engine/worker.py")
+TORCH_IN_ENGINE = ("engine/build.py", "engine/core.py", "engine/worker.py")
 # Importing these must not load torch, not even through other modules: the API process and `kvasir --help`.
 LOADS_WITHOUT_TORCH = (
     "__init__.py",

@@ -61,7 +61,7 @@ def serve(
     engine: EngineOptions,
     operation: OperationOptions,
     models: ModelsOptions,
-    host: Annotated[str, typer.Option(help="Address to listen on; a public one needs --api-key.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; a public one needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
     api_key: Annotated[list[str] | None, typer.Option(help="Key that requests must carry (repeatable).")] = None,
     keys: Annotated[Path | None, typer.Option(help="JSON file of keys with names, classes, limits (mode 600).")] = None,
@@ -240,7 +240,7 @@ def bench(
     ],
     engine: EngineOptions,
     prefix_model: Annotated[
-        str | None, typer.Argument(help="prefix, grammar: the model, where no --trace or --tokenizer is given.")
+        str | None, typer.Argument(help="prefix, grammar: the model, where no --trace or --tokenizer-folder is given.")
     ] = None,
     mode: Annotated[str, typer.Option(help="latency, throughput or serve.")] = "latency",
     input_len: Annotated[

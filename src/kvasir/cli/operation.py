@@ -22,7 +22,9 @@ class OperationOptions:
     cors_method: list[str] | None = option(None, "Methods that web pages may use (repeatable; default: all served).")
     cors_max_age: int = option(600, "Seconds for which browsers may remember these answers.")
     cors_credentials: bool = option(False, "Let pages of named origins send cookies, for a proxy that wants them.")
-    data_dir: Path | None = option(None, "Folder for stored responses (default: in memory, until the server ends).")
+    data_dir: Path | None = option(
+        None, "Folder for responses, files and batches (default: in memory, until the server ends)."
+    )
     share_cache: bool = option(False, "Let all keys share one prefix cache instead of having one each.")
 
     def settings(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def run(engine: EngineOptions | None, tokenizers: Sequence[Path], repeats: int, 
     if engine:
         own, _ = load_text(engine)
         if own is None:
-            raise ConfigError(f"{engine.model} has no tokenizer", "give a model with one, or --tokenizer")
+            raise ConfigError(f"{engine.model} has no tokenizer", "give a model with one, or --tokenizer-folder")
         named[Path(engine.model).name] = own
     named |= {folder.name: Tokenizer.from_folder(folder) for folder in tokenizers}
     others = ForeignLoad()
