@@ -252,8 +252,8 @@ def logprobs(name: str, count: int) -> Feature:
 # Its words are of none of the BAD_WORDS, or nothing might be allowed.
 SCHEMA = {
     "type": "object",
-    "properties": {"fully_as_said": {"type": "string"}, "kinds": {"type": "array", "items": {"enum": ["a", "abba"]}}},
-    "required": ["fully_as_said", "kinds"],
+    "properties": {"fully_dry": {"type": "string"}, "kinds": {"type": "array", "items": {"enum": ["b", "bulb"]}}},
+    "required": ["fully_dry", "kinds"],
     "additionalProperties": False,
 }
 
