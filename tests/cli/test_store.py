@@ -119,6 +119,7 @@ def test_a_server_of_several_refuses_what_is_of_one():
         assert message in kvasir("serve", *flags, fails=True)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_store_answers_as_it_was_made(place):
     (place / "Modelfile").write_text(
         "FROM kvasir-mini\nPARAMETER temperature 0\nPARAMETER num_predict 6\nSYSTEM Be brief.\n"

@@ -179,6 +179,7 @@ async def test_agents_that_leave_hurt_no_others(server, own):
     await settled(server)
 
 
+@pytest.mark.slow
 def test_a_model_that_always_thinks_can_be_kept_from_it(tmp_path):
     always = tmp_path / "always.jinja"
     turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -196,6 +197,7 @@ def test_a_model_that_always_thinks_can_be_kept_from_it(tmp_path):
         assert httpx.post(f"{base}/api/chat", json=body).status_code == 400
 
 
+@pytest.mark.slow
 def test_models_from_pull_to_delete(tmp_path, monkeypatch):
     """A server over an empty store, and nothing but the client: get a model, make one of it and one of its files, ask
     all three, and leave nothing."""

@@ -190,6 +190,7 @@ async def test_agents_that_leave_or_cancel_hurt_no_others(server, api):
     await settled(server)
 
 
+@pytest.mark.slow
 def test_a_killed_server_finds_what_it_kept_and_says_what_it_lost(tmp_path):
     flags = ("--data-dir", str(tmp_path / "kept"))
     with serving(MODEL, *flags) as (base, process):

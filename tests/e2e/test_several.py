@@ -108,6 +108,7 @@ def test_models_come_and_go(store):
             asyncio.run(ask(base, "greedy"))
 
 
+@pytest.mark.slow
 def test_named_models_one_at_a_time_and_gone_after_a_while(store):
     async def both(base: str) -> list[str]:
         return await asyncio.gather(
