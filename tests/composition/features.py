@@ -249,11 +249,11 @@ def logprobs(name: str, count: int) -> Feature:
                    ask=lambda p: {"logprobs": count})  # fmt: skip
 
 
-# Its words are of none of the BAD_WORDS, or nothing might be allowed.
+# Its words are spelt in none of the BAD_WORDS, or nothing might be allowed, and hold one of the STOP_STRINGS.
 SCHEMA = {
     "type": "object",
-    "properties": {"fully_dry": {"type": "string"}, "kinds": {"type": "array", "items": {"enum": ["b", "bulb"]}}},
-    "required": ["fully_dry", "kinds"],
+    "properties": {"filling_jug": {"type": "string"}, "kinds": {"type": "array", "items": {"enum": ["b", "bulb"]}}},
+    "required": ["filling_jug", "kinds"],
     "additionalProperties": False,
 }
 
