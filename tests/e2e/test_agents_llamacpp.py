@@ -13,6 +13,8 @@ import pytest
 from tests.e2e.server import serving
 from tests.e2e.test_serve import settled
 
+pytestmark = pytest.mark.slow
+
 MODEL = "kvasir-mini"
 QUESTION = [{"role": "user", "content": "How old is Anna?"}]
 NEUTRAL = {"samplers": ["temperature"], "temperature": 1.0}  # what the API of OpenAI has as its defaults

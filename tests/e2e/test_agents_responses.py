@@ -16,6 +16,8 @@ from tests.e2e.test_agents_openai import run
 from tests.e2e.test_serve import settled
 from tests.serve.test_streams import wait_until
 
+pytestmark = pytest.mark.slow
+
 MODEL = "kvasir-mini"
 TOOLS = [{"type": "function", **tool["function"]} for tool in FUNCTIONS]
 QUESTIONS = ["How old is Anna?", "What is 123 + 456?", "How old is Peter?"]

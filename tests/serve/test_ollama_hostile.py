@@ -90,6 +90,7 @@ def test_bodies_that_are_anything(http, route):
     check()
 
 
+@pytest.mark.slow
 def test_the_published_schema_is_kept(http):
     schema = schemathesis.openapi.from_url(f"{http.base_url}/openapi.json")
     operations = [
