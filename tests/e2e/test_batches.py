@@ -7,6 +7,7 @@ from pathlib import Path
 
 import openai
 import psutil
+import pytest
 
 from tests.e2e.server import serving
 from tests.serve.test_streams import wait_until
@@ -28,6 +29,7 @@ def done(folder: Path) -> dict[str, str]:
     return {entry["output"]["custom_id"]: entry["output"]["id"] for entry in entries}
 
 
+@pytest.mark.slow
 def test_a_killed_server_goes_on_where_it_was(tmp_path):
     folder = tmp_path / "kept"
     flags = ("--data-dir", str(folder), "--max-num-seqs", "2")

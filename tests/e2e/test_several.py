@@ -64,6 +64,7 @@ def kvasir(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_models_come_and_go(store):
     async def together(base: str) -> list[str]:
         return await asyncio.gather(
