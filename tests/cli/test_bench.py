@@ -75,6 +75,7 @@ def test_a_run_of_each_mode(mode, capsys):
         assert figures["prompt_tokens_per_s"] * figures["duration_s"] == pytest.approx(80)
 
 
+@pytest.mark.slow
 def test_the_files_hold_all_that_is_needed_to_judge_the_figures(tmp_path, capsys):
     result = bench(fake_llm(), "latency", Shape(input_len=20, output_len=5), repeats=1, out=tmp_path)
     [file] = tmp_path.glob("*.json")

@@ -126,6 +126,7 @@ def test_the_result_of_llama_batched_bench():
     assert bench_figures("{not a result}", users=2, new=4) == {}
 
 
+@pytest.mark.slow
 def test_our_worker_on_the_bundled_model(tmp_path):
     command = [sys.executable, "-m", "benchmarks.peers.workers.kvasir"]
     worker = Worker(OURS, command, {"PYTHONPATH": str(ROOT / "src")}, tmp_path / "log")
@@ -188,6 +189,7 @@ def test_limits_are_bytes_and_multiply_adds():
     assert limit(replace(ROW, figure="http"), MINI, RATES) is None
 
 
+@pytest.mark.slow
 def test_the_machine_tells_its_rates():
     gave = rates(1)
     assert gave.bytes_per_s > 1e8 and gave.method in probe.METHODS
