@@ -1,13 +1,68 @@
-"""Errors a user can act on: what was wrong, what was expected, what to do."""
+"""Errors a user can act on: what was wrong, what was expected, what to do.
+
+Messages quote values that come from clients and files. `quoted` shows such a value in few, printable characters; every
+error bounds its own text too, so that a message never carries a hostile value to a terminal, a log or a client.
+"""
+
+from __future__ import annotations
+
+import reprlib
+
+MAX_QUOTED = 200  # characters of one foreign value
+MAX_MESSAGE = 1000  # of a message, and of a hint
+_MAX_BITS = 1024  # of an integer whose digits are worth reading
+
+
+def quoted(value: object, most: int = MAX_QUOTED) -> str:
+    """A foreign value as `repr` shows it, in at most `most` printable characters. Cheap for values of any size."""
+    return bounded(_QUOTE.repr(value), most)
+
+
+def bounded(text: str, most: int = MAX_MESSAGE) -> str:
+    """`text` in at most `most` characters: what is not printable is escaped, and a long middle is left out."""
+    text = _cut(text, most)
+    if not text.isprintable():
+        text = _cut("".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text), most)
+    return text
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    gap = f" ... [{len(text)} characters] ... "
+    room = most - len(gap)
+    tail = room // 4
+    return text[: room - tail] + gap + text[len(text) - tail :]
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+class _Quote(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxstring = self.maxother = self.maxlong = MAX_QUOTED
+
+    def repr_int(self, x: int, level: int) -> str:
+        bits = x.bit_length()  # Python refuses to write numbers of more than 4300 digits
+        return super().repr_int(x, level) if bits <= _MAX_BITS else f"an integer of {bits} bits"
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return repr(x[: self.maxstring])
+
+
+_QUOTE = _Quote()
 
 
 class KvasirError(Exception):
-    """Base of all errors meant for users. `hint` says what to do next."""
+    """Base of all errors meant for users. `hint` says what to do next. Both are bounded."""
 
     def __init__(self, message: str, hint: str = ""):
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = bounded(message)
+        self.hint = bounded(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
@@ -18,7 +73,7 @@ class InvalidRequest(KvasirError, ValueError):
 
     def __init__(self, message: str, hint: str = "", param: str | None = None):
         super().__init__(message, hint)
-        self.param = param
+        self.param = param if param is None else bounded(param, MAX_QUOTED)
 
 
 class ModelNotFound(InvalidRequest):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from kvasir.errors import InvalidRequest
+from kvasir.errors import InvalidRequest, quoted
 
 if TYPE_CHECKING:
     from kvasir.types import SamplingParams, StructuredOutputs
@@ -23,10 +22,10 @@ MAX_BREAKER_CHARS = 40
 
 def _number(p: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
     value = getattr(p, name)
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or value > high or value < low or (open_low and value == low):
+    ok = isinstance(value, int | float) and not isinstance(value, bool)
+    if not ok or not low <= value <= high or (open_low and value == low):
         bracket = "(" if open_low else "["
-        raise InvalidRequest(f"{name} is {value!r}", f"expected a number in {bracket}{low}, {high}]", param=name)
+        raise InvalidRequest(f"{name} is {quoted(value)}", f"expected a number in {bracket}{low}, {high}]", param=name)
 
 
 def _integer(p: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
@@ -34,7 +33,7 @@ def _integer(p: SamplingParams, name: str, low: int, high: int, *, optional: boo
     if value is None and optional:
         return
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidRequest(f"{name} is {value!r}", f"expected an integer in [{low}, {high}]", param=name)
+        raise InvalidRequest(f"{name} is {quoted(value)}", f"expected an integer in [{low}, {high}]", param=name)
 
 
 def _texts(p: SamplingParams, name: str, most: int, chars: int) -> None:
@@ -60,7 +59,7 @@ def check_sampling(p: SamplingParams) -> None:
     _number(p, "dynatemp_range", 0.0, 100.0)
     _number(p, "dynatemp_exponent", 0.0, 100.0)
     if type(p.mirostat) is not int or p.mirostat not in (0, 2):
-        raise InvalidRequest(f"mirostat is {p.mirostat!r}", "expected 0 (off) or 2 (version 2)", param="mirostat")
+        raise InvalidRequest(f"mirostat is {quoted(p.mirostat)}", "expected 0 (off) or 2 (version 2)", param="mirostat")
     _number(p, "mirostat_tau", 0.0, 100.0)
     _number(p, "mirostat_eta", 0.0, 10.0)
     _number(p, "presence_penalty", -2.0, 2.0)
@@ -90,14 +89,15 @@ def check_sampling(p: SamplingParams) -> None:
     _texts(p, "stop", MAX_STOP_STRINGS, MAX_STOP_CHARS)
     for t in p.stop_token_ids:
         if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < 2**31:
-            raise InvalidRequest(f"stop_token_ids holds {t!r}", "expected token ids", param="stop_token_ids")
+            raise InvalidRequest(f"stop_token_ids holds {quoted(t)}", "expected token ids", param="stop_token_ids")
     if len(p.logit_bias) > MAX_LOGIT_BIAS:
         raise InvalidRequest(f"{len(p.logit_bias)} logit_bias entries", f"at most {MAX_LOGIT_BIAS}", param="logit_bias")
     for token, bias in p.logit_bias.items():
         if not isinstance(token, int) or not 0 <= token < 2**31:
-            raise InvalidRequest(f"logit_bias names token {token!r}", "expected token ids", param="logit_bias")
+            raise InvalidRequest(f"logit_bias names token {quoted(token)}", "expected token ids", param="logit_bias")
         if not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise InvalidRequest(f"logit_bias of token {token} is {bias!r}", "expected [-100, 100]", param="logit_bias")
+            message = f"logit_bias of token {token} is {quoted(bias)}"
+            raise InvalidRequest(message, "expected [-100, 100]", param="logit_bias")
 
 
 def check_structured(wanted: StructuredOutputs) -> None:

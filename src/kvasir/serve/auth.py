@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvasir.errors import quoted
 from kvasir.serve import static
 from kvasir.serve.asgi import header, refuse
 from kvasir.serve.faults import Fault
@@ -36,12 +37,12 @@ class HostGuard:
         if scope["type"] == "http":
             host = header(scope, b"host")
             if not self._knows(host):
-                shown = repr((host or "")[:100])
+                shown = quoted(host or "")
                 fault = Fault(403, f"host {shown} is not served here (allow it with allowed_hosts)", "forbidden_host")
                 return await refuse(fault, scope, receive, send)
             origin = header(scope, b"origin")
             if origin is not None and not self.admits(origin, host or ""):
-                shown = repr(origin[:100])
+                shown = quoted(origin)
                 fault = Fault(403, f"origin {shown} may not ask (allow it with allowed_origins)", "forbidden_origin")
                 return await refuse(fault, scope, receive, send)
         await self.app(scope, receive, send)

@@ -15,6 +15,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from kvasir.errors import (
+    MAX_MESSAGE,
+    MAX_QUOTED,
     DeadlineExceeded,
     EngineDead,
     InvalidRequest,
@@ -22,6 +24,7 @@ from kvasir.errors import (
     LimitExceeded,
     ModelNotFound,
     QueueFull,
+    bounded,
 )
 
 log = logging.getLogger("kvasir.serve")
@@ -47,13 +50,19 @@ class AnswerFailed(KvasirError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An HTTP status and what to say. `param` is the offending field, `code` a stable word for programs."""
+    """An HTTP status and what to say. `param` is the offending field, `code` a stable word for programs. The texts are
+    bounded, since they quote what clients send."""
 
     status: int
     message: str
     code: str
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", bounded(self.message, 2 * MAX_MESSAGE))  # a message and its hint
+        object.__setattr__(self, "param", self.param and bounded(self.param, MAX_QUOTED))
+        object.__setattr__(self, "headers", {k: bounded(v, MAX_QUOTED) for k, v in self.headers.items()})
 
 
 def fault_of(error: BaseException) -> Fault:

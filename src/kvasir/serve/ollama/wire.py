@@ -8,7 +8,6 @@ that this engine has.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -33,7 +32,7 @@ def to_seconds(value: Any) -> Any:
         sign, body = (-1.0, body[1:]) if body[:1] == "-" else (1.0, body.removeprefix("+"))
         if len(body) <= 64 and (body == "0" or (body and not _DURATION.sub("", body))):
             return sign * sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(body))
-    elif type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e15:
+    elif type(value) in (int, float) and abs(value) < 1e15:
         return float(value)
     raise PydanticCustomError("duration", 'expected seconds, or a duration like "5m", "1h30m" or "-1s"')
 
