@@ -1,12 +1,14 @@
 """Frequencies against transformers' own; the table against its definition."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from kvasir.layers.rope import Rope, RopeScaling, frequencies
+from kvasir.layers.elementary import sin_cos
+from kvasir.layers.rope import PIECE, Angles, Rope, RopeScaling, frequencies
 
 PLAIN = 500000.0 ** (-np.arange(0, 64, 2) / 64)
 KINDS = {
@@ -61,14 +63,54 @@ def test_factors_divide():
     np.testing.assert_allclose(found * factors, PLAIN)
 
 
+@dataclass
+class Positions:
+    start: int
+    end: int
+
+
+def rows(rope: Rope, positions: list[int], *spans: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    return rope.rows(torch.tensor(positions), [Positions(*span) for span in spans])
+
+
 def test_rows_depend_on_their_positions_alone():
-    """However far the table has grown; with 7 digits far out, where float32 angles would have none."""
+    """However far the table reaches; with 7 digits far out, where float32 angles would have none."""
     small, large = Rope(64, 10000.0), Rope(64, 10000.0)
-    near = torch.tensor([3, 0, 1023])
-    far = torch.tensor([130001, 3])
-    cos, sin = large.rows(far, 130002)
-    for a, b in zip(small.rows(near, 1024), large.rows(near, 1024), strict=True):
+    near = ([3, 0, 1023], (0, 4), (1000, 1024))
+    cos, sin = rows(large, [130001, 3], (130001, 130002), (3, 4))
+    for a, b in zip(rows(small, *near), rows(large, *near), strict=True):
         assert torch.equal(a, b)
     angles = 130001 * frequencies(64, 10000.0, RopeScaling())
     np.testing.assert_allclose(cos[0].numpy(), np.cos(angles), atol=1e-7)
     np.testing.assert_allclose(sin[0].numpy(), np.sin(angles), atol=1e-7)
+
+
+def test_a_step_computes_the_pieces_that_its_tokens_lie_in_and_no_others(monkeypatch):
+    """Not twice as many as all before: that took seconds in the middle of an answer."""
+    computed = []
+
+    def count(angles):
+        computed.append(len(angles))
+        return sin_cos(angles)
+
+    monkeypatch.setattr("kvasir.layers.rope.sin_cos", count)
+    table, rope = Angles(Rope(8, 10000.0), 1 << 20), Rope(8, 10000.0)
+    assert computed == [PIECE], "the start computes one"
+    at = table.cos.data_ptr(), table.sin.data_ptr()
+    for start, end, pieces in [(65535, 65536, 1), (65536, 65537, 1), (65537, 65538, 0), (700, 1300, 4), (0, 1024, 1)]:
+        computed.clear()
+        table.fill(start, end)
+        assert computed == [PIECE] * pieces
+    whole = rope.table(0, 1500)
+    table.fill(0, 1500)
+    assert table.until == 6 * PIECE
+    assert np.array_equal(table.cos[:1500], whole[0]) and np.array_equal(table.sin[:1500], whole[1])
+    assert at == (table.cos.data_ptr(), table.sin.data_ptr())
+    table.fill((1 << 20) - 1, 1 << 20)
+
+
+def test_the_last_piece_may_be_short():
+    table = Angles(Rope(8, 10000.0), PIECE + 3)
+    table.fill(PIECE, PIECE + 3)
+    assert table.until == PIECE + 3
+    assert np.array_equal(table.cos, Rope(8, 10000.0).table(0, PIECE + 3)[0])

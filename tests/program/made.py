@@ -33,7 +33,9 @@ def program_of(
     cache = NativeCache(spec, [blocks] * groups, block_size, kv_dtype)
     if fill is not None:
         cache.fill_(fill)
-    return Program(model.trace, cache, max_rows=rows, max_work=8, max_states=8, threads=threads, **options)
+    return Program(
+        model.trace, cache, max_rows=rows, max_work=8, max_states=8, max_positions=512, threads=threads, **options
+    )
 
 
 class Driver:

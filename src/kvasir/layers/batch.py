@@ -58,7 +58,6 @@ class Batch:
     slots: tuple[Tensor, ...]
     spans: tuple[tuple[Span, ...], ...]  # per cache group
     kv: KVCache
-    end: int  # above every position
     wanted: frozenset[str] = frozenset()
     hidden: dict[str, Tensor] = field(default_factory=dict)
     _made: dict = field(default_factory=dict)
@@ -99,7 +98,7 @@ class Batch:
     def angles(self, rope: Rope) -> tuple[Tensor, Tensor]:
         """cos and sin of every row."""
         if rope not in self._made:
-            self._made[rope] = rope.rows(self.positions_T, self.end)
+            self._made[rope] = rope.rows(self.positions_T, self.spans[0])
         return self._made[rope]
 
     def store(self, layer: int, k_TKd: Tensor, v_TKd: Tensor) -> None:
@@ -143,7 +142,6 @@ def make_batch(
             for g in groups
         ),
         kv=cache,
-        end=max(s.end for s in slices),
         wanted=wanted,
     )
 

@@ -8,7 +8,9 @@ arXiv:2402.13753; llama3: the Llama 3.1 model card and its reference code; linea
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,7 +20,18 @@ from kvasir.layers.elementary import log, power, sin_cos
 from kvasir.ops.rope import rope
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
+PIECE = 256  # positions whose angles are computed at a time: about two milliseconds
 _FIRST_ROWS = 1024
+
+
+class Span(Protocol):
+    """Positions [start, end)."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,39 +111,80 @@ def _yarn(plain: np.ndarray, dim: int, theta: float, s: RopeScaling) -> np.ndarr
 
 
 class Rope:
-    """The table of one rotary embedding, shared by the layers that use it. It grows with the positions asked
-    for; a row depends on its position alone.
+    """One rotary embedding, shared by the layers that use it. A row of angles depends on its position alone.
 
-    dim: dimensions of a head that turn. device: where the rows are needed.
+    dim: dimensions of a head that turn.
     """
 
     def __init__(self, dim: int, theta: float, scaling: RopeScaling | None = None):
         scaling = scaling or RopeScaling()
         self.frequencies = frequencies(dim, theta, scaling)
         self.factor = scaling.attention_factor if scaling.kind in ("yarn", "longrope") else 1.0
-        self._cos = torch.empty(0, dim // 2)
-        self._sin = torch.empty(0, dim // 2)
+        self._angles: Angles | None = None
 
-    def rows(self, positions_T: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [T, dim / 2], of int64 positions below `end`."""
-        if end > self._cos.shape[0] or self._cos.device != positions_T.device:
-            self._grow(end, positions_T.device)
-        return self._cos[positions_T], self._sin[positions_T]
+    def rows(self, positions_T: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+        """cos and sin, float32 [T, dim / 2], of int64 positions within the spans, or 0."""
+        end = max(span.end for span in spans)
+        if self._angles is None or end > self._angles.length or self._angles.device != positions_T.device:
+            self.reserve(max(_FIRST_ROWS, 1 << (end - 1).bit_length()), positions_T.device)
+        assert self._angles is not None
+        for span in spans:
+            self._angles.fill(span.start, span.end)
+        return self._angles.cos[positions_T], self._angles.sin[positions_T]
+
+    def reserve(self, length: int, device: torch.device) -> None:
+        """Takes the memory for all positions below `length`, so that no step has to take more."""
+        self._angles = Angles(self, length, device)
 
     @property
     def half(self) -> int:
         """Pairs of dimensions that turn."""
         return len(self.frequencies)
 
-    def table(self, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin of the positions below `end`, float32 [end, dim / 2]."""
-        angles = np.arange(end, dtype=np.float64)[:, None] * self.frequencies
+    def table(self, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """cos and sin of the positions [start, end), float32 [end - start, dim / 2]."""
+        angles = np.arange(start, end, dtype=np.float64)[:, None] * self.frequencies
         sin, cos = sin_cos(angles)
         return (cos * self.factor).astype(np.float32), (sin * self.factor).astype(np.float32)
 
-    def _grow(self, end: int, device: torch.device) -> None:
-        cos, sin = self.table(max(_FIRST_ROWS, 1 << (end - 1).bit_length()))
-        self._cos, self._sin = torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
-
     def __call__(self, x_THd: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         return rope(x_THd, *angles)
+
+
+class Angles:
+    """cos and sin of a rotary embedding: float32 [length, dim / 2] each, on one device, at one address.
+
+    The memory is taken at once. Rows are computed in pieces, when a step first needs one, so that neither the start of
+    a model with a long context nor any step waits for all of them.
+    """
+
+    def __init__(self, rope: Rope, length: int, device: torch.device | str = "cpu"):
+        self.length, self.device = length, torch.device(device)
+        self._rope = rope
+        self.cos = torch.empty(length, rope.half, device=self.device)
+        self.sin = torch.empty(length, rope.half, device=self.device)
+        self._there = np.zeros(-(-length // PIECE), bool)
+        self.until = 0  # rows below it are there
+        self.fill(0, 1)  # rows that only fill up a step are at position 0
+
+    @staticmethod
+    def num_bytes(rope: Rope, length: int) -> int:
+        """Of the tables for so many positions."""
+        return 2 * 4 * rope.half * length
+
+    def fill(self, start: int, end: int) -> None:
+        """Makes sure that the rows [start, end) are there; end is at most `length`."""
+        if end <= self.until:
+            return
+        for piece in range(start // PIECE, -(-end // PIECE)):
+            if not self._there[piece]:
+                self._compute(piece)
+        missing = np.flatnonzero(~self._there)
+        self.until = int(missing[0]) * PIECE if missing.size else self.length
+
+    def _compute(self, piece: int) -> None:
+        first, end = piece * PIECE, min((piece + 1) * PIECE, self.length)
+        cos, sin = self._rope.table(first, end)
+        self.cos[first:end] = torch.from_numpy(cos).to(self.device)
+        self.sin[first:end] = torch.from_numpy(sin).to(self.device)
+        self._there[piece] = True

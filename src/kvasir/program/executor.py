@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.layers.adapters import Pairs
-from kvasir.layers.rope import Rope
+from kvasir.layers.rope import Angles, Rope
 from kvasir.ops.attention.native import AttentionArgs, SpanStruct, StoreArgs, attention_scratch
 from kvasir.ops.graph import CannotTrace
 from kvasir.ops.linear.packed import PackedMatrix
@@ -22,7 +22,6 @@ from kvasir.sampling.native import Sampled, SampleRow, sample_scratch
 
 MAX_CHOSEN = 32  # rows of logits at a time: bounds the only buffer that is as wide as the vocabulary
 EXPERT_ROWS = 128  # rows that experts compute at a time
-_FIRST_ANGLES = 1024
 
 
 def prepared(weight: PackedMatrix) -> tuple[tuple, int]:
@@ -49,6 +48,7 @@ class Program:
         max_rows: int,
         max_work: int,
         max_states: int,
+        max_positions: int,
         threads: int,
         apart: bool = False,
         pin: bool = False,
@@ -59,8 +59,8 @@ class Program:
         self.pool = native.Pool(threads, pin, apart)
         self.names = [_describe(step) for step in self.lowered.steps]
         self._keep: list[Any] = [trace]
-        self._ropes: dict[Rope, tuple[native.RopeTable, list]] = {}
-        self._end = 0  # positions that the angle tables reach
+        self._angles: dict[Rope, tuple[native.RopeTable, Angles]] = {}
+        self._max_positions = max_positions
         self.arena = _aligned(self.lowered.arena)
         self._base = self.arena.ctypes.data
         self._positions = trace.batch.positions_T
@@ -93,8 +93,7 @@ class Program:
     def start(self, num_works: int, end: int) -> None:
         """Begins to compute the first works; nobody touches states, works or results until `wait` has returned.
         end: above every position in them."""
-        if end > self._end:
-            self._grow(end)
+        self._fill_angles(num_works, end)
         error = self._start(self._address, self.pool.address, self._works, num_works)
         assert error == 0, native.RUN_ERRORS.get(error, error)
 
@@ -234,11 +233,12 @@ class Program:
     def _rope(self, instr: native.Instr, step: Step) -> None:
         x, rope, _ = step.inputs
         out, rows = step.buffers
-        if rope not in self._ropes:
-            self._ropes[rope] = (native.RopeTable(), [])
+        if rope not in self._angles:
+            angles = Angles(rope, self._max_positions)
+            self._angles[rope] = (native.RopeTable(angles.cos.data_ptr(), angles.sin.data_ptr()), angles)
         heads, head_dim = x.shape
         n = [heads, head_dim, rope.half, x.width, x.width]
-        self._set(instr, "rope", [self._at(out), self._at(rows), ctypes.addressof(self._ropes[rope][0])], n)
+        self._set(instr, "rope", [self._at(out), self._at(rows), ctypes.addressof(self._angles[rope][0])], n)
 
     def _store_kv(self, instr: native.Instr, step: Step) -> None:
         k, v, layer = step.inputs
@@ -346,12 +346,13 @@ class Program:
         self._keep.append(array)
         return array.ctypes.data
 
-    def _grow(self, end: int) -> None:
-        """Angle tables for all positions below a power of two; the structures stay where they are."""
-        self._end = max(_FIRST_ANGLES, 1 << (end - 1).bit_length())
-        for rope, (table, arrays) in self._ropes.items():
-            arrays[:] = rope.table(self._end)
-            table.cos, table.sin = (a.ctypes.data for a in arrays)
+    def _fill_angles(self, num_works: int, end: int) -> None:
+        """Of the positions of the first works, all below `end`."""
+        assert end <= self._max_positions, "positions that the program does not have rows of angles for"
+        for _, angles in self._angles.values():
+            if end > angles.until:
+                for work in self.works[:num_works]:
+                    angles.fill(work.start, work.start + work.count)
 
 
 def _aligned(size: int) -> np.ndarray:

@@ -52,6 +52,7 @@ def make_runner(
         max_rows=capacity.max_tokens_per_step,
         max_work=capacity.max_rows,
         max_states=capacity.max_rows,
+        max_positions=capacity.max_model_len + 1,
         threads=config.threads,
         apart=config.overlap,
         pin=config.pin,
