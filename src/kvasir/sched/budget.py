@@ -134,7 +134,12 @@ def step_budget(facts: BudgetFacts) -> int:
         within, context = within + piece, context + chunk_context(start, piece)
         if piece < tokens:
             break
-    return max(within, min(f.block, f.whole)) if f.hungry >= PATIENCE - 1 else within
+    return max(within, prefill_share(f.hungry, f.block, f.whole))
+
+
+def prefill_share(hungry: int, block: int, whole: int) -> int:
+    """Tokens of a step that are for prefills whatever else it could compute: a block in each PATIENCE steps."""
+    return min(block, whole) if hungry >= PATIENCE - 1 else 0
 
 
 def _piece(f: BudgetFacts, before: int, context: int, start: int, most: int, limit: float) -> int:

@@ -1,7 +1,8 @@
 """Planner: who computes what in the next step, who joins for it, and who has to leave.
 
 Running answers get their token first; what is left of the step goes to prompts in the order of service, of those that
-run and of those that can join: see policy for the gates, service for order and allowance.
+run and of those that can join: see policy for the gates, service for order and allowance. Where a step holds fewer
+tokens than answers run, they take turns, and every few steps prompts come before them (`Service.share`).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Planner:
         self._service = service
         self._max_chunk, self._indivisible = max_chunk, indivisible
         self._suspects: list[Sequence] = []
+        self._turn = 0  # of the step in the making
         self.preemptions = 0
         self.cached_tokens = self.looked_up_tokens = self.loaded_tokens = 0
         self.displaced: Counter[ServiceClass] = Counter()
@@ -52,14 +54,18 @@ class Planner:
     def plan(self, now: float) -> Step:
         """The next step, which may be empty."""
         step = Step(self._capacity.max_tokens_per_step, self._max_chunk, self._indivisible, now)
+        self._turn += 1
         self._suspects = [s for s in self._suspects if s.suspect and s.status is not Status.FINISHED]
         if self._suspects:
             self._alone(min(self._suspects, key=_order), step)
         else:
             self._service.present(self._living.weights)
             self.displace()
-            self._decodes(step)
+            kept = self._service.share() if self._wants_prefill() else 0
+            self._decodes(step, kept)
             self._prefills(step)
+            if kept:
+                self._decodes(step)  # what prompts have left of their share
         return step
 
     def suspect(self, sequences: list[Sequence]) -> None:
@@ -84,12 +90,24 @@ class Planner:
             self.preempt(last)
             self.displaced[last.request.slo] += 1
 
-    def _decodes(self, step: Step) -> None:
-        """One token each for those that want no more."""
-        decodes = [s for s in self._living.running if s.pending == 1]
-        for seq in sorted(decodes, key=self._service.victim_key) if len(decodes) > step.budget else decodes:
-            if step.budget and seq.status is Status.RUNNING and self._make_room(seq, seq.computed + 1, step):
+    def _wants_prefill(self) -> bool:
+        """Whether anything could be computed in this step but answers' next tokens."""
+        joins = bool(self._living.waiting and self._living.free_rows)
+        return joins or any(s.pending > 1 for s in self._living.running)
+
+    def _decodes(self, step: Step, kept: int = 0) -> None:
+        """One token each for those that want no more, but for `kept` tokens of the step."""
+        room = step.budget - kept
+        if room <= 0:
+            return
+        decodes = [s for s in self._living.running if s.pending == 1 and id(s) not in step.planned]
+        for seq in sorted(decodes, key=self._turn_key) if len(decodes) > room else decodes:
+            if step.budget > kept and seq.status is Status.RUNNING and self._make_room(seq, seq.computed + 1, step):
                 self._compute(seq, 1, step)
+
+    def _turn_key(self, seq: Sequence) -> tuple:
+        """Who was computed least recently goes first."""
+        return seq.turn, self._service.victim_key(seq)
 
     def _prefills(self, step: Step) -> None:
         """Pieces of prompts, and of what a preempted sequence computes anew, within the step's allowance."""
@@ -98,9 +116,9 @@ class Planner:
             wanting += self._living.waiting
         if not wanting:
             return
-        decodes = list(step.sequences)
+        decodes, budget = list(step.sequences), step.budget
         wanting = self._service.order(wanting, step.now)
-        step.prefill = allowance = self._service.allowance(decodes, wanting)
+        step.prefill = self._service.allowance(decodes, wanting)
         wanted = self._service.wanted(wanting)
         admitting = True
         for seq in wanting:
@@ -110,7 +128,7 @@ class Planner:
                 count = step.chunk(seq.pending)
                 if count and self._make_room(seq, seq.computed + count, step):
                     self._compute(seq, count, step)
-        self._service.fed(wanted, allowance - step.prefill)
+        self._service.fed(wanted, budget - step.budget)
 
     def _admit(self, seq: Sequence, step: Step) -> bool:
         """Lets a waiting sequence join if it can; False when nobody behind it may, or it would starve."""
@@ -188,6 +206,7 @@ class Planner:
         step.join(seq, copies, loads)
 
     def _compute(self, seq: Sequence, count: int, step: Step, joined: bool = False) -> None:
+        seq.turn = self._turn
         added = self._kv.extend(seq.blocks, seq.computed + count)
         step.compute(seq, count, seq.blocks.whole() if joined else added)
 

@@ -38,6 +38,7 @@ class Sequence:
     ahead: while it waits, whom it lets go first
     fetch: while it waits, what was asked of a tier; None: nothing yet
     promoted: goes first until it ends, having waited too long
+    turn: the last step that was planned to compute some of it
     guide, coming, untold, jumps: see guidance; compiling: what the guide is made of, as long as there is none
     unsent: so many of the last tokens no delta has told of
     unread: the first known id of which a log-probability is wanted and no step was planned to read it; see to_read
@@ -67,6 +68,7 @@ class Sequence:
     arrived: float = 0.0
     since: float = 0.0
     promoted: bool = False
+    turn: int = 0
     in_flight: int = 0
     carry: bytes = b""
     ahead: Ahead | None = None

@@ -20,6 +20,7 @@ from kvasir.sched.budget import (
     hunger,
     observe,
     prefill_seconds,
+    prefill_share,
     step_budget,
 )
 from kvasir.sched.fairness import Fairness
@@ -128,9 +129,13 @@ class Service:
         """Time to compute so many tokens behind the first `start` of a sequence; 0 as long as it is not known."""
         return prefill_seconds(self.step_time, start, tokens, self._chunk)
 
+    def share(self) -> int:
+        """Tokens of the next step that answers leave to prefills, which want some, even if these would use them up."""
+        return prefill_share(self._hungry, self._block, self._whole)
+
     def fed(self, wanted: int, given: int) -> None:
         """Prefills wanted so many tokens of a step and were given so many."""
-        self._hungry = hunger(self._hungry, wanted, given, self._block)
+        self._hungry = hunger(self._hungry, wanted, given, min(self._block, self._whole))
 
     def charge(self, served: Iterable[Served]) -> None:
         prompt: Counter[tuple[ServiceClass, str]] = Counter()
