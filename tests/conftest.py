@@ -6,7 +6,9 @@ The fast tests draw the same examples every time, so that a verdict is about the
 from hypothesis import HealthCheck, settings
 
 from kvasir.config import prepare_torch
+from tests.signals import heed
 
+heed()  # before any test starts a process
 prepare_torch()  # as every engine does before torch is imported
 
 settings.register_profile("kvasir", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)

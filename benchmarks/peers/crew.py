@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from benchmarks.peers.engines import MISSING, Setup, Worker, start
 from benchmarks.peers.limits import kv_token, work_of
-from benchmarks.peers.places import PeerError
+from benchmarks.peers.places import AnswersTooShort, PeerError
 from benchmarks.peers.prompts import prompts_of, value_of
 from benchmarks.peers.rows import LLAMA, LLAMA_BENCH, OUR_SERVER, OURS, Row
 from benchmarks.peers.servers import Server
@@ -95,8 +95,8 @@ class Crew:
 
 def sizes(group: Sequence[Row], max_context: int, kv_bytes: int) -> dict[str, int]:
     """What an engine must hold for these rows, and a quarter more. kv_bytes: per token, at most."""
-    length = max(-(-(row.prompt + row.new) // BLOCK) * BLOCK for row in group)
-    tokens = max(row.users * (row.prompt + row.new + BLOCK) for row in group)
+    length = max(-(-(row.prompt + row.longest) // BLOCK) * BLOCK for row in group)
+    tokens = max(row.users * (row.prompt + row.longest + BLOCK) for row in group)
     return {
         "max_model_len": min(length, max_context),
         "max_num_seqs": max(row.users for row in group),
@@ -139,11 +139,23 @@ def _server(name: str, crew: Crew, row: Row) -> Server:
 
 def _best(name: str, crew: Crew, row: Row, rows: Iterable[Row]) -> InProcess:
     """Tries each way of asking once, which warms the engine up, too."""
-    ways, trial, new = _ways(row, crew.get(name, row, rows)), _trial(crew.setup, row), min(row.new, TRIED)
-    values = [value_of(row, way.measure(row, trial, new), new) for way in ways]
+    ways, trial = _ways(row, crew.get(name, row, rows)), _trial(crew.setup, row)
+    values = [_tried(row, way, trial) for way in ways]
     best = ways[values.index(max(values))]
     best.facts["tried"] = [{**way.options, "value": value} for way, value in zip(ways, values, strict=True)]
     return best
+
+
+def _tried(row: Row, way: InProcess, trial: Sequence[Sequence[int]]) -> float:
+    """The value of few new tokens, or of as many as it takes to measure."""
+    new = min(row.new, TRIED)
+    while True:
+        try:
+            return value_of(row, way.measure(row, trial, new), new)
+        except AnswersTooShort:
+            if 2 * new > row.longest:
+                raise
+        new *= 2
 
 
 def _ways(row: Row, engine: InProcess) -> list[InProcess]:

@@ -17,7 +17,7 @@ import psutil
 
 from benchmarks.peers.environments import llama_bin, llama_python, missing_llama, missing_vllm, vllm_python
 from benchmarks.peers.models import model_folder, model_gguf
-from benchmarks.peers.places import ROOT, PeerError
+from benchmarks.peers.places import ROOT, AnswersTooShort, PeerError
 from benchmarks.peers.rows import LLAMA, LLAMA_BENCH, LLAMA_SERVER, OURS, VLLM, VLLM_SERVER, Row
 
 TIMEOUT = 3600.0  # seconds for one answer of a worker
@@ -130,7 +130,7 @@ class Worker:
         reply = json.loads(line)
         self.peak_rss = max(self.peak_rss, reply["peak_rss"])
         if "error" in reply:
-            raise PeerError(f"{self.name}: {reply['error']}")
+            raise (AnswersTooShort if reply.get("too_short") else PeerError)(f"{self.name}: {reply['error']}")
         return reply["ok"]
 
     def _pipes(self) -> tuple[IO[str], IO[str]]:

@@ -60,9 +60,30 @@ def _llama_source(folder: Path, python: Path) -> Path:
     if not found.exists():
         wanted = ("--no-deps", "--no-binary", ":all:", f"llama-cpp-python=={LLAMA}")
         _run(python, "-m", "pip", "download", "-q", "-d", sources, *wanted)
-        with tarfile.open(found.with_name(found.name + ".tar.gz")) as archive:
-            archive.extractall(sources, filter="data")
+        unpack(found.with_name(found.name + ".tar.gz"), sources)
     return found
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Raises PeerError for what would lie outside `folder`. Python before 3.11.4 has no filter of its own for that."""
+    with tarfile.open(archive) as opened:
+        if hasattr(tarfile, "data_filter"):
+            return opened.extractall(folder, filter="data")
+        for member in opened.getmembers():
+            _check_inside(member, folder.resolve())  # where the links before it lead by now
+            opened.extract(member, folder)
+
+
+def _check_inside(member: tarfile.TarInfo, folder: Path) -> None:
+    places = [folder / member.name]
+    if member.issym():
+        places.append(places[0].parent / member.linkname)
+    elif member.islnk():
+        places.append(folder / member.linkname)
+    elif not (member.isfile() or member.isdir()):
+        raise PeerError(f"{member.name} of the archive is neither a file nor a folder nor a link")
+    if any(not place.resolve().is_relative_to(folder) for place in places):
+        raise PeerError(f"{member.name} of the archive leads out of its folder")
 
 
 def set_up_vllm(folder: Path, jobs: int) -> None:

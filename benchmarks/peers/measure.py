@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
 from benchmarks.peers.crew import Contestant, Crew, contestants
 from benchmarks.peers.engines import Setup
 from benchmarks.peers.limits import limit, work_of
+from benchmarks.peers.places import AnswersTooShort
 from benchmarks.peers.probe import Foreign, rates
 from benchmarks.peers.prompts import prompts_of, value_of
 from benchmarks.peers.rows import OURS, Row
@@ -27,13 +28,28 @@ def compare(
     for name, reason in missing.items():
         told(f"  without {name}: {reason}")
     try:
-        runs = [_round(row, crew.setup, found, number) for number in range(rounds)]
+        row, runs = _rounds(row, crew.setup, found, rounds, told)
         engines = {one.name: {**one.facts, "peak_rss": one.peak_rss} for one in found}
     finally:
         for one in found:
             if isinstance(one, Server):
                 one.close()
     return summary(row, [one.name for one in found], runs) | {"engines": engines, "missing": missing}
+
+
+def _rounds(
+    row: Row, setup: Setup, found: Sequence[Contestant], count: int, told: Callable[[str], None]
+) -> tuple[Row, list[dict[str, Any]]]:
+    """All rounds with answers of one length: the row's, or as long as it takes to measure every engine."""
+    longest = row.longest
+    while True:
+        try:
+            return row, [_round(row, setup, found, number) for number in range(count)]
+        except AnswersTooShort as error:
+            if 2 * row.new > longest:
+                raise
+            row = replace(row, new=2 * row.new)
+            told(f"  {error}; all engines again with {row.new} new tokens")
 
 
 def _round(row: Row, setup: Setup, found: Sequence[Contestant], number: int) -> dict[str, Any]:

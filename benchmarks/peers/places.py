@@ -12,3 +12,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 class PeerError(Exception):
     """A peer, a model or a measurement that cannot be had, with the reason for people."""
+
+
+class AnswersTooShort(PeerError):
+    """The answers hardly overlapped; longer ones can be measured."""

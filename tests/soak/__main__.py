@@ -8,6 +8,7 @@ import asyncio
 import random
 import sys
 
+from tests.signals import heed
 from tests.soak.client import Tally
 from tests.soak.soak import idle, soak
 
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
     seed = random.randrange(2**31) if options.seed is None else options.seed
+    heed()
     print(f"soak of {options.seconds:g} seconds, seed {seed}", flush=True)
     tally = asyncio.run(soak(options.seconds, seed))
     print(table(tally))

@@ -1,7 +1,7 @@
 """How a worker is spoken to: one JSON object a line, an answer for each, until stdin ends.
 
     {"do": "load", "model": ..., "threads": 2, ...}         -> {"ok": {...}, "peak_rss": bytes}
-    {"do": "answer", "prompts": [[ids], ...], "new": 128}   -> {"ok": Answer} or {"error": text}
+    {"do": "answer", "prompts": [[ids], ...], "new": 128}   -> {"ok": Answer} or {"error": text, "too_short": bool}
 
 `answer` starts all users together, decodes greedily past any end token, and tells its times: see `Timeline`.
 """
@@ -14,6 +14,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from typing import Any
+
+SHARED = 0.25  # of the new tokens, what must come while all users run
+
+
+class TooShort(ValueError):
+    """The answers hardly overlap, so they tell nothing about many users: they need more new tokens."""
 
 
 class Timeline:
@@ -42,13 +48,13 @@ class Timeline:
             self._done[user] = time
 
     def figures(self) -> dict[str, float]:
-        """Raises ValueError where an answer came short, or where the first was done before the last began."""
+        """Raises ValueError where an answer came short, TooShort where few tokens came while all users ran."""
         if any(count != self._new for count in self._counts):
             raise ValueError(f"answers have {sorted(set(self._counts))} tokens, not {self._new}")
         begun, ended = max(self._first), min(self._done)
-        if self._new > 1 and begun > ended:
-            raise ValueError("an answer was done before all had begun: ask for more new tokens")
         tokens = sum(tokens for time, tokens in self._events if begun < time <= ended)
+        if self._new > 1 and tokens < SHARED * sum(self._counts):
+            raise TooShort(f"only {tokens} of {sum(self._counts)} tokens came while all users ran")
         return {"first_s": begun, "decode_tokens": tokens, "decode_s": ended - begun, "total_s": max(self._done)}
 
 
@@ -69,7 +75,7 @@ def serve(worker: Any) -> None:
             reply = {"ok": getattr(worker, command.pop("do"))(**command)}
         except Exception as error:
             traceback.print_exc()
-            reply = {"error": f"{type(error).__name__}: {error}"}
+            reply = {"error": f"{type(error).__name__}: {error}", "too_short": isinstance(error, TooShort)}
         print(json.dumps({**reply, "peak_rss": peak_rss()}), file=replies)
 
 
