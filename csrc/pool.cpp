@@ -205,7 +205,9 @@ Pool* pool_create(int32_t threads, bool pin, bool apart) {
 }
 
 void pool_destroy(Pool* pool) {
-    if (pool != nullptr) end(pool, pool->threads);
+    if (pool == nullptr) return;
+    pool_wait(pool);
+    end(pool, pool->threads);
 }
 
 void pool_start(Pool* pool, void (*body)(const Team& team, void* context), void* context) {

@@ -87,7 +87,11 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
     )
     runner = make_runner(loaded, config, capacity, info, device.torch)
     tier_bytes = max(QUEUE_BYTES, config.kv_bytes // 4)
-    tier = make_tier(options, config, files, info, runner.cache, tier_bytes)
+    try:
+        tier = make_tier(options, config, files, info, runner.cache, tier_bytes)
+    except BaseException:
+        runner.close()
+        raise
     guides = Guides(lambda: _vocabulary(options, info))
     scheduler = Scheduler(
         capacity,

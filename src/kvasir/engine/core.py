@@ -40,6 +40,10 @@ class Runner(Protocol):
 
     def sample(self, pending: Any, masks: Mapping[int, bytes]) -> StepResult: ...
 
+    def close(self) -> None:
+        """Waits for a step in progress and ends the threads; called again, it does nothing."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Launched:
@@ -81,6 +85,7 @@ class EngineCore:
         self._past: deque[StepRecord] = deque(maxlen=MOST_STEPS)
         self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
         self._launched: Launched | None = None  # the step that runs
+        self._closed = False
 
     def add(self, request: Request) -> None:
         """Takes a request. Raises InvalidRequest or QueueFull; nothing is kept then."""
@@ -157,20 +162,32 @@ class EngineCore:
             self._dirty = False
 
     def close(self, seconds: float = 4.0) -> None:
-        """Ends the core. What the prefix cache holds is left to the tier, as much as can be written in time."""
+        """Ends the core, once however often it is called: waits for the step in progress, leaves what the prefix cache
+        holds to the tier, as much as can be written in `seconds`, and closes the runner, whatever fails before."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._settle(*self._wait())
+            self._leave_to_tier(seconds)
+        finally:
+            self.runner.close()
+
+    def _leave_to_tier(self, seconds: float) -> None:
         store = self.scheduler.store
         if store is None:
             return
         deadline = time.monotonic() + seconds
-        self._settle(*self._wait())
-        for plan in self.scheduler.last_plans():
-            self._launch(plan)
-            self._settle(*self._wait())
-            while store.tier.stats().queued_bytes > CLOSE_BYTES and time.monotonic() < deadline:
-                time.sleep(LINGER)
-            if time.monotonic() >= deadline:
-                break
-        store.tier.close(max(0.0, deadline - time.monotonic()))
+        try:
+            for plan in self.scheduler.last_plans():
+                self._launch(plan)
+                self._settle(*self._wait())
+                while store.tier.stats().queued_bytes > CLOSE_BYTES and time.monotonic() < deadline:
+                    time.sleep(LINGER)
+                if time.monotonic() >= deadline:
+                    break
+        finally:
+            store.tier.close(max(0.0, deadline - time.monotonic()))
 
     def look(self) -> Snapshot:
         """What people who watch the engine see; costs some milliseconds, so it is made when somebody asks."""

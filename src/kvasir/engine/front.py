@@ -73,9 +73,14 @@ class Front:
         return self.engine.info
 
     async def start(self) -> None:
+        """Raises what `Engine.start` raises; nothing is left running then."""
         await self.engine.start()
-        if self._warm and Task.GENERATE in self.info.tasks:
-            self.grammars.warm()
+        try:
+            if self._warm and Task.GENERATE in self.info.tasks:
+                self.grammars.warm()
+        except BaseException:
+            await self.stop()
+            raise
 
     async def stop(self, drain: float = 0.0) -> None:
         """Stops the engine, once, however often and from wherever it is called."""

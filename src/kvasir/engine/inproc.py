@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import dataclasses
 import logging
 import os
 import queue
 import threading
+import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 
 from kvasir.engine.core import EngineCore
@@ -17,6 +20,9 @@ from kvasir.snapshot import Snapshot
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
 log = logging.getLogger("kvasir.engine")
+
+LAST_STEP = 60.0  # seconds that `stop` waits for the step in progress
+EXIT_SECONDS = 5.0  # and the end of the interpreter, for engines that were never stopped
 
 
 class InProcessEngine:
@@ -42,10 +48,16 @@ class InProcessEngine:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._commands = queue.SimpleQueue()
         ready: asyncio.Future[tuple[ModelInfo, tuple[str, ...]]] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="kvasir-engine", daemon=True)
+        _started.add(self)
         self._thread.start()
-        self._info, self.summary = await ready
+        try:
+            self._info, self.summary = await ready
+        except BaseException:
+            self._commands.put(None)  # what cannot be used ends itself once it is built
+            raise
         self._dead = None
 
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
@@ -110,9 +122,18 @@ class InProcessEngine:
             await asyncio.sleep(0.02)
         self._dead = "the engine has been stopped"
         self._streams.fail_all(EngineDead(self._dead))
+        await asyncio.to_thread(self.end, LAST_STEP)
+
+    def end(self, seconds: float) -> None:
+        """Tells the engine's thread to end, and waits. After so long the thread is left to itself: what its step uses
+        stays allocated until the step has ended, however late that is."""
+        if self._thread is None:
+            return
         self._commands.put(None)
-        await asyncio.to_thread(self._thread.join)
-        self._thread = None
+        self._thread.join(seconds)
+        if not self._thread.is_alive():
+            return
+        log.warning("the engine's last step has not ended after %g seconds; its memory stays taken until then", seconds)
 
     # -- the engine's thread -----------------------------------------------------------------------------------
 
@@ -124,15 +145,19 @@ class InProcessEngine:
             return
         self._call(_settle, ready, (core.info, core.summary), None)
         try:
-            while self._take_commands(core):
-                deltas = core.step()
-                if deltas:
-                    self._call(self._streams.deliver, deltas)
-            core.close()
+            self._serve(core)
         except BaseException as error:
             log.exception("the engine died")
             self._dead = f"the engine died: {type(error).__name__}: {error}"
             self._call(self._streams.fail_all, EngineDead(self._dead))
+        finally:
+            _close(core)
+
+    def _serve(self, core: EngineCore) -> None:
+        while self._take_commands(core):
+            deltas = core.step()
+            if deltas:
+                self._call(self._streams.deliver, deltas)
 
     def _take_commands(self, core: EngineCore) -> bool:
         """All waiting commands; waits for one when there is nothing to compute. False when told to end."""
@@ -153,6 +178,24 @@ class InProcessEngine:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
             log.debug("the event loop is closed: %s is dropped", function)
+
+
+_started: weakref.WeakSet[InProcessEngine] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Ends engines that were never stopped: a step must not run on while the interpreter is taken apart."""
+    deadline = time.monotonic() + EXIT_SECONDS
+    for engine in list(_started):
+        engine.end(max(0.0, deadline - time.monotonic()))
+
+
+def _close(core: EngineCore) -> None:
+    try:
+        core.close()
+    except BaseException:
+        log.exception("the engine could not be closed cleanly")
 
 
 def _settle(future: asyncio.Future, value: object, error: BaseException | None) -> None:

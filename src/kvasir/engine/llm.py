@@ -183,6 +183,7 @@ class LLM:
 
     def __init__(self, model: str, *, progress: bool = True, **options: Any):
         self._show = progress
+        self._closing = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-llm", daemon=True)
         self._thread.start()
@@ -234,9 +235,13 @@ class LLM:
         return self._wait(self._llm.front.stats())
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._wait(self._llm.stop())
-            self._end_loop()
+        with self._closing:
+            if not self._thread.is_alive():
+                return
+            try:
+                self._wait(self._llm.stop())
+            finally:
+                self._end_loop()
 
     def __enter__(self) -> LLM:
         return self
@@ -280,12 +285,26 @@ class LLM:
             return [f.result() for f in futures]
 
     def _wait(self, work):
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # of an interrupted caller; a start that is cancelled leaves no engine behind
+            raise
 
     def _end_loop(self) -> None:
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _cancel_others() -> None:
+    """Ends what else runs on the loop."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

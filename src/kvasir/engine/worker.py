@@ -49,12 +49,15 @@ class Worker:
             _announce([s.request.id for s in self.core.scheduler.running if s.row in rows])
 
     def run(self) -> None:
-        while self._take_commands():
-            deltas = self.core.step()
-            if deltas:
-                self.send(wire.Deltas(deltas))
-            self._busy_until = time.monotonic()
-        self.core.close()
+        """Until it is told to stop. Raises what the core raised; the core is closed all the same."""
+        try:
+            while self._take_commands():
+                deltas = self.core.step()
+                if deltas:
+                    self.send(wire.Deltas(deltas))
+                self._busy_until = time.monotonic()
+        finally:
+            self.core.close()
 
     def _take_commands(self) -> bool:
         """All waiting commands; waits for one when there is nothing to compute. False when told to stop."""

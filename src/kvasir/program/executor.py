@@ -93,14 +93,22 @@ class Program:
     def start(self, num_works: int, end: int) -> None:
         """Begins to compute the first works; nobody touches states, works or results until `wait` has returned.
         end: above every position in them."""
+        assert self.pool.address, "the program is closed"
         self._fill_angles(num_works, end)
         error = self._start(self._address, self.pool.address, self._works, num_works)
         assert error == 0, native.RUN_ERRORS.get(error, error)
 
     def wait(self) -> None:
+        assert self.pool.address, "the program is closed"
         self._wait(self.pool.address)
         if self._errors:
             raise self._errors.pop()
+
+    def settle(self) -> None:
+        """Waits for a step of which nobody took the result; drops what went wrong in it."""
+        assert self.pool.address, "the program is closed"
+        self._wait(self.pool.address)
+        self._errors.clear()
 
     def run(self, num_works: int, end: int) -> None:
         """A whole step."""
@@ -140,7 +148,12 @@ class Program:
         self.struct.nanoseconds = self.times.ctypes.data if on else None
 
     def close(self) -> None:
+        """Waits for a step in progress and ends the threads; before that nothing they use may go."""
         self.pool.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "pool"):
+            self.close()
 
     # -- structures
 

@@ -136,7 +136,7 @@ class Program(ctypes.Structure):
 
 class Pool:
     """Threads that compute steps together: the caller and `threads` - 1 others, or, with `apart`, `threads` others
-    while the caller is free. Closed at the end of its life."""
+    while the caller is free. Closed at the end of its life, after the run in progress."""
 
     def __init__(self, threads: int, pin: bool = False, apart: bool = False):
         self.threads, self.apart = threads, apart

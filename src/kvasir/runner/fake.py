@@ -73,8 +73,10 @@ class FakeRunner:
         self.failed: set[int] = set()  # rows of which a step gave an error
         self.saved: dict[int, tuple[bytes, ...]] = {}  # of steps under way
         self.arrived: set[int] = set()  # transfers of a connector that are done
+        self.closed = False
 
     def execute(self, plan: StepPlan) -> StepPlan:
+        assert not self.closed, "a step of a closed runner"
         for row in plan.left:
             del self.rows[row], self.tokens[row], self.tables[row], self.carries[row]
         for join in plan.joined:
@@ -130,6 +132,9 @@ class FakeRunner:
         )
         self.failed |= {r.row for r in results if r.error}
         return StepResult(pending.step, results, self.saved.pop(pending.step))
+
+    def close(self) -> None:
+        self.closed = True
 
     def _result(self, work: Work, mask: bytes | None) -> RowResult:
         end = work.start + work.count

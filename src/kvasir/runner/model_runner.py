@@ -81,6 +81,7 @@ class ModelRunner:
         self._adapters = self._adapters - {adapter} if pairs is None else self._adapters | {adapter}
 
     def close(self) -> None:
+        """Waits for a step in progress and ends the threads. Twice does no harm."""
         self._thread.shutdown()
         if self._copies:
             self._copies.close()

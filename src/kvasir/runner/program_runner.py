@@ -61,6 +61,7 @@ class ProgramRunner:
 
     def execute(self, plan: StepPlan) -> Ran:
         """Starts to compute a plan; the rows are those of the plan even if that fails."""
+        self.program.settle()  # the step before runs on where its masks could not be made
         self.rows.apply(plan)
         for join in plan.joined:
             self._enter(join.row)
@@ -126,7 +127,12 @@ class ProgramRunner:
         self.program.set_adapter(adapter, pairs)
 
     def close(self) -> None:
+        """Waits for a step in progress and ends the threads. Twice does no harm."""
         self.program.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "program"):  # its threads read the rows
+            self.close()
 
     # -- rows
 
