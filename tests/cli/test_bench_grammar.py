@@ -12,7 +12,7 @@ from kvasir.cli.app import app
 from kvasir.cli.bench.grammar import measure
 from kvasir.cli.bench.grammars import SCHEMAS, grammars
 from kvasir.errors import ConfigError
-from kvasir.text.tokenizer import Tokenizer
+from tests.text.vocabularies import local_folder
 
 MINI = Path(kvasir.__file__).parent / "assets" / "kvasir-mini"
 
@@ -31,7 +31,7 @@ def test_the_command_writes_what_it_shows(tmp_path):
 
 
 def test_answers_are_drawn_from_a_seed():
-    tokenizer = Tokenizer.from_folder(MINI)
+    tokenizer = local_folder(MINI)
     first, again = (measure(tokenizer, 2)["grammars"] for _ in range(2))
     for name, one in first.items():
         assert (one["drawn"], one["forced"]) == (again[name]["drawn"], again[name]["forced"]), name

@@ -10,9 +10,9 @@ from llguidance import LLTokenizer
 from kvasir.guided import sources
 from kvasir.guided.guide import make_tokenizer
 from kvasir.guided.vocabulary import Vocabulary
-from kvasir.text.tokenizer import Tokenizer
 from tests._shared import need
 from tests.guided.walk import SPECIALS, TOKENIZER, make_guides, walk
+from tests.text.vocabularies import local_folder
 
 GUIDES = make_guides()
 MARK, MARK_ID = next((text, i) for text, i in SPECIALS.items() if text.startswith("<"))
@@ -70,9 +70,9 @@ PIECES = [
 
 @pytest.mark.parametrize("name", ["llama-3.2", "mistral-7b-instruct-v0.2", "qwen3"])
 def test_plain_texts_are_spelt_as_ever_and_special_ones_in_tokens_of_text(name):
-    tokenizer = Tokenizer.from_folder(need("tokenizers", "hf", name))
+    tokenizer = local_folder(need("tokenizers", "hf", name))
     vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
-    found, plain = make_tokenizer(vocabulary), LLTokenizer(tokenizer.to_json(), n_vocab=vocabulary.size)
+    found, plain = make_tokenizer(vocabulary), LLTokenizer(tokenizer._encoder.library.to_str(), n_vocab=vocabulary.size)
 
     def check(text: str) -> None:
         assert found.tokenize_str(text) == plain.tokenize_str(text)

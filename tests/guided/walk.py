@@ -10,9 +10,9 @@ import numpy as np
 import kvasir
 from kvasir.guided.guide import AnyGuide, Guides
 from kvasir.guided.vocabulary import Vocabulary
-from kvasir.text.tokenizer import Tokenizer
+from tests.text.vocabularies import local_folder
 
-TOKENIZER = Tokenizer.from_folder(Path(kvasir.__file__).parent / "assets" / "kvasir-mini")
+TOKENIZER = local_folder(Path(kvasir.__file__).parent / "assets" / "kvasir-mini")
 VOCAB = TOKENIZER.vocab_size
 
 VOCABULARY = Vocabulary(TOKENIZER, VOCAB, TOKENIZER.eos_ids)

@@ -42,7 +42,7 @@ def byte_tokenizer() -> Tokenizer:
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens([tokenizers.AddedToken(name, normalized=False) for name in SPECIAL])
     names = {"bos_token": "<bos>", "eos_token": "<eos>"}
-    return Tokenizer(backend, SpecialTokens(bos_id=BOS, eos_ids=(EOS,), names=names))
+    return Tokenizer.in_process(backend, SpecialTokens(bos_id=BOS, eos_ids=(EOS,), names=names))
 
 
 @lru_cache

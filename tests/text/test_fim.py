@@ -12,7 +12,14 @@ from kvasir.text.byte_level import LETTERS
 from kvasir.text.fim import FAMILIES, Infill
 from kvasir.text.special_tokens import SpecialTokens
 from kvasir.text.tokenizer import Tokenizer
-from tests.text.vocabularies import CONTROL, NORMAL, byte_level_metadata, sentencepiece_metadata, shared_tokenizer
+from tests.text.vocabularies import (
+    CONTROL,
+    NORMAL,
+    byte_level_metadata,
+    local_gguf,
+    sentencepiece_metadata,
+    shared_tokenizer,
+)
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 
@@ -24,7 +31,7 @@ def tokenizer(*marks: str, fim: dict[str, int] | None = None) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(mark, normalized=False) for mark in marks])
-    return Tokenizer(backend, SpecialTokens(fim=fim or {}))
+    return Tokenizer.in_process(backend, SpecialTokens(fim=fim or {}))
 
 
 QWEN = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|repo_name|>", "<|file_sep|>", "<|endoftext|>")
@@ -66,7 +73,7 @@ def test_a_gguf_states_its_tokens():
     kinds = [*plain["tokenizer.ggml.token_type"], CONTROL, CONTROL, CONTROL]
     data = plain | stated | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
     del data["tokenizer.ggml.scores"]
-    infill = Infill.of(Tokenizer.from_gguf(data))
+    infill = Infill.of(local_gguf(data))
     assert (infill.prefix, infill.suffix, infill.middle) == (first, first + 1, first + 2)
 
 
@@ -107,7 +114,7 @@ def test_a_text_behind_a_mark_gets_no_space():
     more = {"tokenizer.ggml.tokens": tokens}
     for key, value in (("token_type", NORMAL), ("scores", -1000.0)):
         more[f"tokenizer.ggml.{key}"] = [*data[f"tokenizer.ggml.{key}"], *[value] * 3]
-    known = Tokenizer.from_gguf(data | more)
+    known = local_gguf(data | more)
     infill = Infill.of(known)
     word = next(t for t in tokens if t.isascii() and t.isalpha())
     ids = infill.prompt(known, word, word, add_bos=False)

@@ -14,7 +14,6 @@ from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.text.gguf_tokenizer import build
 from kvasir.text.gguf_vocab import Vocab
 from kvasir.text.sentencepiece_model import read_sentencepiece
-from kvasir.text.tokenizer import Tokenizer
 from tests._shared import need
 from tests.text.vocabularies import (
     CONTROL,
@@ -22,6 +21,7 @@ from tests.text.vocabularies import (
     USER,
     byte_level_metadata,
     gguf_metadata,
+    local_gguf,
     metadata,
     metadata_of_tokenizer_json,
     sentencepiece_metadata,
@@ -52,7 +52,7 @@ def some_texts(count: int) -> list[str]:
 def test_byte_level_bpe_gives_the_ids_of_the_tokenizer_json_it_comes_from(name, pre):
     original = shared_tokenizer(name)
     path = need(f"tokenizers/hf/{name}/tokenizer.json")
-    rebuilt = Tokenizer.from_gguf(metadata_of_tokenizer_json(path, pre=pre, add_bos_token=False))
+    rebuilt = local_gguf(metadata_of_tokenizer_json(path, pre=pre, add_bos_token=False))
     for text in some_texts(500):
         for parse in (True, False):
             ids = original.encode(text + "<|im_start|>x<|eot_id|>", False, parse)
@@ -88,7 +88,7 @@ def test_tokenizer_model_gives_the_ids_of_sentencepiece(path):
     sentencepiece = pytest.importorskip("sentencepiece")
     file = need(path, "tokenizer.model")
     oracle = sentencepiece.SentencePieceProcessor(model_file=str(file))
-    tokenizer = Tokenizer.from_gguf(read_sentencepiece(file))
+    tokenizer = local_gguf(read_sentencepiece(file))
     for text in some_texts(700):
         assert tokenizer.encode(text, parse_special=False) == oracle.encode(text), repr(text)
 
@@ -115,7 +115,7 @@ def test_trained_sentencepiece_models_give_the_ids_of_sentencepiece(tmp_path, mo
     )
     (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
     oracle = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    tokenizer = Tokenizer.from_gguf(read_sentencepiece(tmp_path / "tokenizer.model"))
+    tokenizer = local_gguf(read_sentencepiece(tmp_path / "tokenizer.model"))
     for text in some_texts(150):
         # The library looks replacements up by grapheme, SentencePiece by code point.
         if "<" not in text and (rule == "identity" or not {"\u0301", "\r"} & set(text)):
@@ -143,7 +143,7 @@ def merge_by_score(vocab: Vocab, text: str) -> list[int]:
 @given(st.text("helowrd !é中😀▁  \n", max_size=40))
 def test_merges_from_scores_follow_the_rule_on_a_tiny_vocabulary(text):
     data = sentencepiece_metadata(add_bos_token=False)
-    assert Tokenizer.from_gguf(data).encode(text, parse_special=False) == merge_by_score(Vocab.read(data), text)
+    assert local_gguf(data).encode(text, parse_special=False) == merge_by_score(Vocab.read(data), text)
 
 
 def test_merges_from_scores_follow_the_rule_on_llama_2():
@@ -155,7 +155,7 @@ def test_merges_from_scores_follow_the_rule_on_llama_2():
 
 @pytest.mark.parametrize("add_space", [True, False])
 def test_the_space_comes_before_the_text_and_after_each_special_token(add_space):
-    tokenizer = Tokenizer.from_gguf(sentencepiece_metadata(add_space_prefix=add_space))
+    tokenizer = local_gguf(sentencepiece_metadata(add_space_prefix=add_space))
     tokens = [tokenizer.id_to_token(i) for i in tokenizer.encode("hello<s>hello<tool>w")]
     space = "▁" if add_space else ""
     assert tokens == ["<s>", f"{space}hello", "<s>", f"{space}hello", "<tool>", f"{space}w"]
@@ -166,7 +166,7 @@ def test_the_space_comes_before_the_text_and_after_each_special_token(add_space)
 
 
 def test_special_and_user_defined_tokens():
-    tokenizer = Tokenizer.from_gguf(byte_level_metadata())
+    tokenizer = local_gguf(byte_level_metadata())
     begin, end, tool = (tokenizer.token_to_id(t) for t in ("<|begin|>", "<|im_end|>", "<tool>"))
     assert tokenizer.encode("he<|im_end|><tool>") == [begin, tokenizer.token_to_id("he"), end, tool]
     plain = tokenizer.encode("<|im_end|><tool>", parse_special=False)
@@ -182,7 +182,7 @@ def test_special_and_user_defined_tokens():
 
 
 def test_wordpiece_puts_its_ends_around_the_text_and_names_what_is_unknown():
-    tokenizer = Tokenizer.from_gguf(wordpiece_metadata())
+    tokenizer = local_gguf(wordpiece_metadata())
     tokens = [tokenizer.id_to_token(i) for i in tokenizer.encode("The CATS playing, qux!")]
     assert tokens == ["[CLS]", "the", "cat", "##s", "play", "##ing", ",", "[UNK]", "!", "[SEP]"]
     assert tokenizer.decode(tokenizer.encode("the cats, playing!")) == "the cats, playing!"
@@ -209,7 +209,7 @@ def test_gemma4_merges_text_with_visible_spaces_and_falls_back_to_bytes():
     letters = [(letter, NORMAL, 0.0) for letter in "▁ab\n"]
     tokens = [("<bos>", CONTROL, 0.0), *letters, ("▁a", NORMAL, 0.0), ("\n\n\n", NORMAL, 0.0)]
     tokens += [(f"<0x{byte:02X}>", 6, 0.0) for byte in range(256)]
-    tokenizer = Tokenizer.from_gguf(metadata("gemma4", tokens, merges=["▁ a"], bos_token_id=0))
+    tokenizer = local_gguf(metadata("gemma4", tokens, merges=["▁ a"], bos_token_id=0))
     spelt = [tokenizer.id_to_token(i) for i in tokenizer.encode("a a\n\n\nbé")]
     assert spelt == ["<bos>", "a", "▁a", "\n\n\n", "b", "<0xC3>", "<0xA9>"]
     assert tokenizer.decode(tokenizer.encode("a a\n\n\nbé")) == "a a\n\n\nbé"
@@ -218,7 +218,7 @@ def test_gemma4_merges_text_with_visible_spaces_and_falls_back_to_bytes():
 def test_phi_3_drops_the_spaces_after_its_markers():
     data = byte_level_metadata()
     data["general.name"] = "Phi-3 mini"
-    tokenizer = Tokenizer.from_gguf(data)
+    tokenizer = local_gguf(data)
     assert tokenizer.encode("<|im_end|> \n he") == tokenizer.encode("<|im_end|>he")
 
 
@@ -293,7 +293,7 @@ def test_a_malformed_table_of_replacements_is_an_error_and_no_crash():
     tokens = [("<unk>", 2, 0.0), ("a", NORMAL, -1.0)]
     with pytest.raises(ModelFileError):
         data = metadata("t5", tokens, unknown_token_id=0, precompiled_charsmap=table)
-        Tokenizer.from_gguf(data).encode("hello")
+        local_gguf(data).encode("hello")
 
 
 @settings(max_examples=80)
@@ -312,7 +312,7 @@ def test_any_single_corruption_gives_a_tokenizer_or_a_clear_refusal(data):
     else:
         meta[key] = data.draw(junk)
     try:
-        tokenizer = Tokenizer.from_gguf(meta)
+        tokenizer = local_gguf(meta)
     except (ModelFileError, UnsupportedModel):
         return
     ids = tokenizer.encode("hello <|im_end|> w é中 <tool>")
@@ -321,4 +321,4 @@ def test_any_single_corruption_gives_a_tokenizer_or_a_clear_refusal(data):
 
 def test_user_defined_tokens_are_not_control():
     data = metadata("gpt2", [("a", NORMAL, 0.0), ("<x>", USER, 0.0)], pre="gpt-2", merges=[])
-    assert Tokenizer.from_gguf(data).special_ids == frozenset()
+    assert local_gguf(data).special_ids == frozenset()

@@ -8,9 +8,8 @@ import pytest
 import kvasir
 from kvasir.errors import InvalidRequest
 from kvasir.text.sequences import Breakers, bad_words
-from kvasir.text.tokenizer import Tokenizer
 from tests.serve.fakes import byte_tokenizer
-from tests.text.vocabularies import shared_tokenizer
+from tests.text.vocabularies import local_folder, shared_tokenizer
 
 REAL = [pytest.param("qwen3", marks=pytest.mark.slow), "mistral", "stories260K", "gguf bert-bge"]
 
@@ -32,7 +31,7 @@ def test_bad_words_are_found_at_the_start_and_behind_a_space(name):
 
 
 def test_a_word_of_several_tokens_may_be_one_behind_a_space():
-    tokenizer = Tokenizer.from_folder(Path(kvasir.__file__).parent / "assets" / "kvasir-mini")
+    tokenizer = local_folder(Path(kvasir.__file__).parent / "assets" / "kvasir-mini")
     bare, spaced = (tuple(tokenizer.encode(t, add_special_tokens=False)) for t in ("time", " time"))
     assert len(bare) == 2 and len(spaced) == 1
     assert bad_words(tokenizer, ["time"]) == (bare, spaced)

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from kvasir.errors import UnsupportedModel
 from kvasir.text.special_tokens import SpecialTokens
-from kvasir.text.speller import Speller
+from kvasir.text.speller import LibrarySpeller
 from kvasir.text.tokenizer import Tokenizer
 
 MARKS = ("<s>", "<call>", "<unused>")
@@ -50,7 +50,7 @@ def test_the_tokens_of_a_text_are_its_bytes_and_none_is_hidden(make):
     backend = make()
     backend.add_special_tokens(list(MARKS[:1]))
     backend.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in ("<call>", "@@", "<unused>")])
-    tokenizer = Tokenizer(backend, SpecialTokens())
+    tokenizer = Tokenizer.in_process(backend, SpecialTokens())
     hidden = {mark: tokenizer.token_to_id(mark) for mark in MARKS}
     spell = tokenizer.speller(hidden)  # type: ignore[arg-type]
 
@@ -67,5 +67,5 @@ def test_pieces_of_words_stand_for_no_bytes():
     backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()
     with pytest.raises(UnsupportedModel, match="no bytes"):
-        Tokenizer(backend, SpecialTokens()).speller({})
-    assert Speller(backend, {})("ab") == [1, 2]
+        Tokenizer.in_process(backend, SpecialTokens()).speller({})
+    assert LibrarySpeller(backend, {})("ab") == [1, 2]

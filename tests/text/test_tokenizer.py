@@ -15,14 +15,22 @@ from kvasir.errors import InvalidRequest, ModelFileError
 from kvasir.text.byte_level import LETTERS, bytes_of
 from kvasir.text.tokenizer import Tokenizer
 from tests._shared import need
-from tests.text.vocabularies import ALL_TOKENIZERS, TINY, any_tokenizer, byte_level_metadata, shared_tokenizer
+from tests.text.vocabularies import (
+    ALL_TOKENIZERS,
+    TINY,
+    any_tokenizer,
+    byte_level_metadata,
+    local_folder,
+    local_gguf,
+    shared_tokenizer,
+)
 
 TEXT = "Hello, wörld! 日本語 😀\n\n  don't  12345\t<tool> e\u0301"
 WORDPIECE = {"tiny wordpiece", "gguf bert-bge", "gguf MiniLM"}
 
 
 def backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    return tokenizers.Tokenizer.from_str(tokenizer._encoder.library.to_str())
 
 
 # --- bytes and text ------------------------------------------------------------------------------------
@@ -163,7 +171,7 @@ def test_text_that_is_not_unicode_is_a_bad_request():
 @pytest.fixture
 def folder(tmp_path):
     """A Hugging Face folder with the tiny byte-level tokenizer, saved with cutting and padding on."""
-    library = backend(Tokenizer.from_gguf(byte_level_metadata()))
+    library = backend(local_gguf(byte_level_metadata()))
     library.enable_truncation(3)
     library.enable_padding(length=9)
     library.save(str(tmp_path / "tokenizer.json"))
@@ -178,14 +186,14 @@ def test_a_folder_says_which_tokens_begin_and_end(folder):
     write(folder / "special_tokens_map.json", {"bos_token": {"content": "<|begin|>"}, "eos_token": "no"})
     write(folder / "tokenizer_config.json", {"eos_token": {"content": "<|im_end|>"}, "pad_token": None})
     write(folder / "generation_config.json", {"eos_token_id": [7, 265]})
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = local_folder(folder)
     assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id) == (264, (265, 7), None)
     assert dict(tokenizer.special_tokens) == {"bos_token": "<|begin|>", "eos_token": "<|im_end|>"}
 
 
 def test_the_models_config_counts_where_there_is_no_generation_config(folder):
     write(folder / "config.json", {"eos_token_id": 265, "bos_token_id": 264})
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = local_folder(folder)
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (264, (265,))
 
 
@@ -202,14 +210,14 @@ def test_the_models_config_counts_where_there_is_no_generation_config(folder):
 def test_stated_ends_stand_above_those_of_tokenizer_json(folder, flags, ends):
     names = {"bos_token": "<|begin|>", "eos_token": "<|im_end|>"}
     write(folder / "tokenizer_config.json", names | flags)
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = local_folder(folder)
     assert (tokenizer.add_bos, tokenizer.add_eos) == ends
     q = tokenizer.encode("q", add_special_tokens=False)
     assert tokenizer.encode("q") == [264] * ends[0] + q + [265] * ends[1]
 
 
 def test_nothing_is_cut_or_padded(folder):
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = local_folder(folder)
     assert len(tokenizer.encode("q" * 50, add_special_tokens=False)) == 50
     assert len(tokenizer.encode("q", add_special_tokens=False)) == 1
 
@@ -230,26 +238,26 @@ def test_nothing_is_cut_or_padded(folder):
 def test_malformed_files_are_refused(folder, name, data):
     (folder / name).write_bytes(data)
     with pytest.raises(ModelFileError):
-        Tokenizer.from_folder(folder)
+        local_folder(folder)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x0a\xff", b"IQ== 0\nIg== 1\n", b"\x0a\x03\x0a\x01a\x80", bytes(range(256))])
 def test_a_tokenizer_model_that_is_no_sentencepiece_file_is_refused(tmp_path, data):
     (tmp_path / "tokenizer.model").write_bytes(data)
     with pytest.raises(ModelFileError):
-        Tokenizer.from_folder(tmp_path)
+        local_folder(tmp_path)
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):
     with pytest.raises(ModelFileError, match=r"tokenizer\.json or tokenizer\.model"):
-        Tokenizer.from_folder(tmp_path)
+        local_folder(tmp_path)
 
 
 def test_a_folder_with_only_tokenizer_model_gives_the_ids_of_its_tokenizer_json(tmp_path):
     source = need("tokenizers/hf/mistral-7b-instruct-v0.2")
     for name in ("tokenizer.model", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((source / name).read_bytes())
-    converted, original = Tokenizer.from_folder(tmp_path), shared_tokenizer("mistral")
+    converted, original = local_folder(tmp_path), shared_tokenizer("mistral")
     for text in (TEXT, "[INST] hello [/INST]</s>", "  x ", ""):
         assert converted.encode(text) == original.encode(text)
     assert (converted.bos_id, converted.eos_ids) == (original.bos_id, original.eos_ids)

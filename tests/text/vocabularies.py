@@ -1,9 +1,11 @@
 """Tokenizers for the tests: tiny ones made here, and the real ones of the shared data, each loaded once."""
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from kvasir.text import gguf_tokenizer, hf_tokenizer
 from kvasir.text.byte_level import LETTERS
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.weights.gguf import GGUFFile
@@ -40,7 +42,17 @@ def gguf_metadata(path: Path) -> dict[str, object]:
 
 @lru_cache
 def _load(path: Path) -> Tokenizer:
-    return Tokenizer.from_gguf(gguf_metadata(path)) if path.is_file() else Tokenizer.from_folder(path)
+    return local_gguf(gguf_metadata(path)) if path.is_file() else local_folder(path)
+
+
+def local_gguf(metadata: Mapping[str, object]) -> Tokenizer:
+    """As `Tokenizer.from_gguf`, in this process."""
+    return Tokenizer.in_process(*gguf_tokenizer.build(metadata))
+
+
+def local_folder(folder: Path) -> Tokenizer:
+    """As `Tokenizer.from_folder`, in this process."""
+    return Tokenizer.in_process(*hf_tokenizer.load(folder))
 
 
 def shared_tokenizer(name: str) -> Tokenizer:
@@ -100,7 +112,7 @@ TINY = {
 
 @lru_cache
 def any_tokenizer(name: str) -> Tokenizer:
-    return Tokenizer.from_gguf(TINY[name]()) if name in TINY else shared_tokenizer(name)
+    return local_gguf(TINY[name]()) if name in TINY else shared_tokenizer(name)
 
 
 ALL_TOKENIZERS = [*TINY, *SHARED_TOKENIZERS]

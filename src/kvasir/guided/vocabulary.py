@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvasir.errors import UnsupportedModel
-from kvasir.text.speller import HIDDEN, Speller
-from kvasir.text.tokenizer import Tokenizer
+from kvasir.text.special_tokens import HIDDEN
+from kvasir.text.tokenizer import Speller, Tokenizer
 
 
 @dataclass(frozen=True)

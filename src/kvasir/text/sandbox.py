@@ -1,8 +1,8 @@
 """Worker processes for what may be hostile: they can be killed, and nothing is lost with them.
 
-A worker is a script that imports nothing of ours. It gets frames of a u32 length (little-endian) and that many bytes of
-JSON on standard input, and answers each with one on standard output; its first is {"ready": true}. A reply of kind
-"limit" says that the worker ends itself.
+A worker is a script. It gets frames of a u32 length (little-endian) and that many bytes on standard input, and answers
+each with one on standard output; its first is {"ready": true}. Frames are JSON, unless the caller says otherwise; a
+reply of kind "limit" says that the worker ends itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kvasir.errors import KvasirError, QueueFull
 
 _LENGTH = struct.Struct("<I")
 _START_SECONDS = 30.0  # a machine under load starts a process slowly; this is no job's fault
+MAX_REPLY = 1 << 30  # bytes; a length beyond that is nonsense from a broken worker
 GRACE_SECONDS = 1.0  # after which a worker ends itself, should the parent not have killed it
 
 
@@ -60,7 +61,7 @@ class Sandbox:
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
         self._closed = 0  # times
-        self.idle: list[Worker] = []  # the last used at the end; append and pop are atomic
+        self.idle: list[Channel] = []  # the last used at the end; append and pop are atomic
         self._finalizer = weakref.finalize(self, _kill_all, self.idle)
 
     def prewarm(self) -> None:
@@ -75,6 +76,11 @@ class Sandbox:
         with self._lent() as worker:
             return worker.exchange(frame, self._seconds)
 
+    def run_bytes(self, frame: bytes, seconds: float, max_reply: int, hold: Hold | None = None) -> bytearray:
+        """The reply to a frame, of at most `max_reply` bytes. Raises SandboxLimit, QueueFull."""
+        with self._lent() as worker, hold.on(worker) if hold else nullcontext():
+            return worker.exchange_bytes(frame, seconds, max_reply)
+
     def close(self) -> None:
         """End the workers, those that work at the end of their jobs; a later job starts a new one."""
         with self._lock:
@@ -82,7 +88,7 @@ class Sandbox:
             _kill_all(self.idle)
 
     @contextmanager
-    def _lent(self) -> Iterator[Worker]:
+    def _lent(self) -> Iterator[Channel]:
         if not self._places.acquire(timeout=2 * self._max_workers * self._seconds + _START_SECONDS):
             raise QueueFull(f"all workers for {self._what}s are busy", "try again in a moment")
         worker, closed = None, self._closed
@@ -94,7 +100,7 @@ class Sandbox:
                 worker.kill()
             self._places.release()
 
-    def _rests(self, worker: Worker, closed: int) -> bool:
+    def _rests(self, worker: Channel, closed: int) -> bool:
         """Keeps a worker for the next job, unless it is good no more. closed: what `_closed` was when its job began."""
         with self._lock:
             if not worker.usable or closed != self._closed:
@@ -122,7 +128,7 @@ class Sandbox:
                         worker.kill()
             self._watch()
 
-    def _idle_worker(self) -> Worker | None:
+    def _idle_worker(self) -> Channel | None:
         while self.idle:
             worker = self.idle.pop()
             if worker.process.poll() is None:
@@ -130,7 +136,7 @@ class Sandbox:
             worker.kill()
         return None
 
-    def _new_worker(self) -> Worker:
+    def _new_worker(self) -> Channel:
         worker = Worker(self._script, self._what, self._memory)
         if self._hello is not None:
             try:
@@ -144,43 +150,71 @@ class Sandbox:
         return worker
 
 
-class Worker:
-    """One worker process; used by one thread at a time."""
+class Hold:
+    """Ends a job from another thread: its worker is killed."""
 
-    def __init__(self, script: Path, what: str, memory: int):
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: Channel | None = None
+        self.ended = False
+
+    @contextmanager
+    def on(self, worker: Channel) -> Iterator[None]:
+        """While the worker has the job. Raises SandboxLimit where it was ended before."""
+        with self._lock:
+            if self.ended:
+                raise SandboxLimit("the job was ended before it began")
+            self._worker = worker
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._worker = None
+
+    def end(self) -> None:
+        with self._lock:
+            self.ended = True
+            if self._worker is not None:
+                self._worker.process.kill()
+
+
+class Process(Protocol):
+    """What a worker needs of its process; `subprocess.Popen` is one."""
+
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
+
+
+class Channel:
+    """The line to one worker process; used by one thread at a time."""
+
+    def __init__(self, what: str, connection: socket.socket, process: Process):
+        """Takes ownership of both. what: the job's name in messages, in the singular."""
         self._what = what
         self.idle_since = 0.0  # monotonic seconds
-        self.socket, theirs = socket.socketpair()
-        settings = json.dumps({"path": [p for p in sys.path if p], "memory": memory})
-        with theirs:
-            # Isolated (-I) and without site (-S): the import path is ours, given in the settings.
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-X", "utf8", str(script), settings],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env={},  # nothing to find there: no key, no token
-            )
-        try:
-            self.usable = self._receive(time.monotonic() + _START_SECONDS) == {"ready": True}
-        except (OSError, EOFError) as error:
-            self.kill()
-            raise KvasirError(f"the process for {what}s does not start ({type(error).__name__})") from error
+        self.socket, self.process = connection, process
+        self.usable = True
 
     def exchange(self, frame: bytes, seconds: float) -> dict[str, Any]:
-        """The answer to a job; afterwards `usable` says whether the worker is still good."""
+        """The JSON answer to a job; afterwards `usable` says whether the worker is still good. Raises SandboxLimit."""
+        reply = json.loads(self.exchange_bytes(frame, seconds))
+        self.usable = reply.get("kind") != "limit"
+        return reply
+
+    def exchange_bytes(self, frame: bytes, seconds: float, max_reply: int = MAX_REPLY) -> bytearray:
+        """The answer to a job, of at most `max_reply` bytes. Raises SandboxLimit, after which the worker is no good."""
         self.usable = False
         deadline = time.monotonic() + seconds
         try:
             self.socket.settimeout(seconds)
             self.socket.sendall(frame)
-            reply = self._receive(deadline)
+            reply = self._receive(deadline, max_reply)
         except TimeoutError as error:
-            raise SandboxLimit(f"the {self._what} ran for more than {seconds:g} seconds") from error
+            raise SandboxLimit(f"the {self._what} ran for more than {seconds:.3g} seconds") from error
         except (OSError, EOFError) as error:
             raise SandboxLimit(f"the {self._what} ended the process it ran in") from error
-        self.usable = reply.get("kind") != "limit"
+        self.usable = True
         return reply
 
     def kill(self) -> None:
@@ -189,26 +223,57 @@ class Worker:
         self.process.wait()
         self.socket.close()
 
-    def _receive(self, deadline: float) -> dict[str, Any]:
+    def _receive(self, deadline: float, max_reply: int = MAX_REPLY) -> bytearray:
         (size,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
-        return json.loads(self._read(size, deadline))
+        if size > max_reply:
+            raise SandboxLimit(f"the {self._what} gave a result of {size} bytes, over {max_reply}")
+        return self._read(size, deadline)
 
-    def _read(self, size: int, deadline: float) -> bytes:
+    def _read(self, size: int, deadline: float) -> bytearray:
         data = bytearray()
         while len(data) < size:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError
             self.socket.settimeout(remaining)
-            chunk = self.socket.recv(min(size - len(data), 1 << 16))
+            chunk = self.socket.recv(min(size - len(data), 1 << 20))
             if not chunk:
                 raise EOFError
             data += chunk
-        return bytes(data)
+        return data
+
+
+class Worker(Channel):
+    """One worker process, started from a script."""
+
+    def __init__(self, script: Path, what: str, memory: int, env: Mapping[str, str] | None = None):
+        """memory: bytes of address space. env: the whole environment; by default it is empty, so that there is no key
+        or token to find."""
+        ours, theirs = socket.socketpair()
+        settings = json.dumps({"path": [p for p in sys.path if p], "memory": memory})
+        with theirs:
+            # Isolated (-I) and without site (-S): the import path is ours, given in the settings.
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-X", "utf8", str(script), settings],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env=dict(env or {}),
+            )
+        super().__init__(what, ours, process)
+        try:
+            self.usable = json.loads(self._receive(time.monotonic() + _START_SECONDS)) == {"ready": True}
+        except (OSError, EOFError) as error:
+            self.kill()
+            raise KvasirError(f"the process for {what}s does not start ({type(error).__name__})") from error
 
 
 def make_frame(message: Mapping[str, Any]) -> bytes:
-    data = json.dumps(message).encode()
+    return frame_of(json.dumps(message).encode())
+
+
+def frame_of(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
@@ -217,6 +282,6 @@ def _end_surplus(sandbox: weakref.ref[Sandbox]) -> None:
         found.end_surplus()
 
 
-def _kill_all(workers: list[Worker]) -> None:
+def _kill_all(workers: list[Channel]) -> None:
     while workers:
         workers.pop().kill()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+HIDDEN = "\U0010fffd"  # of private use: before a token's text, nobody writes it by chance
+
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:

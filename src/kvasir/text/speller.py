@@ -9,12 +9,11 @@ from typing import Any
 import tokenizers
 
 from kvasir.text.library import library_errors
+from kvasir.text.special_tokens import HIDDEN
 
-HIDDEN = "\U0010fffd"  # of private use: before a token's text, nobody writes it by chance
 
-
-class Speller:
-    """Immutable and safe to use from several threads. Shares the model of the tokenizer it is made of."""
+class LibrarySpeller:
+    """Safe to use from several threads. Shares the model of the tokenizer it is made of."""
 
     def __init__(self, backend: tokenizers.Tokenizer, hidden: Mapping[str, int]):
         """hidden: ids by their texts; what looks like one of them is spelt in other tokens."""

@@ -1,0 +1,156 @@
+"""The half of a tokenizer that touches the `tokenizers` library: it reads model files and encodes texts.
+
+It runs in a process of its own (tokenizer_worker.py). In the caller's process it is for tests and tools alone, over
+files that they made: the library may hang, crash or ask for any amount of memory on a hostile one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import tokenizers
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.text import bounds
+from kvasir.text.library import library_errors
+from kvasir.text.special_tokens import SpecialTokens
+from kvasir.text.speller import LibrarySpeller
+from kvasir.text.table import MAX_IDS, AddedToken, Table
+
+if TYPE_CHECKING:
+    from kvasir.text.sandbox import Hold
+    from kvasir.text.tokenizer import Spans
+
+_SPACE = "▁"  # U+2581, SentencePiece's visible space
+
+
+class Backend:
+    """Immutable and safe to use from several threads. An `Encoder` (see tokenizer.py)."""
+
+    def __init__(self, library: tokenizers.Tokenizer, special: SpecialTokens):
+        """Takes ownership of `library`."""
+        self.library = library
+        self.special = special
+        with library_errors("the tokenizer cannot be used"):
+            self.plain = _without_special_tokens(library)
+        self._spellers: dict[tuple[tuple[str, int], ...], LibrarySpeller] = {}
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        parse_special: bool,
+        foreign: Sequence[Spans] = (),
+        hold: Hold | None = None,
+    ) -> list[list[int]]:
+        """The ids of each text; see `Tokenizer.encode`."""
+        if any(foreign):
+            raise UnsupportedModel("this tokenizer cannot tell markers from text")
+        backend = self.library if parse_special else self.plain
+        with library_errors("the tokenizer failed on a text"):
+            # For one text as for many: the library's `encode` keeps all other threads waiting meanwhile.
+            return [backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids for text in texts]
+
+    def spell(self, hidden: Mapping[str, int], texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text as it stands in the midst of a longer one, none of them of `hidden`."""
+        key = tuple(hidden.items())
+        speller = self._spellers.get(key)
+        if speller is None:
+            self._spellers.clear()  # there is one vocabulary of grammars per engine
+            speller = self._spellers[key] = LibrarySpeller(self.library, hidden)
+        return [speller(text) for text in texts]
+
+    def close(self) -> None:
+        """Nothing: there is no process."""
+
+    def table(self) -> Table:
+        """All that decoding needs. Raises ModelFileError for what the library cannot tell."""
+        with library_errors("the tokenizer cannot be used"):
+            form, strips = _decoder_form(self.library)
+            tokens, other = _tokens(self.library)
+            return Table(
+                tokens=tokens,
+                size=self.library.get_vocab_size(with_added_tokens=True),
+                added=[_added(i, token) for i, token in self.library.get_added_tokens_decoder().items()],
+                special=self.special,
+                form=form,
+                strips_leading_space=strips,
+                around=self.library.encode("").ids,
+                bytes_per_token=bounds.bytes_per_token(self.library, tokens),
+                other_ids=other,
+                spelt=_spelt(self.library, tokens) if form == "library" else [],
+            ).check()
+
+
+def _added(id: int, token: tokenizers.AddedToken) -> AddedToken:
+    return AddedToken(id, token.content, token.special, token.lstrip, token.rstrip, token.single_word, token.normalized)
+
+
+def _tokens(library: tokenizers.Tokenizer) -> tuple[list[str | None], dict[str, int]]:
+    """The spelling of each id, and the ids of spellings that are not an id's own."""
+    vocabulary = library.get_vocab(with_added_tokens=True)
+    added = library.get_added_tokens_decoder()
+    count = max((*vocabulary.values(), *added, -1)) + 1
+    if count > MAX_IDS:
+        raise ModelFileError(f"the tokenizer has an id of {count - 1}", f"expected at most {MAX_IDS - 1}")
+    tokens: list[str | None] = [None] * count
+    for token, i in vocabulary.items():
+        tokens[i] = token
+    for i, token in added.items():  # the library would give the normalized form of some
+        tokens[i] = token.content
+    other = {token: i for token, i in vocabulary.items() if tokens[i] != token or library.token_to_id(token) != i}
+    return tokens, {token: i for token in other if (i := library.token_to_id(token)) is not None}
+
+
+def _spelt(library: tokenizers.Tokenizer, tokens: Sequence[str | None]) -> list[bytes]:
+    """What the library's decoder adds for each token after another one."""
+    added = library.get_added_tokens_decoder()
+    ordinary = (i for i, token in enumerate(tokens) if i not in added and token is not None)
+    texts = ((i, library.decode([i], skip_special_tokens=False)) for i in ordinary)
+    anchor, before = next(((i, text) for i, text in texts if text.isalnum()), (0, ""))
+
+    def appended(i: int) -> bytes:
+        return library.decode([anchor, i], skip_special_tokens=False).removeprefix(before).encode()
+
+    return [b"" if token is None else appended(i) for i, token in enumerate(tokens)]
+
+
+def _without_special_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A second tokenizer over the same model that takes special tokens in a text for ordinary characters.
+
+    The switch belongs to the tokenizer and not to the call, so one object could not serve two threads.
+    """
+    plain = tokenizers.Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (value := getattr(backend, part)) is not None:
+            setattr(plain, part, value)
+    # In order of id, since a token that the model lacks gets the next free one; in runs, since each call
+    # costs time in proportion to all tokens added so far.
+    added = [token for _, token in sorted(backend.get_added_tokens_decoder().items(), key=lambda item: item[0])]
+    for special, run in groupby(added, key=lambda token: token.special):
+        (plain.add_special_tokens if special else plain.add_tokens)(list(run))
+    plain.encode_special_tokens = True
+    return plain
+
+
+def _decoder_form(backend: tokenizers.Tokenizer) -> tuple[str, bool]:
+    """How tokens stand for bytes, and whether a text loses the space that encoding put before it.
+
+    "byte_level": GPT-2's byte letters; "sentencepiece": `▁` for spaces and `<0xAB>` for bytes; "library":
+    anything else, asked of the library token by token.
+    """
+    steps = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+    steps = steps.get("decoders", [steps])
+    kinds = [step.get("type") for step in steps]
+    if "ByteLevel" in kinds:
+        return "byte_level", False
+    if kinds == ["Metaspace"]:
+        return "sentencepiece", steps[0].get("prepend_scheme") != "never"
+    spaces = [s for s in steps if s.get("type") == "Replace" and s.get("content") == " "]
+    known = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+    if len(spaces) == 1 and spaces[0].get("pattern") == {"String": _SPACE} and set(kinds) <= known:
+        return "sentencepiece", any(s.get("type") == "Strip" and s.get("start") for s in steps)
+    return "library", "WordPiece" in kinds

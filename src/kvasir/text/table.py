@@ -1,0 +1,59 @@
+"""What a tokenizer's worker tells about it: all that decoding and the routes need, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvasir.errors import ModelFileError
+from kvasir.text.special_tokens import SpecialTokens
+
+MAX_IDS = 1 << 22  # the largest vocabularies in use have some 260,000
+FORMS = ("byte_level", "sentencepiece", "library")
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is found in a text before the model cuts it. special: it is a marker, no text.
+
+    The switches are the library's: spaces beside it are taken with it (lstrip, rstrip), only whole words (single_word),
+    and looked for after normalization (normalized)."""
+
+    id: int
+    content: str
+    special: bool
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Plain facts of one tokenizer.
+
+    tokens: the spelling of each id, None for an id without a token. size: the number of ids that have one. other_ids:
+    ids of further spellings (those that two ids share). form: how a token stands for bytes (see `Tokenizer`). spelt:
+    the bytes of each id, of the form "library" alone. around: the ids that encoding puts around an empty text.
+    bytes_per_token: a text of N bytes has at least N / bytes_per_token tokens; 0 where nothing is known.
+    """
+
+    tokens: list[str | None]
+    size: int
+    added: list[AddedToken]
+    special: SpecialTokens
+    form: str
+    strips_leading_space: bool
+    around: list[int]
+    bytes_per_token: int = 0
+    other_ids: dict[str, int] = field(default_factory=dict)
+    spelt: list[bytes] = field(default_factory=list)
+
+    def check(self) -> Table:
+        """Itself. Raises ModelFileError for values that cannot belong together."""
+        count = len(self.tokens)
+        named = [*(token.id for token in self.added), *self.other_ids.values()]
+        if count > MAX_IDS or self.form not in FORMS or self.bytes_per_token < 0:
+            raise ModelFileError(f"the tokenizer has {count} ids of the form {self.form!r:.40}")
+        if not all(0 <= i < count for i in named) or len(self.spelt) not in (0, count) or not 0 <= self.size <= count:
+            raise ModelFileError("the tokenizer names ids that it does not have")
+        return self

@@ -1,0 +1,208 @@
+"""Encoding in processes that can be killed; the parent's side of tokenizer_worker.py.
+
+One process loads the tokenizer and answers with its table. Copies of it, which share its memory, do the work: each one
+job at a time, under limits of time and memory. A copy that passes a limit is killed, its job fails, and the next job
+gets a fresh copy, which takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import signal
+import socket
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kvasir.errors import InvalidRequest, KvasirError, ModelFileError
+from kvasir.text import tokenizer_wire as wire
+from kvasir.text.gguf_vocab import PREFIX
+from kvasir.text.sandbox import GRACE_SECONDS, Channel, Hold, Sandbox, SandboxLimit, Worker, frame_of
+from kvasir.text.table import Table
+from kvasir.text.tokenizer import Spans
+
+SCRIPT = Path(__file__).with_name("tokenizer_worker.py")
+WHAT = "tokenizer"
+LOAD_SECONDS = 60.0
+SECONDS = 5.0  # for any text; the library does some MB a second
+SECONDS_PER_BYTE = 1e-5
+MOST_SECONDS = 60.0
+MEMORY = 3 << 30  # of address space, most of it for texts of many megabytes
+MAX_WORKERS = max(2, min(4, os.cpu_count() or 1))
+MAX_TABLE = 256 << 20  # bytes
+SLICE_TEXTS, SLICE_BYTES = 256, 1 << 20  # of one job, if one text is no larger
+
+
+class First:
+    """The process that loads, and makes and ends the others. Safe to use from several threads."""
+
+    def __init__(self, load: bytes):
+        """load: the first job's frame. Raises KvasirError: the tokenizer cannot be used."""
+        self._lock = threading.Lock()
+        # With threads in it, a process could not be copied.
+        self._worker = Worker(SCRIPT, WHAT, MEMORY, env={"TOKENIZERS_PARALLELISM": "false"})
+        try:
+            reply = self._worker.exchange_bytes(load, LOAD_SECONDS, MAX_TABLE)
+            self.digest = hashlib.sha256(reply).digest()
+            self.table = _expect(wire.Loaded, reply).table.check()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, SandboxLimit):
+                raise ModelFileError(f"the tokenizer cannot be loaded: {error.message}", _TOO_MUCH) from error
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return self._worker.usable and self._worker.process.poll() is None
+
+    def copy(self) -> Channel:
+        """A new process. Raises KvasirError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            frame = frame_of(wire.encode(wire.Fork(SECONDS)))
+            try:
+                with self._lock:
+                    socket.send_fds(self._worker.socket, [frame], [theirs.fileno()])
+                    reply = self._worker.exchange_bytes(b"", SECONDS)  # the frame is sent; what is left is its answer
+                pid = _expect(wire.Forked, reply).pid
+            except (OSError, KvasirError) as error:
+                ours.close()
+                raise KvasirError(f"the tokenizer's process cannot be copied ({error})") from error
+        return Channel(WHAT, ours, Copied(self, pid, ours))
+
+    def end(self, pid: int) -> None:
+        """Kill a copy."""
+        with self._lock, suppress(KvasirError):  # where it has gone itself, its copies end at once or at their limit
+            if self._worker.usable:
+                self._worker.exchange_bytes(frame_of(wire.encode(wire.Kill(SECONDS, pid))), SECONDS)
+
+    def close(self) -> None:
+        """End it and all of its copies."""
+        if self._worker.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._worker.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        self._worker.kill()
+
+
+class Copied:
+    """A copy as a sandbox looks at it (sandbox.Process)."""
+
+    def __init__(self, first: First, pid: int, connection: socket.socket):
+        self._first, self.pid = first, pid
+        self._watch = select.poll()
+        self._watch.register(connection, select.POLLIN)
+        self._ended = False
+
+    def poll(self) -> int | None:
+        """While it is idle: -1 once it has gone, since it says nothing unasked."""
+        return -1 if self._ended or self._watch.poll(0) else None
+
+    def kill(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._first.end(self.pid)
+
+    def wait(self) -> int:
+        return -1  # `kill` has waited
+
+
+class TokenizerPool(Sandbox):
+    """The processes of one tokenizer: an `Encoder` (see tokenizer.py). Safe to use from several threads."""
+
+    def __init__(self, load: wire.LoadFolder | wire.LoadGGUF):
+        """Raises ModelFileError, UnsupportedModel."""
+        super().__init__(SCRIPT, WHAT, SECONDS, MEMORY, MAX_WORKERS, kept=1)
+        self._load = frame_of(wire.encode(load))
+        self._starting = threading.Lock()
+        self._first = First(self._load)
+        self._ender = weakref.finalize(self, First.close, self._first)
+        self.table: Table = self._first.table
+        self._digest = self._first.digest
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        parse_special: bool,
+        foreign: Sequence[Spans] = (),
+        hold: Hold | None = None,
+    ) -> list[list[int]]:
+        """The ids of each text; see `Tokenizer.encode`. Raises InvalidRequest for texts that pass the limits."""
+        found: list[list[int]] = []
+        for start, end in _slices(texts):
+            some, size = texts[start:end], sum(len(text.encode()) for text in texts[start:end])
+            seconds = min(MOST_SECONDS, SECONDS + size * SECONDS_PER_BYTE)
+            job = wire.Encode(seconds + GRACE_SECONDS, some, add_special_tokens, parse_special, foreign[start:end])
+            found += self._ids(job, seconds, size, hold)
+        return found
+
+    def spell(self, hidden: Mapping[str, int], texts: Sequence[str]) -> list[list[int]]:
+        return self._ids(wire.Spell(SECONDS + GRACE_SECONDS, hidden, texts), SECONDS, sum(map(len, texts)))
+
+    def close(self) -> None:
+        """End all processes; a later job starts them again."""
+        super().close()
+        with self._starting:
+            self._first.close()
+
+    def _ids(self, job: wire.Job, seconds: float, size: int, hold: Hold | None = None) -> list[list[int]]:
+        frame = frame_of(wire.encode(job))
+        try:
+            reply = self.run_bytes(frame, seconds, (1 << 20) + 64 * size, hold)
+        except SandboxLimit as error:
+            raise InvalidRequest(f"a text of {size} bytes cannot be tokenized: {error.message}", _TOO_MUCH) from error
+        return _expect(wire.Ids, reply).lists()
+
+    def _new_worker(self) -> Channel:
+        with self._starting:
+            if not self._first.alive:
+                self._restart()
+            return self._first.copy()
+
+    def _restart(self) -> None:
+        self._ender()
+        self._first = First(self._load)
+        self._ender = weakref.finalize(self, First.close, self._first)
+        if self._first.digest != self._digest:
+            self._first.close()
+            raise KvasirError("the tokenizer's files have changed since the model was loaded", "load the model again")
+
+
+_TOO_MUCH = "shorten the text; where short ones fail as well, the model's tokenizer file is malformed"
+
+
+def folder_pool(folder: Path) -> TokenizerPool:
+    """The processes for a Hugging Face folder. Raises ModelFileError."""
+    return TokenizerPool(wire.LoadFolder(LOAD_SECONDS + GRACE_SECONDS, str(folder.absolute())))
+
+
+def gguf_pool(metadata: Mapping[str, object]) -> TokenizerPool:
+    """The processes for the tokenizer in a GGUF's metadata. Raises ModelFileError, UnsupportedModel."""
+    needed = {key: value for key, value in metadata.items() if key.startswith(PREFIX) or key == "general.name"}
+    return TokenizerPool(wire.LoadGGUF(LOAD_SECONDS + GRACE_SECONDS, needed))
+
+
+def _slices(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """(start, end) of texts that go in one job."""
+    start, size = 0, 0
+    for i, text in enumerate(texts):
+        if i > start and (i - start == SLICE_TEXTS or size + len(text) > SLICE_BYTES):
+            yield start, i
+            start, size = i, 0
+        size += len(text)
+    if start < len(texts):
+        yield start, len(texts)
+
+
+def _expect(kind: type[Any], reply: bytes | bytearray) -> Any:
+    found = wire.decode_reply(reply)
+    if isinstance(found, wire.Failure):
+        raise found.error()
+    if not isinstance(found, kind):
+        raise ModelFileError(f"the tokenizer's process answered with {type(found).__name__}, not {kind.__name__}")
+    return found

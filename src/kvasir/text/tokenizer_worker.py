@@ -1,0 +1,157 @@
+"""The processes in which the `tokenizers` library runs, started as a script (see sandbox.py for the frames and
+tokenizer_wire.py for what is in them).
+
+The first process loads the tokenizer and encodes nothing: it makes copies of itself (fork), which share its memory, and
+ends them when it is told. A copy takes jobs from a socket of its own. All end when the socket of the first one closes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+if __name__ == "__main__":
+    # This file's folder would shadow nothing here, but the package may be found through an import hook alone.
+    sys.path[:] = [*json.loads(sys.argv[1])["path"], str(Path(__file__).parents[2])]
+
+from kvasir.text import gguf_tokenizer, hf_tokenizer
+from kvasir.text import tokenizer_wire as wire
+from kvasir.text.backend import Backend
+
+_LENGTH = struct.Struct("<I")
+_CHUNK = 1 << 20
+
+
+class Line:
+    """Frames on a socket, and the sockets that come with them."""
+
+    def __init__(self, connection: socket.socket):
+        self._socket = connection
+        self.passed: list[int] = []  # file descriptors
+
+    def receive(self) -> bytes | None:
+        """The next frame; None when the other side has gone."""
+        head = self._read(_LENGTH.size)
+        return None if head is None else self._read(_LENGTH.unpack(head)[0])
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+
+    def _read(self, size: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < size:
+            chunk, passed, _, _ = socket.recv_fds(self._socket, min(_CHUNK, size - len(data)), 1)
+            self.passed += passed
+            if not chunk:
+                return None
+            data += chunk
+        return bytes(data)
+
+
+class First:
+    """The process that loads."""
+
+    def __init__(self, line: Line):
+        self._line = line
+        self._backend: Backend | None = None
+        self._children: set[int] = set()
+
+    def answer(self, job: wire.AnyJob) -> wire.AnyReply:
+        if isinstance(job, wire.Fork):
+            return wire.Forked(self._fork(self._line.passed.pop()))
+        if isinstance(job, wire.Kill):
+            self._end(job.pid)
+            return wire.Forked(job.pid)
+        self._backend = _load(job)
+        return wire.Loaded(self._backend.table())
+
+    def _fork(self, passed: int) -> int:
+        assert self._backend is not None, "the first job loads it"
+        gc.collect()
+        gc.freeze()  # so that a collection in a copy does not write to the shared pages
+        pid = os.fork()
+        if pid:
+            os.close(passed)
+            self._children.add(pid)
+            return pid
+        for number in (0, 1):  # the copy must not hold the first process's socket open
+            os.dup2(passed, number)
+        os.close(passed)
+        with suppress(OSError):
+            serve(Line(socket.socket(fileno=0)), Copy(self._backend).answer)
+        os._exit(0)
+
+    def _end(self, pid: int) -> None:
+        if pid in self._children:
+            self._children.discard(pid)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def end_all(self) -> None:
+        for pid in tuple(self._children):
+            self._end(pid)
+
+
+class Copy:
+    """A process that encodes."""
+
+    def __init__(self, backend: Backend):
+        self._backend = backend
+
+    def answer(self, job: wire.AnyJob) -> wire.AnyReply:
+        if isinstance(job, wire.Encode):
+            return wire.Ids.of(self._backend.encode(job.texts, job.add_special_tokens, job.parse_special, job.foreign))
+        assert isinstance(job, wire.Spell), "the first process does the other jobs"
+        return wire.Ids.of(self._backend.spell(job.hidden, job.texts))
+
+
+def _load(job: wire.AnyJob) -> Backend:
+    if isinstance(job, wire.LoadFolder):
+        return Backend(*hf_tokenizer.load(Path(job.folder)))
+    assert isinstance(job, wire.LoadGGUF), "copies do the other jobs"
+    return Backend(*gguf_tokenizer.build(job.metadata))
+
+
+def serve(line: Line, answer: Callable[[wire.AnyJob], wire.AnyReply]) -> None:
+    """Does jobs until the other side has gone; every failure becomes an answer."""
+    while (data := line.receive()) is not None:
+        job = wire.decode_job(data)
+        # Should the parent be gone when its time is up, nobody else ends a library that never ends: SIGALRM does.
+        signal.setitimer(signal.ITIMER_REAL, job.seconds)
+        try:
+            reply = wire.encode(answer(job))
+        except BaseException as error:  # the library's panics are no Exception
+            reply = wire.encode(wire.Failure.of(error))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        line.send(reply)
+
+
+def limit_resources(memory: int) -> None:
+    """Bound the address space to `memory` bytes, and allow neither new files of any size nor core dumps."""
+    for kind, limit in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        with suppress(ValueError, OSError):  # some systems know the limit but do not let it be set
+            resource.setrlimit(kind, (limit, limit))
+
+
+def main(memory: int) -> None:
+    limit_resources(memory)
+    line = Line(socket.socket(fileno=0))
+    first = First(line)
+    line.send(b'{"ready": true}')
+    try:
+        serve(line, first.answer)
+    finally:
+        first.end_all()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1])["memory"])

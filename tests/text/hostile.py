@@ -1,0 +1,59 @@
+"""Tokenizer files that harm who loads them, made by the tests."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
+
+from kvasir.text.byte_level import LETTERS
+
+HANGS = "h\\u202e"  # on which the library never ends with the file of `endless`
+
+
+def endless(folder: Path) -> Path:
+    """The library loops forever on some texts: a token that its normalizer makes empty is found everywhere."""
+    library = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "h": 1, "##b": 2}, unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer()
+    library.decoder = decoders.WordPiece()
+    stretched = AddedToken("é" * 30, lstrip=True, rstrip=True, normalized=True)
+    library.add_tokens([AddedToken("\u202e", single_word=True, normalized=True), stretched])
+    return _saved(library, folder)
+
+
+def panics(folder: Path) -> Path:
+    """The library panics on decoding the token that is stripped away."""
+    library = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+    library.decoder = decoders.Strip("a", 0, 1 << 40)
+    return _saved(library, folder)
+
+
+def greedy(folder: Path) -> Path:
+    """A SentencePiece model whose table of replacements says that it has 4 GB, for which the library asks for 8."""
+    pieces = b"".join(_field(1, _field(1, t) + bytes([0x18, k])) for t, k in ((b"<unk>", 2), (b"a", 1), (b"b", 1)))
+    trainer = _field(2, bytes([0x18, 1]))  # unigram
+    normalizer = _field(3, _field(2, struct.pack("<I", 0xFFFFFFF0) + bytes(64)))
+    (folder / "tokenizer.model").write_bytes(pieces + trainer + normalizer)
+    return folder
+
+
+def plain(folder: Path) -> Path:
+    """An honest one: bytes, and a pair of them."""
+    vocab = {letter: i for i, letter in enumerate(LETTERS.values())} | {"he": 256}
+    library = tokenizers.Tokenizer(models.BPE(vocab, [("h", "e")]))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    return _saved(library, folder)
+
+
+def _saved(library: tokenizers.Tokenizer, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    library.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def _field(number: int, data: bytes) -> bytes:
+    assert len(data) < 128
+    return bytes([number << 3 | 2, len(data)]) + data

@@ -1,0 +1,242 @@
+"""Tokenizers in processes: the same ids, and a hostile file or text harms nobody but itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import unicodedata
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvasir.errors import InvalidRequest, KvasirError, ModelFileError
+from kvasir.text import bounds, tokenizer_process, tokenizer_wire
+from kvasir.text.sandbox import Hold
+from kvasir.text.table import AddedToken
+from kvasir.text.tokenizer import Tokenizer
+from kvasir.text.tokenizer_process import TokenizerPool
+from tests._shared import SHARED, need
+from tests.text import hostile
+from tests.text.vocabularies import (
+    ALL_TOKENIZERS,
+    SHARED_TOKENIZERS,
+    TINY,
+    any_tokenizer,
+    gguf_metadata,
+)
+
+TEXTS = ["", " ", "Hello, wörld! 日本語 😀\n\n  don't  12345\t<tool> e\u0301", "<|im_end|></s>[SEP]", "a" * 3000]
+
+
+def until(fact: Callable[[], bool]) -> None:
+    for _ in range(4000):
+        if fact():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never came to be")
+
+
+def pool_of(tokenizer: Tokenizer) -> TokenizerPool:
+    assert isinstance(tokenizer._encoder, TokenizerPool)
+    return tokenizer._encoder
+
+
+def in_processes(name: str) -> Tokenizer:
+    if name in TINY:
+        return Tokenizer.from_gguf(TINY[name]())
+    need(SHARED_TOKENIZERS[name])
+    path = SHARED / SHARED_TOKENIZERS[name]
+    return Tokenizer.from_gguf(gguf_metadata(path)) if path.is_file() else Tokenizer.from_folder(path)
+
+
+@pytest.fixture
+def honest(tmp_path):
+    tokenizer = Tokenizer.from_folder(hostile.plain(tmp_path))
+    yield tokenizer
+    tokenizer.close()
+
+
+@pytest.fixture
+def endless(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer_process, "SECONDS", 2.0)
+    tokenizer = Tokenizer.from_folder(hostile.endless(tmp_path))
+    yield tokenizer
+    tokenizer.close()
+
+
+# --- the same as in one process ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL_TOKENIZERS)
+def test_ids_and_tables_are_those_of_the_library_in_this_process(name):
+    there, here = in_processes(name), any_tokenizer(name)
+    try:
+        assert there.table == here.table
+        for special in (True, False):
+            for parse in (True, False):
+                assert there.encode_many(TEXTS, special, parse) == here.encode_many(TEXTS, special, parse)
+
+        @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(st.lists(st.text(max_size=40), max_size=8))
+        def equal(texts):
+            assert there.encode_many(texts) == here.encode_many(texts)
+
+        equal()
+        if here.table.form != "library":
+            hidden = {text: i for text, i, special in here.added_tokens if special}
+            assert [there.speller(hidden)(t) for t in TEXTS] == [here.speller(hidden)(t) for t in TEXTS]
+    finally:
+        there.close()
+
+
+@given(st.text(alphabet=st.sampled_from("Ká한α\u0301\u0308K≠ǖ \n\U0001d400") | st.characters(codec="utf-8")))
+@settings(max_examples=200, deadline=None)
+def test_no_text_has_fewer_tokens_than_its_bytes_say(text):
+    for name in TINY:
+        table, encode = any_tokenizer(name).table, any_tokenizer(name).encode
+        size = len(text.encode())
+        assert not table.bytes_per_token or len(encode(text, False)) * table.bytes_per_token >= size
+
+
+def test_the_bound_is_known_for_the_usual_kinds_and_not_where_text_may_vanish():
+    known = {name: any_tokenizer(name).table.bytes_per_token > 0 for name in TINY}
+    assert known["tiny byte-level"] and known["tiny sentencepiece"] and not known["tiny wordpiece"]
+
+
+@pytest.mark.slow
+def test_normalization_shortens_no_character_beyond_what_the_bounds_say():
+    for form, most in bounds._SHORTEN.items():
+        if form.startswith("NF"):
+            for code in (c for c in range(0x110000) if not 0xD800 <= c < 0xE000):
+                character = chr(code)
+                parts = unicodedata.normalize("NFD" if "K" not in form else "NFKD", character)
+                shortest = unicodedata.normalize(form, character)
+                assert len(character.encode()) <= most * len(shortest.encode())
+                assert len(parts.encode()) <= most * len(unicodedata.normalize(form, parts).encode())
+
+
+# --- hostile files -------------------------------------------------------------------------------------
+
+
+def test_a_text_on_which_the_library_never_ends_fails_alone(endless):
+    with ThreadPoolExecutor() as threads:
+        stuck = threads.submit(endless.encode, hostile.HANGS)
+        until(lambda: pool_of(endless)._places._value < tokenizer_process.MAX_WORKERS)
+        served = 0
+        while not stuck.done():
+            assert endless.encode("h", add_special_tokens=False) == [1]
+            served += 1
+        with pytest.raises(InvalidRequest, match=r"7 bytes cannot be tokenized.*more than 2 seconds"):
+            stuck.result()
+    assert served > 1 and endless.encode("h", add_special_tokens=False) == [1]
+
+
+def test_a_panic_while_loading_is_an_error_of_the_file(tmp_path):
+    with pytest.raises(ModelFileError, match="index out of bounds"):
+        Tokenizer.from_folder(hostile.panics(tmp_path))
+
+
+def test_a_file_that_asks_for_too_much_memory_is_refused(tmp_path):
+    with pytest.raises(ModelFileError, match=r"cannot be loaded|cannot be built"):
+        Tokenizer.from_folder(hostile.greedy(tmp_path))
+
+
+def test_a_file_that_takes_too_long_to_load_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer_process, "LOAD_SECONDS", 1e-6)
+    with pytest.raises(ModelFileError, match="ran for more than"):
+        Tokenizer.from_folder(hostile.plain(tmp_path))
+
+
+def test_memory_beyond_the_limit_ends_the_job_alone(honest, monkeypatch):
+    monkeypatch.setattr(tokenizer_process, "MEMORY", 320 << 20)
+    small = Tokenizer(honest.table, TokenizerPool(tokenizer_wire.LoadFolder(60.0, str(_folder(honest)))))
+    try:
+        with pytest.raises(KvasirError):
+            small.encode("he " * (4 << 20))
+        assert small.encode("he") == [256]
+    finally:
+        small.close()
+
+
+def _folder(tokenizer: Tokenizer) -> str:
+    job = tokenizer_wire.decode_job(pool_of(tokenizer)._load[4:])
+    assert isinstance(job, tokenizer_wire.LoadFolder)
+    return job.folder
+
+
+# --- processes that end --------------------------------------------------------------------------------
+
+
+def test_copies_and_the_first_process_are_replaced(honest):
+    pool = pool_of(honest)
+    assert honest.encode("he") == [256]
+    os.kill(pool.idle[0].process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    until(lambda: pool.idle[0].process.poll() is not None)
+    assert honest.encode("he") == [256]
+    first = pool._first
+    first._worker.process.kill()
+    first._worker.process.wait()
+    pool.idle.clear()
+    assert honest.encode("he") == [256] and pool._first is not first
+
+
+def test_a_folder_that_has_changed_is_not_taken_for_the_one_that_was_loaded(honest):
+    pool, folder = pool_of(honest), _folder(honest)
+    honest.close()
+    hostile.endless(Path(folder))
+    with pytest.raises(KvasirError, match="changed"):
+        honest.encode("he")
+    assert not pool.idle
+
+
+def test_no_process_outlives_its_tokenizer(honest):
+    pool = pool_of(honest)
+    honest.encode("he")
+    pids = [pool._first._worker.process.pid, pool.idle[0].process.pid]  # type: ignore[attr-defined]
+    honest.close()
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+def test_a_held_job_is_ended_from_another_thread_and_its_process_with_it(endless):
+    hold = Hold()
+    with ThreadPoolExecutor() as threads:
+        job = threads.submit(endless.encode_many, [hostile.HANGS], hold=hold)
+        until(lambda: hold._worker is not None)
+        hold.end()
+        with pytest.raises(InvalidRequest, match="ended the process"):
+            job.result()
+    assert endless.encode("h", add_special_tokens=False) == [1]
+    with pytest.raises(InvalidRequest, match="before it began"):
+        endless.encode_many(["h"], hold=hold)
+
+
+# --- frames --------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=200))
+def test_a_reply_that_is_none_is_an_error(data):
+    with suppress(ModelFileError):
+        tokenizer_wire.decode_reply(data)
+
+
+@pytest.mark.parametrize("wrong", ["form", "added", "spelt"])
+def test_a_table_that_contradicts_itself_is_refused(wrong):
+    table = any_tokenizer("tiny byte-level").table
+    more = {"form": "odd", "added": [AddedToken(1 << 30, "x", True)], "spelt": [b"a"]}
+    with pytest.raises(ModelFileError):
+        replace(table, **{wrong: more[wrong]}).check()
+
+
+def test_many_texts_go_in_several_frames():
+    texts = ["x" * 1000] * 3000
+    slices = list(tokenizer_process._slices(texts))
+    assert [i for a, b in slices for i in range(a, b)] == list(range(3000)) and len(slices) > 3
+    assert list(tokenizer_process._slices(["x" * (5 << 20)] * 2)) == [(0, 1), (1, 2)]
+    assert list(tokenizer_process._slices([])) == []
