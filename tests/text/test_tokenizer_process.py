@@ -183,7 +183,7 @@ def test_copies_and_the_first_process_are_replaced(honest):
     first = pool._first
     first._worker.process.kill()
     first._worker.process.wait()
-    pool.idle.clear()
+    pool.idle.pop().kill()
     assert honest.encode("he") == [256] and pool._first is not first
 
 
