@@ -2,12 +2,16 @@
 
 A pure state machine, without sockets. The rules:
 
-- a request that was only waiting is sent again as often as needed;
-- one that was being computed is sent again once; at its second death it gets a clear error, so that a poison request
-  cannot loop. When nothing was being computed, those that the engine had taken stand in: one of them may have killed
-  it before its first step. What an engine never took loses no life with it;
-- after a death those that were being computed go back one at a time (*quarantine*): the next is sent when the one
-  before has produced a token. So a poison request dies alone, and its neighbours do not pay for it.
+- A request that only waited is sent again as often as needed.
+- After a death, those that were being computed are sent again together with everything else, and resume where their
+  streams stopped. When nothing was being computed, those that the engine had taken count as computed.
+- A request is a suspect when the engine dies with it a second time without a token of it in between. Suspects are
+  tried in groups, with nothing else sent meanwhile: the next group is sent when each of this one has given a token.
+  When the engine dies again, its suspects are halved. A single suspect is tried in an engine of its own.
+- A request fails only when it was the only one that the engine had, and a suspect. So p poison requests among n cost
+  about p log n engines, and no other request pays with more than time.
+- Two that kill only together are never alone at a death. Each time that one of them has to be tried alone, it must
+  give twice as many tokens before others join it, so that this ends after few engines, too.
 """
 
 from __future__ import annotations
@@ -19,22 +23,26 @@ from enum import IntEnum
 
 from kvasir.types import Delta, FinishReason, Request
 
-MAX_DEATHS = 2
+SUSPECT_DEATHS = 2  # with a request in hand and no token of it in between
+SUSPECT_LIVES = 4  # engines that died with it merely waiting there: something may kill before it is computed
 
 
 class Stage(IntEnum):
-    """How far a request came with the engine of now: held back here, sent, taken by it, in a step of it."""
+    """How far a request came with the engine of now: held back here, sent, in its queue, just being put there, in a
+    step. What is in hand in the last two may kill the engine at this moment."""
 
     HELD = 0
     SENT = 1
     TAKEN = 2
-    JOINED = 3
+    ADDING = 3
+    JOINED = 4
 
 
 @dataclass(slots=True)
 class Entry:
     """arrived: by the journal's clock. returned: an engine died that it had been sent to. deaths: those it may have
-    caused."""
+    caused, and lives: engines that died with it in them, both since its last token. trials: how often it was tried
+    alone. owed: tokens to come before its trial ends."""
 
     request: Request
     arrived: float
@@ -44,6 +52,13 @@ class Entry:
     stage: Stage = Stage.HELD
     returned: bool = False
     deaths: int = 0
+    lives: int = 0
+    trials: int = 0
+    owed: int = 0
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.deaths >= SUSPECT_DEATHS or self.lives >= SUSPECT_LIVES
 
     @property
     def open(self) -> list[int]:
@@ -70,12 +85,23 @@ class Journal:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.entries: dict[str, Entry] = {}
-        self._quarantine: list[str] = []
-        self._suspect: str | None = None
+        self._groups: list[list[str]] = []  # of suspects, to be tried one after another
+        self._adding: str | None = None  # what the engine is just putting into its queue
+        self._trial: set[str] = set()  # those of the present group that owe tokens
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether suspects are being told apart: each death brings that further."""
+        return bool(self._groups or self._trial)
+
+    @property
+    def in_hand(self) -> bool:
+        """Whether the engine of now has been sent anything that has not ended."""
+        return any(e.stage is not Stage.HELD for e in self.entries.values())
 
     @property
     def num_held(self) -> int:
-        """Answers that wait for an engine, or for the end of a quarantine."""
+        """Answers that wait for an engine, or for the end of a trial."""
         return sum(len(e.open) for e in self.entries.values() if e.stage is Stage.HELD)
 
     def add(self, request: Request) -> None:
@@ -84,10 +110,7 @@ class Journal:
     def forget(self, request_id: str) -> None:
         """The request has ended, was refused, or its client left."""
         self.entries.pop(request_id, None)
-        if request_id in self._quarantine:
-            self._quarantine.remove(request_id)
-        if self._suspect == request_id:
-            self._suspect = None
+        self._trial.discard(request_id)
 
     def abandon(self, request_id: str, index: int) -> None:
         """One answer is not wanted any more."""
@@ -99,6 +122,17 @@ class Journal:
         for request_id in ids:
             if entry := self.entries.get(request_id):
                 entry.stage = stage
+
+    def hear(self, said: str | list[str] | None) -> None:
+        """What the engine writes on its standard output (worker.py)."""
+        if isinstance(said, list):
+            self.reached(said, Stage.JOINED)
+            return
+        if self._adding is not None:
+            self.reached([self._adding], Stage.TAKEN)
+        if said is not None:
+            self.reached([said], Stage.ADDING)
+        self._adding = said
 
     def overdue(self) -> list[Delta]:
         """Ends what is held back beyond its deadline; its last deltas."""
@@ -115,9 +149,11 @@ class Journal:
         entry = self.entries.get(delta.id)
         if entry is None:
             return False
-        if delta.id == self._suspect:
-            self._suspect = None
         if delta.token_ids:
+            entry.deaths = entry.lives = 0
+            entry.owed -= len(delta.token_ids)
+            if entry.owed <= 0:
+                self._trial.discard(delta.id)
             entry.streamed.setdefault(delta.index, []).extend(delta.token_ids)
             entry.carries[delta.index] = delta.carry
         if delta.finish_reason:
@@ -131,33 +167,43 @@ class Journal:
 
     def to_send(self) -> list[Request]:
         """Requests that go to the engine now; they count as sent."""
-        if self._suspect is not None:
+        if self._trial:
             return []
-        if self._quarantine:
-            self._suspect = self._quarantine.pop(0)
-            ready = [self.entries[self._suspect]]
-        else:
-            ready = [e for e in self.entries.values() if e.stage is Stage.HELD]
+        ready = self._next_group() or [e for e in self.entries.values() if e.stage is Stage.HELD]
         for entry in ready:
             entry.stage = Stage.SENT
         now = self._clock()
         return [entry.to_send(now) for entry in ready]
 
+    def _next_group(self) -> list[Entry]:
+        """Begins the next trial, if there is one left."""
+        while self._groups:
+            group = [self.entries[name] for name in self._groups.pop(0) if name in self.entries]
+            for entry in group:
+                entry.trials += len(group) == 1
+                entry.owed = 2 ** (entry.trials - 1) if len(group) == 1 else 1
+            self._trial = {entry.request.id for entry in group}
+            if group:
+                return group
+        return []
+
     def death(self) -> list[Request]:
         """The engine died. Returns the requests that must get an error; all others will be sent again."""
         sent = [e for e in self.entries.values() if e.stage is not Stage.HELD]
-        furthest = max((e.stage for e in sent), default=Stage.HELD)
-        running = [e for e in sent if e.stage is furthest] if furthest > Stage.SENT else []
-        suspect = self.entries[self._suspect] if self._suspect else None
-        blamed = [suspect] if suspect and suspect.stage > Stage.SENT else running
-        for entry in blamed:
+        taken = [e for e in sent if e.stage >= Stage.TAKEN]
+        untouched = [e.request.id for e in sent if e.request.id in self._trial and e not in taken]
+        for entry in taken:
+            entry.lives += 1
+        for entry in [e for e in taken if e.stage >= Stage.ADDING] or taken:
             entry.deaths += 1
-        failed = [e for e in blamed if e.deaths >= MAX_DEATHS]
-        back = [e.request.id for e in sent if (e is suspect or e in running) and e not in failed]
-        self._suspect = None
-        self._quarantine = back + self._quarantine
         for entry in sent:
             entry.stage, entry.returned = Stage.HELD, True
+        suspects = [e.request.id for e in taken if e.is_suspect]
+        failed = taken if len(taken) == 1 and taken[0].deaths >= SUSPECT_DEATHS else []
+        self._trial, self._adding = set(), None
         for entry in failed:
             self.forget(entry.request.id)
-        return [e.request for e in failed]
+            suspects.remove(entry.request.id)
+        half = (len(suspects) + 1) // 2
+        self._groups = [g for g in (suspects[:half], suspects[half:], untouched) if g] + self._groups
+        return [entry.request for entry in failed]

@@ -25,7 +25,7 @@ import zmq.asyncio
 
 from kvasir.config import EngineOptions, engine_environment, runtime_dir
 from kvasir.engine import wire
-from kvasir.engine.journal import Journal, Stage
+from kvasir.engine.journal import Journal
 from kvasir.engine.lives import Lives
 from kvasir.engine.streams import Streams
 from kvasir.errors import EngineDead, KvasirError, QueueFull
@@ -215,8 +215,7 @@ class ProcessEngine:
         *lines, self._said = self._said.split(b"\n")
         for line in lines:
             with contextlib.suppress(msgspec.DecodeError):
-                ids = msgspec.json.decode(line, type=str | list[str])
-                self._journal.reached(*(((ids,), Stage.TAKEN) if isinstance(ids, str) else (ids, Stage.JOINED)))
+                self._journal.hear(msgspec.json.decode(line, type=str | list[str] | None))
 
     async def _receive(self) -> None:
         assert self._socket is not None
@@ -329,7 +328,8 @@ class ProcessEngine:
                 answer.set_exception(EngineDead("the engine process ended"))
         for request in self._journal.death():
             error = EngineDead(
-                "the engine process ended twice while it computed this request", "it will not be tried again"
+                "the engine process ended twice while it computed this request, the second time with nothing else",
+                "it will not be tried again",
             )
             self._streams.fail(request.id, error)
         self._end_overdue()

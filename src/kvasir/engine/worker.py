@@ -2,7 +2,8 @@
 
 Its options come as one line of JSON on standard input, which stays open: when it ends, the parent is gone and so
 are we. Commands and events pass over one zmq PAIR socket (`wire`); standard output names the requests in hand, one
-line of JSON each time: a string for one that is taken, a list for those that join the step to come.
+line of JSON each time: a string for one that is being put into the queue, null when it is there, a list for those that
+join the step to come.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Worker:
                     self.core.add(request)
                 except KvasirError as error:
                     self.send(wire.to_fault(request.id, error))
+                _announce(None)
             case wire.Abort(id, index):
                 self.core.abort(id, index)
             case wire.Ask(number, what):
@@ -107,7 +109,7 @@ class Worker:
             return wire.Answer(number, error=f"leak: {error}")
 
 
-def _announce(ids: str | list[str]) -> None:
+def _announce(ids: str | list[str] | None) -> None:
     """Names what is begun with, before it is: if it kills the process, it is the suspect.
 
     By a plain write to a pipe, which is out when it returns; a message in zmq's hands would die with us.
