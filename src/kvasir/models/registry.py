@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 
 # model_type -> module of this package, its class, and the `architectures` that the class computes.
 MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -55,8 +55,10 @@ def model_class_for(config: Mapping[str, Any]) -> type:
         raise ModelFileError("config.json names no model_type and no architectures", "is this a model's folder?")
     if model_type is None:
         return model_class(architectures[0])
+    if not isinstance(model_type, str):
+        raise ModelFileError(f"config.json: model_type is {quoted(model_type)}", "expected a name")
     if model_type not in MODELS:
-        raise unsupported(str(model_type), architectures, "auto_map" in config)
+        raise unsupported(model_type, architectures, "auto_map" in config)
     ours = MODELS[model_type][2]
     if architectures and not set(ours) & set(architectures):
         raise UnsupportedModel(

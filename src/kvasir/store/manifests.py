@@ -94,7 +94,7 @@ def _decode(data: bytes, path: Path) -> Entry:
         if not Path(entry.weights.path).is_absolute():
             raise ModelFileError("its weights are at a relative path")
         check_parameters(entry.parameters)
-    except (msgspec.MsgspecError, RecursionError, KvasirError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KvasirError) as error:
         raise ModelFileError(
             f"{path}: not a manifest of a model: {error}", "remove it, and pull the model again"
         ) from error

@@ -85,7 +85,7 @@ def parse_modelfile(text: str) -> Modelfile:
 
 def write_modelfile(model: Modelfile) -> str:
     """The text of a Modelfile, which parses to the same. Raises InvalidRequest for values that no quotes can hold."""
-    lines = [f"FROM {path}" for path in model.from_]
+    lines = [f"FROM {_quoted(path)}" for path in model.from_]
     lines += [f"TEMPLATE {_quoted(model.template)}"] if model.template is not None else []
     lines += [f"SYSTEM {_quoted(model.system)}"] if model.system is not None else []
     for name, value in model.parameters.items():

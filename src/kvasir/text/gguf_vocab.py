@@ -95,9 +95,19 @@ class Vocab:
         value = self.metadata[key]
         try:
             table = value if isinstance(value, bytes) else bytes(int(b) & 0xFF for b in _array(self.metadata, key))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ModelFileError(f"{key} of the GGUF is not an array of bytes") from error
+        _check_charsmap(table, key)
         return table
+
+
+def _check_charsmap(table: bytes, key: str) -> None:
+    """The library takes the stated size of the double array as it is, up to 4 GiB, and allocates twice as much."""
+    size = int.from_bytes(table[:4], "little")
+    if table and (size % 4 or not 4 <= size <= len(table) - 4):
+        raise ModelFileError(
+            f"{key} has an array of {size} bytes in a table of {len(table)}", "the tokenizer's file is damaged"
+        )
 
 
 def _string(metadata: Mapping[str, object], key: str) -> str:

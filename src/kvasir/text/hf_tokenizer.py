@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from kvasir.errors import ModelFileError
+from kvasir.errors import ModelFileError, quoted
 from kvasir.text import gguf_tokenizer
 from kvasir.text.gguf_vocab import PREFIX
 from kvasir.text.library import library_errors
@@ -82,7 +82,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _special_tokens(tokenizer: Tokenizer, folder: Path, config: dict[str, Any]) -> SpecialTokens:
     merged = {**_read_json(folder / "special_tokens_map.json"), **config}
-    names = {role: text for role in _ROLES if (text := _text(merged.get(role))) is not None}
+    names = {role: text for role in _ROLES if (text := _text(merged.get(role), role)) is not None}
     ids = {role: tokenizer.token_to_id(text) for role, text in names.items()}
     generation = _read_json(folder / "generation_config.json") or _read_json(folder / "config.json")
     eos = [ids.get("eos_token"), *_ids(generation.get("eos_token_id"), "eos_token_id")]
@@ -98,10 +98,17 @@ def _special_tokens(tokenizer: Tokenizer, folder: Path, config: dict[str, Any]) 
     )
 
 
-def _text(token: object) -> str | None:
+def _text(token: object, role: str) -> str | None:
     """A special token is written as its text or as an object with the text under "content"."""
     text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) and text else None
+    if not isinstance(text, str) or not text:
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"{role} of the tokenizer's files is {quoted(text)}, which is not valid Unicode"
+        raise ModelFileError(problem, "expected a token's text") from error
+    return text
 
 
 def _ids(value: object, key: str) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvasir.errors import ModelFileError
+from kvasir.errors import ModelFileError, quoted
 from kvasir.weights.gguf import GGUFFile, GGUFTensor
 
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -56,7 +56,7 @@ class GGUFModel:
                     raise ModelFileError(f"{part.path}: tensor {name!r} is in {self.part(name).path} too")
                 self.tensors[name] = tensor
                 self._part_of[name] = part
-        expected = self.metadata.get("split.tensors.count", len(self.tensors))
+        expected = _number(parts[0], "split.tensors.count", len(self.tensors))
         if len(self.tensors) != expected:
             raise ModelFileError(
                 f"{parts[0].path}: the parts hold {len(self.tensors)} tensors, expected {expected}",
@@ -101,7 +101,7 @@ def open_gguf(path: str | Path) -> GGUFModel:
 
 
 def _check_place(part: GGUFFile, number: int, count: int) -> None:
-    said = part.metadata.get("split.no", 0), part.metadata.get("split.count", 1)
+    said = _number(part, "split.no", 0), _number(part, "split.count", 1)
     # A file that is not split may write a count of 0.
     if said != (number, count) and not (count == 1 and said == (0, 0)):
         raise ModelFileError(
@@ -109,3 +109,10 @@ def _check_place(part: GGUFFile, number: int, count: int) -> None:
             f"by its name part {number} of {count}",
             "give the parts back the names they came with",
         )
+
+
+def _number(part: GGUFFile, key: str, default: int) -> int:
+    value = part.metadata.get(key, default)
+    if type(value) is not int:
+        raise ModelFileError(f"{part.path}: {key} is {quoted(value)}, expected a number", "the file is damaged")
+    return value

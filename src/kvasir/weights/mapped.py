@@ -71,6 +71,8 @@ class MappedFile:
         """A range as a torch tensor that shares the mapping's memory, or a copy where it is not aligned."""
         import torch
 
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype)
         source = self._slice(offset, nbytes)
         if offset % dtype.itemsize:
             source = source.copy()

@@ -174,7 +174,7 @@ def read_index(folder: Path) -> dict[str, str]:
                 f"{folder / INDEX}: {shard[:100]!r} is not a plain name of a .safetensors file",
                 "shards must lie in the model's own folder",
             )
-        if not (folder / shard).is_file():
+        if not _is_file(folder / shard):
             missing.append(shard)
     if missing:
         listed = ", ".join(missing[:5]) + (" and more" if len(missing) > 5 else "")
@@ -199,6 +199,13 @@ def weight_files(folder: Path) -> list[Path]:
             "shards need their index",
         )
     return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # no file can have such a long name
+        return False
 
 
 def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:

@@ -1,0 +1,24 @@
+"""One target under atheris: python -m tests.fuzz.one NAME [libFuzzer's options and folders]"""
+
+import sys
+
+import atheris
+
+# Before anything imports our package: what is to be covered is instrumented as it is imported.
+with atheris.instrument_imports(include=["kvasir"], enable_loader_override=False):
+    from tests.fuzz.target import attempt, bounded_memory, load
+
+    NAME = sys.argv[1]
+    TARGET = load(NAME)
+
+
+def main() -> None:
+    mutator = {"custom_mutator": TARGET.mutate} if TARGET.mutate else {}
+    again = f"{sys.executable} -m tests.fuzz.one {NAME}"  # how libFuzzer begins the processes that minimise
+    atheris.Setup([again, *sys.argv[2:]], lambda data: attempt(TARGET, data), **mutator)
+    with bounded_memory():
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
