@@ -45,7 +45,10 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "runner": COMPUTING,
     "engine": (*THINKING, *COMPUTING),
     "store": ("weights", "text"),
-    "serve": ("parse", "store", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),
+    "serve": (
+        *("parse", "store", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),
+        "engine.turns",
+    ),
     "fleet": ("engine.client",),
     "cli": EVERYTHING,
     "__init__": ("engine",),

@@ -76,6 +76,10 @@ class InvalidRequest(KvasirError, ValueError):
         self.param = param if param is None else bounded(param, MAX_QUOTED)
 
 
+class TextTooLong(InvalidRequest):
+    """A text that cannot fit into the context, whatever its tokens are."""
+
+
 class ModelNotFound(InvalidRequest):
     """A request names a model that there is not: HTTP 404."""
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
+import httpx
 import psutil
 
 from tests.soak.client import Client, Refused
@@ -117,6 +118,16 @@ async def oversize_prompt(c: Client) -> bool:
     if c.rng.random() < 0.5:
         return await c.refused({"model": MODEL, "prompt": text}, 400)
     return await c.refused({"model": MODEL, "input": text}, 400, route="/v1/embeddings")
+
+
+async def hostile_text(c: Client) -> bool:
+    """Megabytes that the tokenizer must not be given, or must be freed of: refused, or left early."""
+    body = {"model": MODEL, "prompt": c.rng.choice(["a", "\u202e", " \u00e9", "<|", "\n "]) * (2 << 20)}
+    if c.rng.random() < 0.5:
+        return await c.refused(body, 400)
+    with contextlib.suppress(httpx.TimeoutException):
+        await c.http.post(f"{c.server.base}/tokenize", json=body, headers=_auth(), timeout=0.3)
+    return True
 
 
 async def oversize_body(c: Client) -> bool:
@@ -227,6 +238,7 @@ HARMS: dict[str, tuple[Callable[[Client], Awaitable[bool]], float]] = {
     "malformed body": (malform, 4),
     "unknown model, key, class or route": (ask_unknown, 2),
     "prompt beyond the context": (oversize_prompt, 2),
+    "megabytes to tokenize": (hostile_text, 1),
     "body beyond its bound": (oversize_body, 1),
     "headers beyond their bound": (oversize_headers, 1),
     "no HTTP": (break_protocol, 1),

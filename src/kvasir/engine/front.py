@@ -21,17 +21,19 @@ from kvasir.engine.client import Engine
 from kvasir.engine.grammars import Grammars
 from kvasir.engine.meter import Meter
 from kvasir.engine.reading import Reader, Reading
-from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError
+from kvasir.engine.turns import Turns
+from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, TextTooLong
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.fim import Infill
+from kvasir.text.sandbox import Hold
 from kvasir.text.sequences import Breakers, bad_words
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import EngineStats, FinishReason, ModelInfo, Request, SamplingParams, Task
 
-LONG_TEXT = 4096  # characters from which on a text is tokenized in a thread
+LONG_TEXT = 4096  # ids from which on they are decoded in a thread
 SEQUENCES_KEPT = 16  # of bad words and breakers
 
 
@@ -64,6 +66,7 @@ class Front:
         self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # told of all that is generated
         self.grammars = Grammars(self._vocabulary)
         self._warm = warm and tokenizer is not None
+        self._turns = Turns()
         self._end: asyncio.Future[None] | None = None
         self._breakers: Breakers | None = None
         self._found = lru_cache(SEQUENCES_KEPT)(self._find)
@@ -86,6 +89,9 @@ class Front:
         """Stops the engine, once, however often and from wherever it is called."""
         if self._end is None:
             self.grammars.close()
+            self._turns.close()
+            if self.tokenizer is not None:
+                self.tokenizer.close()
             self._end = asyncio.ensure_future(self.engine.stop(drain))
         await asyncio.shield(self._end)
 
@@ -101,19 +107,28 @@ class Front:
     # -- text to ids ---------------------------------------------------------------------------------------
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, param: str = "prompt"
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = True,
+        param: str = "prompt",
+        bounded: bool = True,
     ) -> tuple[int, ...]:
         """The ids of a text; an empty one becomes the beginning-of-text id, where the model has such an id.
 
+        bounded: a text that cannot fit into the context is refused before it is tokenized.
         Raises InvalidRequest (with `param`) for an empty text without that, and for a model without a
-        tokenizer.
+        tokenizer; TextTooLong; QueueFull where too many texts wait.
         """
         tokenizer = self._need_tokenizer(param)
-        if len(text) < LONG_TEXT:
-            ids = tokenizer.encode(text, add_special_tokens, parse_special)
-            await asyncio.sleep(0)  # a request may bring thousands of them
-        else:
-            ids = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens, parse_special)
+        if bounded:
+            self._check_size(len(text) if text.isascii() else len(text.encode("utf-8", "replace")), param)
+
+        def work(hold: Hold) -> list[int]:
+            return tokenizer.encode_many([text], add_special_tokens, parse_special, hold=hold)[0]
+
+        ids = await self._turns.run(len(text), work)
         if not ids and tokenizer.bos_id is not None:
             ids = [tokenizer.bos_id]
         if not ids:
@@ -142,11 +157,16 @@ class Front:
         )
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_special_tokens: bool = False, **template: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_special_tokens: bool = False,
+        bounded: bool = True,
+        **template: Any,
     ) -> tuple[int, ...]:
         """The ids of `render_chat`, whose arguments it takes."""
         text = await self.render_chat(messages, **template)
-        return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
+        return await self.encode(text, add_special_tokens=add_special_tokens, param="messages", bounded=bounded)
 
     async def encode_infill(
         self,
@@ -166,10 +186,12 @@ class Front:
             raise InvalidRequest(message, "leave it out, or serve a model of code", param=param)
         size = len(before) + len(after) + sum(len(name) + len(text) for name, text in files)
 
-        def encode() -> list[int]:
+        self._check_size(size, param)
+
+        def encode(_: Hold) -> list[int]:
             return infill.prompt(tokenizer, before, after, files=files, add_bos=add_special_tokens)
 
-        return tuple(encode() if size < LONG_TEXT else await asyncio.to_thread(encode)), infill.stops()
+        return tuple(await self._turns.run(size, encode)), infill.stops()
 
     @cached_property
     def infill(self) -> Infill | None:
@@ -187,6 +209,15 @@ class Front:
         if len(ids) < LONG_TEXT:
             return tokenizer.decode(ids, skip_special_tokens)
         return await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens)
+
+    def _check_size(self, size: int, param: str) -> None:
+        """Raises TextTooLong for a text of so many bytes, all of them in tokens, that no context can hold."""
+        context, most = self.info.max_model_len, self._need_tokenizer(param).table.bytes_per_token
+        if most and size > most * context:
+            raise TextTooLong(
+                f"the text has {size} bytes; the context of {context} tokens can hold at most {most * context}",
+                "shorten it", param=param,
+            )  # fmt: skip
 
     def _need_tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:

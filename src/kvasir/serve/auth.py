@@ -4,13 +4,15 @@ one."""
 from __future__ import annotations
 
 import ipaddress
+from functools import partial
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvasir.engine.turns import ASKER, Asker
 from kvasir.errors import quoted
 from kvasir.serve import static
-from kvasir.serve.asgi import header, refuse
+from kvasir.serve.asgi import header, refuse, while_connected
 from kvasir.serve.faults import Fault
 from kvasir.serve.keyring import KeyRing
 from kvasir.serve.settings import ServeSettings, is_loopback, is_wildcard
@@ -115,6 +117,7 @@ class KeyGuard:
                 )
                 return await refuse(fault, scope, receive, send)
         scope.setdefault("state", {})["key"] = key
+        ASKER.set(Asker(key.name if key else "", partial(while_connected, receive)))
         await self.app(scope, receive, send)
 
 

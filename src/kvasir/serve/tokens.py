@@ -64,7 +64,8 @@ async def tokenize(wire: TokenizeRequest, request: HTTPRequest) -> Response:
         )
         ids = await chat_ids(ChatRequest.model_construct(**{n: getattr(wire, n) for n in names}), serving)
     else:
-        ids = await serving.front.encode(wire.prompt or "", add_special_tokens=wire.add_special_tokens is not False)
+        special = wire.add_special_tokens is not False
+        ids = await serving.front.encode(wire.prompt or "", add_special_tokens=special, bounded=False)
     response = {"count": len(ids), "max_model_len": serving.front.info.max_model_len, "tokens": ids}
     tokenizer = serving.front.tokenizer
     if wire.return_token_strs:
@@ -85,7 +86,11 @@ async def _pieces(wire: TokenizeRequest, content: str, serving: Serving) -> Sequ
     if not content and not special:
         return ()
     ids = await front.encode(
-        content, add_special_tokens=special, parse_special=wire.parse_special is not False, param="content"
+        content,
+        add_special_tokens=special,
+        parse_special=wire.parse_special is not False,
+        param="content",
+        bounded=False,
     )
     if not wire.with_pieces or front.tokenizer is None:
         return ids

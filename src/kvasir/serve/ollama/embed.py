@@ -72,7 +72,8 @@ async def to_requests(
     fields = serving.fields(request, wire)
     requests, cut = [], 0
     for text in inputs:
-        ids = await front.encode(text, param=param)
+        truncated = isinstance(wire, EmbedRequest) and bool(wire.truncate)
+        ids = await front.encode(text, param=param, bounded=not truncated)
         if isinstance(wire, EmbedRequest) and wire.truncate:
             ids, left_out = cut_ids(ids, context, context)
             cut += left_out

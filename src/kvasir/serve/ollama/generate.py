@@ -88,7 +88,7 @@ async def prompt_ids(wire: GenerateRequest, serving: Serving) -> tuple[int, ...]
         if wire.system or wire.think:
             name = "system" if wire.system else "think"
             raise InvalidRequest(f"this model has no chat template that could say {name}", "leave it out", name)
-        ids = await front.encode(prompt)
+        ids = await front.encode(prompt, bounded=not wire.truncate)
     else:
         ids = await _chat_ids(wire, serving, prompt)
     if wire.context is None:
@@ -106,10 +106,10 @@ async def _chat_ids(wire: GenerateRequest, serving: Serving, prompt: str) -> tup
         messages.insert(0, {"role": "system", "content": wire.system})
     variables = {} if wire.template else thinking_variables(wire.think, front, None, wire.model)
     if not wire.template:
-        return await front.encode_chat(messages, variables=variables)
+        return await front.encode_chat(messages, variables=variables, bounded=not wire.truncate)
     if wire.think is not None:
         raise InvalidRequest("think belongs to the model's own template", "leave one of them out", "think")
     await asyncio.to_thread(check_template, wire.template)
     assert front.template is not None, "a model with a tokenizer has one, if without sources"
     text = await asyncio.to_thread(front.template.render, messages, chat_template=wire.template)
-    return await front.encode(text, add_special_tokens=False)
+    return await front.encode(text, add_special_tokens=False, bounded=not wire.truncate)

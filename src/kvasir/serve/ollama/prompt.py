@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvasir.engine.front import Front
-from kvasir.errors import InvalidRequest, TemplateError
+from kvasir.errors import InvalidRequest, TemplateError, TextTooLong
 from kvasir.serve.ollama.wire import Message
 from kvasir.serve.thinking import LEVELS, switch_of
 from kvasir.serve.wire import refuse_fields
@@ -99,10 +99,15 @@ class Prompter:
     async def fitting(self, messages: Messages, most: int) -> tuple[tuple[int, ...], int]:
         """Of at most so many tokens: the ids, and how many messages were left out. System messages and the last one
         stay. What is shortest may be too long."""
-        ids = await self.ids(messages)
         left_out = sum(message["role"] != "system" for message in messages[:-1])
-        if len(ids) <= most or not left_out:
-            return ids, 0
+        try:
+            ids = await self.ids(messages)
+        except TextTooLong:
+            if not left_out:
+                raise
+        else:
+            if len(ids) <= most or not left_out:
+                return ids, 0
         ids = await self.ids(_without(messages, left_out))
         low = 1  # the fewest that make it fit lie between the two
         while low < left_out:
@@ -119,7 +124,7 @@ class Prompter:
         first = next(message for message in messages if message["role"] != "system")
         try:
             return None if first["role"] == "tool" else await self.ids(messages)
-        except TemplateError:
+        except (TemplateError, TextTooLong):
             return None
 
 

@@ -12,7 +12,7 @@ from starlette.requests import Request as HTTPRequest
 
 from kvasir.engine.front import Front
 from kvasir.engine.reading import Reading
-from kvasir.errors import EngineDead, LimitExceeded
+from kvasir.errors import EngineDead, LimitExceeded, TextTooLong
 from kvasir.serve.faults import Fault
 from kvasir.serve.openai.chat import chat_ids, to_request
 from kvasir.serve.records import new_id
@@ -158,6 +158,9 @@ async def surplus(wire: ResponseRequest, items: Sequence[Kept], serving: Serving
     low, high = 0, len(cuts) - 1
     while low < high:
         middle = (low + high) // 2
-        ids = await chat_ids(await chat_of(wire, items[cuts[middle] :]), serving)
-        low, high = (low, middle) if len(ids) <= room else (middle + 1, high)
+        try:
+            fits = len(await chat_ids(await chat_of(wire, items[cuts[middle] :]), serving)) <= room
+        except TextTooLong:
+            fits = False
+        low, high = (low, middle) if fits else (middle + 1, high)
     return cuts[low]

@@ -1,0 +1,138 @@
+"""Who may tokenize now: a few texts at once, keys in turn, and what is left behind by its client is ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from kvasir.errors import QueueFull
+from kvasir.text.sandbox import Hold
+from kvasir.text.tokenizer_process import MAX_WORKERS
+
+LONG_BYTES = 64 << 10  # texts from here on leave one place to shorter ones
+MAX_WAITING, MAX_WAITING_PER_KEY = 1024, 256
+MAX_BYTES, MAX_BYTES_PER_KEY = 256 << 20, 64 << 20  # of the texts that wait or are being tokenized
+
+T = TypeVar("T")
+
+
+async def _stays(work: Coroutine[Any, Any, T]) -> T:
+    return await work
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """On whose behalf a text is tokenized. while_here: runs a coroutine, and cancels it when the client leaves."""
+
+    key: str = ""
+    while_here: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] = _stays
+
+
+NO_ONE = Asker()
+ASKER: ContextVar[Asker] = ContextVar("asker", default=NO_ONE)
+
+
+class _Waiter:
+    def __init__(self, key: str, size: int):
+        self.key, self.size, self.long = key, size, size >= LONG_BYTES
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Turns:
+    """Used from one event loop."""
+
+    def __init__(self, places: int = MAX_WORKERS):
+        self._free, self._free_for_long = places, max(1, places - 1)
+        self._waiting: OrderedDict[str, list[_Waiter]] = OrderedDict()  # keys in the order of their turns
+        self._bytes: dict[str, int] = {}
+        self._threads = ThreadPoolExecutor(places, "kvasir-tokenize")
+
+    async def run(self, size: int, work: Callable[[Hold], T]) -> T:
+        """What `work` gives, in a thread, for texts of `size` bytes. Raises QueueFull, and what `work` raises."""
+        asker = ASKER.get()
+        job = self._run(_Waiter(asker.key, size), work)
+        return await (asker.while_here(job) if size >= LONG_BYTES else job)
+
+    async def _run(self, waiter: _Waiter, work: Callable[[Hold], T]) -> T:
+        self._join(waiter)
+        try:
+            await waiter.turn
+        except asyncio.CancelledError:
+            self._leave(waiter)
+            raise
+        hold, loop = Hold(), asyncio.get_running_loop()
+        done: Future[T] = self._threads.submit(work, hold)
+        # The place is free when the thread is, which may be after the client has left.
+        done.add_done_callback(lambda _: _tell(loop, partial(self._release, waiter)))
+        try:
+            return await asyncio.wrap_future(done)
+        except asyncio.CancelledError:
+            if waiter.long:
+                loop.run_in_executor(None, hold.end)
+            raise
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _join(self, waiter: _Waiter) -> None:
+        own, total = self._waiting.get(waiter.key, []), sum(map(len, self._waiting.values()))
+        bytes_own, bytes_total = self._bytes.get(waiter.key, 0), sum(self._bytes.values())
+        crowded = len(own) >= MAX_WAITING_PER_KEY or total >= MAX_WAITING
+        heavy = bytes_own and (bytes_own + waiter.size > MAX_BYTES_PER_KEY or bytes_total + waiter.size > MAX_BYTES)
+        if crowded or heavy:
+            raise QueueFull("too many texts wait to be tokenized", "try again in a moment, or send shorter texts")
+        self._bytes[waiter.key] = bytes_own + waiter.size
+        self._waiting.setdefault(waiter.key, own).append(waiter)
+        self._grant()
+
+    def _leave(self, waiter: _Waiter) -> None:
+        """Of one that waits no more: its turn has come, or has not."""
+        if waiter.turn.done() and not waiter.turn.cancelled():
+            return self._release(waiter)
+        own = self._waiting[waiter.key]
+        own.remove(waiter)
+        if not own:
+            del self._waiting[waiter.key]
+        self._forget(waiter)
+
+    def _release(self, waiter: _Waiter) -> None:
+        self._free += 1
+        self._free_for_long += waiter.long
+        self._forget(waiter)
+        self._grant()
+
+    def _forget(self, waiter: _Waiter) -> None:
+        left = self._bytes[waiter.key] - waiter.size
+        if left or waiter.key in self._waiting:
+            self._bytes[waiter.key] = left
+        else:
+            del self._bytes[waiter.key]
+
+    def _grant(self) -> None:
+        while self._free and (waiter := self._next()) is not None:
+            self._free -= 1
+            self._free_for_long -= waiter.long
+            waiter.turn.set_result(None)
+
+    def _next(self) -> _Waiter | None:
+        """The first text that may go, of the first key that has one; the key then goes to the end."""
+        for key, own in self._waiting.items():
+            found = next((w for w in own if not w.turn.done() and (self._free_for_long > 0 or not w.long)), None)
+            if found is not None:
+                own.remove(found)
+                del self._waiting[key]
+                if own:
+                    self._waiting[key] = own
+                return found
+        return None
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call)

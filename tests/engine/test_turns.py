@@ -1,0 +1,178 @@
+"""Turns of texts to be tokenized: keys in turn, places for short texts, bounds, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from kvasir.engine import turns
+from kvasir.engine.front import Front
+from kvasir.engine.turns import ASKER, LONG_BYTES, Asker, Turns
+from kvasir.errors import InvalidRequest, QueueFull, TextTooLong
+from kvasir.text import tokenizer_process
+from kvasir.text.tokenizer import Tokenizer
+from kvasir.text.tokenizer_process import TokenizerPool
+from tests.serve.fakes import EchoEngine, byte_tokenizer, template
+from tests.text import hostile
+
+
+class Gate:
+    """Work that notes who does it and waits to be let through."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.open = threading.Event()
+
+    def __call__(self, name: str):
+        def work(hold):
+            self.order.append(name)
+            assert self.open.wait(60)
+            return name
+
+        return work
+
+
+def ask(queue: Turns, key: str, name: str, gate: Gate, size: int = 1) -> asyncio.Task[str]:
+    async def one() -> str:
+        ASKER.set(Asker(key))
+        return await queue.run(size, gate(name))
+
+    return asyncio.ensure_future(one())
+
+
+async def until(fact) -> None:
+    for _ in range(4000):
+        if fact():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it never came to be")
+
+
+def test_keys_take_turns_whatever_one_of_them_sends():
+    async def main():
+        queue, gate = Turns(1), Gate()
+        tasks = [ask(queue, "a", f"a{i}", gate) for i in range(6)]
+        await until(lambda: gate.order)
+        tasks += [ask(queue, "b", f"b{i}", gate) for i in range(2)]
+        await asyncio.sleep(0)
+        gate.open.set()
+        await asyncio.gather(*tasks)
+        assert gate.order.index("b0") <= 2 and gate.order.index("b1") <= 4
+        assert queue._free == 1 and not queue._waiting and not queue._bytes
+        queue.close()
+
+    asyncio.run(main())
+
+
+def test_long_texts_leave_a_place_to_short_ones():
+    async def main():
+        queue, gate, pass_by = Turns(2), Gate(), Gate()
+        pass_by.open.set()
+        long = [ask(queue, "a", f"long{i}", gate, LONG_BYTES) for i in range(3)]
+        await until(lambda: gate.order)
+        assert await ask(queue, "b", "short", pass_by) == "short"
+        assert gate.order == ["long0"]
+        gate.open.set()
+        await asyncio.gather(*long)
+        assert (queue._free, queue._free_for_long) == (2, 1)
+        queue.close()
+
+    asyncio.run(main())
+
+
+def test_more_than_may_wait_is_refused_for_that_key_alone(monkeypatch):
+    async def main():
+        monkeypatch.setattr(turns, "MAX_WAITING_PER_KEY", 2)
+        monkeypatch.setattr(turns, "MAX_BYTES_PER_KEY", 10)
+        queue, gate = Turns(1), Gate()
+        tasks = [ask(queue, "a", str(i), gate) for i in range(3)]
+        await until(lambda: gate.order)
+        with pytest.raises(QueueFull):
+            await ask(queue, "a", "too many", gate)
+        tasks.append(ask(queue, "b", "b", gate))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await ask(queue, "b", "too heavy", gate, 20)
+        gate.open.set()
+        await asyncio.gather(*tasks)
+        assert not queue._bytes
+        queue.close()
+
+    asyncio.run(main())
+
+
+def test_cancelling_gives_the_place_back_when_waiting_and_when_running():
+    async def main():
+        queue, gate = Turns(1), Gate()
+        first = ask(queue, "a", "first", gate)
+        await until(lambda: gate.order)
+        second = ask(queue, "a", "second", gate)
+        await asyncio.sleep(0)
+        second.cancel()
+        first.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        assert queue._free == 0  # the thread works on
+        gate.open.set()
+        await until(lambda: queue._free == 1)
+        assert not queue._waiting and not queue._bytes and gate.order == ["first"]
+        queue.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_ends_the_long_text_it_sent_while_the_loop_beats(tmp_path, monkeypatch):
+    tokenizer = Tokenizer.from_folder(hostile.endless(tmp_path))
+    text, gone, beats = hostile.HANGS * LONG_BYTES, asyncio.Event(), 0
+
+    async def while_here(work):
+        task, left = asyncio.ensure_future(work), asyncio.ensure_future(gone.wait())
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        task.cancel()
+        return await task
+
+    async def main():
+        nonlocal beats
+        front = Front(EchoEngine(), tokenizer, template())
+        ASKER.set(Asker("a", while_here))
+        job = asyncio.ensure_future(front.encode(text, bounded=False))
+        await until(lambda: job.done() or front._turns._free < turns.MAX_WORKERS)
+        for _ in range(20):
+            beats += 1
+            await asyncio.sleep(0.005)
+        assert not job.done()
+        gone.set()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        await until(lambda: front._turns._free == turns.MAX_WORKERS)
+        front._turns.close()
+
+    monkeypatch.setattr(tokenizer_process, "SECONDS", 300.0)
+    monkeypatch.setattr(tokenizer_process, "MOST_SECONDS", 300.0)
+    try:
+        asyncio.run(main())
+        assert beats == 20 and isinstance(tokenizer._encoder, TokenizerPool)
+    finally:
+        tokenizer.close()
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch):
+    async def main():
+        front = Front(EchoEngine(max_model_len=64), byte_tokenizer(), template())
+        await front.start()
+        per, used = byte_tokenizer().table.bytes_per_token, []
+        monkeypatch.setattr(Tokenizer, "encode_many", lambda *_, **__: used.append(1) or [[1]])
+        size = per * 64 + 1
+        expected = f"the text has {size} bytes; the context of 64 tokens can hold at most {size - 1}"
+        with pytest.raises(TextTooLong, match=expected):
+            await front.encode("x" * size)
+        with pytest.raises(InvalidRequest):
+            await front.encode("é" * size)
+        assert not used
+        await front.encode("x" * (size - 1))
+        await front.encode("x" * size, bounded=False)
+        assert len(used) == 2
+        await front.stop()
+
+    asyncio.run(main())
