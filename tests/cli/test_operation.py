@@ -26,6 +26,9 @@ GIVEN = {
     "cors_max_age": 7,
     "cors_credentials": True,
     "share_cache": True,
+    "max_connections": 8,
+    "max_connections_per_address": 9,
+    "trusted_proxy": ["10.0.0.0/8"],
 }
 
 
@@ -33,7 +36,9 @@ GIVEN = {
 def test_every_option_reaches_the_settings(name):
     plain, given = OperationOptions().settings(), OperationOptions(**{name: GIVEN[name]}).settings()
     changed = {field: value for field, value in given.items() if plain.get(field) != value}
-    wanted = {"cors_header": ("X-Mine",), "cors_method": ("GET",)}.get(name, GIVEN[name])
+    wanted = {"cors_header": ("X-Mine",), "cors_method": ("GET",), "trusted_proxy": ("10.0.0.0/8",)}.get(
+        name, GIVEN[name]
+    )
     assert list(changed.values()) == [wanted]
     assert set(given) <= {field.name for field in fields(ServeSettings)}
     ServeSettings(**plain)
@@ -46,6 +51,8 @@ def test_every_option_reaches_the_settings(name):
         (["--tls-ca", "ca.crt"], "its key"),
         (["--allowed-origin", "*", "--cors-credentials"], "origin"),
         (["--cors-max-age", "-1"], "cors_max_age"),
+        (["--max-connections", "0"], "max_connections"),
+        (["--trusted-proxy", "proxy.example"], "trusted proxy"),
         (["--keys", "absent.json"], "absent.json"),
         (["--host", "0.0.0.0"], "no API key"),
     ],

@@ -22,6 +22,11 @@ class OperationOptions:
     cors_method: list[str] | None = option(None, "Methods that web pages may use (repeatable; default: all served).")
     cors_max_age: int = option(600, "Seconds for which browsers may remember these answers.")
     cors_credentials: bool = option(False, "Let pages of named origins send cookies, for a proxy that wants them.")
+    max_connections: int = option(4096, "Connections open at once; beyond, only health, metrics and management.")
+    max_connections_per_address: int = option(1024, "The same from one address, or one /64 of IPv6.")
+    trusted_proxy: list[str] | None = option(
+        None, "Address or network of a proxy whose X-Forwarded-For names the client (repeatable)."
+    )
     data_dir: Path | None = option(
         None, "Folder for responses, files and batches (default: in memory, until the server ends)."
     )
@@ -35,6 +40,9 @@ class OperationOptions:
             "tls_ca": self.tls_ca,
             "access_log": self.access_log,
             "audit_log": self.audit_log,
+            "max_connections": self.max_connections,
+            "max_connections_per_address": self.max_connections_per_address,
+            "trusted_proxies": tuple(self.trusted_proxy or ()),
             "cors_max_age": self.cors_max_age,
             "cors_credentials": self.cors_credentials,
             "data_dir": self.data_dir,

@@ -1,8 +1,8 @@
 """create_app: the web application over a catalogue of models.
 
-A request passes, from the outside in: its metrics, its id, a net for errors, the bounds on headers, Host and
-Origin, CORS, the doors, the key, its scopes, its limits, the bounds on the body, and then a route. All of it is plain
-ASGI, so a stream's chunks go to the socket without a stop.
+A request passes, from the outside in: its metrics, its id, a net for errors, the bounds on connections and headers,
+Host and Origin, CORS, the doors, the key, its scopes, its limits, the bounds on the body, and then a route. All of it
+is plain ASGI, so a stream's chunks go to the socket without a stop.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from kvasir.serve.asgi import ClientGone, Sent, header
 from kvasir.serve.audit import AuditLog
 from kvasir.serve.auth import HostGuard, KeyGuard
 from kvasir.serve.catalogue import Catalogue, Leases
+from kvasir.serve.connections import ConnectionGuard, Connections
 from kvasir.serve.doors import DoorGuard, Doors
 from kvasir.serve.faults import fault_of, response_of
 from kvasir.serve.keyring import KeyRing
 from kvasir.serve.limits import BodyLimit, HeaderLimit
 from kvasir.serve.lines import LineLog
 from kvasir.serve.metrics import HttpMeter, Metered
+from kvasir.serve.networks import networks
 from kvasir.serve.quota import QuotaGuard, Quotas
 from kvasir.serve.schema import schema_of
 from kvasir.serve.scopes import Managing, ScopeGuard
@@ -47,6 +49,9 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.catalogue = catalogue
     app.state.http_meter = HttpMeter()
     app.state.doors = Doors()
+    settings = catalogue.settings
+    proxies = networks(settings.trusted_proxies)
+    app.state.connections = Connections(settings.max_connections, settings.max_connections_per_address, proxies)
     app.state.ring = KeyRing(catalogue.settings, catalogue.quotas.take)
     app.state.http_meter.logs = open_logs(catalogue.settings)
     app.state.responses = responses.Responses.of(catalogue.settings, app.state.ring.__len__)
@@ -91,6 +96,7 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Manag
     )
     app.add_middleware(HostGuard, settings=settings)
     app.add_middleware(HeaderLimit, max_bytes=settings.max_headers)
+    app.add_middleware(ConnectionGuard, connections=app.state.connections, managing=managing)
     app.add_middleware(Net)
     if log := app.state.http_meter.logs.get("audit"):
         app.add_middleware(AuditLog, managing=managing, log=log)

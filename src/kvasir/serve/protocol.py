@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol with the bounds it lacks: on what comes before a body, and on clients that do not
-read."""
+"""uvicorn's HTTP protocol with the bounds it lacks: on connections, on what comes before a body, and on clients that
+do not read."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from kvasir.serve.connections import NARROW_TIME, Connections
+from kvasir.serve.linger import LingeringTransport
 
-def bounded_protocol(max_bytes: int, head_time: float, write_time: float) -> type[HttpToolsProtocol]:
+
+def bounded_protocol(
+    connections: Connections, max_bytes: int, head_time: float, write_time: float, max_unread: int
+) -> type[HttpToolsProtocol]:
     """A protocol class for uvicorn's `http` option, which closes a connection that
 
     - sends more than `max_bytes` without a body byte or a complete head among them (headers, trailers, chunk
       extensions), of which the parser would keep every byte;
     - takes longer than `head_time` seconds for a head;
     - takes none of what is sent for `write_time` seconds while the buffer is full.
+
+    A client that is still sending when its answer ends may send up to `max_unread` bytes more, which are discarded, so
+    that it can read the answer.
     """
 
     class BoundedProtocol(HttpToolsProtocol):
@@ -23,26 +31,59 @@ def bounded_protocol(max_bytes: int, head_time: float, write_time: float) -> typ
         _progress = False
 
         def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._head = _Timer(self.loop.call_later, head_time, transport.close)
+            self._lingering = LingeringTransport(transport, self.loop, max_unread, self._unread)
+            super().connection_made(self._lingering)  # type: ignore[arg-type]
+            self._narrow = connections.open(self, self.client[0] if self.client else None)
+            seconds = min(head_time, NARROW_TIME) if self._narrow else head_time
+            self._head = _Timer(self.loop.call_later, seconds, transport.close)
             self._write = _Timer(self.loop.call_later, write_time, transport.abort)
             self._head.start()
+            if self._narrow == "full":
+                transport.abort()
+
+        @property
+        def waits(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
+        def drop(self) -> None:
+            self._lingering.abort()
+
+        def _unread(self) -> bool:
+            return self.cycle is not None and self.cycle.more_body
 
         def connection_lost(self, exc: Exception | None) -> None:
+            connections.close(self)
+            self._lingering.lost()
             self._head.stop()
             self._write.stop()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
+            if self._lingering.lingers:
+                return self._lingering.discard(data)
             self._progress = False
             super().data_received(data)
             self._quiet = 0 if self._progress else self._quiet + len(data)
             if self._quiet > max_bytes and not self.transport.is_closing():
                 self.send_400_response("Headers are too large.")
+            if self.waits and self.timeout_keep_alive_task is None:
+                self._head.start()  # bytes that begin no request keep no connection open
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
+            if self._narrow:
+                self.scope.setdefault("state", {})["narrow"] = self._narrow
             self._head.start()
+
+        def on_response_complete(self) -> None:
+            if self._unread():
+                self.transport.close()
+            super().on_response_complete()
+
+        def shutdown(self) -> None:
+            if self.waits:
+                self._lingering.end()
+            super().shutdown()
 
         def on_headers_complete(self) -> None:
             self._progress = True

@@ -22,6 +22,7 @@ from kvasir.serve.app import create_app
 from kvasir.serve.asgi import settle
 from kvasir.serve.batches import Batches
 from kvasir.serve.catalogue import Catalogue
+from kvasir.serve.connections import Connections, descriptors
 from kvasir.serve.doors import Doors
 from kvasir.serve.keyring import KeyRing
 from kvasir.serve.metrics import HttpMeter
@@ -32,6 +33,7 @@ from kvasir.serve.watch import Watch
 log = logging.getLogger("kvasir.serve")
 
 SWEEP = 3600.0  # seconds between two looks for what is too old
+UNREAD = 16  # times the bound on a body, what a client that was refused may still send
 GRACE = 5  # seconds for requests to end when their engine has, and again for connections to close
 
 
@@ -95,19 +97,26 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=bounded_protocol(settings.max_headers, settings.head_time, settings.write_time),
+                http=bounded_protocol(
+                    app.state.connections,
+                    settings.max_headers,
+                    settings.head_time,
+                    settings.write_time,
+                    UNREAD * settings.max_body,
+                ),
                 ws="none",
                 lifespan="off",
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=settings.max_connections,
                 timeout_keep_alive=int(settings.keep_alive),
                 timeout_graceful_shutdown=GRACE,
             )
         )
         self._doors: Doors = app.state.doors
+        self._connections: Connections = app.state.connections
+        self._connections.most = descriptors(settings.max_connections)
         self._batches: Batches = app.state.batches
         self._kept = (app.state.responses, app.state.batches)
         meter: HttpMeter = app.state.http_meter

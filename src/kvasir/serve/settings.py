@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvasir.errors import ConfigError
 from kvasir.serve.keys import Key, check_distinct
+from kvasir.serve.networks import networks
 from kvasir.serve.tls import Tls
 
 MIB = 1 << 20
@@ -38,6 +39,8 @@ class ServeSettings:
     one key. batch_width: lines of batches that run at once.
     tls_cert / tls_key / tls_ca: PEM files of the server's certificate, its key, and of the authorities whose
     certificates clients must show; https where the first is given.
+    max_connections: open at once. max_connections_per_address: of these from one address, or one /64 of IPv6.
+    trusted_proxies: addresses and networks whose connections are not bounded by address; their X-Forwarded-For is.
     cors_...: what pages of the allowed origins may send, for how many seconds browsers may remember that, and whether
     cookies go along.
     head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept
@@ -70,6 +73,8 @@ class ServeSettings:
     max_embeddings: int = 2048
     max_logprobs: int = 20
     max_connections: int = 4096
+    max_connections_per_address: int = 1024
+    trusted_proxies: tuple[str, ...] = ()
     data_dir: Path | None = None
     stored_count: int = 10_000
     stored_bytes: int = 256 * MIB
@@ -93,6 +98,10 @@ class ServeSettings:
         check_distinct(self.all_keys)
         if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_ca and not self.tls_cert):
             raise ConfigError("TLS needs a certificate and its key", "give --tls-cert and --tls-key")
+        networks(self.trusted_proxies)
+        for name in ("max_connections", "max_connections_per_address"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}", "expected 1 or more")
         if self.cors_max_age < 0:
             raise ConfigError(f"cors_max_age is {self.cors_max_age}", "expected 0 or more seconds")
         if self.cors_credentials and "*" in self.allowed_origins:

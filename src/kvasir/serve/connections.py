@@ -1,0 +1,170 @@
+"""Who is connected: a bound on all connections, one for each address, and places kept for those who watch the server.
+
+A connection beyond a bound is narrow: it must send its request soon, and is served only what watches or manages the
+server. There are few narrow places, and a newcomer takes that of the one that has been silent for longest, so
+connections that are only opened never keep a health check out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvasir.serve.asgi import refuse
+from kvasir.serve.doors import STILL_OPEN
+from kvasir.serve.faults import Fault
+from kvasir.serve.networks import Network, forwarded, party, trusted
+from kvasir.serve.scopes import Managing
+
+log = logging.getLogger("kvasir.serve")
+
+NARROW = 64  # narrow places beside the bound on all connections
+SPARE = 128  # file descriptors for all else
+NARROW_HERE = 8  # of one address
+NARROW_TIME = 2.0  # seconds for a request's head there
+QUIET = 60.0  # seconds between two lines of the log
+
+
+class Connection(Protocol):
+    @property
+    def waits(self) -> bool:
+        """Whether no request of it is being served."""
+        ...
+
+    def drop(self) -> None: ...
+
+
+class Connections:
+    """All of one server, on one event loop. The counts are of connections, and of open requests that trusted proxies
+    forward, by party."""
+
+    def __init__(
+        self, most: int, most_here: int, proxies: tuple[Network, ...], clock: Callable[[], float] = time.monotonic
+    ):
+        self.most = most
+        self.most_here = most_here
+        self.proxies = proxies
+        self._wide: dict[Connection, str] = {}
+        self._narrow: dict[Connection, str] = {}  # oldest first
+        self._here: Counter[str] = Counter()
+        self._clock = clock
+        self._refused: Counter[str] = Counter()
+        self._told = -QUIET
+
+    def open(self, connection: Connection, address: str | None) -> str | None:
+        """None for a connection that may be served everything; else why it is narrow, or "full" where it must close at
+        once. What has been opened is to be closed."""
+        proxy = address is not None and trusted(address, self.proxies)
+        who = "" if proxy else party(address)
+        if len(self._wide) >= self.most:
+            return self._squeeze(connection, who, "the server")
+        if who and self._here[who] >= self.most_here:
+            return self._squeeze(connection, who, "this address")
+        self._wide[connection] = who
+        self._count(who, 1)
+        return None
+
+    def close(self, connection: Connection) -> None:
+        self._narrow.pop(connection, None)
+        who = self._wide.pop(connection, None)
+        if who is not None:
+            self._count(who, -1)
+
+    def enter(self, who: str) -> bool:
+        """Whether a forwarded request of this party may be served; it is to leave then."""
+        if self._here[who] >= self.most_here:
+            self.refused("this address")
+            return False
+        self._count(who, 1)
+        return True
+
+    def leave(self, who: str) -> None:
+        self._count(who, -1)
+
+    def _count(self, who: str, one: int) -> None:
+        self._here[who] += one
+        if not self._here[who]:
+            del self._here[who]
+
+    def _squeeze(self, connection: Connection, who: str, whose: str) -> str:
+        self.refused(whose)
+        here = [c for c, party in self._narrow.items() if party == who]
+        crowded = here if len(here) >= NARROW_HERE else [*self._narrow] if len(self._narrow) >= NARROW else []
+        if crowded:
+            silent = next((c for c in crowded if c.waits), None)
+            if silent is None:
+                return "full"
+            del self._narrow[silent]
+            silent.drop()
+        self._narrow[connection] = who
+        return whose
+
+    def refused(self, whose: str) -> None:
+        """A line in the log at once, and then at most one every QUIET seconds."""
+        self._refused[whose] += 1
+        now = self._clock()
+        if now - self._told >= QUIET:
+            counts = " and ".join(f"{count} beyond the bound of {whose}" for whose, count in self._refused.items())
+            log.warning("too many connections: %s; %d are open", counts, len(self._wide))
+            self._refused.clear()
+            self._told = now
+
+
+def descriptors(most: int) -> int:
+    """How many of `most` connections this process has file descriptors for. Raises its soft limit as far as that takes
+    and the hard one lets it."""
+    needed = most + NARROW + SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    possible = most if soft == resource.RLIM_INFINITY else max(1, min(most, soft - NARROW - SPARE))
+    if possible < most:
+        log.warning("at most %d connections instead of %d: the limit of open files is %d", possible, most, soft)
+    return possible
+
+
+class ConnectionGuard:
+    """429 or 503 on narrow connections, and for those who have too many requests open behind a trusted proxy. The
+    client of a request that a trusted proxy forwards is the one that the proxy names."""
+
+    def __init__(self, app: ASGIApp, connections: Connections, managing: Managing):
+        self.app = app
+        self.connections = connections
+        self.managing = managing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        whose = scope.setdefault("state", {}).pop("narrow", None)
+        spared = scope["path"] in STILL_OPEN or self.managing.route(scope) is not None
+        if whose and not spared:
+            return await refuse(_fault(whose), scope, receive, send)
+        client = forwarded(scope, self.connections.proxies)
+        if client is None:
+            return await self.app(scope, receive, send)
+        scope["client"] = (client, 0)
+        who = party(client)
+        if spared:
+            return await self.app(scope, receive, send)
+        if not self.connections.enter(who):
+            return await refuse(_fault("this address"), scope, receive, send)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.connections.leave(who)
+
+
+def _fault(whose: str) -> Fault:
+    status = 429 if whose == "this address" else 503
+    message = f"{whose} has too many connections open; close some, or try again later"
+    return Fault(status, message, "too_many_connections", headers={"Retry-After": "5"})
