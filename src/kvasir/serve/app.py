@@ -22,6 +22,7 @@ from kvasir import __version__
 from kvasir.errors import KvasirError
 from kvasir.serve import anthropic, batches, live, llamacpp, meta, models, ollama, openai, responses, static, tokens
 from kvasir.serve.access import AccessLog
+from kvasir.serve.answer_memory import AnswerMemory, MemoryGuard
 from kvasir.serve.asgi import ClientGone, Sent, header
 from kvasir.serve.audit import AuditLog
 from kvasir.serve.auth import HostGuard, KeyGuard
@@ -49,6 +50,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.catalogue = catalogue
     app.state.http_meter = HttpMeter()
     app.state.doors = Doors()
+    app.state.answer_memory = AnswerMemory(catalogue.settings.answer_memory)
     settings = catalogue.settings
     proxies = networks(settings.trusted_proxies)
     app.state.connections = Connections(settings.max_connections, settings.max_connections_per_address, proxies)
@@ -74,6 +76,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
 def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Managing) -> None:
     """Adds the middlewares, innermost first."""
     app.add_middleware(Leases)
+    app.add_middleware(MemoryGuard, memory=app.state.answer_memory)
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body,

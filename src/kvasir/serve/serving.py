@@ -95,8 +95,10 @@ class Serving:
         own = key.name if key and not self.settings.share_cache else ""
         return f"{len(own)}:{own}{salt or ''}" if own or salt else None
 
-    def charge(self, requests: Sequence[Request]) -> None:
-        """Counts the prompts of one HTTP request against its key's limit. Raises LimitExceeded."""
+    def charge(self, requests: Sequence[Request], asked: HTTPRequest, *, whole: bool) -> None:
+        """Reserves memory for the answers of one HTTP request, and counts its prompts against its key's limit. whole:
+        the answers are kept until all of them are there. Raises InvalidRequest, LimitExceeded."""
+        asked.scope["state"]["reservation"].take(requests, whole)
         self.quotas.prompt(requests[0].tenant, sum(len(r.prompt_ids) for r in requests))
 
     def check_logprobs(self, **asked: int | None) -> None:

@@ -28,6 +28,7 @@ class ServeSettings:
     own name.
     allowed_hosts / allowed_origins: beside loopback names and the bound address; "*" allows all.
     max_logprobs: candidates per token that may be asked for.
+    answer_memory: of all answers that are being made and not streamed; None: an eighth of the host's.
     share_cache: keys share one prefix cache instead of having one each.
     ping: pause after which a silent stream sends a comment, so that nobody on the way takes it for dead.
     access_log / audit_log: files of JSON lines about all requests, and about those that manage the server; "-" is the
@@ -72,6 +73,7 @@ class ServeSettings:
     max_answers: int = 1024
     max_embeddings: int = 2048
     max_logprobs: int = 20
+    answer_memory: int | None = None
     max_connections: int = 4096
     max_connections_per_address: int = 1024
     trusted_proxies: tuple[str, ...] = ()

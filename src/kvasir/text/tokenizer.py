@@ -57,6 +57,7 @@ class Tokenizer:
         self.special_ids = frozenset(token.id for token in table.added if token.special)
         self.added_tokens = tuple((token.content, token.id, token.special) for token in table.added)
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
         around = table.around
         self.add_bos = bool(around) and around[0] == self.bos_id
         self.add_eos = bool(around) and around[-1] in self.eos_ids and len(around) > self.add_bos
@@ -176,8 +177,12 @@ class Tokenizer:
         return data
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, with U+FFFD for what is only part of a character."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+        """`token_bytes` as text, with U+FFFD for what is only part of a character. The same object each time, since
+        log-probabilities name many tokens."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.token_bytes(token_id).decode("utf-8", "replace")
+        return text
 
     def speller(self, hidden: Mapping[str, int]) -> Speller:
         """Spells text as it stands in the midst of a longer one, and nothing by the `hidden` tokens. Raises

@@ -57,7 +57,7 @@ _SAME = ("temperature", "top_p", "top_k", "seed", *Scheduling.model_fields)
 async def messages(wire: MessagesRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     job = await to_job(wire, serving, request)
-    serving.charge([job.core])
+    serving.charge([job.core], request, whole=not wire.stream)
     if not wire.stream:
         return json_response(await while_connected(request.receive, job.response()))
     id = request.scope["state"].get("request_id")

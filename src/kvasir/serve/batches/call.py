@@ -10,6 +10,7 @@ from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import ASGIApp, Message, Scope
 
+from kvasir.serve.answer_memory import MemoryGuard
 from kvasir.serve.catalogue import Leases
 from kvasir.serve.faults import fault_of, openai_error
 from kvasir.serve.keys import Key
@@ -27,8 +28,8 @@ class Answer:
 
 
 class Caller:
-    """Calls the routes of an application: its errors, leases and what a key may have are as ever; keys are not asked
-    for, requests are not counted, and bodies are taken for checked."""
+    """Calls the routes of an application: its errors, leases, memory and what a key may have are as ever; keys are not
+    asked for, requests are not counted, and bodies are taken for checked."""
 
     def __init__(self, app: FastAPI):
         self._app = app
@@ -38,7 +39,8 @@ class Caller:
         """Made when it is needed: handlers of errors are added to the application after its routes."""
         if self._inner is None:
             inside = AsyncExitStackMiddleware(self._app.router)
-            self._inner = Leases(ExceptionMiddleware(inside, handlers=self._app.exception_handlers))
+            leasing = Leases(ExceptionMiddleware(inside, handlers=self._app.exception_handlers))
+            self._inner = MemoryGuard(leasing, self._app.state.answer_memory)
         return self._inner
 
     async def post(self, path: str, body: bytes, key: Key | None, id: str) -> Answer:

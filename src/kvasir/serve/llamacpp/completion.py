@@ -69,7 +69,7 @@ async def _answer(
 ) -> Response:
     """prompts: ids, and the ids that end an answer to them."""
     requests = await to_requests(wire, prompts, serving, request)
-    serving.charge(requests)
+    serving.charge(requests, request, whole=not wire.stream)
     job = Job(wire, serving, requests)
     if not wire.stream:
         await while_connected(request.receive, job.run())

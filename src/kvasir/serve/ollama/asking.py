@@ -32,5 +32,5 @@ async def answer(wire: Asking, request: HTTPRequest, shape: Shape, to_job: Maker
         text = await serving.front.decode(job.core.prompt_ids)
         shown = {**head(wire.model), **shape(Said()), "done": False}
         return json_response({**shown, "_debug_info": {"rendered_template": text}})
-    serving.charge([job.core])
+    serving.charge([job.core], request, whole=not wire.streams)
     return await job.respond(request, wire.streams)

@@ -52,7 +52,7 @@ router = APIRouter(route_class=JsonRoute)
 async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     core, reading = await to_request(wire, serving, request)
-    serving.charge([core])
+    serving.charge([core], request, whole=not wire.stream)
     created = int(time.time())
     if wire.stream:
         events = chat_events(wire, core, reading, serving, created)

@@ -52,7 +52,7 @@ DEFAULT_MAX_TOKENS = 16
 async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     prompts = await to_requests(wire, serving, request)
-    serving.charge(prompts)
+    serving.charge(prompts, request, whole=not wire.stream)
     job = Job(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
     if wire.stream:
         return serving.stream(job.events(), error_response, error_event)

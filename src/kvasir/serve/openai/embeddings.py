@@ -27,7 +27,7 @@ router = APIRouter(route_class=JsonRoute)
 async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     requests = await to_requests(wire, serving, request)
-    serving.charge(requests)
+    serving.charge(requests, request, whole=False)
     work = all_of(serving.front.embed, requests)
     vectors = await while_connected(request.receive, work)
     tokens = sum(len(core.prompt_ids) for core in requests)

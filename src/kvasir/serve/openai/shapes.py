@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -85,14 +86,20 @@ def chat_logprobs(infos: Sequence[TokenInfo]) -> dict[str, Any]:
         {
             "token": info.text,
             "logprob": _number(info.logprob),
-            "bytes": list(info.bytes),
+            "bytes": _numbers(info.bytes),
             "top_logprobs": [
-                {"token": c.text, "logprob": _number(c.logprob), "bytes": list(c.bytes)} for c in info.top
+                {"token": c.text, "logprob": _number(c.logprob), "bytes": _numbers(c.bytes)} for c in info.top
             ],
         }
         for info in infos
     ]
     return {"content": content, "refusal": None}
+
+
+@lru_cache(1 << 16)
+def _numbers(data: bytes) -> tuple[int, ...]:
+    """The same object for each of a token's many appearances."""
+    return tuple(data)
 
 
 def completion_logprobs(infos: Sequence[TokenInfo], shift: int = 0) -> dict[str, Any]:

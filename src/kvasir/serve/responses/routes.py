@@ -41,7 +41,7 @@ def responses_of(request: HTTPRequest) -> Responses:
 async def create_response(wire: ResponseRequest, request: HTTPRequest) -> Response:
     serving, responses = await serving_of(request, wire.model), responses_of(request)
     making = await begin(wire, serving, request, responses)
-    serving.charge([making.core])
+    serving.charge([making.core], request, whole=True)
     if wire.background:
         run = await _run(wire, making, request)
         return _follow(request, run, 0) if wire.stream else json_response(making.response | {"status": "queued"})
@@ -97,6 +97,7 @@ async def _run(wire: ResponseRequest, making: Making, request: HTTPRequest) -> R
     work = run.start(catalogue_of(request), wire.model, responses)
     request.app.state.doors.hold(work)
     hold_place(request.scope, work)
+    request.scope["state"]["reservation"].hold(work)
     await run.leased.wait()  # the model, before this request gives its own lease back
     return run
 
