@@ -23,7 +23,7 @@ struct Run {
     int64_t rows;                 // token rows
     int64_t chosen, chosen_first; // rows of the chosen section, and where they begin in program->chosen
     int64_t num_spans;
-    bool sampling;
+    int64_t sampling;  // of all chosen rows, the first so many are sampled
 };
 
 // ---- gather ----------------------------------------------------------------------------------------------------
@@ -72,6 +72,7 @@ int32_t gather(Run& run, const Work* works, int64_t num_works) {
         if (const int32_t error = gather_work(p, work, w, run.rows)) return error;
         run.rows += work.count;
         if (!(work.flags & WORK_SAMPLE)) continue;
+        ++run.sampling;
         SampleRow& spec = p.specs[run.chosen];
         spec = p.states[work.row].spec;
         spec.position = spec.num_ids = work.start + work.count;
@@ -80,6 +81,10 @@ int32_t gather(Run& run, const Work* works, int64_t num_works) {
         p.chosen[run.chosen] = run.rows - 1;
         p.sampler_rows[run.chosen] = work.row;
         ++run.chosen;
+    }
+    for (int64_t w = 0, row = 0; w < num_works; ++w) {
+        row += works[w].count;
+        if ((works[w].flags & (WORK_SAMPLE | WORK_LOGITS)) == WORK_LOGITS) p.chosen[run.chosen++] = row - 1;
     }
     run.num_spans = num_works;
     return RUN_OK;
@@ -176,14 +181,14 @@ void run_sample(const Instr& in, const Run& run, const Team& team) {
     SampleArgs args = {};
     args.logits = at<float>(in.p[0]);
     args.stride = args.vocab = in.n[0];
-    args.rows = run.chosen;
+    args.rows = run.sampling - run.chosen_first < run.chosen ? run.sampling - run.chosen_first : run.chosen;
     args.specs = p.specs + run.chosen_first;
     args.results = p.results + run.chosen_first;
     args.scratch = p.scratch;
     kernels().sample(args, team);
     team.barrier();
     if (team.thread != 0) return;
-    for (int64_t i = 0; i < run.chosen; ++i) {
+    for (int64_t i = 0; i < args.rows; ++i) {
         const Sampled& sampled = args.results[i];
         if (sampled.error) continue;
         RowState& state = p.states[p.sampler_rows[run.chosen_first + i]];
@@ -272,7 +277,7 @@ void run_instr(const Instr& in, const Run& run, int64_t rows, const Team& team) 
         case OP_EXPERTS:
             return run_experts(*at<Experts>(in.p[0]), at<float>(in.p[1]), at<float>(in.p[2]), at<int32_t>(in.p[3]),
                                at<float>(in.p[4]), rows, team);
-        case OP_SAMPLE: return run.sampling ? run_sample(in, run, team) : void();
+        case OP_SAMPLE: return run.sampling > run.chosen_first ? run_sample(in, run, team) : void();
         case OP_CALL: return team.thread == 0 ? run_call(in, rows) : void();
         default: return run_rows(in, run, rows, team);
     }
@@ -309,7 +314,7 @@ void run_sections(Run& run, const Team& team) {
 // One pass over the program by one thread. `started` holds what the threads share and outlives the call that began it.
 void run_body(const Team& team, void* context) {
     Program& p = *static_cast<Program*>(context);
-    Run run = {&p, p.started.rows, p.started.chosen, 0, p.started.spans, p.started.sampling != 0};
+    Run run = {&p, p.started.rows, p.started.chosen, 0, p.started.spans, p.started.sampling};
     const uint64_t begun = team.thread == 0 ? now() : 0;
     run_sections(run, team);
     if (team.thread != 0) return;
@@ -332,7 +337,7 @@ using namespace kvasir;
 // stays apart, this returns at once and kvasir_program_wait at the end; nobody changes rows or results in between.
 // Returns a RunError; nothing has begun then.
 KVASIR_API int32_t kvasir_program_start(Program* program, void* pool, const Work* works, int64_t num_works) {
-    Run run = {program, 0, 0, 0, 0, true};
+    Run run = {program, 0, 0, 0, 0, 0};
     if (const int32_t error = gather(run, works, num_works)) return error;
     start(run, static_cast<Pool*>(pool));
     return RUN_OK;
@@ -355,7 +360,7 @@ KVASIR_API int32_t kvasir_program_logits(Program* program, void* pool, const int
         if (rows[i] < 0 || rows[i] >= program->max_rows) return RUN_BAD_WORK;
         program->chosen[i] = rows[i];
     }
-    start({program, 0, count, 0, 0, false}, static_cast<Pool*>(pool));
+    start({program, 0, count, 0, 0, 0}, static_cast<Pool*>(pool));
     pool_wait(static_cast<Pool*>(pool));
     return RUN_OK;
 }

@@ -77,7 +77,8 @@ struct RowState {
     int64_t adapter;  // 0 for none
 };
 
-enum WorkFlag : int32_t { WORK_SAMPLE = 1, WORK_BIDIRECTIONAL = 2 };
+// WORK_LOGITS: the last row's logits are computed and left in the buffer, behind those of all rows that sample.
+enum WorkFlag : int32_t { WORK_SAMPLE = 1, WORK_BIDIRECTIONAL = 2, WORK_LOGITS = 4 };
 
 struct Work {
     int32_t row, flags;
@@ -86,7 +87,8 @@ struct Work {
 
 // What a run was begun with.
 struct Started {
-    int64_t rows, chosen, spans, sampling;
+    int64_t rows, chosen, spans;
+    int64_t sampling;  // how many of the chosen rows are sampled, the first ones
 };
 
 struct Program {

@@ -79,13 +79,6 @@ int64_t first_at_peak(const Logits& row) {
     return id;
 }
 
-int64_t choose(const Logits& row, const SampleRow& spec, Candidate* scratch) {
-    const int64_t top = first_at_peak(row);
-    if (!(spec.temperature >= GREEDY_BELOW)) return top;
-    const Scale scale(row.peak, 1.0 / spec.temperature);
-    return draw(row, scale, cut_of(row, spec, scale, scratch), spec, top);
-}
-
 // ---- rows ----
 
 // What a thread found in its part of a row.
@@ -96,22 +89,41 @@ struct Part {
 
 // One thread's scratch, in the order and sizes of `sample_scratch`.
 struct Scratch {
-    Candidate* candidates;  // [vocab]
+    Candidate* candidates;  // [vocab], as the next ones
+    double* z;
+    int64_t* weights;
+    int32_t* ids;
     float* x;               // [vocab, up to a multiple of 16]
     float* raw_maxima;      // [blocks]
     float* maxima;          // [blocks]
+    uint16_t* bins;         // [vocab]
     Part* part;
 
     Scratch(const SampleArgs& args, int32_t thread) {
         const int64_t size = sample_scratch(args.vocab), blocks = (args.vocab + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK;
         uint8_t* from = args.scratch + thread * size;
         candidates = reinterpret_cast<Candidate*>(from);
-        x = reinterpret_cast<float*>(candidates + args.vocab);
+        z = reinterpret_cast<double*>(candidates + args.vocab);
+        weights = reinterpret_cast<int64_t*>(z + args.vocab);
+        ids = reinterpret_cast<int32_t*>(weights + args.vocab);
+        x = reinterpret_cast<float*>(ids + args.vocab);
         raw_maxima = x + (args.vocab + LANES - 1) / LANES * LANES;
         maxima = raw_maxima + blocks;
+        bins = reinterpret_cast<uint16_t*>(maxima + blocks);
         part = reinterpret_cast<Part*>(from + size - sizeof(Part));
     }
 };
+
+// The token of a row, and mirostat's next mu.
+int64_t choose(const Logits& row, const SampleRow& spec, const Scratch& s, double& mu) {
+    const int64_t top = first_at_peak(row);
+    if (!(spec.temperature >= GREEDY_BELOW)) return top;
+    if (needs_chain(spec)) {
+        return choose_by_chain(row, spec, {row.x, s.ids, s.z, 0, s.weights, s.bins, s.candidates}, mu);
+    }
+    const Scale scale(row.peak, 1.0 / spec.temperature);
+    return draw(row, scale, cut_of(row, spec, scale, s.candidates), spec, top);
+}
 
 bool is_sound(float peak) { return peak > -INFINITE; }  // NaN is not
 
@@ -127,8 +139,13 @@ void finish(const SampleArgs& args, int64_t r, const Logits& raw, int64_t total,
     result.token = -1;
     result.logprob = 0.0f;
     result.rank = 0;
+    result.mu = spec.mu;
     result.error = is_sound(raw.peak) ? SAMPLE_OK : raw.peak != raw.peak ? SAMPLE_NAN : SAMPLE_ALL_LOW;
     if (result.error != SAMPLE_OK) return;
+    if (spec.given) {
+        result.token = spec.given - 1;
+        return describe(result, raw, total, spec.logprobs, scratch.candidates);
+    }
     Logits row = raw;
     if (changes_logits(spec)) {
         result.error = process(scratch.x, raw.x, args.vocab, spec, reinterpret_cast<uint8_t*>(scratch.candidates));
@@ -137,7 +154,7 @@ void finish(const SampleArgs& args, int64_t r, const Logits& raw, int64_t total,
         if (!is_sound(row.peak)) result.error = SAMPLE_NOTHING_ALLOWED;
         if (result.error != SAMPLE_OK) return;
     }
-    result.token = static_cast<int32_t>(choose(row, spec, scratch.candidates));
+    result.token = static_cast<int32_t>(choose(row, spec, scratch, result.mu));
     if (spec.logprobs >= 0) describe(result, raw, total, spec.logprobs, scratch.candidates);
 }
 

@@ -7,8 +7,31 @@
 
 namespace kvasir {
 
+// Sequences of ids, one after another: number i ends before ids[ends[i]].
+struct IdLists {
+    const int32_t* ids;
+    const int64_t* ends;
+    int64_t count;
+};
+
+// DRY (dry.py of kvasir/sampling). multiplier: 0 for none.
+struct Dry {
+    double multiplier, base;
+    int64_t allowed_length;
+    int64_t last_n;           // ids that are looked at; below 1: all
+    const int32_t* breakers;  // words of ids that break repetitions by themselves, as in a mask
+    int64_t breaker_words;
+    const int32_t* heads;  // words of the ids that a sequence of breakers begins with
+    int64_t head_words;
+    IdLists sequences;  // in ascending order, none empty, none twice
+    int32_t* room;      // as many as ids are looked at
+};
+
 struct SampleRow {
     double temperature, top_p, min_p;
+    double typical_p, top_n_sigma, xtc_probability, xtc_threshold, dynatemp_range, dynatemp_exponent;
+    double mirostat_tau, mirostat_eta;
+    double mu;  // mirostat's, at this position
     float presence_penalty, frequency_penalty, repetition_penalty;
     int32_t top_k;
     uint64_t seed;
@@ -21,9 +44,15 @@ struct SampleRow {
     const int32_t* bias_ids;  // unique
     const float* bias;
     int64_t num_bias;
+    int64_t repetition_last_n;  // of the ids; below 0: all
+    int64_t occurrence_last_n;  // the same; 0: those behind the prompt
+    IdLists bad_words;          // none empty
+    Dry dry;
     const int32_t* mask;  // words of a grammar, or null; bit i & 31 of word i >> 5 allows token i
     int64_t mask_words;
     int32_t logprobs;  // -1 for none, else how many of the best beside the chosen one, at most MAX_LOGPROBS
+    int32_t given;     // 1 + a token to be described as if it had been chosen; 0: one is chosen
+    int32_t mirostat;  // 0 for none
     int32_t reserved;
 };
 
@@ -44,6 +73,7 @@ struct Sampled {
     int32_t rank;
     int32_t best_ids[MAX_LOGPROBS];  // as many as asked for, at most the vocabulary
     float best_logprobs[MAX_LOGPROBS];
+    double mu;  // mirostat's, at the next position; without it as it was
 };
 
 struct SampleArgs {

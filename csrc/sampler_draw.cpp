@@ -11,12 +11,12 @@ constexpr double LEAST_LOG_E = -22.8738569855;  // a little below -33 ln 2, the 
 constexpr float SLACK = 1e-3f;                  // the float32 bounds err by less than a tenth of it
 
 // Words of the tokens 4 * first_block to 4 * first_block + 31, as pairs of 32 bits.
-KVASIR_INLINE void noise(int64_t* words, uint64_t seed, int64_t position, int64_t first_block) {
+KVASIR_INLINE void noise(int64_t* words, uint64_t seed, int64_t position, int64_t first_block, int64_t stream = 0) {
     static const int64_t STEPS[] = {0, 1, 2, 3, 4, 5, 6, 7};
     const i64x8 by0 = broadcast_i64(0xd2511f53), by1 = broadcast_i64(0xcd9e8d57);
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
     i64x8 c0 = broadcast_i64(position), c1 = add(broadcast_i64(first_block), load(STEPS));
-    i64x8 c2 = broadcast_i64(0), c3 = c2;
+    i64x8 c2 = broadcast_i64(stream), c3 = broadcast_i64(0);
     for (int round = 0; round < 10; ++round) {  // high halves hold rests that no product reads
         const i64x8 product0 = multiply_words(by0, c0), product1 = multiply_words(by1, c2);
         c0 = bit_xor(bit_xor(shift_right<32>(product1), c1), broadcast_i64(k0));
@@ -43,6 +43,25 @@ KVASIR_INLINE f32x16 lower_bound(i32x16 words) {
     return mul(log2_u, broadcast(0.693147182f));
 }
 
+// The noise of 32 tokens of which the first is a multiple of 32.
+class Words {
+  public:
+    void fill(const SampleRow& spec, int64_t first, int64_t stream = 0) {
+        noise(words_, spec.seed, spec.position & 0xffffffff, first / 4, stream);
+    }
+    uint32_t of(int64_t place) const {
+        uint32_t one;
+        std::memcpy(&one, reinterpret_cast<const char*>(words_) + 4 * place, sizeof one);
+        return one;
+    }
+    f32x16 bounds(int64_t half) const {
+        return lower_bound(load(reinterpret_cast<const int32_t*>(words_) + half * LANES));
+    }
+
+  private:
+    alignas(64) int64_t words_[GROUP / 2];
+};
+
 // The token with the least log(e) - z of those that the cut keeps, ties to the lowest id. Starts from `top`, which is
 // kept whatever the cut; what cannot reach the best score so far is left out by z alone, then by the bound above.
 class Draw {
@@ -52,14 +71,13 @@ class Draw {
           scale_(scale),
           cut_value_(value_of(cut)),
           cut_id_(id_of(cut)),
-          seed_(spec.seed),
-          position_(spec.position & 0xffffffff),
+          spec_(spec),
           peak_(broadcast(row.peak < GREATEST ? row.peak : GREATEST)),
           factor_(broadcast(static_cast<float>(scale.factor))) {}
 
     int64_t from(int64_t top) {
-        noise(words_, seed_, position_, top / GROUP * (GROUP / 4));
-        best_ = log_exponential(word(top % GROUP)) - scale_.of(row_.x[top]);
+        words_.fill(spec_, top / GROUP * GROUP);
+        best_ = log_exponential(words_.of(top % GROUP)) - scale_.of(row_.x[top]);
         best_id_ = top;
         for (int64_t b = 0; b < row_.blocks; ++b) {
             const float most = row_.maxima[b];
@@ -78,14 +96,13 @@ class Draw {
         const f32x16 z0 = z_of(x0), z1 = z_of(x1);
         const uint32_t within0 = kept(x0, z0), within1 = kept(x1, z1);
         if (!(within0 | within1)) return;
-        noise(words_, seed_, position_, begin / 4);
-        const int32_t* words = reinterpret_cast<const int32_t*>(words_);
+        words_.fill(spec_, begin);
         const f32x16 bar = broadcast(static_cast<float>(best_) + SLACK);
-        const uint32_t open0 = within0 & lanes(less_equal(sub(lower_bound(load(words)), z0), bar));
-        const uint32_t open1 = within1 & lanes(less_equal(sub(lower_bound(load(words + LANES)), z1), bar));
+        const uint32_t open0 = within0 & lanes(less_equal(sub(words_.bounds(0), z0), bar));
+        const uint32_t open1 = within1 & lanes(less_equal(sub(words_.bounds(1), z1), bar));
         for (uint32_t open = open0 | open1 << LANES; open; open &= open - 1) {
             const int64_t place = __builtin_ctz(open);
-            consider(begin + place, word(place));
+            consider(begin + place, words_.of(place));
         }
     }
 
@@ -109,20 +126,13 @@ class Draw {
         }
     }
 
-    uint32_t word(int64_t place) const {
-        uint32_t one;
-        std::memcpy(&one, reinterpret_cast<const char*>(words_) + 4 * place, sizeof one);
-        return one;
-    }
-
     const Logits& row_;
     const Scale& scale_;
     const float cut_value_;
     const int64_t cut_id_;
-    const uint64_t seed_;
-    const int64_t position_;
+    const SampleRow& spec_;
     const f32x16 peak_, factor_;
-    alignas(64) int64_t words_[GROUP / 2];
+    Words words_;
     double best_;
     int64_t best_id_;
 };
@@ -131,6 +141,42 @@ class Draw {
 
 int64_t draw(const Logits& row, const Scale& scale, uint64_t cut, const SampleRow& spec, int64_t top) {
     return Draw(row, scale, cut, spec).from(top);
+}
+
+// In groups of neighbours, which share their noise. What cannot reach the best score so far is left out by z alone, then
+// by the bound.
+int64_t draw_left(const Left& left, const SampleRow& spec) {
+    Words words;
+    double best = __builtin_inf();
+    int64_t best_id = 0;
+    for (int64_t i = 0; i < left.count;) {
+        const int64_t first = left.ids[i] / GROUP * GROUP;
+        float bounds[GROUP];
+        bool filled = false;
+        for (; i < left.count && left.ids[i] < first + GROUP; ++i) {
+            if (left.z[i] < LEAST_LOG_E - best) continue;
+            if (!filled) {
+                words.fill(spec, first);
+                store(bounds, words.bounds(0));
+                store(bounds + LANES, words.bounds(1));
+                filled = true;
+            }
+            const int64_t place = left.ids[i] - first;
+            if (!(bounds[place] - static_cast<float>(left.z[i]) <= static_cast<float>(best) + SLACK)) continue;
+            const double score = log_exponential(words.of(place)) - left.z[i];
+            if (score < best) {  // ids ascend, so that ties go to the lowest
+                best = score;
+                best_id = left.ids[i];
+            }
+        }
+    }
+    return best_id;
+}
+
+uint32_t xtc_word(const SampleRow& spec) {
+    Words words;
+    words.fill(spec, 0, 1);
+    return words.of(0);
 }
 
 }  // namespace KVASIR_ISA

@@ -36,40 +36,12 @@ void put_in_order(Candidate* list, int64_t count) {
     }
 }
 
-// The key of the last token of the shortest head whose weights reach `target`, which all together do. By digits from
-// the top (radix selection): of each, only the candidates in the digit where the target is reached stay in the list.
-uint64_t cut_at(Candidate* list, int64_t count, int64_t target) {
-    for (int shift = 64 - DIGIT_BITS; count > FEW; shift = shift > DIGIT_BITS ? shift - DIGIT_BITS : 0) {
-        int64_t sums[DIGITS] = {};
-        const auto digit = [shift](const Candidate& c) { return c.key >> shift & (DIGITS - 1); };
-        for (int64_t i = 0; i < count; ++i) sums[digit(list[i])] += list[i].weight;
-        uint64_t reached = DIGITS - 1;
-        while (target > sums[reached]) target -= sums[reached--];
-        int64_t kept = 0;
-        for (int64_t i = 0; i < count; ++i) {
-            const Candidate one = list[i];
-            list[kept] = one;
-            kept += digit(one) == reached;
-        }
-        count = kept;
-    }
-    put_in_order(list, count);
-    int64_t last = 0;
-    while (target > list[last].weight) target -= list[last++].weight;
-    return list[last].key;
-}
+uint64_t cut_at(Candidate* list, int64_t count, int64_t target) { return head_end(list, count, target).key; }
 
 // A value that at least so many tokens reach (or as many as there are blocks): one in each of the best blocks.
 float value_reached_by(const Logits& row, int64_t count, Candidate* scratch) {
     for (int64_t b = 0; b < row.blocks; ++b) scratch[b] = {key_of(row.maxima[b], b), 1};
     return value_of(cut_at(scratch, row.blocks, lesser(count, row.blocks)));
-}
-
-// The cut behind the best `count` tokens, at most all.
-uint64_t cut_at_count(const Logits& row, int64_t count, Candidate* scratch) {
-    int64_t listed = collect(row, value_reached_by(row, count, scratch), INFINITE, scratch);
-    if (listed < count) listed = collect(row, -INFINITE, INFINITE, scratch);
-    return cut_at(scratch, listed, count);
 }
 
 // Lists the tokens from the key `first` down to the key `last`.
@@ -82,14 +54,6 @@ int64_t list_between(const Logits& row, uint64_t first, uint64_t last, Candidate
         kept += one.key >= last && one.key <= first;
     }
     return kept;
-}
-
-// The share p of a weight, rounded up, at least 1.
-int64_t mass_of(int64_t total, double p) {
-    const double share = static_cast<double>(total) * p;
-    const int64_t below = static_cast<int64_t>(share);
-    const int64_t mass = below + (static_cast<double>(below) < share);
-    return mass > 1 ? mass : 1;
 }
 
 // top-p among what top-k has left. The weights may not reach a mass that was rounded up: then nothing is cut.
@@ -117,9 +81,42 @@ uint64_t cut_at_mass(const Logits& row, const Scale& scale, double p, Candidate*
     return cut_at(scratch, count, mass);
 }
 
-// min-p: the cut at the least float32 that reaches the bound, as z ascends with the logit.
-uint64_t cut_at_probability(float peak, const Scale& scale, double min_p) {
-    const double bound = log(min_p > 1e-300 ? min_p : 1e-300);
+}  // namespace
+
+// By digits from the top (radix selection): of each, only the candidates in the digit where the target is reached stay
+// in the list. After the last digit all that stay have one key.
+Cut head_end(Candidate* list, int64_t count, int64_t target) {
+    for (int shift = 64 - DIGIT_BITS; count > FEW; shift = shift > DIGIT_BITS ? shift - DIGIT_BITS : 0) {
+        int64_t sums[DIGITS] = {};
+        const auto digit = [shift](const Candidate& c) { return c.key >> shift & (DIGITS - 1); };
+        for (int64_t i = 0; i < count; ++i) sums[digit(list[i])] += list[i].weight;
+        uint64_t reached = DIGITS - 1;
+        while (target > sums[reached]) target -= sums[reached--];
+        int64_t kept = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            const Candidate one = list[i];
+            list[kept] = one;
+            kept += digit(one) == reached;
+        }
+        count = kept;
+        if (shift == 0) return {list[0].key, target};
+    }
+    put_in_order(list, count);
+    int64_t last = 0;
+    while (target > list[last].weight) target -= list[last++].weight;
+    for (; last > 0 && list[last - 1].key == list[last].key; --last) target += list[last - 1].weight;
+    return {list[last].key, target};
+}
+
+int64_t mass_of(int64_t total, double p) {
+    const double share = static_cast<double>(total) * p;
+    const int64_t below = static_cast<int64_t>(share);
+    const int64_t mass = below + (static_cast<double>(below) < share);
+    return mass > 1 ? mass : 1;
+}
+
+// The least float32 that reaches the bound, as z ascends with the logit.
+uint64_t cut_at_bound(float peak, const Scale& scale, double bound) {
     uint64_t low = key_of(-GREATEST, 0) >> 32, high = key_of(peak, 0) >> 32;
     while (low < high) {
         const uint64_t middle = low + (high - low) / 2;
@@ -132,7 +129,11 @@ uint64_t cut_at_probability(float peak, const Scale& scale, double min_p) {
     return high << 32;
 }
 
-}  // namespace
+uint64_t cut_at_count(const Logits& row, int64_t count, Candidate* scratch) {
+    int64_t listed = collect(row, value_reached_by(row, count, scratch), INFINITE, scratch);
+    if (listed < count) listed = collect(row, -INFINITE, INFINITE, scratch);
+    return cut_at(scratch, listed, count);
+}
 
 uint64_t cut_of(const Logits& row, const SampleRow& spec, const Scale& scale, Candidate* scratch) {
     uint64_t cut = 0;
@@ -142,7 +143,7 @@ uint64_t cut_of(const Logits& row, const SampleRow& spec, const Scale& scale, Ca
     } else if (spec.top_p < 1.0) {
         cut = cut_at_mass(row, scale, spec.top_p, scratch);
     }
-    if (spec.min_p > 0.0) cut = greater(cut, cut_at_probability(row.peak, scale, spec.min_p));
+    if (spec.min_p > 0.0) cut = greater(cut, cut_at_bound(row.peak, scale, log(spec.min_p > 1e-300 ? spec.min_p : 1e-300)));
     return greater(cut, key_of(-GREATEST, 0x7fffffff));  // what is at -inf is out
 }
 

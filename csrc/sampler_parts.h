@@ -2,7 +2,10 @@
 //
 //     sampler.cpp              the walk over rows, their maxima
 //     sampler_processors.cpp   mask, bias, penalties           (processors.py of kvasir/sampling)
+//     sampler_dry.cpp          DRY                             (dry.py)
 //     sampler_filters.cpp      top-k, top-p, min-p             (filters.py)
+//     sampler_chain.cpp        all other filters               (chain.py)
+//     sampler_nucleus.cpp      heads of the lists they leave   (chain.py)
 //     sampler_draw.cpp         noise, the chosen token         (gumbel.py, philox.py)
 //     sampler_logprobs.cpp     log-probabilities, ranks        (logprobs.py)
 //     sampler_weights.cpp      exp and log, sums of weights    (numerics.py)
@@ -82,9 +85,56 @@ struct Candidate {
     int64_t weight;  // 1 where tokens are counted
 };
 
+// The key of a head's last token. rest: of the weight that the head must reach, what those before this key lack.
+struct Cut {
+    uint64_t key;
+    int64_t rest;
+};
+
+// The tokens that may still be drawn, by ascending id. z: logarithms of their probabilities but for a constant, the
+// greatest 0. The arrays have room for the whole vocabulary; weights, bins and list are scratch.
+struct Left {
+    const float* x;  // the row's, by id
+    int32_t* ids;
+    double* z;
+    int64_t count;
+    int64_t* weights;
+    uint16_t* bins;
+    Candidate* list;
+
+    float logit(int64_t place) const { return x[ids[place]]; }
+};
+
+// A set of ids, to see each once. Ids without a logit are never in it.
+class Ids {
+  public:
+    Ids(uint64_t* words, int64_t vocab) : words_(words), vocab_(vocab) {
+        std::memset(words, 0, static_cast<size_t>((vocab + 63) / 64) * sizeof *words);
+    }
+    bool has(int32_t id) const { return id >= 0 && id < vocab_ && (words_[id / 64] >> (id % 64) & 1u); }
+    bool add(int32_t id) {  // whether it is new
+        if (id < 0 || id >= vocab_ || has(id)) return false;
+        words_[id / 64] |= uint64_t{1} << (id % 64);
+        return true;
+    }
+    void remove(int32_t id) { words_[id / 64] &= ~(uint64_t{1} << (id % 64)); }
+
+  private:
+    uint64_t* words_;
+    int64_t vocab_;
+};
+
 // ---- sampler_weights.cpp ----
 
 double log(double x);  // of a positive normal number
+double log_weight(int64_t weight);  // ln of a positive weight
+int64_t weight_of(double z);
+// The weights of z <= 0; returns their sum.
+int64_t weigh(int64_t* weights, const double* z, int64_t count);
+// The sum of weight * -z, each rounded to an integer.
+int64_t surprise(const int64_t* weights, const double* z, int64_t count);
+// By a fixed tree: halves of the next power of two are added until one is left. work: [count]; x is left as it is.
+double tree_sum(const double* x, int64_t count, double* work);
 int64_t total_weight(const Logits& row, Range blocks, const Scale& scale);
 // Gives each candidate its weight; returns their sum.
 int64_t weigh(Candidate* list, int64_t count, const Scale& scale);
@@ -93,12 +143,55 @@ void weigh_by_digit(int64_t (&sums)[DIGITS], const Logits& row, const Scale& sca
 
 // ---- sampler_filters.cpp: scratch has room for all tokens ----
 
+// The end of the shortest head by descending key whose weights reach `target`, which all together do. Of equal keys
+// those that stand first come first. The list is left in pieces.
+Cut head_end(Candidate* list, int64_t count, int64_t target);
+// The share p of a weight, rounded up, at least 1.
+int64_t mass_of(int64_t total, double p);
+// The cut before the tokens whose z is below the bound, which the peak reaches.
+uint64_t cut_at_bound(float peak, const Scale& scale, double bound);
+// The cut behind the best `count` tokens, at most all.
+uint64_t cut_at_count(const Logits& row, int64_t count, Candidate* scratch);
 // The cut of top-k, top-p and min-p together.
 uint64_t cut_of(const Logits& row, const SampleRow& spec, const Scale& scale, Candidate* scratch);
 // The best `count` tokens in order, at most all; returns how many.
 int64_t best_in_order(const Logits& row, int64_t count, Candidate* to);
 
+// ---- sampler_nucleus.cpp ----
+
+// Keep the shortest head whose probability reaches p: by logit, or by how near the surprise is to the entropy.
+void keep_nucleus(Left& left, double p);
+void keep_typical(Left& left, double p);
+// Drops the tokens for which `stays(place)` is false, one at least stays; the greatest z is 0 again.
+template <typename Stays>
+void keep(Left& left, Stays stays) {
+    int64_t kept = 0;
+    double most = -__builtin_inf();
+    for (int64_t i = 0; i < left.count; ++i) {
+        const int32_t id = left.ids[i];
+        const double z = left.z[i];
+        const bool here = stays(i);
+        left.ids[kept] = id;
+        left.z[kept] = z;
+        kept += here;
+        most = here && z > most ? z : most;
+    }
+    left.count = kept;
+    if (most == 0.0) return;
+    for (int64_t i = 0; i < kept; ++i) left.z[i] -= most;
+}
+
+// ---- sampler_chain.cpp ----
+
+// Whether the row asks for more than top-k, top-p and min-p.
+bool needs_chain(const SampleRow& spec);
+// The token of a row that does. room: where to put what is left. mu: mirostat's, as it is and as it will be.
+int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left room, double& mu);
+
 // ---- the others ----
+
+// What x loses where it would go on with a repetition. scratch: 16 bytes for each token.
+void penalize_again(float* x, int64_t vocab, const SampleRow& spec, uint8_t* scratch);
 
 bool changes_logits(const SampleRow& spec);
 // x: the row after mask, min_tokens, bias and penalties, with room up to a multiple of 16. `scratch`: as much as the
@@ -108,6 +201,11 @@ int32_t process(float* x, const float* row, int64_t vocab, const SampleRow& spec
 // The token with the least log(e) - z of those that the cut keeps, ties to the lowest id. `top` is the first at the
 // peak, which is kept whatever the cut.
 int64_t draw(const Logits& row, const Scale& scale, uint64_t cut, const SampleRow& spec, int64_t top);
+
+// The same among what is left: the token whose log(e) - z is the least.
+int64_t draw_left(const Left& left, const SampleRow& spec);
+// The noise of XTC: whether it acts at this position.
+uint32_t xtc_word(const SampleRow& spec);
 
 // Log-probability and rank of the result's token, and of the best `count`. total: the weight of the whole row at a
 // temperature of 1.

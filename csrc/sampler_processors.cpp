@@ -1,4 +1,4 @@
-// What changes logits before they are drawn from: mask, min_tokens, bias, penalties.
+// What changes logits before they are drawn from: mask, min_tokens, bad words, bias, penalties.
 #include "sampler_parts.h"
 
 namespace kvasir {
@@ -14,28 +14,32 @@ void copy_masked(float* x, const float* row, int64_t vocab, const int32_t* mask,
     }
 }
 
-// A set of ids, to see each once. Ids without a logit are never in it.
-class Ids {
-  public:
-    Ids(uint64_t* words, int64_t vocab) : words_(words), vocab_(vocab) {
-        std::memset(words, 0, static_cast<size_t>((vocab + 63) / 64) * sizeof *words);
-    }
-    bool has(int32_t id) const { return id >= 0 && id < vocab_ && (words_[id / 64] >> (id % 64) & 1u); }
-    bool add(int32_t id) {  // whether it is new
-        if (id < 0 || id >= vocab_ || has(id)) return false;
-        words_[id / 64] |= uint64_t{1} << (id % 64);
-        return true;
-    }
-    void remove(int32_t id) { words_[id / 64] &= ~(uint64_t{1} << (id % 64)); }
+// The last of the ids; below 0: all.
+Range last_of(int64_t num_ids, int64_t count) { return {count < 0 || count > num_ids ? 0 : num_ids - count, num_ids}; }
 
-  private:
-    uint64_t* words_;
-    int64_t vocab_;
-};
+int64_t end_of_prompt(const SampleRow& spec) { return spec.prompt_len > 0 ? spec.prompt_len : 0; }
+
+// Forbids the last id of each word whose other ids are the last of the output.
+void forbid_bad_words(float* x, int64_t vocab, const SampleRow& spec) {
+    const int64_t sampled = spec.num_ids - end_of_prompt(spec);
+    int64_t begin = 0;
+    for (int64_t w = 0; w < spec.bad_words.count; ++w) {
+        const int64_t before = spec.bad_words.ends[w] - begin - 1;
+        const int32_t* word = spec.bad_words.ids + begin;
+        begin = spec.bad_words.ends[w];
+        if (before > 0 && before > sampled) continue;
+        const int32_t* end = spec.ids + spec.num_ids - before;
+        int64_t same = 0;
+        while (same < before && word[same] == end[same]) ++same;
+        const int32_t last = word[before];
+        if (same == before && last >= 0 && last < vocab) x[last] = -INFINITE;
+    }
+}
 
 void penalize_repetition(float* x, int64_t vocab, const SampleRow& spec, uint64_t* set) {
     Ids seen(set, vocab);
-    for (int64_t i = 0; i < spec.num_ids; ++i) {
+    const Range window = last_of(spec.num_ids, spec.repetition_last_n);
+    for (int64_t i = window.begin; i < window.end; ++i) {
         const int32_t id = spec.ids[i];
         if (!seen.add(id)) continue;
         x[id] = x[id] > 0.0f ? x[id] / spec.repetition_penalty : x[id] * spec.repetition_penalty;
@@ -44,7 +48,8 @@ void penalize_repetition(float* x, int64_t vocab, const SampleRow& spec, uint64_
 
 void penalize_occurrence(float* x, int64_t vocab, const SampleRow& spec, uint64_t* set, int32_t* counts) {
     Ids seen(set, vocab);
-    const int64_t begin = spec.prompt_len > 0 ? spec.prompt_len : 0;
+    const int64_t begin =
+        spec.occurrence_last_n ? last_of(spec.num_ids, spec.occurrence_last_n).begin : end_of_prompt(spec);
     for (int64_t i = begin; i < spec.num_ids; ++i) {
         const int32_t id = spec.ids[i];
         if (seen.add(id)) counts[id] = 0;
@@ -63,7 +68,7 @@ void penalize_occurrence(float* x, int64_t vocab, const SampleRow& spec, uint64_
 
 bool changes_logits(const SampleRow& spec) {
     const bool forbids = spec.num_ids - spec.prompt_len < spec.min_tokens && spec.num_stop_ids > 0;
-    return spec.mask || forbids || spec.num_bias > 0 || spec.repetition_penalty != 1.0f ||
+    return spec.mask || forbids || spec.bad_words.count > 0 || spec.num_bias > 0 || spec.dry.multiplier != 0.0 || spec.repetition_penalty != 1.0f ||
            spec.frequency_penalty != 0.0f || spec.presence_penalty != 0.0f;
 }
 
@@ -79,6 +84,7 @@ int32_t process(float* x, const float* row, int64_t vocab, const SampleRow& spec
             if (id >= 0 && id < vocab) x[id] = -INFINITE;
         }
     }
+    forbid_bad_words(x, vocab, spec);
     for (int64_t i = 0; i < spec.num_bias; ++i) {
         const int32_t id = spec.bias_ids[i];
         if (id < 0 || id >= vocab) return SAMPLE_BIAS_OUTSIDE;
@@ -90,6 +96,7 @@ int32_t process(float* x, const float* row, int64_t vocab, const SampleRow& spec
     if (spec.frequency_penalty != 0.0f || spec.presence_penalty != 0.0f) {
         penalize_occurrence(x, vocab, spec, set, counts);
     }
+    if (spec.dry.multiplier != 0.0) penalize_again(x, vocab, spec, scratch);
     return SAMPLE_OK;
 }
 

@@ -71,6 +71,8 @@ double log(double x) {
     return series + n * LN2_LOW + n * LN2_HIGH;
 }
 
+double log_weight(int64_t weight) { return log(static_cast<double>(weight) * 0x1p-40); }
+
 int64_t total_weight(const Logits& row, Range blocks, const Scale& scale) {
     i64x8 total = broadcast_i64(0);
     for (int64_t b = blocks.begin; b < blocks.end; ++b) {
@@ -83,6 +85,54 @@ int64_t total_weight(const Logits& row, Range blocks, const Scale& scale) {
         }
     }
     return sum(total);
+}
+
+int64_t weigh(int64_t* to, const double* z, int64_t count) {
+    i64x8 total = broadcast_i64(0);
+    for (int64_t i = 0; i < count; i += 32) {
+        const int64_t part = lesser(32, count - i);
+        double padded[32];
+        if (part < 32) {
+            for (int64_t j = 0; j < 32; ++j) padded[j] = j < part ? z[i + j] : -30.0;  // -30 weighs nothing
+        }
+        const double* from = part < 32 ? padded : z + i;
+        const f64x8 part_z[4] = {load_f64(from), load_f64(from + 8), load_f64(from + 16), load_f64(from + 24)};
+        i64x8 weight[4];
+        weights(weight, part_z);
+        total = add(total, add(add(weight[0], weight[1]), add(weight[2], weight[3])));
+        int64_t lane[32];
+        int64_t* target = part < 32 ? lane : to + i;
+        for (int j = 0; j < 4; ++j) store(target + 8 * j, weight[j]);
+        for (int64_t j = 0; part < 32 && j < part; ++j) to[i + j] = lane[j];
+    }
+    return sum(total);
+}
+
+int64_t weight_of(double z) {
+    int64_t weight;
+    weigh(&weight, &z, 1);
+    return weight;
+}
+
+int64_t surprise(const int64_t* weights, const double* z, int64_t count) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const double low = z[i] > -30.0 ? z[i] : -30.0;
+        const double rounded = static_cast<double>(weights[i]) * -low + ROUNDER;
+        total += bits_as<int64_t>(rounded) - bits_as<int64_t>(ROUNDER);
+    }
+    return total;
+}
+
+double tree_sum(const double* x, int64_t count, double* work) {
+    int64_t half = 1;
+    while (2 * half < count) half *= 2;
+    if (count < 2) return x[0];
+    for (int64_t i = 0; i < half; ++i) work[i] = x[i] + (i + half < count ? x[i + half] : 0.0);
+    for (half /= 2; half > 0; half /= 2) {
+        for (int64_t i = 0; i < half; ++i) work[i] += work[i + half];
+    }
+    return work[0];
 }
 
 int64_t weigh(Candidate* list, int64_t count, const Scale& scale) {

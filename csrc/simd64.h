@@ -265,6 +265,9 @@ KVASIR_INLINE mask16 mask_of(uint32_t bits) {
 
 #endif
 
+KVASIR_INLINE f64x8 load_f64(const double* from) { return bits_to_float(load(reinterpret_cast<const int64_t*>(from))); }
+KVASIR_INLINE void store_f64(double* to, f64x8 a) { store(reinterpret_cast<int64_t*>(to), float_to_bits(a)); }
+
 KVASIR_INLINE int64_t sum(i64x8 a) {
     int64_t lane[8];
     store(lane, a);

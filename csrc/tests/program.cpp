@@ -240,7 +240,9 @@ class Session {
         spec.temperature = i == 0 ? 0.0 : 0.5 + 0.5 * static_cast<double>(i);
         spec.top_p = i == 2 ? 0.9 : 1.0;
         spec.top_k = i == 3 ? 40 : 0;
+        spec.typical_p = i == 1 ? 0.9 : 1.0;
         spec.repetition_penalty = i == 4 ? 1.3f : 1.0f;
+        spec.repetition_last_n = -1;
         spec.seed = 100 + static_cast<uint64_t>(i);
         spec.prompt_len = s.prompt;
         spec.logprobs = static_cast<int32_t>(i) - 1;

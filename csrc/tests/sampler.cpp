@@ -1,8 +1,5 @@
-// The sampler against the same rules written plainly: every token is weighed, put in order and given its noise. The
-// arithmetic of one number is that of kvasir/sampling, so tokens and bits must be equal.
-#include "../sampler.h"
-
-#include <algorithm>
+// The sampler against the same rules written plainly (sampler_rules.h), on rows and specs of all kinds.
+#include "sampler_rules.h"
 
 #include "../kvasir_cpu.h"
 #include "../pool.h"
@@ -13,103 +10,11 @@ KVASIR_API void kvasir_sample(kvasir::SampleArgs* args, void* pool);
 namespace {
 
 using namespace kvasir;
+using namespace sampler_rules;
 using kvasir_test::Guarded;
 using kvasir_test::require;
 
-constexpr float INF = std::numeric_limits<float>::infinity();
-constexpr double LN2_HIGH = 0x1.62e42fee00000p-1, LN2_LOW = 0x1.a39ef35793c76p-33;
-
-// ---- one number ----
-
-int64_t weight(double z) {
-    z = std::max(z, -30.0);
-    const double n = std::nearbyint(z * 0x1.71547652b82fep+0);
-    const double r = z - n * LN2_HIGH - n * LN2_LOW;
-    double factorial = 362880, p = r * (1 / factorial);
-    for (int i = 9; i > 1; --i) {
-        factorial /= i;
-        p = (p + 1 / factorial) * r;
-    }
-    return static_cast<int64_t>(std::nearbyint(std::ldexp(p + 1, 40 + static_cast<int>(n))));
-}
-
-double ln(double x) {
-    int n;
-    double m = std::frexp(x, &n);  // in [1/2, 1)
-    if (m < 0x1.6a09e667f3bcdp-1) m *= 2, --n;
-    const double f = m - 1, s = f / (f + 2), square = s * s;
-    double series = square * (1.0 / 19);
-    for (int i = 17; i > 1; i -= 2) series = (series + 1.0 / i) * square;
-    return (series + 1) * s * 2 + n * LN2_LOW + n * LN2_HIGH;
-}
-
-uint32_t noise(uint64_t seed, uint32_t position, uint32_t token) {
-    uint32_t c[4] = {position, token / 4, 0, 0};
-    uint32_t k[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-    for (int i = 0; i < 10; ++i) {
-        const uint64_t a = uint64_t{0xd2511f53} * c[0], b = uint64_t{0xcd9e8d57} * c[2];
-        const uint32_t next[4] = {static_cast<uint32_t>(b >> 32) ^ c[1] ^ k[0], static_cast<uint32_t>(b),
-                                  static_cast<uint32_t>(a >> 32) ^ c[3] ^ k[1], static_cast<uint32_t>(a)};
-        std::memcpy(c, next, sizeof c);
-        k[0] += 0x9e3779b9u;
-        k[1] += 0xbb67ae85u;
-    }
-    return c[token % 4];
-}
-
-// ---- one row ----
-
-double centred(float x, float peak) { return std::min(static_cast<double>(x) - std::min<double>(peak, 1e300), 0.0); }
-
-std::vector<int32_t> in_order(const std::vector<float>& x) {
-    std::vector<int32_t> ids(x.size());
-    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
-    std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return x[a] > x[b]; });
-    return ids;
-}
-
-void change(std::vector<float>& x, const SampleRow& spec) {
-    const int64_t vocab = static_cast<int64_t>(x.size());
-    for (int64_t t = 0; spec.mask && t < vocab; ++t) {
-        if (t / 32 >= spec.mask_words || !(spec.mask[t / 32] >> (t % 32) & 1)) x[t] = -INF;
-    }
-    for (int64_t i = 0; spec.num_ids - spec.prompt_len < spec.min_tokens && i < spec.num_stop_ids; ++i) {
-        if (spec.stop_ids[i] >= 0 && spec.stop_ids[i] < vocab) x[spec.stop_ids[i]] = -INF;
-    }
-    for (int64_t i = 0; i < spec.num_bias; ++i) x[spec.bias_ids[i]] += spec.bias[i];
-    for (int64_t t = 0; t < vocab; ++t) {
-        const bool known = std::count(spec.ids, spec.ids + spec.num_ids, t) > 0;
-        if (known) x[t] = x[t] > 0 ? x[t] / spec.repetition_penalty : x[t] * spec.repetition_penalty;
-        const float count = static_cast<float>(std::count(spec.ids + spec.prompt_len, spec.ids + spec.num_ids, t));
-        if (count == 0) continue;
-        const float times = count * spec.frequency_penalty;
-        x[t] = x[t] - times - spec.presence_penalty;
-    }
-}
-
-int32_t choose(const std::vector<float>& x, const SampleRow& spec) {
-    const std::vector<int32_t> ids = in_order(x);
-    if (spec.temperature < 1e-5) return ids[0];
-    const float peak = x[ids[0]];
-    const double factor = 1 / spec.temperature;
-    const size_t limit = spec.top_k > 0 ? std::min<size_t>(ids.size(), spec.top_k) : ids.size();
-    int64_t total = 0, before = 0;
-    for (size_t i = 0; i < limit; ++i) total += weight(centred(x[ids[i]], peak) * factor);
-    const int64_t mass = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(static_cast<double>(total) * spec.top_p)));
-    double best = INFINITY;
-    int32_t best_id = -1;
-    for (size_t i = 0; i < limit; ++i) {
-        const int32_t id = ids[i];
-        const double z = centred(x[id], peak) * factor;
-        if (x[id] == -INF || (spec.min_p > 0 && z < ln(spec.min_p)) || (spec.top_p < 1 && before >= mass)) break;
-        before += weight(z);
-        const uint32_t word = noise(spec.seed, static_cast<uint32_t>(spec.position), static_cast<uint32_t>(id));
-        const double one_minus_u = (4294967296.0 - 0.5 - word) * 0x1p-32;
-        const double score = ln(-ln(one_minus_u)) - z;
-        if (score < best || (score == best && id < best_id)) best = score, best_id = id;
-    }
-    return best_id;
-}
+constexpr float INF = sampler_rules::INF;
 
 void check_row(const float* row, int64_t vocab, const SampleRow& spec, const Sampled& found) {
     const std::vector<float> raw(row, row + vocab);
@@ -118,7 +23,10 @@ void check_row(const float* row, int64_t vocab, const SampleRow& spec, const Sam
     const bool none = *std::max_element(x.begin(), x.end()) == -INF;
     if (none) return require(found.error == SAMPLE_NOTHING_ALLOWED, "forbidden");
     require(found.error == SAMPLE_OK, "no error");
-    require(found.token == choose(x, spec), "token");
+    double mu = spec.mu;
+    const bool chained = spec.temperature >= 1e-5 && is_chained(spec);
+    require(found.token == (chained ? choose_by_chain(x, spec, mu) : choose(x, spec)), "token");
+    require(std::memcmp(&found.mu, &mu, sizeof mu) == 0, "mu");
     if (spec.logprobs < 0) return;
     const std::vector<int32_t> ids = in_order(raw);
     int64_t total = 0;
@@ -159,14 +67,31 @@ float logit(Random& random, int kind) {
     }
 }
 
+// Two short lists, the lesser one first, whose arrays end at forbidden pages.
+struct TwoLists {
+    Guarded<int32_t> ids{3};
+    Guarded<int64_t> ends{2};
+
+    TwoLists(Random& random, int64_t vocab) {
+        for (int i = 0; i < 3; ++i) ids[i] = static_cast<int32_t>(below(random, std::min<int64_t>(vocab, 3)));
+        ids[1] = ids[0] + 1;
+        ends[0] = 1;
+        ends[1] = 3;
+    }
+    IdLists of(Random& random) { return {ids.data, ends.data, one_of(random, {0, 1, 2})}; }
+};
+
 // A spec whose arrays end at forbidden pages.
 struct Case {
-    Guarded<int32_t> ids{7}, stop_ids{2}, bias_ids{2}, mask;
+    Guarded<int32_t> ids{7}, stop_ids{2}, bias_ids{2}, mask, breakers{1}, heads{1}, room{7};
     Guarded<float> bias{2};
+    TwoLists words, sequences;
     SampleRow spec = {};
 
-    Case(Random& random, int64_t vocab) : mask((vocab + 31) / 32) {
-        for (int i = 0; i < 7; ++i) ids[i] = static_cast<int32_t>(below(random, vocab + 2)) - 1;
+    Case(Random& random, int64_t vocab)
+        : mask((vocab + 31) / 32), words(random, vocab), sequences(random, vocab) {
+        const int64_t among = random() % 2 ? vocab + 2 : 4;  // few, so that they repeat
+        for (int i = 0; i < 7; ++i) ids[i] = static_cast<int32_t>(below(random, among)) - 1;
         for (int i = 0; i < 2; ++i) stop_ids[i] = static_cast<int32_t>(below(random, vocab + 2)) - 1;
         for (int i = 0; i < 2; ++i) bias_ids[i] = static_cast<int32_t>(below(random, vocab));
         for (int64_t i = 0; i < (vocab + 31) / 32; ++i) mask[i] = static_cast<int32_t>(random());
@@ -193,6 +118,34 @@ struct Case {
         if (random() % 3 == 0) spec.mask = mask.data;
         spec.mask_words = std::max<int64_t>(0, (vocab + 31) / 32 - below(random, 2));
         spec.logprobs = one_of(random, {-1, 0, 3, MAX_LOGPROBS});
+        spec.bad_words = words.of(random);
+        spec.repetition_last_n = one_of(random, {-1, 0, 3, 1 << 30});
+        spec.occurrence_last_n = one_of(random, {-1, 0, 3, 1 << 30});
+        fill_dry(random);
+        fill_chain(random);
+    }
+
+    void fill_dry(Random& random) {
+        breakers[0] = static_cast<int32_t>(random() & random() & random());
+        heads[0] = 1 << sequences.ids[0] | 1 << sequences.ids[1];
+        spec.dry = {one_of(random, {0.0, 0.5, 8.0}), 2.0, below(random, 4), one_of(random, {-1, 1, 2, 5, 1 << 30}),
+                    breakers.data, below(random, 2), heads.data, 1, sequences.of(random), room.data};
+    }
+
+    void fill_chain(Random& random) {
+        spec.typical_p = one_of(random, {1.0, 1.0, 0.9, 0.3, 1e-9});
+        spec.top_n_sigma = one_of(random, {-1.0, -1.0, 1e-9, 0.7, 1000.0});
+        spec.xtc_probability = one_of(random, {0.0, 0.5, 1.0});
+        spec.xtc_threshold = one_of(random, {0.0, 0.01, 0.1, 0.5, 0.6});
+        spec.dynatemp_range = one_of(random, {0.0, 0.0, 0.5, 100.0});
+        spec.dynatemp_exponent = one_of(random, {0.0, 1.0, 3.0});
+        spec.mirostat = one_of(random, {0, 0, 2});
+        spec.mirostat_tau = 3.0;
+        spec.mirostat_eta = 0.7;
+        spec.mu = one_of(random, {-1.0, 2.0, 6.0, 100.0});
+        if (random() % 2 == 0) return;  // half of the rows need none of it
+        spec.typical_p = 1.0;
+        spec.top_n_sigma = spec.xtc_probability = spec.dynatemp_range = spec.mirostat = 0;
     }
 };
 
@@ -232,6 +185,7 @@ void check_errors() {
     for (int64_t r = 0; r < ROWS; ++r) {
         specs[r] = SampleRow{};
         specs[r].repetition_penalty = 1.0f;
+        specs[r].typical_p = 1.0;
         specs[r].logprobs = 1;
     }
     specs[2].bias_ids = outside.data;

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from kvasir.sched import guidance
 from tests.engine.cores import random_model
 from tests.oracle import plain, same, together
 from tests.runner.made import request, small_core
 
 torch = pytest.importorskip("torch")
+
+from kvasir.program import executor  # noqa: E402 - needs torch, as the others do
+from kvasir.runner import program_runner  # noqa: E402
+from kvasir.sampling import chain, logprobs, sampler  # noqa: E402
+from kvasir.sampling.native import Sampler  # noqa: E402
 
 
 @pytest.fixture
@@ -22,17 +30,62 @@ def program_core(folder: str, **options):
     return core
 
 
-def test_what_the_native_sampler_has_no_code_for_is_sampled_by_the_reference(folder, monkeypatch):
-    import kvasir.runner.program_runner as module
+OPTIONS = {
+    "plain": {"top_p": 0.9, "min_p": 0.01, "top_k": 200},
+    "typical": {"typical_p": 0.4},
+    "sigma": {"top_n_sigma": 0.7},
+    "xtc": {"xtc_probability": 0.6, "xtc_threshold": 0.001},
+    "dynatemp": {"dynatemp_range": 0.9},
+    "mirostat": {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.7},
+    "dry": {"dry_multiplier": 5.0, "dry_allowed_length": 0, "dry_penalty_last_n": -1},
+    "windows": {"repetition_penalty": 1.5, "repetition_last_n": 5, "frequency_penalty": 0.7, "occurrence_last_n": 9},
+    "output": {"presence_penalty": 0.7, "min_tokens": 9, "stop_token_ids": [7, 8], "logit_bias": {3: 2.0}},
+    "words": {},
+    "prompt": {"prompt_logprobs": 2},
+}
 
-    requests = [
-        request("a", [1, 2, 3], temperature=0.8, top_p=0.9, logprobs=3),
-        request("b", [4, 5], temperature=1.2, repetition_penalty=1.3, logprobs=2),
-        request("c", [6, 7, 8, 9], prompt_logprobs=2),
-    ]
-    expected = plain(program_core(folder), requests)
-    monkeypatch.setattr(module, "covers", lambda spec: False)
-    same(expected, together(program_core(folder), requests))
+
+def requests_of_all():
+    common = {"temperature": 1.1, "max_tokens": 12, "logprobs": 3, "seed": 5}
+    prompt = [3 + i % 40 for i in range(50)]
+    requests = [request(name, prompt, **(common | options)) for name, options in OPTIONS.items()]
+    return [replace(r, bad_word_ids=((7,), (9, 11), (200,))) if r.id == "words" else r for r in requests]
+
+
+def test_no_option_is_sampled_by_the_reference(folder, monkeypatch):
+    """Nor are log-probabilities: what only the reference can do would be done by the engine's thread."""
+    used: list[str] = []
+    for module, name in ((sampler, "_sample"), (logprobs, "_entries"), (chain, "choose")):
+        monkeypatch.setattr(module, name, lambda *args, name=name: used.append(name))
+    core = program_core(folder)
+    together(core, requests_of_all())
+    assert core.runner.rows.used == 0 and used == []
+
+
+@pytest.mark.parametrize("chosen", [32, 2])
+def test_the_reference_would_give_the_same(folder, monkeypatch, chosen):
+    """All rows are taken for masked ones, so that their logits stay or are computed again, and sampled elsewhere."""
+    expected = plain(program_core(folder), requests_of_all())
+    calls: list[int] = []
+
+    def reference(runner, ends, ran, masks):
+        found = {}
+        for part, logits in runner._logits_of(ends, ran):
+            rows = [runner.rows[ran.plan.work[i].row] for i in part]
+            contexts = [
+                sampler.RowContext(r.spec, r.ids[: r.known], r.prompt_len, r.known, None, r.carry) for r in rows
+            ]
+            found |= zip(part, sampler.sample(logits, contexts), strict=True)
+            calls.append(len(part))
+        return found
+
+    monkeypatch.setattr(executor, "MAX_CHOSEN", chosen)
+    monkeypatch.setattr(program_runner, "MAX_CHOSEN", chosen)
+    monkeypatch.setattr(guidance, "masked", lambda seq: len(seq.tokens) % 3 > 0)
+    monkeypatch.setattr(program_runner.ProgramRunner, "_sample_apart", reference)
+    monkeypatch.setattr(Sampler, "describe", lambda _, *args: logprobs.logprobs(*args))
+    same(expected, together(program_core(folder), requests_of_all()))
+    assert sum(calls) > len(OPTIONS)
 
 
 def test_time_in_kernels_is_counted(folder):

@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import math
+import struct
 import threading
 
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
-from kvasir.sampling.native import MAX_LOGPROBS, Sampler, SampleRow, covers, fill_spec
+from kvasir.sampling.logprobs import BadLogits, logprobs
+from kvasir.sampling.native import MAX_LOGPROBS, Dry, Sampler, SampleRow, fill_spec
 from kvasir.sampling.sampler import RowContext, sample
 from tests.isas import isas, restore_isa  # noqa: F401
+from tests.sampling.oracle import bitmask
 from tests.sampling.test_sampler import REAL, ROWS, VOCAB, batch, context
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason())
@@ -83,34 +86,75 @@ def logits_of(kind, vocab, seed):
     return x
 
 
-def specs():
-    ids = st.integers(-2, 1100)
-    return st.builds(
-        SamplingSpec,
-        temperature=st.sampled_from([0.0, 1e-5, 0.01, 0.3, 0.7, 1.0, 2.5, 100.0]),
-        top_p=st.sampled_from([1.0, 1.0, 1 - 1e-16, 0.999, 0.95, 0.5, 0.01, 1e-12]),
-        top_k=st.sampled_from([-1, 0, 0, 0, 1, 2, 7, 20, 63, 64, 65, 300, 999, 2**31 - 1]),
-        min_p=st.sampled_from([0.0, 0.0, 1e-300, 0.001, 0.1, 0.9, 1.0]),
-        presence_penalty=st.sampled_from([0.0, 0.0, 0.3, -2.0]),
-        frequency_penalty=st.sampled_from([0.0, 0.0, 0.7, -0.1]),
-        repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.1, 1.0 + 1e-9]),
-        logit_bias=st.lists(st.tuples(ids, st.floats(-100, 100)), max_size=3).map(tuple),
-        seed=st.integers(-(2**63), 2**64 - 1),
-        min_tokens=st.sampled_from([0, 0, 5]),
-        stop_ids=st.lists(ids, max_size=3).map(tuple),
-        logprobs=st.sampled_from([-1, -1, 0, 1, 5, MAX_LOGPROBS]),
-    )
+IDS = st.integers(-2, 1100)
+FEW = st.integers(0, 3)
+SEQUENCES = st.lists(st.lists(FEW | IDS, min_size=1, max_size=3).map(tuple), max_size=4).map(tuple)
+PLAIN = {
+    "temperature": st.sampled_from([0.0, 1e-5, 0.01, 0.3, 0.7, 1.0, 2.5, 100.0]),
+    "top_p": st.sampled_from([1.0, 1.0, 1 - 1e-16, 0.999, 0.95, 0.5, 0.01, 1e-12]),
+    "top_k": st.sampled_from([-1, 0, 0, 0, 1, 2, 7, 20, 63, 64, 65, 300, 999, 2**31 - 1]),
+    "min_p": st.sampled_from([0.0, 0.0, 1e-300, 0.001, 0.1, 0.9, 1.0]),
+    "presence_penalty": st.sampled_from([0.0, 0.0, 0.3, -2.0]),
+    "frequency_penalty": st.sampled_from([0.0, 0.0, 0.7, -0.1]),
+    "repetition_penalty": st.sampled_from([1.0, 1.0, 1.3, 0.1, 1.0 + 1e-9]),
+    "logit_bias": st.lists(st.tuples(IDS, st.floats(-100, 100)), max_size=3).map(tuple),
+    "seed": st.integers(-(2**63), 2**64 - 1),
+    "min_tokens": st.sampled_from([0, 0, 5]),
+    "stop_ids": st.lists(IDS, max_size=3).map(tuple),
+    "logprobs": st.sampled_from([-1, -1, 0, 1, 5, MAX_LOGPROBS]),
+}
+# Each group is there or not, so that most pairs of them meet.
+OPTIONS = [
+    {"typical_p": st.sampled_from([1e-12, 0.1, 0.5, 0.95, 1 - 1e-16])},
+    {"top_n_sigma": st.sampled_from([1e-9, 0.3, 1.0, 2.5, 1000.0])},
+    {
+        "xtc_probability": st.sampled_from([0.0, 0.5, 1.0]),
+        "xtc_threshold": st.sampled_from([0.0, 1e-6, 0.02, 0.1, 0.5, 0.6]),
+    },
+    {
+        "dynatemp_range": st.sampled_from([0.01, 0.5, 100.0]),
+        "dynatemp_exponent": st.sampled_from([0.0, 0.5, 1.0, 100.0]),
+    },
+    {
+        "mirostat": st.just(2),
+        "mirostat_tau": st.sampled_from([0.0, 0.5, 5.0, 100.0]),
+        "mirostat_eta": st.sampled_from([0.0, 0.1, 10.0]),
+    },
+    {"repetition_last_n": st.sampled_from([-1, 0, 1, 3, 2**31 - 1])},
+    {"occurrence_last_n": st.sampled_from([-1, 0, 1, 3, 2**31 - 1])},
+    {"bad_words": SEQUENCES},
+    {
+        "dry_multiplier": st.sampled_from([0.0, 0.8, 30.0, 1000.0]),
+        "dry_base": st.sampled_from([1.0, 1.75, 1000.0]),
+        "dry_allowed_length": st.sampled_from([0, 1, 2, 2**31 - 1]),
+        "dry_penalty_last_n": st.sampled_from([-1, 0, 1, 2, 7, 2**31 - 1]),
+        "dry_breakers": st.lists(st.integers(0, 40), max_size=2).map(lambda ids: bitmask(ids, 41).tobytes()),
+        "dry_breaker_sequences": SEQUENCES,
+    },
+]
+
+
+@st.composite
+def specs(draw):
+    chosen = dict(PLAIN)
+    for group in draw(st.lists(st.sampled_from(OPTIONS), max_size=3)):
+        chosen |= group
+    return draw(st.builds(SamplingSpec, **chosen))
+
+
+MUS = st.sampled_from([b"", *(struct.pack("<d", mu) for mu in (-1.0, 0.0, 0.7, 3.0, 11.0, 1e9))])
 
 
 @st.composite
 def rows(draw):
-    """(kind, seed of the logits, spec, ids, prompt_len, seed of the mask or None)."""
-    ids = draw(st.lists(st.integers(-2, 1100), max_size=12))
+    """(kind, seed of the logits, spec, ids, prompt_len, seed of the mask or None, carry)."""
+    ids = draw(st.lists(IDS, max_size=12) | st.lists(FEW, max_size=40) | st.integers(0, 70).map(lambda n: [2] * n))
     mask = draw(st.none() | st.none() | st.integers(0, 99))
-    return draw(st.sampled_from(KINDS)), draw(st.integers(0, 99)), draw(specs()), ids, draw(st.integers(0, 12)), mask
+    prompt_len = draw(st.integers(0, len(ids)))
+    return draw(st.sampled_from(KINDS)), draw(st.integers(0, 99)), draw(specs()), ids, prompt_len, mask, draw(MUS)
 
 
-def row_context(vocab, spec, ids, prompt_len, mask):
+def row_context(vocab, spec, ids, prompt_len, mask, carry):
     words = None
     if mask is not None:
         random = np.random.default_rng(mask)
@@ -119,7 +163,7 @@ def row_context(vocab, spec, ids, prompt_len, mask):
             words[random.random(len(words)) > 0.1] = 0
     inside = tuple((i % vocab if i >= 0 and (mask or 1) % 5 else i, value) for i, value in spec.logit_bias)
     spec = dataclasses.replace(spec, logit_bias=inside)
-    return RowContext(spec, np.array(ids, np.int32), min(prompt_len, len(ids)), len(ids), words, b"c")
+    return RowContext(spec, np.array(ids, np.int32), prompt_len, len(ids), words, carry if spec.mirostat else b"c")
 
 
 @pytest.mark.parametrize("vocab", SIZES)
@@ -139,6 +183,15 @@ FULL = [
     SamplingSpec(temperature=1.0, top_k=20_000, top_p=0.5, logprobs=64),
     SamplingSpec(temperature=1.0, top_p=0.999, min_p=0.01),
     SamplingSpec(temperature=100.0, top_p=0.999),
+    SamplingSpec(temperature=1.0, typical_p=0.7),
+    SamplingSpec(temperature=0.8, typical_p=0.95, top_p=0.9, min_p=0.001),
+    SamplingSpec(temperature=1.0, top_n_sigma=1.0, top_p=0.99),
+    SamplingSpec(temperature=1.0, xtc_probability=1.0, xtc_threshold=1e-5, top_k=5000),
+    SamplingSpec(temperature=1.2, dynatemp_range=0.9, dynatemp_exponent=0.7),
+    SamplingSpec(temperature=1.0, mirostat=2, mirostat_tau=6.0),
+    SamplingSpec(
+        temperature=1.0, dry_multiplier=0.8, dry_penalty_last_n=-1, repetition_penalty=1.1, repetition_last_n=7
+    ),
 ]
 
 
@@ -244,21 +297,14 @@ def test_samplers_of_their_own_run_beside_each_other():
     assert found == [[results] * 20 for results in expected]
 
 
-NOT_NATIVE = {
-    "bad_words": ((1,),), "dry_multiplier": 1.0, "top_n_sigma": 1.0, "typical_p": 0.5, "xtc_probability": 0.5,
-    "dynatemp_range": 0.5, "mirostat": 2, "repetition_last_n": 8,
-    "occurrence_last_n": 8,
-}  # fmt: skip
-
-
 def test_arguments_are_checked():
     sampler = Sampler(5)
     assert sampler.sample(torch.zeros(0, 5), []) == []
     for logits in (torch.zeros(2, 5), torch.zeros(1, 6), torch.zeros(5)):
         with pytest.raises(ValueError, match="1 contexts of 5"):
             sampler.sample(logits, [context(SamplingSpec())])
-    for spec in (SamplingSpec(logprobs=129), *(SamplingSpec(**{name: on}) for name, on in NOT_NATIVE.items())):
-        with pytest.raises(ValueError, match="no code for all"):
+    for spec in (SamplingSpec(logprobs=129), SamplingSpec(prompt_logprobs=129)):
+        with pytest.raises(ValueError, match="128 log-probabilities at most"):
             sampler.sample(torch.zeros(1, 5), [context(spec)])
     with pytest.raises(ValueError, match="on meta"):
         sampler.sample(torch.zeros(1, 5, device="meta"), [context(SamplingSpec())])
@@ -268,15 +314,44 @@ def test_arguments_are_checked():
 
 
 def test_a_spec_is_complete():
-    """Every field of a SamplingSpec reaches the native sampler, or decides whether it serves, or belongs to one that
-    does."""
-    names = {f.name for f in dataclasses.fields(SamplingSpec)} - {"logit_bias", "stop_ids", "prompt_logprobs", "guided"}
-    given = {name for name, _ in SampleRow._fields_}
-    switched = {name for name in names if name.startswith(("xtc_", "dynatemp_", "mirostat_", "dry_"))}
-    assert names <= given | set(NOT_NATIVE) | switched
-    assert covers(SamplingSpec()) and covers(SamplingSpec(xtc_threshold=0.3, dry_base=2.0, mirostat_tau=1.0))
-    assert not any(covers(SamplingSpec(**{name: on})) for name, on in NOT_NATIVE.items())
+    """Every field of a SamplingSpec reaches the native sampler."""
+    elsewhere = {"logit_bias", "stop_ids", "prompt_logprobs", "guided", "dry_breaker_sequences", "dry_penalty_last_n"}
+    names = {f.name for f in dataclasses.fields(SamplingSpec)} - elsewhere
+    given = {name for name, _ in SampleRow._fields_} | {f"dry_{name}" for name, _ in Dry._fields_}
+    assert names <= given
     target = SampleRow()
-    kept = fill_spec(target, SamplingSpec(logit_bias=((3, 1.0), (3, 0.5)), stop_ids=(1, 2), seed=-1), 4)
+    kept = fill_spec(target, SamplingSpec(logit_bias=((3, 1.0), (3, 0.5)), stop_ids=(1, 2), seed=-1), 4, 9)
     assert (target.num_bias, target.num_stop_ids, target.seed, target.prompt_len) == (1, 2, 2**64 - 1, 4)
-    assert len(kept) == 3
+    assert len(kept) >= 3
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data(), st.sampled_from(SIZES))
+def test_known_tokens_are_described_as_the_reference_does(data, vocab):
+    count = data.draw(st.integers(1, 5))
+    kinds, tokens = st.sampled_from(KINDS), st.integers(0, vocab - 1)
+    x = torch.from_numpy(np.stack([logits_of(data.draw(kinds), vocab, i) for i in range(count)]))
+    chosen = data.draw(st.lists(tokens, min_size=count, max_size=count))
+    best = data.draw(st.lists(st.sampled_from([0, 1, 5, 128]), min_size=count, max_size=count))
+    try:
+        expected = repr(logprobs(x, chosen, best))
+    except BadLogits:
+        expected = None
+    for name in isas():
+        native.force_isa(name)
+        if expected is None:
+            with pytest.raises(BadLogits, match="-inf"):
+                Sampler(vocab).describe(x, chosen, best)
+        else:
+            assert repr(Sampler(vocab).describe(x, chosen, best)) == expected, name
+
+
+@pytest.mark.parametrize("repeated", [[7], [7, 8], list(range(64))])
+def test_dry_over_a_hostile_text_is_the_reference_s(repeated):
+    """The same ids again and again, over thousands of them, beside breakers that begin with them and never come."""
+    ids = (repeated * 4096)[:4096]
+    never = tuple((7, *[7] * i, 9) for i in range(20))
+    spec = SamplingSpec(dry_multiplier=0.8, dry_penalty_last_n=-1, dry_breaker_sequences=never)
+    same_everywhere(torch.randn(1, 100), [context(spec, ids)])
+    broken = dataclasses.replace(spec, dry_breaker_sequences=(*never, tuple(ids[-5:-2]), (ids[-5],)))
+    same_everywhere(torch.randn(1, 100), [context(broken, ids)])

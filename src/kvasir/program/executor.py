@@ -142,6 +142,12 @@ class Program:
         assert error == 0, native.RUN_ERRORS.get(error, error)
         return self._view(self.lowered.logits, len(ids))
 
+    def left_logits(self, count: int) -> np.ndarray:
+        """Float32 [count, vocabulary], at most MAX_CHOSEN: what the last run left of the rows that it sampled, in their
+        order, then of those with WORK_LOGITS. Valid until the next call, where a run chose no more rows than that."""
+        assert self.lowered.logits is not None and count <= MAX_CHOSEN
+        return self._view(self.lowered.logits, count)
+
     def profile(self, on: bool = True) -> None:
         """Adds up nanoseconds per instruction in `times`; the last is the whole."""
         self.times[:] = 0

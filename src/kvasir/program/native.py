@@ -19,7 +19,7 @@ OPS = (
 OP = {name: code for code, name in enumerate(OPS)}
 FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
 BARRIER = 1
-WORK_SAMPLE, WORK_BIDIRECTIONAL = 1, 2
+WORK_SAMPLE, WORK_BIDIRECTIONAL, WORK_LOGITS = 1, 2, 4
 RUN_ERRORS = {
     1: "more rows or works than the program's buffers hold",
     2: "work on tokens that the row does not have",

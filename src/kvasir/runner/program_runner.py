@@ -1,13 +1,13 @@
 """ProgramRunner: carries out plans with a traced program, one native call a step, under which the caller may think.
 
 A row's ids and block tables stay where the kernels read them from joining to leaving; a step is described by a few
-integers per sequence. Rows that a grammar masks are sampled by a call of their own, so that masks are made under the
-forward; what the native sampler has no code for is sampled by the reference, from the same logits.
+integers per sequence. Rows that a grammar masks are sampled by a second native call, from logits that the first one
+left, so that masks are made under the forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,23 +21,32 @@ from kvasir.program import native
 from kvasir.program.cache import NativeCache
 from kvasir.program.executor import MAX_CHOSEN, Program
 from kvasir.runner.blocks import landed, move_blocks
-from kvasir.runner.rows import BROKEN, Rows
-from kvasir.sampling.logprobs import BadLogits, logprobs
-from kvasir.sampling.native import SAMPLE_ERRORS, Sampler, covers, entry_of, fill_spec
-from kvasir.sampling.sampler import RowContext, Sampled, sample
+from kvasir.runner.rows import BROKEN, Row, Rows
+from kvasir.sampling.logprobs import BadLogits
+from kvasir.sampling.native import SAMPLE_ERRORS, Sampler, SampleRow, entry_of, fill_carry, fill_spec, next_carry
+from kvasir.sampling.native import Sampled as SampledRow
+from kvasir.sampling.sampler import Sampled
 from kvasir.types import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
     """A step under way. firsts: per work, its first row; none for a sequence that has failed meanwhile. fast: the works
-    that are sampled natively. started: whether anything is computed. saved: the bytes of the plan's `saves`."""
+    that are sampled with the forward. later: those that wait for a mask. started: whether anything is computed. saved:
+    the bytes of the plan's `saves`."""
 
     plan: StepPlan
     firsts: tuple[int | None, ...]
     fast: tuple[int, ...]
+    later: tuple[int, ...]
     started: bool
     saved: tuple[memoryview, ...] = ()
+
+    @property
+    def left(self) -> dict[int, int]:
+        """By work, where the run left its logits; none where they were more than the buffer holds."""
+        chosen = (*self.fast, *self.later)
+        return {i: at for at, i in enumerate(chosen)} if len(chosen) <= MAX_CHOSEN else {}
 
 
 class ProgramRunner:
@@ -68,6 +77,7 @@ class ProgramRunner:
         saved = landed(move_blocks(self.cache, plan))
         firsts: list[int | None] = []
         fast: list[int] = []
+        later: list[int] = []
         count = begin = end = 0
         for i, work in enumerate(plan.work):
             row = self.rows[work.row]
@@ -77,19 +87,21 @@ class ProgramRunner:
             assert work.start + work.count <= row.known, "work beyond the known tokens"
             exports = self.program.lowered.exports
             assert all(name in exports for name in work.want_hidden), "hidden states that were not wished for at load"
-            native_sampling = work.sample and not work.masked and covers(row.spec)
-            flags = native.WORK_SAMPLE * native_sampling | native.WORK_BIDIRECTIONAL * work.indivisible
             item = self.program.works[count]
-            item.row, item.flags, item.start, item.count = work.row, flags, work.start, work.count
-            if native_sampling:
-                fast.append(i)
+            item.row, item.flags, item.start, item.count = work.row, _flags(work), work.start, work.count
+            if work.sample:
+                (later if work.masked else fast).append(i)
+                fill_carry(self.program.states[work.row].spec, row.spec, row.carry)
             firsts.append(begin)
             count += 1
             begin += work.count
             end = max(end, work.start + work.count)
+        if len(fast) + len(later) > MAX_CHOSEN:  # they would not stay in the buffer
+            for item in self.program.works[:count]:
+                item.flags &= ~native.WORK_LOGITS
         if count:
             self.program.start(count, end)
-        return Ran(plan, tuple(firsts), tuple(fast), count > 0, saved)
+        return Ran(plan, tuple(firsts), tuple(fast), tuple(later), count > 0, saved)
 
     def sample(self, pending: Ran, masks: Mapping[int, bytes] = {}) -> StepResult:
         """Waits for the step; its results. Raises whatever the sampler raised."""
@@ -102,7 +114,7 @@ class ProgramRunner:
         apart = self._sample_apart(
             {i: first + w.count - 1 for i, (w, first) in enumerate(pairs)
              if w.sample and first is not None and i not in natively},
-            pending.plan.work, masks,
+            pending, masks,
         )  # fmt: skip
         results = (
             self._row_result(work, first, natively.get(i), apart.get(i)) for i, (work, first) in enumerate(pairs)
@@ -142,7 +154,7 @@ class ProgramRunner:
         for group, table in enumerate(row.tables):
             state.tables[group], state.table_blocks = table.ctypes.data, len(table)
         state.adapter = row.adapter
-        self._kept[index] = [row, *fill_spec(state.spec, row.spec, row.prompt_len)]
+        self._kept[index] = [row, *fill_spec(state.spec, row.spec, row.prompt_len, len(row.ids))]
 
     # -- results
 
@@ -152,6 +164,7 @@ class ProgramRunner:
             return RowResult(work.row, error=SAMPLE_ERRORS[found.error])
         row = self.rows[work.row]
         row.known += 1  # the token itself was written by the sampler
+        row.carry = next_carry(found, row.spec, row.carry)
         entry = entry_of(found, row.spec.logprobs, self.info.vocab_size)
         return RowResult(work.row, (found.token,), (entry,) if entry else (), carry=row.carry)
 
@@ -182,30 +195,52 @@ class ProgramRunner:
         for begin in range(*work.read, MAX_CHOSEN):
             end = min(begin + MAX_CHOSEN, work.read[1])
             logits = self._logits(range(first + begin - work.start, first + end - work.start))
-            entries += logprobs(logits, *self.rows[work.row].read(begin, end))
+            entries += self._sampler.describe(logits, *self.rows[work.row].read(begin, end))
         return tuple(entries)
 
-    def _sample_apart(
-        self, ends: dict[int, int], works: Sequence[Work], masks: Mapping[int, bytes]
-    ) -> dict[int, Sampled]:
-        """Samples works from logits of their own: a mask, which is made under the forward, or what the kernel has no
-        code for. ends: by work, its last row."""
+    def _sample_apart(self, ends: dict[int, int], ran: Ran, masks: Mapping[int, bytes]) -> dict[int, Sampled]:
+        """Samples works with masks, which were made under the forward. ends: by work, its last row."""
         sampled: dict[int, Sampled] = {}
-        for native_code in (True, False):
-            mine = [i for i in ends if covers(self.rows[works[i].row].spec) is native_code]
-            for t in range(0, len(mine), MAX_CHOSEN):
-                part = mine[t : t + MAX_CHOSEN]
-                contexts = [self._context(works[i].row, masks) for i in part]
-                with torch.inference_mode():
-                    logits = self._logits([ends[i] for i in part])
-                    found = self._sampler.sample(logits, contexts) if native_code else sample(logits, contexts)
-                sampled |= zip(part, found, strict=True)
+        for part, logits in self._logits_of(ends, ran):
+            specs, works = (SampleRow * len(part))(), [ran.plan.work[i] for i in part]
+            for at, work in enumerate(works):
+                specs[at] = self.program.states[work.row].spec  # a copy
+                self._complete(specs[at], self.rows[work.row], masks.get(work.row))
+            found = self._sampler.run(logits, specs)
+            sampled |= {i: self._sampled(one, work.row) for i, work, one in zip(part, works, found, strict=True)}
         return sampled
 
-    def _context(self, index: int, masks: Mapping[int, bytes]) -> RowContext:
+    def _complete(self, target: SampleRow, row: Row, mask: bytes | None) -> None:
+        """What differs from step to step. mask: has to live as long as the target is used."""
+        fill_carry(target, row.spec, row.carry)
+        target.ids, target.num_ids, target.position = row.ids.ctypes.data, row.known, row.known
+        if mask is not None:
+            words = np.frombuffer(mask, np.int32)
+            target.mask, target.mask_words = words.ctypes.data, len(words)
+
+    def _sampled(self, found: SampledRow, index: int) -> Sampled:
         row = self.rows[index]
-        mask = np.frombuffer(masks[index], np.int32) if index in masks else None
-        return RowContext(row.spec, row.ids[: row.known], row.prompt_len, row.known, mask, row.carry)
+        if found.error:
+            return Sampled(-1, error=SAMPLE_ERRORS[found.error])
+        entry = entry_of(found, row.spec.logprobs, self.info.vocab_size)
+        return Sampled(found.token, entry, next_carry(found, row.spec, row.carry))
+
+    def _logits_of(self, ends: dict[int, int], ran: Ran) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """Works, and their rows of logits: neighbours in the buffer where the run left them, else computed again."""
+        left, open_ = ran.left, list(ends)
+        while open_:
+            count = 1
+            if left:
+                open_.sort(key=left.__getitem__)
+                first = left[open_[0]]
+                while count < len(open_) and left[open_[count]] == first + count:
+                    count += 1
+                logits = torch.from_numpy(self.program.left_logits(first + count)[first:])
+            else:
+                count = min(len(open_), MAX_CHOSEN)
+                logits = self._logits([ends[i] for i in open_[:count]])
+            yield open_[:count], logits
+            open_ = open_[count:]
 
     def _taken(self, work: Work, found: Sampled) -> RowResult:
         if found.error:
@@ -222,3 +257,8 @@ class ProgramRunner:
 
     def _logits(self, rows: Sequence[int]) -> torch.Tensor:
         return torch.from_numpy(self.program.logits_of(rows))
+
+
+def _flags(work: Work) -> int:
+    sampling = (native.WORK_LOGITS if work.masked else native.WORK_SAMPLE) if work.sample else 0
+    return sampling | native.WORK_BIDIRECTIONAL * work.indivisible

@@ -47,6 +47,20 @@ def needs_chain(spec: SamplingSpec) -> bool:
     )
 
 
+def draws(spec: SamplingSpec) -> bool:
+    """Whether the token is drawn; else it is the best one, and no filter matters."""
+    return spec.temperature >= GREEDY_BELOW
+
+
+def carried_mu(spec: SamplingSpec, carry: bytes) -> float:
+    """Mirostat's mu at this position."""
+    return struct.unpack("<d", carry)[0] if spec.mirostat and carry else 2.0 * spec.mirostat_tau
+
+
+def pack_mu(mu: float) -> bytes:
+    return struct.pack("<d", mu)
+
+
 @dataclass(frozen=True, slots=True)
 class Left:
     """Tokens that may still be drawn, by ascending id. x_N: float32 logits. z_N: float64, their logarithms of
@@ -76,11 +90,11 @@ class Left:
 
 def choose(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, carry: bytes) -> tuple[int, bytes]:
     """(token, the next carry) of one row of float32 logits. peak_1: their maximum. carry: as this left it."""
-    mu = struct.unpack("<d", carry)[0] if spec.mirostat and carry else 2.0 * spec.mirostat_tau
+    mu = carried_mu(spec, carry)
     left = narrowed(x_V, peak_1, spec, position, mu)
     noise = Noise.of([spec.seed], [position], x_V.device)
     token = int(draw_listed(left.ids_N[None], left.z_N[None], noise)[0])
-    return token, struct.pack("<d", next_mu(left, token, spec, mu)) if spec.mirostat else carry
+    return token, pack_mu(next_mu(left, token, spec, mu)) if spec.mirostat else carry
 
 
 def narrowed(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, mu: float) -> Left:

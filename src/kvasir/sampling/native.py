@@ -19,8 +19,8 @@ from torch import Tensor
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
 from kvasir.sampling import dry, sampler
-from kvasir.sampling.chain import needs_chain
-from kvasir.sampling.logprobs import Entry, fault
+from kvasir.sampling.chain import carried_mu, draws, pack_mu
+from kvasir.sampling.logprobs import BadLogits, Entry, fault
 from kvasir.sampling.numerics import MAX_VOCAB
 from kvasir.sampling.sampler import RowContext
 
@@ -35,11 +35,39 @@ BIAS_OUTSIDE = 4
 _INT32 = np.iinfo(np.int32)
 
 
+class IdLists(Structure):
+    _fields_ = (("ids", c_void_p), ("ends", c_void_p), ("count", c_int64))
+
+
+class Dry(Structure):
+    _fields_ = (
+        ("multiplier", c_double),
+        ("base", c_double),
+        ("allowed_length", c_int64),
+        ("last_n", c_int64),
+        ("breakers", c_void_p),
+        ("breaker_words", c_int64),
+        ("heads", c_void_p),
+        ("head_words", c_int64),
+        ("sequences", IdLists),
+        ("room", c_void_p),
+    )
+
+
 class SampleRow(Structure):
     _fields_ = (
         ("temperature", c_double),
         ("top_p", c_double),
         ("min_p", c_double),
+        ("typical_p", c_double),
+        ("top_n_sigma", c_double),
+        ("xtc_probability", c_double),
+        ("xtc_threshold", c_double),
+        ("dynatemp_range", c_double),
+        ("dynatemp_exponent", c_double),
+        ("mirostat_tau", c_double),
+        ("mirostat_eta", c_double),
+        ("mu", c_double),
         ("presence_penalty", c_float),
         ("frequency_penalty", c_float),
         ("repetition_penalty", c_float),
@@ -55,9 +83,15 @@ class SampleRow(Structure):
         ("bias_ids", c_void_p),
         ("bias", c_void_p),
         ("num_bias", c_int64),
+        ("repetition_last_n", c_int64),
+        ("occurrence_last_n", c_int64),
+        ("bad_words", IdLists),
+        ("dry", Dry),
         ("mask", c_void_p),
         ("mask_words", c_int64),
         ("logprobs", c_int32),
+        ("given", c_int32),
+        ("mirostat", c_int32),
         ("reserved", c_int32),
     )
 
@@ -70,6 +104,7 @@ class Sampled(Structure):
         ("rank", c_int32),
         ("best_ids", c_int32 * MAX_LOGPROBS),
         ("best_logprobs", c_float * MAX_LOGPROBS),
+        ("mu", c_double),
     )
 
 
@@ -85,13 +120,6 @@ class SampleArgs(Structure):
     )
 
 
-def covers(spec: SamplingSpec) -> bool:
-    """Whether the kernel has code for all that a spec asks."""
-    windows = spec.repetition_last_n >= 0 or spec.occurrence_last_n != 0
-    others = needs_chain(spec) or spec.bad_words or dry.is_on(spec) or windows
-    return spec.logprobs <= MAX_LOGPROBS and not others
-
-
 class Pool(Protocol):
     """A pool of the library's threads: where it lies and how many there are."""
 
@@ -102,23 +130,63 @@ class Pool(Protocol):
     def threads(self) -> int: ...
 
 
-def fill_spec(target: SampleRow, spec: SamplingSpec, prompt_len: int) -> list[np.ndarray]:
+SAME_NAMES = (
+    *("temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
+    *("dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_last_n", "occurrence_last_n"),
+    *("min_tokens", "logprobs"),
+)
+
+
+def fill_spec(target: SampleRow, spec: SamplingSpec, prompt_len: int, max_ids: int) -> list[np.ndarray]:
     """Writes a spec where the kernels read it; returns the arrays that must live as long.
 
-    Left as they are: position, ids and num_ids, which differ from step to step.
+    max_ids: the most ids that the row will ever have. Left as they are: position, ids, num_ids and mu, which differ
+    from step to step. Raises ValueError where more log-probabilities are asked for than the kernel gives.
     """
-    target.temperature, target.top_p, target.min_p = spec.temperature, spec.top_p, spec.min_p
-    target.presence_penalty, target.frequency_penalty = spec.presence_penalty, spec.frequency_penalty
-    target.repetition_penalty, target.top_k = spec.repetition_penalty, min(max(0, spec.top_k), _INT32.max)
-    target.seed = spec.seed & (2**64 - 1)
-    target.prompt_len, target.min_tokens = prompt_len, spec.min_tokens
-    target.logprobs = spec.logprobs
+    if max(spec.logprobs, spec.prompt_logprobs) > MAX_LOGPROBS:
+        raise ValueError(f"the native sampler gives {MAX_LOGPROBS} log-probabilities at most, asked for by {spec}")
+    for name in SAME_NAMES:
+        setattr(target, name, getattr(spec, name))
+    target.top_k, target.seed = min(max(0, spec.top_k), _INT32.max), spec.seed & (2**64 - 1)
+    target.prompt_len = prompt_len
     totals = _totals(spec)
     stop, ids, values = _ids(spec.stop_ids), _ids(totals), np.array(list(totals.values()), np.float32)
     target.stop_ids, target.num_stop_ids = stop.ctypes.data, len(stop)
     target.bias_ids, target.bias, target.num_bias = ids.ctypes.data, values.ctypes.data, len(ids)
-    target.mask, target.mask_words = None, 0
-    return [stop, ids, values]
+    target.mask, target.mask_words, target.given = None, 0, 0
+    kept = [stop, ids, values, *_fill_lists(target.bad_words, [_exact(word) for word in spec.bad_words])]
+    return kept + _fill_dry(target.dry, spec, max_ids)
+
+
+def _fill_dry(target: Dry, spec: SamplingSpec, max_ids: int) -> list[np.ndarray]:
+    target.multiplier = spec.dry_multiplier if dry.is_on(spec) else 0.0
+    if not target.multiplier:
+        return []
+    last_n = spec.dry_penalty_last_n
+    target.base, target.allowed_length, target.last_n = spec.dry_base, spec.dry_allowed_length, last_n
+    breakers, room = (
+        np.frombuffer(spec.dry_breakers, "<i4"),
+        np.empty(min(max_ids, max(last_n, 0) or max_ids), np.int32),
+    )
+    target.breakers, target.breaker_words, target.room = breakers.ctypes.data, len(breakers), room.ctypes.data
+    sequences = sorted({_exact(sequence) for sequence in spec.dry_breaker_sequences if sequence})
+    heads = _bits([sequence[0] for sequence in sequences if sequence[0] >= 0])
+    target.heads, target.head_words = heads.ctypes.data, len(heads)
+    return [breakers, room, heads, *_fill_lists(target.sequences, sequences)]
+
+
+def _fill_lists(target: IdLists, lists: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    ids = np.array([i for one in lists for i in one], np.int32)
+    ends = np.cumsum([len(one) for one in lists], dtype=np.int64)
+    target.ids, target.ends, target.count = ids.ctypes.data, ends.ctypes.data, len(lists)
+    return [ids, ends]
+
+
+def fill_carry(target: SampleRow, spec: SamplingSpec, carry: bytes) -> None:
+    """Writes what the sampler carries from token to token."""
+    if spec.mirostat and draws(spec):
+        target.mu = carried_mu(spec, carry)
 
 
 def sample_scratch(vocab: int) -> int:
@@ -144,32 +212,55 @@ class Sampler:
 
         Raises ValueError for other logits, or where more log-probabilities are asked for than the kernel gives.
         """
-        if tuple(logits_RV.shape) != (len(rows), self._vocab):
-            raise ValueError(f"logits of shape {tuple(logits_RV.shape)} for {len(rows)} contexts of {self._vocab}")
+        specs = (SampleRow * len(rows))()
+        kept = [_fill_row(spec, row) for spec, row in zip(specs, rows, strict=True)]
+        results = self.run(logits_RV, specs)
+        del kept  # what the rows pointed at lived until here
+        return [self._result(found, row) for found, row in zip(results, rows, strict=True)]
+
+    def describe(self, logits_RV: Tensor, tokens: Sequence[int], best: Sequence[int]) -> list[Entry]:
+        """As `logprobs.logprobs`, in all bits, of logits as `sample` takes them."""
+        specs = (SampleRow * len(tokens))()
+        for spec, token, asked in zip(specs, tokens, best, strict=True):
+            if not 0 <= token < self._vocab or asked > MAX_LOGPROBS:
+                raise ValueError(f"{asked} log-probabilities beside token {token} of {self._vocab}")
+            spec.given, spec.logprobs = token + 1, max(asked, 0)
+        entries: list[Entry] = []
+        for found, asked in zip(self.run(logits_RV, specs), best, strict=True):
+            if found.error:
+                raise BadLogits(f"row {len(entries)}: {SAMPLE_ERRORS[found.error]}")
+            entry = entry_of(found, max(asked, 0), self._vocab)
+            assert entry is not None
+            entries.append(entry)
+        return entries
+
+    def run(self, logits_RV: Tensor, specs: Any) -> Any:
+        """An array of Sampled for an array of SampleRow, whose arrays live as long as the call."""
+        if tuple(logits_RV.shape) != (len(specs), self._vocab):
+            raise ValueError(f"logits of shape {tuple(logits_RV.shape)} for {len(specs)} contexts of {self._vocab}")
         if logits_RV.device.type != "cpu":
             raise ValueError(f"the native sampler reads logits on the CPU, they are on {logits_RV.device}")
         logits_RV = logits_RV.to(torch.float32)
         if logits_RV.stride(1) != 1:
             logits_RV = logits_RV.contiguous()
-        specs, results = (SampleRow * len(rows))(), (Sampled * len(rows))()
-        kept = [_fill_row(spec, row) for spec, row in zip(specs, rows, strict=True)]
+        results = (Sampled * len(specs))()
         args = SampleArgs(
             logits_RV.data_ptr(),
             logits_RV.stride(0),
             self._vocab,
-            len(rows),
+            len(specs),
             ctypes.addressof(specs),
             ctypes.addressof(results),
             self._scratch.ctypes.data,
         )
         _call()(ctypes.addressof(args), self._pool.address if self._pool else None)
-        del kept  # what the rows pointed at lived until here
-        return [self._result(found, row) for found, row in zip(results, rows, strict=True)]
+        return results
 
     def _result(self, found: Sampled, row: RowContext) -> sampler.Sampled:
         if found.error:
             return sampler.Sampled(-1, None, row.carry, self._error(found.error, row.spec))
-        return sampler.Sampled(found.token, entry_of(found, row.spec.logprobs, self._vocab), row.carry)
+        entry = entry_of(found, row.spec.logprobs, self._vocab)
+        return sampler.Sampled(found.token, entry, next_carry(found, row.spec, row.carry))
 
     def _error(self, error: int, spec: SamplingSpec) -> str:
         if error != BIAS_OUTSIDE:
@@ -186,12 +277,16 @@ def entry_of(found: Sampled, asked: int, vocab: int) -> Entry | None:
     return found.token, found.logprob, found.rank, tuple(zip(found.best_ids[:k], found.best_logprobs[:k], strict=True))
 
 
+def next_carry(found: Sampled, spec: SamplingSpec, carry: bytes) -> bytes:
+    """The carry behind the token. carry: the one before it."""
+    return pack_mu(found.mu) if spec.mirostat and draws(spec) else carry
+
+
 def _fill_row(target: SampleRow, row: RowContext) -> list[np.ndarray]:
     """Writes a row where the kernel reads it; returns the arrays that must live as long."""
-    if not covers(row.spec):
-        raise ValueError(f"the native sampler has no code for all of {row.spec}")
-    kept = fill_spec(target, row.spec, row.prompt_len)
     ids = np.ascontiguousarray(row.ids, np.int32)
+    kept = fill_spec(target, row.spec, row.prompt_len, len(ids))
+    fill_carry(target, row.spec, row.carry)
     target.position, target.ids, target.num_ids = row.position, ids.ctypes.data, len(ids)
     if row.mask is None:
         return [*kept, ids]
@@ -211,6 +306,19 @@ def _totals(spec: SamplingSpec) -> dict[int, float]:
 def _ids(ids: Any) -> np.ndarray:
     """As int32, -1 (no token) for what does not fit."""
     return np.array([i if 0 <= i <= _INT32.max else -1 for i in ids], np.int32)
+
+
+def _exact(ids: Sequence[int]) -> tuple[int, ...]:
+    """As int32; what does not fit becomes a number that is no id."""
+    return tuple(i if _INT32.min < i <= _INT32.max else _INT32.min for i in ids)
+
+
+def _bits(ids: Sequence[int]) -> np.ndarray:
+    """int32 words with bit i & 31 of word i >> 5 set for each of the ids."""
+    words = np.zeros(max(ids, default=-1) // 32 + 1, np.uint32)
+    for i in ids:
+        words[i >> 5] |= np.uint32(1 << (i & 31))
+    return words.view(np.int32)
 
 
 @cache

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kvasir.plan import SamplingSpec
 from kvasir.sampling import chain
-from kvasir.sampling.chain import GREEDY_BELOW, needs_chain
+from kvasir.sampling.chain import draws, needs_chain
 from kvasir.sampling.filters import listed, min_p_, needs_list, scaled
 from kvasir.sampling.gumbel import Noise, draw, draw_listed
 from kvasir.sampling.logprobs import Entry, chunks, fault, logprobs
@@ -88,7 +88,7 @@ def _sample(logits_RV: Tensor, rows: Sequence[RowContext]) -> list[Sampled]:
         if peak == -math.inf:
             errors[i] = errors[i] or NOTHING_ALLOWED
     sound = [i for i, error in enumerate(errors) if not error]
-    chained = [i for i in sound if rows[i].spec.temperature >= GREEDY_BELOW and needs_chain(rows[i].spec)]
+    chained = [i for i in sound if draws(rows[i].spec) and needs_chain(rows[i].spec)]
     tokens = _choose(x_RV, peak_R1, rows, [i for i in sound if i not in chained])
     carries = {i: row.carry for i, row in enumerate(rows)}
     for i in chained:
@@ -117,7 +117,7 @@ def _choose(x_RV: Tensor, peak_R1: Tensor, rows: Sequence[RowContext], sound: li
     top_R = first_at(x_RV, peak_R1)
     tops = top_R.tolist()
     tokens = {i: tops[i] for i in sound}
-    drawn = [i for i in sound if rows[i].spec.temperature >= GREEDY_BELOW]
+    drawn = [i for i in sound if draws(rows[i].spec)]
     ordered = [i for i in drawn if needs_list(rows[i].spec, x_RV.shape[1])]
     for group, filtered in ((ordered, True), ([i for i in drawn if i not in ordered], False)):
         if not group:

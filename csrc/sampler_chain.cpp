@@ -1,0 +1,156 @@
+// The filters that keep no head of the list by logit, or one that depends on more than a share of all: top-n-sigma,
+// typical-p, XTC, dynamic temperature, mirostat, each on what those before it have left. What can be told by a cut of
+// the row is cut before the tokens are listed.
+#include "sampler_parts.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+namespace {
+
+constexpr double NONE_TO_EXCLUDE = 0.5;  // two tokens cannot both be more probable
+constexpr double TINY = 1e-300;          // in place of 0, which has no logarithm
+constexpr double LEAST_TEMPERATURE = 1e-5;
+constexpr double LOG2_E = 0x1.71547652b82fep+0;
+
+// ---- the list ----
+
+// The standard deviation of the row's numbers above -inf.
+double deviation(const Logits& row, const Left& room) {
+    const Scale distance(row.peak, 1.0);
+    double* work = reinterpret_cast<double*>(room.list);
+    int64_t count = 0;
+    for (int64_t i = 0; i < row.vocab; ++i) {
+        const bool here = row.x[i] > -INFINITE;
+        count += here;
+        room.z[i] = here ? distance.of(row.x[i]) : 0.0;
+    }
+    const double number = static_cast<double>(count), mean = tree_sum(room.z, row.vocab, work) / number;
+    for (int64_t i = 0; i < row.vocab; ++i) {
+        const double off = room.z[i] - mean;
+        room.z[i] = row.x[i] > -INFINITE ? off * off : 0.0;
+    }
+    return __builtin_sqrt(tree_sum(room.z, row.vocab, work) / number);
+}
+
+// Where the list ends before anything depends on what it holds.
+uint64_t first_cut(const Logits& row, const SampleRow& spec, const Scale& scale, const Left& room) {
+    const bool typical = spec.typical_p < 1.0;
+    if (!(spec.top_n_sigma > 0.0) && !typical) return cut_of(row, spec, scale, room.list);
+    uint64_t cut = key_of(-GREATEST, 0x7fffffff);  // what is at -inf is out
+    if (spec.top_k > 0 && spec.top_k < row.vocab) cut = greater(cut, cut_at_count(row, spec.top_k, room.list));
+    if (!(spec.top_n_sigma > 0.0)) return cut;
+    const double bound = deviation(row, room) * -spec.top_n_sigma;
+    return greater(cut, cut_at_bound(row.peak, Scale(row.peak, 1.0), bound));
+}
+
+// Lists the tokens that the cut keeps.
+void list(Left& left, const Logits& row, const Scale& scale, uint64_t cut) {
+    const float value = value_of(cut);
+    const int64_t last = id_of(cut);
+    left.count = 0;
+    for (int64_t b = 0; b < row.blocks; ++b) {
+        if (!(row.maxima[b] >= value)) continue;
+        const int64_t begin = b * SAMPLE_BLOCK, end = lesser(begin + SAMPLE_BLOCK, row.vocab);
+        for (int64_t i = begin; i < end; i += LANES) {
+            const f32x16 x = load_within(row.x, i, end);
+            const uint32_t above = lanes(less(broadcast(value), x)), found = lanes(less_equal(broadcast(value), x));
+            int32_t* ids = left.ids + left.count;
+            double* z = left.z + left.count;
+            if (above == 0xffffu) {
+                store_f64(z, scale.of(low_to_double(x)));
+                store_f64(z + 8, scale.of(high_to_double(x)));
+                for (int64_t j = 0; j < LANES; ++j) ids[j] = static_cast<int32_t>(i + j);
+                left.count += LANES;
+                continue;
+            }
+            for (uint32_t open = found & within(end - i); open; open &= open - 1) {
+                const int64_t id = i + __builtin_ctz(open);
+                if (row.x[id] == value && id > last) continue;
+                left.ids[left.count] = static_cast<int32_t>(id);
+                left.z[left.count++] = scale.of(row.x[id]);
+            }
+        }
+    }
+}
+
+// ---- filters ----
+
+bool xtc_acts(const SampleRow& spec) {
+    if (spec.xtc_probability <= 0.0 || spec.xtc_threshold > NONE_TO_EXCLUDE) return false;
+    return (static_cast<double>(xtc_word(spec)) + 0.5) * 0x1p-32 <= spec.xtc_probability;
+}
+
+void exclude_top_choices(Left& left, double threshold) {
+    const int64_t total = weigh(left.weights, left.z, left.count);
+    const double share = static_cast<double>(total) * threshold;
+    int64_t least = static_cast<int64_t>(share), above = 0, last = 0;
+    least += static_cast<double>(least) < share;
+    float lowest = INFINITE;
+    for (int64_t i = 0; i < left.count; ++i) {
+        if (left.weights[i] < least) continue;
+        ++above;
+        if (left.logit(i) > lowest) continue;
+        lowest = left.logit(i);
+        last = i;
+    }
+    if (above < 2) return;
+    keep(left, [&](int64_t i) { return left.weights[i] < least || i == last; });
+}
+
+void change_temperature(Left& left, const SampleRow& spec) {
+    if (left.count == 1) return;
+    const double lower = spec.temperature - spec.dynatemp_range, low = lower > 0.0 ? lower : 0.0;
+    const double high = spec.temperature + spec.dynatemp_range;
+    const int64_t total = weigh(left.weights, left.z, left.count);
+    const int64_t surprised = surprise(left.weights, left.z, left.count);
+    const double entropy = log_weight(total) + static_cast<double>(surprised) / static_cast<double>(total);
+    double share = entropy / log(static_cast<double>(left.count));
+    share = share < TINY ? TINY : share > 1.0 ? 1.0 : share;
+    const double power = static_cast<double>(weight_of(log(share) * spec.dynatemp_exponent)) * 0x1p-40;
+    const double temperature = power * (high - low) + low;
+    const double factor = 1.0 / (temperature < LEAST_TEMPERATURE ? LEAST_TEMPERATURE : temperature);
+    for (int64_t i = 0; i < left.count; ++i) left.z[i] *= factor;
+}
+
+void keep_unsurprising(Left& left, double mu) {
+    const double log_total = log_weight(weigh(left.weights, left.z, left.count));
+    int64_t best = 0;
+    for (int64_t i = 1; i < left.count; ++i) best = left.logit(i) > left.logit(best) ? i : best;
+    keep(left, [&](int64_t i) { return (log_total - left.z[i]) * LOG2_E <= mu || i == best; });
+}
+
+double next_mu(const Left& left, int64_t token, const SampleRow& spec, double mu) {
+    int64_t place = 0;
+    while (left.ids[place] != token) ++place;
+    const double log_total = log_weight(weigh(left.weights, left.z, left.count));
+    const double surprise = (log_total - left.z[place]) * LOG2_E;
+    return mu - spec.mirostat_eta * (surprise - spec.mirostat_tau);
+}
+
+}  // namespace
+
+bool needs_chain(const SampleRow& spec) {
+    return spec.top_n_sigma > 0.0 || spec.typical_p < 1.0 ||
+           (spec.xtc_probability > 0.0 && spec.xtc_threshold <= NONE_TO_EXCLUDE) || spec.dynatemp_range > 0.0 ||
+           spec.mirostat != 0;
+}
+
+int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left left, double& mu) {
+    const Scale scale(row.peak, 1.0 / (spec.dynatemp_range > 0.0 ? 1.0 : spec.temperature));
+    list(left, row, scale, first_cut(row, spec, scale, left));
+    if (spec.typical_p < 1.0) keep_typical(left, spec.typical_p);
+    if (spec.typical_p < 1.0 || spec.top_n_sigma > 0.0) {  // else they were part of the first cut
+        if (spec.top_p < 1.0) keep_nucleus(left, spec.top_p);
+        const double bound = spec.min_p > 0.0 ? log(spec.min_p > TINY ? spec.min_p : TINY) : 0.0;
+        if (spec.min_p > 0.0) keep(left, [&](int64_t i) { return left.z[i] >= bound; });
+    }
+    if (xtc_acts(spec)) exclude_top_choices(left, spec.xtc_threshold);
+    if (spec.dynatemp_range > 0.0) change_temperature(left, spec);
+    if (spec.mirostat) keep_unsurprising(left, mu);
+    const int64_t token = draw_left(left, spec);
+    if (spec.mirostat) mu = next_mu(left, token, spec, mu);
+    return token;
+}
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir

@@ -1,0 +1,116 @@
+// DRY: what would go on with a repetition loses more, the longer that is.
+#include "sampler_parts.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+namespace {
+
+struct Window {
+    const int32_t* ids;
+    int64_t count;
+};
+
+Window window_of(const SampleRow& spec) {
+    const int64_t most = spec.dry.last_n > 0 ? lesser(spec.dry.last_n, spec.num_ids) : spec.num_ids;
+    return {spec.ids + spec.num_ids - most, most};
+}
+
+bool has(const int32_t* words, int64_t num_words, int32_t id) {
+    return id >= 0 && id / 32 < num_words && (static_cast<uint32_t>(words[id / 32]) >> (id % 32) & 1u);
+}
+
+int64_t begin_of(const IdLists& lists, int64_t i) { return i ? lists.ends[i - 1] : 0; }
+
+// The first of the lists [low, high), which agree up to `depth` and go on there, whose next id is not below `id`.
+int64_t first_from(const IdLists& lists, int64_t low, int64_t high, int64_t depth, int64_t id) {
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (lists.ids[begin_of(lists, middle) + depth] < id) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// The length of the longest list that the ids begin with, 0 if there is none.
+int64_t longest_at(const IdLists& lists, const int32_t* ids, int64_t count) {
+    int64_t low = 0, high = lists.count, length = 0;
+    for (int64_t depth = 0; depth < count && low < high; ++depth) {
+        low = first_from(lists, low, high, depth, ids[depth]);
+        high = first_from(lists, low, high, depth, int64_t{ids[depth]} + 1);
+        if (low < high && lists.ends[low] - begin_of(lists, low) == depth + 1) {
+            length = depth + 1;
+            ++low;  // it goes no further
+        }
+    }
+    return length;
+}
+
+// How many ids stand behind the last breaker: the one that begins last, of these the longest.
+int64_t unbroken(const Dry& dry, const Window& window) {
+    for (int64_t place = window.count - 1; place >= 0; --place) {
+        const int32_t id = window.ids[place];
+        int64_t length = has(dry.breakers, dry.breaker_words, id);
+        if (has(dry.heads, dry.head_words, id)) {
+            const int64_t found = longest_at(dry.sequences, window.ids + place, window.count - place);
+            length = found > length ? found : length;
+        }
+        if (length > 0) return window.count - place - length;
+    }
+    return window.count;
+}
+
+// For each distance from the end, how many ids up to there equal the last ones of all (dry.suffix_repeats).
+void find_repeats(int32_t* by_distance, const Window& window) {
+    const int32_t* last = window.ids + window.count - 1;
+    int64_t low = 0, high = 0;
+    for (int64_t k = 1; k < window.count; ++k) {
+        int64_t n = k < high ? lesser(by_distance[k - low], high - k) : 0;
+        if (k + n >= high) {
+            while (k + n < window.count && last[-n] == last[-k - n]) ++n;
+            low = k;
+            high = k + n;
+        }
+        by_distance[k] = static_cast<int32_t>(n);
+    }
+}
+
+float penalty(const Dry& dry, int64_t exponent) {
+    double power = 1.0, base = dry.base;
+    for (; exponent; exponent >>= 1) {
+        if (exponent & 1) power *= base;
+        base *= base;
+    }
+    const double product = dry.multiplier * power, most = GREATEST;
+    return static_cast<float>(most < product ? most : product);
+}
+
+}  // namespace
+
+void penalize_again(float* x, int64_t vocab, const SampleRow& spec, uint8_t* scratch) {
+    const Dry& dry = spec.dry;
+    const Window window = window_of(spec);
+    const int64_t limit = unbroken(dry, window);
+    if (limit < dry.allowed_length || window.count < 2) return;
+    find_repeats(dry.room, window);
+    Ids seen(reinterpret_cast<uint64_t*>(scratch), vocab);
+    int32_t* longest = reinterpret_cast<int32_t*>(scratch + (vocab + 63) / 64 * 8);
+    for (int64_t place = 1; place < window.count; ++place) {
+        const int32_t id = window.ids[place], repeated = dry.room[window.count - place];
+        if (repeated < dry.allowed_length || has(dry.breakers, dry.breaker_words, id)) continue;
+        const int32_t n = static_cast<int32_t>(lesser(repeated, limit));
+        if (seen.add(id)) longest[id] = n;
+        if (seen.has(id) && n > longest[id]) longest[id] = n;
+    }
+    for (int64_t place = 1; place < window.count; ++place) {
+        const int32_t id = window.ids[place];
+        if (!seen.has(id)) continue;
+        seen.remove(id);
+        x[id] -= penalty(dry, longest[id] - dry.allowed_length);
+    }
+}
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir
