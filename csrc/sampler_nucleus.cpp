@@ -33,7 +33,7 @@ void sort_into_bins(int64_t (&sums)[BINS], const Left& left, const Order& order)
     int64_t ways[WAYS][BINS] = {};
     for (int64_t i = 0; i < left.count; ++i) {
         const double place = order.distance(i) * BINS_PER_NAT;
-        left.bins[i] = static_cast<uint16_t>(place < BINS - 1 ? place : BINS - 1);
+        left.bins[i] = static_cast<uint16_t>(static_cast<int32_t>(place < BINS - 1 ? place : BINS - 1));
     }
     for (int64_t i = 0; i < left.count; ++i) ways[i % WAYS][left.bins[i]] += left.weights[i];
     for (int64_t b = 0; b < BINS; ++b) sums[b] = ways[0][b] + ways[1][b];

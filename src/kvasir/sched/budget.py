@@ -21,13 +21,16 @@ ODD = 8.0  # a step that took so many times longer (or shorter) than foreseen co
 
 PACE = 0.9  # of the target for a further token, what a step may take: steps are never quite as foreseen
 STRETCH = 2.0  # a step may always take this many times what its decodes take alone, whatever their target
+READING = 1.4  # with positions whose log-probabilities are read, what it may take of that time
+LEAST_READ, BESIDE, MOST_READ = 4, 16, 128  # positions that a step may read beside decodes at least, at most; and alone
 PATIENCE = 4  # of so many steps in a row with next to nothing for prefills, the last gives them a block
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step does. A decode row computes one token; the other rows compute `prefill_tokens` together.
-    context: keys read, summed over all tokens that are computed."""
+    """What a step does. A decode row computes one token; the other rows compute `prefill_tokens` together. A position
+    of these whose log-probabilities are read counts as a decode row, too: what both take is their logits. context: keys
+    read, summed over all tokens that are computed."""
 
     decode_rows: int = 0
     prefill_tokens: int = 0
@@ -135,6 +138,20 @@ def step_budget(facts: BudgetFacts) -> int:
         if piece < tokens:
             break
     return max(within, prefill_share(f.hungry, f.block, f.whole))
+
+
+def read_budget(model: StepTime, decode_rows: int, decode_context: int) -> int:
+    """Positions of prompts of which this step may read log-probabilities.
+
+    Each costs as much as the logits of an answer's token, and a prompt has thousands: beside decodes as many as make
+    the step READING times as long as these alone, by the model, but always a few, and never many: rows of answers
+    share the reading of the weights, so that the model may think them cheaper than those of a prompt are.
+    """
+    if not decode_rows:
+        return MOST_READ
+    row = model.costs[1]
+    room = (READING - 1.0) * predict(model, StepLoad(decode_rows, 0, decode_context))
+    return max(LEAST_READ, int(min(room / row, BESIDE)) if row > 0 else 0)
 
 
 def prefill_share(hungry: int, block: int, whole: int) -> int:

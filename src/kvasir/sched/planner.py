@@ -118,14 +118,14 @@ class Planner:
             return
         decodes, budget = list(step.sequences), step.budget
         wanting = self._service.order(wanting, step.now)
-        step.prefill = self._service.allowance(decodes, wanting)
+        step.prefill, step.reads = self._service.allowance(decodes, wanting), self._service.readable(decodes)
         wanted = self._service.wanted(wanting)
         admitting = True
         for seq in wanting:
             if seq.status is Status.WAITING:
                 admitting = admitting and self._admit(seq, step)
             elif id(seq) not in step.planned:
-                count = step.chunk(seq.pending)
+                count = step.chunk(seq, seq.computed)
                 if count and self._make_room(seq, seq.computed + count, step):
                     self._compute(seq, count, step)
         self._service.fed(wanted, budget - step.budget)
@@ -144,6 +144,8 @@ class Planner:
         if hit and loaded:
             hit = hit.whole(self._capacity.block_size)
         found = loaded or (hit.tokens if hit else 0)
+        if not step.room(seq, found):  # what may be read in this step is read by others
+            return True
         if self._prefixes.follow(seq, found) or self._tiering.coming(seq, found):
             return True
         if self._tiering.begin(seq, hit, step.now):
@@ -159,8 +161,7 @@ class Planner:
         return True
 
     def _facts(self, seq: Sequence, hit: Hit | None, found: int, step: Step) -> policy.AdmitFacts:
-        pending = seq.known - found
-        chunk = step.chunk(pending)
+        pending, chunk = seq.known - found, step.chunk(seq, found)
         return policy.AdmitFacts(
             free_rows=len(self._living.free_rows),
             budget=step.budget if pending == 1 else min(step.budget, step.prefill),
@@ -180,7 +181,7 @@ class Planner:
         if joined:
             self._kv.tree.expire(inf)  # alone it fits, if nothing is held on to
             self._join(seq, None, 0, step)
-        count = step.chunk(seq.pending)
+        count = step.chunk(seq, seq.computed)
         if self._make_room(seq, seq.computed + count, step):
             self._compute(seq, count, step, joined)
 

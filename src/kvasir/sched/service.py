@@ -21,6 +21,7 @@ from kvasir.sched.budget import (
     observe,
     prefill_seconds,
     prefill_share,
+    read_budget,
     step_budget,
 )
 from kvasir.sched.fairness import Fairness
@@ -114,6 +115,10 @@ class Service:
             )
         )
 
+    def readable(self, decodes: list[Sequence]) -> int:
+        """Positions of prompts of which a step with these decodes may read log-probabilities."""
+        return read_budget(self.step_time, len(decodes), sum(s.known for s in decodes))
+
     def _prefills(self, wanting: list[Sequence]) -> tuple[tuple[int, int], ...]:
         """As many as a step can hold: tokens that are there, and tokens to compute."""
         found, room = [], self._whole
@@ -187,5 +192,6 @@ def load_of(work: Iterable[Work]) -> StepLoad:
             context += w.start + 1
         else:
             prefill_tokens += w.count
+            decode_rows += w.read[1] - w.read[0]
             context += chunk_context(w.start, w.count)
     return StepLoad(decode_rows, prefill_tokens, context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvasir.plan import Bytes, Join, StepPlan, Work, pack_ids
 from kvasir.sched import guidance, policy
+from kvasir.sched.budget import MOST_READ
 from kvasir.sched.sequence import Sequence
 
 Added = tuple[tuple[int, tuple[int, ...]], ...]  # per cache group: the first new index of the table, and what is there
@@ -16,7 +17,7 @@ class Step:
 
     __slots__ = (
         *("budget", "copies", "indivisible", "joined", "loads", "max_chunk", "now", "planned"),
-        *("prefill", "sequences", "work"),
+        *("prefill", "reads", "sequences", "work"),
     )
 
     def __init__(self, budget: int, max_chunk: int, indivisible: bool, now: float):
@@ -24,6 +25,7 @@ class Step:
         is planned."""
         self.budget = budget
         self.prefill = budget  # of it for pieces of more than one token
+        self.reads = MOST_READ  # positions of prompts of which log-probabilities may still be read
         self.max_chunk = max_chunk
         self.indivisible = indivisible
         self.now = now
@@ -34,9 +36,16 @@ class Step:
         self.loads: list[Load] = []
         self.sequences: list[Sequence] = []
 
-    def chunk(self, pending: int) -> int:
-        """How many of `pending` tokens a sequence may compute."""
-        return policy.chunk_tokens(pending, self.budget, 0, self.max_chunk, self.indivisible, self.prefill)
+    def chunk(self, seq: Sequence, start: int) -> int:
+        """How many of its tokens from `start` on a sequence may compute."""
+        pending = seq.known - start
+        most = policy.chunk_tokens(pending, self.budget, 0, self.max_chunk, self.indivisible, self.prefill)
+        return min(most, self.room(seq, start))
+
+    def room(self, seq: Sequence, start: int) -> int:
+        """How many tokens from `start` on are there before more log-probabilities are to be read than may be."""
+        first, end = _rows(seq.to_read, start, seq.known)
+        return seq.known if self.indivisible or first == end else first - start + max(0, self.reads)
 
     def join(self, seq: Sequence, copies: list[Copy], loads: list[Load]) -> None:
         """The sequence has got its row."""
@@ -55,6 +64,7 @@ class Step:
         read = _rows(seq.to_read, start, seq.computed)
         if read[1]:
             seq.unread = read[1] + 1
+            self.reads -= read[1] - read[0]
         if sample:
             seq.known += 1
             seq.in_flight += 1
