@@ -53,7 +53,9 @@ class First:
         except BaseException as error:
             self.close()
             if isinstance(error, SandboxLimit):
-                raise ModelFileError(f"the tokenizer cannot be loaded: {error.message}", _TOO_MUCH) from error
+                raise ModelFileError(
+                    f"the tokenizer cannot be loaded: {error.message}", "its file is malformed"
+                ) from error
             raise
 
     @property
