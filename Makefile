@@ -7,7 +7,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check install -q -c constraints.txt
 # Compiled tests and sources are kept, also where the environment says otherwise: the tests start some hundred processes.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -rs
 SPREAD := -n 2 --dist worksteal
-NATIVE := CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp csrc/tests/*)
+NATIVE := CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp csrc/tests/* csrc/fuzz/*.*)
 # The packages of an extra, one a line.
 EXTRA  := $(PY) -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")'
 SHELL  := bash -o pipefail
@@ -64,12 +64,14 @@ soak: env  ## Load and harm for a real server, ten minutes (SECONDS=60: one): no
 
 fuzz: env  ## Coverage-guided fuzzing of readers and kernels, some four minutes (SECONDS=300: of each target)
 	@$(PY) -c 'import atheris' 2>/dev/null || $(EXTRA) fuzz | $(PIP) -r /dev/stdin || echo "atheris cannot be installed here"
+	@scripts/build_fuzzers.sh $(VENV)/bin/cmake
 	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --seconds $(if $(filter file,$(origin SECONDS)),15,$(SECONDS))
 
 sanitize: $(VENV)/.run  ## The native kernels under the address and undefined-behaviour sanitizers
 	@$(VENV)/bin/cmake -S . -B build/sanitize -DKVASIR_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
-	@$(VENV)/bin/cmake --build build/sanitize --target kvasir_test_kernels -j 2 >/dev/null
+	@$(VENV)/bin/cmake --build build/sanitize --target kvasir_test_kernels kvasir_replay_corpus -j 2 >/dev/null
 	@build/sanitize/kvasir_test_kernels
+	@build/sanitize/kvasir_replay_corpus csrc/fuzz/corpus
 
 check: lint format arrows types  ## Lint, format, import arrows, types (make -k check: all, whatever fails)
 

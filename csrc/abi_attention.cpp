@@ -14,7 +14,10 @@ int64_t attention_scratch(const CacheLayout& layout, int32_t) {
 
 namespace {
 
+// Bounded so that no size overflows.
 bool is_sound(const CacheLayout& layout) {
+    constexpr int32_t most = 1 << 20;
+    if (layout.kv_heads > most || layout.block_size > most) return false;
     return layout.format >= CACHE_F32 && layout.format <= CACHE_INT8 && layout.kv_heads > 0 && layout.head_dim >= 2 &&
            layout.head_dim <= MAX_HEAD_DIM && layout.head_dim % 2 == 0 && layout.block_size > 0 &&
            layout.block_size % TILE_TOKENS == 0;

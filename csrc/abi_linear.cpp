@@ -12,6 +12,7 @@ bool is_sound(const Matrix& m) {
     constexpr int64_t most = int64_t{1} << 32;
     if (m.format < 0 || m.format >= FORMAT_COUNT) return false;
     if (m.rows < 1 || m.rows > most || m.cols < 1 || m.cols > most) return false;
+    if (m.rows > (int64_t{1} << 40) / m.cols) return false;
     if (m.segments != 1 && m.segments != 2 && m.segments != 4 && m.segments != 8) return false;
     return m.cols % m.segments == 0;
 }

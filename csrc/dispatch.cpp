@@ -4,6 +4,10 @@
 
 #include <atomic>
 
+#if defined(KVASIR_X86)
+#include <cpuid.h>
+#endif
+
 namespace kvasir {
 namespace {
 
@@ -14,11 +18,17 @@ struct Feature {
     bool present;
 };
 
+// Older clangs do not know this one by its name; where AVX2 may be used, so may it.
+bool has_f16c() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 // The builtin also asks whether the operating system saves the wider registers.
 #define KVASIR_FEATURE(name) {name, (__builtin_cpu_init(), __builtin_cpu_supports(name) != 0)}
 
 const Feature features[] = {
-    KVASIR_FEATURE("avx2"),       KVASIR_FEATURE("fma"),      KVASIR_FEATURE("f16c"),
+    KVASIR_FEATURE("avx2"),       KVASIR_FEATURE("fma"),      {"f16c", has_f16c()},
     KVASIR_FEATURE("avx512f"),    KVASIR_FEATURE("avx512bw"), KVASIR_FEATURE("avx512dq"),
     KVASIR_FEATURE("avx512vl"),   KVASIR_FEATURE("avx512vnni"), KVASIR_FEATURE("avx512bf16"),
 };

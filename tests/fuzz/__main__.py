@@ -44,7 +44,7 @@ def chosen(names: list[str]) -> list[Job]:
     if not python:
         print("atheris is not here: the Python targets do not run (pip install -e '.[fuzz]')")
     if not native:
-        print("no libFuzzer here: the C ABI is not fuzzed (Debian: apt-get install clang libclang-rt-dev)")
+        print("the native fuzzers are not built: the C ABI is not fuzzed (scripts/build_fuzzers.sh)")
     jobs = [job for job in (*python, *native) if not names or job.name in names]
     if unknown := set(names) - {job.name for job in (*python, *native)}:
         sys.exit(f"no target {', '.join(sorted(unknown))}; there are {', '.join(j.name for j in (*python, *native))}")

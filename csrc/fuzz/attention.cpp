@@ -1,0 +1,138 @@
+// Attention over caches of any bits and tables in any order: spans of several sequences, windows, sinks. The bits of a
+// row depend on neither threads, nor other spans, nor the instruction set; layouts that there are not are refused.
+#include "../attention_layout.h"
+#include "input.h"
+
+KVASIR_API int64_t kvasir_cache_block_bytes(const kvasir::CacheLayout* layout);
+KVASIR_API int32_t kvasir_store_kv(const kvasir::StoreArgs* args);
+KVASIR_API int32_t kvasir_attention(kvasir::AttentionArgs* args, int32_t threads);
+
+namespace {
+
+using namespace kvasir_fuzz;
+using kvasir::AttentionArgs;
+using kvasir::CacheLayout;
+using kvasir::Span;
+
+constexpr int64_t MOST_BLOCKS = 24;
+
+void ask(Input& in) {
+    constexpr int32_t HARD[] = {0, -1, 1, 2, 16, 256, 257, 1 << 20, (1 << 20) + 16, 0x7ffffff0, 0x7fffffff};
+    CacheLayout odd = {static_cast<int32_t>(in.between(-1, 4)), in.one_of(HARD), in.one_of(HARD), in.one_of(HARD)};
+    require(kvasir_cache_block_bytes(&odd) >= -1, "bytes of a block");
+    if (kvasir_cache_block_bytes(&odd) > 0) return;
+    kvasir::StoreArgs store{};
+    store.layout = odd;
+    AttentionArgs args{};
+    args.layout = odd;
+    require(kvasir_store_kv(&store) == -1 && kvasir_attention(&args, 1) == -1, "a layout that there is not is refused");
+}
+
+struct Sequence {
+    std::vector<int32_t> table;
+    int64_t start, count;
+};
+
+std::vector<float> attend(AttentionArgs args, const std::vector<Span>& spans, int64_t rows, int32_t threads) {
+    const int64_t width = args.heads * args.layout.head_dim;
+    Guarded<float> out((rows - 1) * args.out_stride + width);
+    std::fill_n(out.data, (rows - 1) * args.out_stride + width, 5.0f);
+    const int64_t scratch_bytes = kvasir::attention_scratch(args.layout, args.heads);
+    Guarded<uint8_t> scratch(threads * scratch_bytes);
+    Guarded<Span> exact(static_cast<int64_t>(spans.size()));
+    std::copy(spans.begin(), spans.end(), exact.data);
+    args.out = out.data;
+    args.scratch = scratch.data;
+    args.spans = exact.data;
+    args.num_spans = static_cast<int64_t>(spans.size());
+    require(kvasir_attention(&args, threads) == 0, "attention takes the layout");
+    std::vector<float> found;
+    for (int64_t r = 0; r < rows; ++r) {
+        found.insert(found.end(), out.data + r * args.out_stride, out.data + r * args.out_stride + width);
+    }
+    return found;
+}
+
+}  // namespace
+
+void fuzz_attention(const uint8_t* data, size_t size) {
+    Input in(data, size);
+    CacheLayout layout{};
+    layout.format = in.between(0, 3);
+    layout.kv_heads = in.between(1, 3);
+    layout.head_dim = 2 * in.one_of({1, 4, 5, 8, 16, 20, 32, 64, 128});
+    layout.block_size = 16 * in.between(1, 3);
+    const int64_t bytes = kvasir_cache_block_bytes(&layout), blocks = in.between(1, MOST_BLOCKS);
+    AttentionArgs args{};
+    args.layout = layout;
+    args.heads = layout.kv_heads * static_cast<int32_t>(in.between(1, 18));
+    args.window = in.flag() ? static_cast<int32_t>(in.between(1, 400)) : 0;
+    args.scale = in.number(true);
+    args.softcap = in.one_of({0.0f, 0.0f, 5.0f, 50.0f});
+
+    std::vector<Sequence> sequences(static_cast<size_t>(in.between(1, 4)));
+    int64_t rows = 0;
+    std::vector<Span> spans;
+    for (Sequence& s : sequences) {
+        const int64_t length = in.between(0, blocks * layout.block_size);
+        s.count = std::min(in.between(0, 20), length);
+        s.start = length - s.count;
+        const int64_t low = args.window ? std::max<int64_t>(0, s.start - args.window + 1) : 0;
+        for (int64_t i = 0; i * layout.block_size < length; ++i) {
+            const int64_t block = in.between(0, blocks - 1);
+            const bool stale = (i + 1) * layout.block_size <= low;
+            s.table.push_back(stale ? 1 << 30 : static_cast<int32_t>(block));
+        }
+        const bool causal = args.window || in.byte() % 4 != 0;
+        spans.push_back({rows, s.start, s.count, s.table.data(), causal, 0});
+        rows += s.count;
+    }
+    if (rows == 0) return ask(in);
+    const int64_t width = args.heads * layout.head_dim, kv_width = layout.kv_heads * layout.head_dim;
+    args.q_stride = width + in.between(0, 3);
+    args.out_stride = width + in.between(0, 3);
+    Guarded<float> q((rows - 1) * args.q_stride + width), sinks(args.heads), slopes(args.heads);
+    in.floats(q.data, (rows - 1) * args.q_stride + width);
+    in.floats(sinks.data, args.heads);
+    in.floats(slopes.data, args.heads);
+    args.q = q.data;
+    args.sinks = in.flag() ? sinks.data : nullptr;
+    args.alibi_slopes = in.flag() ? slopes.data : nullptr;
+
+    // The cache: written by the kernel, or any bits.
+    const int64_t slots = blocks * layout.block_size;
+    std::vector<float> k_rows(static_cast<size_t>(slots * kv_width)), v_rows(k_rows.size());
+    in.floats(k_rows.data(), slots * kv_width);
+    in.floats(v_rows.data(), slots * kv_width);
+    std::vector<int64_t> places(static_cast<size_t>(slots));
+    for (size_t i = 0; i < places.size(); ++i) places[i] = static_cast<int64_t>(i);
+    const bool any_bits = in.byte() % 4 == 3;
+    const uint8_t filling = in.byte();
+    const int32_t threads = static_cast<int32_t>(in.between(1, 4));
+    on_all(
+        [&] {
+            Guarded<uint8_t> k(blocks * bytes), v(blocks * bytes);
+            std::memset(k.data, filling, static_cast<size_t>(blocks * bytes));
+            std::memset(v.data, filling ^ 0x55, static_cast<size_t>(blocks * bytes));
+            const kvasir::StoreArgs store{layout,   k.data,   v.data,        k_rows.data(),
+                                          v_rows.data(), kv_width, kv_width, places.data(), any_bits ? slots / 2 : slots};
+            require(kvasir_store_kv(&store) == 0, "store_kv takes the layout");
+            args.k = k.data;
+            args.v = v.data;
+            const std::vector<float> whole = attend(args, spans, rows, 1);
+            require(same(attend(args, spans, rows, threads).data(), whole.data(), rows * width),
+                    "attention: threads change no bits");
+            for (const Span& span : spans) {  // the last row of each by itself
+                if (span.count == 0 || !span.causal) continue;
+                AttentionArgs one = args;
+                const int64_t last = span.row + span.count - 1;
+                one.q = args.q + last * args.q_stride;
+                const Span alone{0, span.start + span.count - 1, 1, span.table, span.causal, 0};
+                require(same(attend(one, {alone}, 1, 1).data(), &whole[static_cast<size_t>(last * width)], width),
+                        "attention: a row has the same bits alone");
+            }
+            return whole;
+        },
+        "attention: all instruction sets agree");
+    ask(in);
+}

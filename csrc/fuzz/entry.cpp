@@ -1,0 +1,7 @@
+// What libFuzzer calls. KVASIR_TARGET is the function of one target.
+#include "input.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    KVASIR_TARGET(data, size);
+    return 0;
+}

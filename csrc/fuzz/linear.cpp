@@ -1,0 +1,119 @@
+// Packed matrices of any bits and shapes: packing in parts, lookup, activations and products. A row has the same bits
+// alone and in company; what cannot be packed is refused, nothing written.
+#include "../matrix.h"
+#include "input.h"
+
+using kvasir::Matrix;
+
+KVASIR_API int32_t kvasir_format_of(int32_t ggml_type);
+KVASIR_API int64_t kvasir_matrix_bytes(int32_t format, int64_t rows, int64_t cols, int32_t segments);
+KVASIR_API int64_t kvasir_activated_bytes(int32_t format, int32_t activation, int64_t cols, int32_t segments);
+KVASIR_API int32_t kvasir_pack(const Matrix* m, int32_t source, const uint8_t* rows, int64_t row_bytes,
+                               int64_t first_row, int64_t num_rows);
+KVASIR_API void kvasir_prepare(const Matrix* m, uint8_t* out, const float* x, int64_t x_stride, int64_t rows);
+KVASIR_API void kvasir_linear(const Matrix* m, const uint8_t* activated, int64_t rows, int64_t first_panel,
+                              int64_t last_panel, float* out, int64_t out_stride, const float* bias,
+                              const float* residual, int64_t residual_stride);
+KVASIR_API void kvasir_lookup(const Matrix* m, float* out, int64_t out_stride, const int64_t* ids, int64_t count);
+
+namespace {
+
+using namespace kvasir_fuzz;
+
+struct Kind {
+    int32_t source;
+    int64_t cols, bytes;  // of a block
+};
+
+constexpr Kind KINDS[] = {
+    {0, 1, 4},     {1, 1, 2},      {30, 1, 2},     {2, 32, 18},    {3, 32, 20},   {6, 32, 22},
+    {7, 32, 24},   {8, 32, 34},    {20, 32, 18},   {39, 32, 17},   {10, 256, 84}, {11, 256, 110},
+    {12, 256, 144}, {13, 256, 176}, {14, 256, 210}, {23, 256, 136}, {34, 256, 54}, {35, 256, 66},
+};
+
+int32_t activation_of(Input& in, int32_t format) {
+    if (format == kvasir::FORMAT_BF16) return in.flag() ? kvasir::ACT_BF16 : kvasir::ACT_F32;
+    if (format < kvasir::FORMAT_Q4_0) return kvasir::ACT_F32;
+    return format < kvasir::FORMAT_Q2_K ? kvasir::ACT_Q8_32 : kvasir::ACT_Q8_256;
+}
+
+// Sizes of any bits: bytes are said, or there are none.
+void ask(Input& in) {
+    const int32_t format = in.between(-1, kvasir::FORMAT_COUNT), segments = in.between(-1, 9);
+    const int64_t rows = (int64_t{1} << in.between(0, 62)) + in.between(-1, 1);
+    const int64_t cols = (int64_t{1} << in.between(0, 62)) + in.between(-1, 1);
+    require(kvasir_matrix_bytes(format, rows, cols, segments) >= -1, "bytes of a matrix");
+    require(kvasir_activated_bytes(format, in.between(0, 3), cols, segments) >= -1, "bytes of a row");
+}
+
+// A range that is not the matrix's writes nothing.
+void pack_badly(Input& in, const Matrix& m, int64_t bytes, const std::vector<uint8_t>& file, int64_t row_bytes) {
+    const std::vector<uint8_t> before(m.data, m.data + bytes);
+    const int64_t first = in.flag() ? in.between(-40, 80) : in.any<int64_t>();
+    const int64_t count = in.flag() ? in.between(-40, 80) : in.any<int64_t>();
+    const bool fits = first >= 0 && count >= 0 && first <= m.rows && count <= m.rows - first &&
+                      first % kvasir::PANEL == 0 && (count % kvasir::PANEL == 0 || first + count == m.rows);
+    if (fits) return;
+    require(kvasir_pack(&m, 0, file.data(), row_bytes, first, count) == -1, "a range outside is refused");
+    require(std::equal(before.begin(), before.end(), m.data), "what is refused is not written");
+}
+
+}  // namespace
+
+void fuzz_linear(const uint8_t* data, size_t size) {
+    Input in(data, size);
+    const Kind kind = in.one_of(KINDS);
+    const int32_t format = kvasir_format_of(kind.source), segments = in.one_of({1, 2, 4, 8});
+    const int64_t n = in.between(1, 70), rows = in.between(1, 20);
+    const int64_t k = kind.cols * segments * in.between(1, kind.cols == 1 ? 60 : kind.cols == 32 ? 3 : 2);
+    const int64_t row_bytes = k / kind.cols * kind.bytes, bytes = kvasir_matrix_bytes(format, n, k, segments);
+    const int32_t activation = activation_of(in, format);
+    const int64_t width = kvasir_activated_bytes(format, activation, k, segments);
+    const int64_t x_stride = k + in.between(0, 5), out_stride = n + in.between(0, 5);
+    const bool has_bias = in.flag(), has_residual = in.flag();
+    std::vector<uint8_t> file(static_cast<size_t>(n * row_bytes));
+    in.bits(file.data(), n * row_bytes);
+    Guarded<float> x((rows - 1) * x_stride + k), bias(n);
+    in.floats(x.data, (rows - 1) * x_stride + k);
+    in.floats(bias.data, n);
+    std::vector<float> residual(static_cast<size_t>(rows * out_stride));
+    in.floats(residual.data(), rows * out_stride);
+    Guarded<uint8_t> packed(bytes);
+    std::memset(packed.data, 0xff, static_cast<size_t>(bytes));
+    const Matrix m = {format, activation, segments, 0, n, k, packed.data};
+    const int64_t middle = in.between(0, n) / kvasir::PANEL * kvasir::PANEL;
+    if (kvasir_pack(&m, kind.source, nullptr, 0, 0, 0) != 0) return;  // segments that hold no whole groups
+    require(kvasir_pack(&m, kind.source, file.data() + middle * row_bytes, row_bytes, middle, n - middle) == 0, "pack");
+    require(kvasir_pack(&m, kind.source, file.data(), row_bytes, 0, middle) == 0, "pack");
+    pack_badly(in, m, bytes, file, row_bytes);
+
+    std::vector<int64_t> ids(static_cast<size_t>(rows));
+    for (int64_t& id : ids) id = in.between(0, n - 1);
+    const int64_t panels = kvasir::panels(m), split = in.between(0, panels);
+    on_all(
+        [&] {
+            Guarded<uint8_t> activated(rows * width);
+            Guarded<float> out((rows - 1) * out_stride + n), alone(n), table(rows * k);
+            std::copy_n(residual.begin(), (rows - 1) * out_stride + n, out.data);
+            kvasir_prepare(&m, activated.data, x.data, x_stride, rows);
+            for (const auto& [first, last] : {std::pair{split, panels}, {int64_t{0}, split}}) {
+                kvasir_linear(&m, activated.data, rows, first, last, out.data, out_stride,
+                              has_bias ? bias.data : nullptr, has_residual ? out.data : nullptr, out_stride);
+            }
+            for (int64_t r = 0; r < rows; ++r) {
+                kvasir_linear(&m, activated.data + r * width, 1, 0, panels, alone.data, n,
+                              has_bias ? bias.data : nullptr, has_residual ? &residual[r * out_stride] : nullptr, n);
+                require(same(alone.data, out.data + r * out_stride, n), "a row has the same bits alone");
+                if (r + 1 < rows) {
+                    require(same(out.data + r * out_stride + n, &residual[r * out_stride + n], out_stride - n),
+                            "what lies between rows stays");
+                }
+            }
+            kvasir_lookup(&m, table.data, k, ids.data(), rows);
+            std::vector<float> found(table.data, table.data + rows * k);
+            found.insert(found.end(), out.data, out.data + (rows - 1) * out_stride + n);
+            return found;
+        },
+        "linear: all instruction sets agree");
+    ask(in);
+}

@@ -1,0 +1,160 @@
+// Small programs of any make, and steps of any works, sound or not: what a step computes depends on neither the
+// instruction set nor the threads, and one that cannot be is refused.
+#include "../pool.h"
+#include "../tests/programs.h"
+#include "input.h"
+
+KVASIR_API int32_t kvasir_program_run(kvasir::Program* program, void* pool, const kvasir::Work* works,
+                                      int64_t num_works);
+
+namespace {
+
+using namespace kvasir_fuzz;
+using namespace kvasir;
+using kvasir_test::Builder;
+using kvasir_test::Numbers;
+
+constexpr int64_t VOCAB = 50, ROWS = 3, MAX_IDS = 40, GROUPS = 2, TABLE = (MAX_IDS + 15) / 16;
+
+// The layers of a decoder, chosen by the input; both teams build the same.
+void build(Builder& b, Input in) {
+    const Numbers numbers = in.one_of({kvasir_test::FLOAT, kvasir_test::PAIRS, kvasir_test::BYTES});
+    const int64_t width = 32, dim = 2 * in.one_of({1, 4, 5, 8}), kv_heads = in.between(1, 2);
+    const int64_t heads = kv_heads * in.between(1, 3), inner = 32 * in.between(1, 2);
+    const Numbers plain = {FORMAT_F32, ACT_F32, numbers.cache};
+    float* x = b.embed(numbers, width, VOCAB, false);
+    for (int64_t layer = in.between(0, 2); layer > 0; --layer) {
+        float* n = in.flag() ? b.rms_norm(x, width) : b.layer_norm(x, width);
+        if (in.flag()) {
+            float *q = b.rows(heads * dim), *k = b.rows(kv_heads * dim), *v = b.rows(kv_heads * dim);
+            float* mixed = b.rows(heads * dim);
+            b.linear(n, {{b.matrices(numbers, heads * dim, width), b.vector(heads * dim), q, nullptr},
+                         {b.matrices(plain, kv_heads * dim, width), nullptr, k, nullptr},
+                         {b.matrices(numbers, kv_heads * dim, width), nullptr, v, nullptr}});
+            if (in.flag()) b.rope(q, heads, dim, in.between(1, dim / 2), MAX_IDS);
+            b.attention(numbers, mixed, q, k, v, heads, kv_heads, dim, in.between(0, GROUPS - 1));
+            b.linear(mixed, {{b.matrices(plain, width, heads * dim, in.one_of({1, 2})), nullptr, x, x}});
+        } else {
+            float *gate = b.rows(inner), *up = b.rows(inner);
+            b.linear(n, {{b.matrices(numbers, inner, width), nullptr, gate, nullptr},
+                         {b.matrices(plain, inner, width), b.vector(inner), up, nullptr}});
+            b.add(OP_GATED, {gate, gate, up}, {inner, in.between(FUNCTION_NONE, FUNCTION_EXP)});
+            b.linear(gate, {{b.matrices(numbers, width, inner), nullptr, x, x}});
+        }
+        if (in.flag()) b.add(OP_SOFTCAP, {x, x}, {width}, 3.0f);
+        if (in.flag()) b.add(OP_SCALE, {x, x}, {width}, 0.5f);
+    }
+    b.head(numbers, b.rms_norm(x, width), width, VOCAB);
+}
+
+// A program with its sequences; their ids are whatever the input says of the vocabulary.
+class Session {
+  public:
+    Session(Input shape, Input in, int32_t threads) : b(threads), pool_(pool_create(threads, false)) {
+        build(b, shape);
+        kvasir_test::Memory& m = b.memory;
+        p.instrs = b.instrs.data();
+        p.count = static_cast<int64_t>(b.instrs.size());
+        p.chosen_from = b.chosen_from;
+        p.max_rows = Builder::MAX_ROWS;
+        p.max_chosen = Builder::MAX_CHOSEN;
+        p.max_work = Builder::MAX_WORK;
+        p.max_states = ROWS;
+        p.groups = GROUPS;
+        p.block_size = Builder::BLOCK;
+        p.tokens = m.work<int64_t>(p.max_rows);
+        p.positions = m.work<int64_t>(p.max_rows);
+        for (int64_t g = 0; g < GROUPS; ++g) {
+            p.num_blocks[g] = Builder::BLOCKS;
+            p.windows[g] = b.windows[g];
+            p.slots[g] = m.work<int64_t>(p.max_rows);
+            p.spans[g] = m.work<Span>(p.max_work);
+        }
+        p.chosen = m.work<int64_t>(p.max_work);
+        p.sampler_rows = m.work<int32_t>(p.max_work);
+        p.specs = m.work<SampleRow>(p.max_work);
+        p.states = m.keep<RowState>(p.max_states);
+        p.results = m.work<Sampled>(p.max_work);
+        p.scratch_bytes = b.scratch_bytes;
+        p.scratch = m.work<uint8_t>(threads * p.scratch_bytes);
+        for (int64_t i = 0; i < ROWS; ++i) join(i, in);
+    }
+    ~Session() { pool_destroy(pool_); }
+    Session(const Session&) = delete;
+
+    // The result of each step; ids and hidden rows of those that ran.
+    std::vector<float> run(Input in) {
+        std::vector<float> found;
+        for (int64_t steps = in.between(1, 4); steps > 0; --steps) {
+            const int64_t count = in.between(0, Builder::MAX_WORK + 1);
+            Guarded<Work> works(count);
+            for (int64_t i = 0; i < count; ++i) works[i] = work(in, i);
+            b.memory.poison();
+            const int32_t error = kvasir_program_run(&p, pool_, works.data, count);
+            found.push_back(static_cast<float>(error));
+            require(error >= RUN_OK && error <= RUN_BAD_ADAPTER, "a known error");
+            if (error) continue;
+            int64_t rows = 0;
+            for (int64_t i = 0; i < count; ++i) rows += works[i].count;
+            found.insert(found.end(), b.hidden, b.hidden + rows * b.hidden_width);
+            for (int64_t i = 0; i < ROWS; ++i) found.insert(found.end(), p.states[i].ids, p.states[i].ids + MAX_IDS);
+        }
+        return found;
+    }
+
+  private:
+    // Each row once in a step, mostly; now and then anything.
+    Work work(Input& in, int64_t i) {
+        Work work{};
+        work.row = static_cast<int32_t>(i % ROWS);
+        work.flags = static_cast<int32_t>(in.between(0, 3));
+        work.start = in.between(0, MAX_IDS);
+        work.count = in.between(0, 20);
+        if (i >= ROWS) work.row = in.one_of({-1, 3, 1 << 30});
+        if (in.byte() % 16 == 15) work.start = in.any<int64_t>();
+        if (in.byte() % 16 == 15) work.count = in.any<int64_t>();
+        return work;
+    }
+    void join(int64_t i, Input& in) {
+        RowState& state = p.states[i];
+        state = {};
+        state.ids = b.memory.keep<int32_t>(MAX_IDS);
+        for (int64_t t = 0; t < MAX_IDS; ++t) state.ids[t] = static_cast<int32_t>((7 * t + in.byte()) % VOCAB);
+        state.max_ids = MAX_IDS;
+        state.table_blocks = in.byte() % 8 == 7 ? in.between(0, TABLE) : TABLE;
+        for (int64_t g = 0; g < GROUPS; ++g) {
+            int32_t* table = b.memory.keep<int32_t>(TABLE);
+            for (int64_t j = 0; j < TABLE; ++j) table[j] = static_cast<int32_t>(1 + i + ROWS * j);
+            if (in.byte() % 16 == 15) table[in.between(0, TABLE - 1)] = in.any<int32_t>();
+            state.tables[g] = table;
+        }
+        state.spec.temperature = in.one_of({0.0, 0.7, 1.5});
+        state.spec.top_p = in.one_of({1.0, 0.9});
+        state.spec.top_k = in.one_of({0, 5});
+        state.spec.repetition_penalty = in.one_of({1.0f, 1.3f});
+        state.spec.seed = in.byte();
+        state.spec.prompt_len = 0;
+        state.spec.logprobs = -1;
+    }
+
+    Builder b;
+    Program p = {};
+    Pool* pool_;
+};
+
+}  // namespace
+
+void fuzz_program(const uint8_t* data, size_t size) {
+    const size_t shape = std::min<size_t>(size, 24), rows = std::min<size_t>(size, shape + 150);
+    const int32_t threads = size ? 2 + data[size - 1] % 2 : 2;
+    const Input first(data, shape), second(data + shape, rows - shape), third(data + rows, size - rows);
+    on_all(
+        [&] {
+            Session alone(first, second, 1), team(first, second, threads);
+            const std::vector<float> found = alone.run(third), other = team.run(third);
+            require(found.size() == other.size() && same(found.data(), other.data(), static_cast<int64_t>(found.size())),
+                    "program: threads change no bits");
+            return found;
+        },
+        "program: all instruction sets agree");
+}

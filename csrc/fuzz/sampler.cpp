@@ -1,0 +1,137 @@
+// The sampler over any logits and parameters: a token of the vocabulary or an error, the same on every instruction set
+// and in any team, whatever the rows beside it.
+#include "../sampler.h"
+
+#include <memory>
+
+#include "../pool.h"
+#include "input.h"
+
+KVASIR_API void kvasir_sample(kvasir::SampleArgs* args, void* pool);
+
+namespace {
+
+using namespace kvasir_fuzz;
+using kvasir::Sampled;
+using kvasir::SampleRow;
+
+constexpr int64_t MOST_IDS = 40;
+
+// A row's parameters, in arrays that end at forbidden pages.
+struct Asked {
+    Guarded<int32_t> ids, stop_ids, bias_ids, mask;
+    Guarded<float> bias;
+    SampleRow spec = {};
+
+    Asked(Input& in, int64_t vocab)
+        : ids(MOST_IDS), stop_ids(3), bias_ids(3), mask((vocab + 31) / 32), bias(3) {
+        spec.temperature = in.one_of({0.0, 1.0, 0.3, 100.0, 1e-5, 1e-300, 0.9999});
+        spec.top_p = in.one_of({1.0, 0.9, 1e-9, 0.5, 0.999999});
+        spec.min_p = in.one_of({0.0, 0.0, 0.05, 1.0});
+        spec.top_k = in.one_of({0, 1, 5, 64, 65, 300, 1 << 30});
+        spec.presence_penalty = in.one_of({0.0f, 0.5f, -2.0f});
+        spec.frequency_penalty = in.one_of({0.0f, -0.3f, 2.0f});
+        spec.repetition_penalty = in.one_of({1.0f, 1.3f, 0.01f, 10.0f});
+        spec.seed = in.any<uint64_t>();
+        spec.position = in.between(0, 1 << 15);
+        spec.num_ids = in.between(0, MOST_IDS);
+        spec.prompt_len = in.between(0, spec.num_ids);
+        spec.min_tokens = in.between(0, 50);
+        int32_t* first = ids.data + MOST_IDS - spec.num_ids;  // so that the last one ends at the page
+        for (int64_t i = 0; i < spec.num_ids; ++i) first[i] = static_cast<int32_t>(in.between(-1, vocab));
+        for (int64_t i = 0; i < 3; ++i) stop_ids[i] = static_cast<int32_t>(in.between(-1, vocab));
+        for (int64_t i = 0; i < 3; ++i) bias[i] = in.number(true);
+        spec.ids = first;
+        spec.stop_ids = stop_ids.data;
+        spec.num_stop_ids = in.between(0, 3);
+        spec.num_bias = std::min(in.between(0, 3), vocab);
+        for (int64_t i = 0; i < spec.num_bias; ++i) bias_ids[i] = static_cast<int32_t>(vocab - 1 - i);
+        if (in.byte() % 16 == 15) bias_ids[0] = static_cast<int32_t>(vocab);
+        spec.bias_ids = bias_ids.data;
+        spec.bias = bias.data;
+        in.bits(reinterpret_cast<uint8_t*>(mask.data), (vocab + 31) / 32 * 4);
+        if (in.byte() % 3 == 1) spec.mask = mask.data;
+        spec.mask_words = in.between(0, (vocab + 31) / 32);
+        spec.logprobs = in.one_of({-1, 0, 3, kvasir::MAX_LOGPROBS});
+    }
+};
+
+float logit(Input& in, int kind, float x) {
+    switch (kind) {
+        case 0: return x * 3;
+        case 1: return std::nearbyint(x);  // ties
+        case 2: return x > 0 ? 0.0f : -0.0f;
+        case 3: return x > 1.5f ? INFINITY : x < 0 ? -INFINITY : x;
+        case 4: return x * 3e-39f;
+        case 5: return x * 1e38f;
+        case 6: return -INFINITY;
+        default: return in.number(true);
+    }
+}
+
+// A team of its own for each call: threads that wait would outlive the input.
+void sample(kvasir::SampleArgs args, int32_t threads) {
+    if (threads == 0) return kvasir_sample(&args, nullptr);
+    kvasir::Pool* pool = kvasir::pool_create(threads, false);
+    kvasir_sample(&args, pool);
+    kvasir::pool_destroy(pool);
+}
+
+// What a row's result says; what it does not write stays out.
+void put(std::vector<float>& to, const Sampled& result, const SampleRow& spec, int64_t vocab) {
+    require(result.error >= kvasir::SAMPLE_OK && result.error <= kvasir::SAMPLE_BIAS_OUTSIDE, "a known error");
+    require((result.token == -1) == (result.error != kvasir::SAMPLE_OK), "a token, or an error");
+    require(result.token >= -1 && result.token < vocab, "a token of the vocabulary");
+    to.push_back(static_cast<float>(result.token));
+    to.push_back(static_cast<float>(result.error));
+    if (result.error || spec.logprobs < 0) return;
+    require(result.rank >= 1 && result.rank <= vocab, "a rank");
+    to.push_back(result.logprob);
+    to.push_back(static_cast<float>(result.rank));
+    for (int64_t i = 0; i < std::min<int64_t>(spec.logprobs, vocab); ++i) {
+        to.push_back(static_cast<float>(result.best_ids[i]));
+        to.push_back(result.best_logprobs[i]);
+    }
+}
+
+}  // namespace
+
+void fuzz_sampler(const uint8_t* data, size_t size) {
+    Input in(data, size);
+    const int64_t vocab = in.between(1, in.flag() ? 40 : 600), rows = in.between(1, 3);
+    const int64_t stride = vocab + in.between(0, 2);
+    const int32_t threads = static_cast<int32_t>(in.between(0, 3));
+    Guarded<float> logits((rows - 1) * stride + vocab);
+    std::mt19937 random(in.any<uint16_t>());
+    std::normal_distribution<float> normal;
+    for (int64_t r = 0; r < rows; ++r) {
+        const int kind = in.byte() % 8;
+        for (int64_t i = 0; i < vocab; ++i) logits[r * stride + i] = logit(in, kind, normal(random));
+        for (int64_t i = in.byte() % 4; i > 0; --i) logits[r * stride + in.between(0, vocab - 1)] = in.number(true);
+    }
+    std::vector<std::unique_ptr<Asked>> asked;
+    Guarded<SampleRow> specs(rows);
+    for (int64_t r = 0; r < rows; ++r) {
+        asked.push_back(std::make_unique<Asked>(in, vocab));
+        specs[r] = asked.back()->spec;
+    }
+    on_all(
+        [&] {
+            Guarded<Sampled> results(rows), alone(1);
+            Guarded<uint8_t> scratch(std::max(threads, 1) * kvasir::sample_scratch(vocab));
+            kvasir::SampleArgs args = {logits.data, stride, vocab, rows, specs.data, results.data, scratch.data};
+            sample(args, threads);
+            std::vector<float> found;
+            for (int64_t r = 0; r < rows; ++r) {
+                put(found, results[r], specs[r], vocab);
+                std::vector<float> together, single;
+                put(together, results[r], specs[r], vocab);
+                sample({logits.data + r * stride, vocab, vocab, 1, specs.data + r, alone.data, scratch.data}, 0);
+                put(single, alone[0], specs[r], vocab);
+                require(together.size() == single.size() && same(together.data(), single.data(), static_cast<int64_t>(single.size())),
+                        "a row is sampled as if it were alone");
+            }
+            return found;
+        },
+        "sampler: all instruction sets agree");
+}
