@@ -68,6 +68,7 @@ class EngineOptions:
     slo_batch: str = option("30000/500", "The same for batch requests.")
     slo_background: str = option("600000/5000", "The same for background requests.")
     chat_template: str | None = option(None, "File with a chat template to use instead of the model's.")
+    trust_special_tokens: bool = option(False, "Let what is said in chats be control tokens, where it looks like them.")
     executor: str = option("auto", "auto (program where it can run), program or eager.")
     quantize: str | None = option(None, "Quantize float weights while loading: q8 or q4.")
     host_share: float = 1.0  # of what an engine takes of the host's memory unasked, where several share a machine

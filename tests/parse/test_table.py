@@ -84,8 +84,8 @@ def tool(name: str, keys: Iterable[str]) -> dict[str, Any]:
 
 def said(name: str, answer: dict[str, Any], tools: list[Any]) -> tuple[str, str]:
     """(the prompt, what the model says behind it so that the template renders this answer)"""
-    prompt = template(name).render([HELLO], tools=tools)
-    whole = template(name).render([HELLO, answer], tools=tools, add_generation_prompt=False)
+    prompt = template(name).render([HELLO], tools=tools).text
+    whole = template(name).render([HELLO, answer], tools=tools, add_generation_prompt=False).text
     size = next((i for i, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1]), len(prompt))
     if prompt.rfind("<", 0, size) > prompt.rfind(">", 0, size):  # not in the middle of a mark
         size = prompt.rfind("<", 0, size)
@@ -146,8 +146,14 @@ def test_the_texts_for_a_grammar_are_the_template_s(name):
         pytest.skip("this template renders the calls' ids, which models do not write")
     call = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": {"key": "x"}}}
     tools = [tool("look_up", ["key"])]
-    text = template(name).render(
-        [HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}], tools=tools, add_generation_prompt=False
+    text = (
+        template(name)
+        .render(
+            [HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}],
+            tools=tools,
+            add_generation_prompt=False,
+        )
+        .text
     )
     parts = grammar_parts(detect(source(name)), "look_up")
     place = text.rfind(parts.begin.replace(" <|constrain|>json<|message|>", ""))

@@ -27,7 +27,12 @@ SPOKEN = (
 
 
 def front(template: str = FIRST, **options) -> Front:
-    return Front(EchoEngine(max_model_len=2048, num_blocks=1000), byte_tokenizer(), ChatTemplate(template), **options)
+    return Front(
+        EchoEngine(max_model_len=2048, num_blocks=1000),
+        byte_tokenizer(),
+        ChatTemplate(template),
+        **({"trust_special_tokens": True} | options),
+    )
 
 
 def body(said: str = SAID, *, extra: dict | None = None, **fields) -> dict:

@@ -25,7 +25,7 @@ EVENT: TypeAdapter = TypeAdapter(ResponseStreamEvent)
 
 
 def thinker(**engine) -> Front:
-    return Front(EchoEngine(**engine), byte_tokenizer(), ChatTemplate(TEMPLATE))
+    return Front(EchoEngine(**engine), byte_tokenizer(), ChatTemplate(TEMPLATE), trust_special_tokens=True)
 
 
 @asynccontextmanager

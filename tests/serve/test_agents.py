@@ -35,7 +35,7 @@ FUNCTION = {"type": "function", "function": {**ABOUT, "parameters": PARAMETERS}}
 @pytest.fixture(scope="module")
 def http():
     engine = EchoEngine(max_model_len=4096, num_blocks=2000)
-    front = Front(engine, byte_tokenizer(), ChatTemplate(TEMPLATE))
+    front = Front(engine, byte_tokenizer(), ChatTemplate(TEMPLATE), trust_special_tokens=True)
     with live(front=front) as server, httpx.Client(base_url=server.url, timeout=30) as http:
         yield http
 

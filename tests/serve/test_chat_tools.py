@@ -27,7 +27,7 @@ TEMPLATE = "{{ messages[0].content }}{# <think> <tool_call> #}"
 
 
 def front(**options) -> Front:
-    return Front(EchoEngine(), byte_tokenizer(), ChatTemplate(TEMPLATE), **options)
+    return Front(EchoEngine(), byte_tokenizer(), ChatTemplate(TEMPLATE), trust_special_tokens=True, **options)
 
 
 def body(said: str = SAID, **fields) -> dict:

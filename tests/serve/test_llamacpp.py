@@ -359,9 +359,12 @@ async def test_tokens_and_texts(http):
 
 async def test_templates_are_applied(http):
     chat = {"messages": [{"role": "user", "content": "hi"}]}
-    assert (await http.post("/apply-template", json=chat)).json() == {"prompt": "user: hi\nassistant: "}
+    assert (await http.post("/apply-template", json=chat)).json() == {
+        "prompt": "user: hi\nassistant: ",
+        "foreign": [[6, 8]],
+    }
     opened = {**chat, "add_generation_prompt": False}
-    assert (await http.post("/apply-template", json=opened)).json() == {"prompt": "user: hi\n"}
+    assert (await http.post("/apply-template", json=opened)).json() == {"prompt": "user: hi\n", "foreign": [[6, 8]]}
 
 
 async def test_many_embeddings_are_written_off_the_loop(http, monkeypatch):

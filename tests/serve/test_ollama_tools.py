@@ -31,7 +31,7 @@ THINKER = "{{ messages[-1].content }}{% if enable_thinking %}{% endif %}{# <thin
 
 
 def thinker(source: str = THINKER) -> Front:
-    return Front(EchoEngine(), byte_tokenizer(), ChatTemplate(source))
+    return Front(EchoEngine(), byte_tokenizer(), ChatTemplate(source), trust_special_tokens=True)
 
 
 @contextmanager

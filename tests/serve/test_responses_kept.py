@@ -428,6 +428,7 @@ def test_every_route_by_the_client(url):
 async def test_the_same_by_the_asynchronous_client(url):
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as api:
         asked = {"model": "fake", "input": "hello<eos>", "max_output_tokens": 40, "temperature": 0}
+        asked["extra_body"] = {"trust_special_tokens": True}
         whole = await api.responses.create(**asked)
         async with api.responses.stream(**asked) as stream:
             async for _ in stream:

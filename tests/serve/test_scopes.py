@@ -21,7 +21,7 @@ from kvasir.serve.settings import ServeSettings
 from kvasir.serve.wire import Wire
 from tests.serve.running import client, make_front
 
-INFERENCE, MANAGEMENT = KeyScope
+INFERENCE, MANAGEMENT, _ = KeyScope
 KEYS = (
     Key("infer-key", "infers"),
     Key("manage-key", "manages", scopes=frozenset((MANAGEMENT,))),

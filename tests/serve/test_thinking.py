@@ -16,7 +16,7 @@ BOTH = SAID + "{{ thinking }}{{ reasoning_effort }}#"
 
 
 def front(template: str, **options) -> Front:
-    return Front(EchoEngine(), byte_tokenizer(), ChatTemplate(template), **options)
+    return Front(EchoEngine(), byte_tokenizer(), ChatTemplate(template), **({"trust_special_tokens": True} | options))
 
 
 async def ask(template: str, said: str = "Hi", status: int = 200, **fields) -> dict:

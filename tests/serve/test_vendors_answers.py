@@ -105,7 +105,7 @@ ABSENT: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(scope="module")
 def http():
-    front = Front(EchoEngine(max_model_len=1024), byte_tokenizer(), ChatTemplate(TEMPLATE))
+    front = Front(EchoEngine(max_model_len=1024), byte_tokenizer(), ChatTemplate(TEMPLATE), trust_special_tokens=True)
     with live(front=front) as server, httpx.Client(base_url=server.url, timeout=30) as http:
         yield http
 

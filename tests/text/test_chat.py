@@ -117,13 +117,13 @@ def test_every_real_template_renders_as_transformers_does(name, case, renderer, 
         with pytest.raises(TemplateError):
             chat(source, renderer).render(**CONVERSATIONS[case])
         return
-    assert chat(source, renderer).render(**CONVERSATIONS[case]) == expected
+    assert chat(source, renderer).render(**CONVERSATIONS[case]).text == expected
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_real_template_renders_a_conversation(name, renderer):
     source = need("chat_templates", name).read_text(encoding="utf-8")
-    text = chat(source, renderer).render([HELLO], tools=TOOLS)
+    text = chat(source, renderer).render([HELLO], tools=TOOLS).text
     assert "Hello, wörld!" in text
 
 
@@ -142,7 +142,7 @@ def test_every_real_template_renders_a_conversation(name, renderer):
     ],
 )
 def test_the_environment_is_transformers(source, renderer, oracle):
-    assert chat(source, renderer).render([HELLO]) == oracle(source, [HELLO])
+    assert chat(source, renderer).render([HELLO]).text == oracle(source, [HELLO])
 
 
 # --- the choice of a template --------------------------------------------------------------------------
@@ -162,7 +162,7 @@ NAMED = {"default": "D", "tool_use": "T", "rag": "R"}
     ],
 )
 def test_named_templates_are_chosen(arguments, text, renderer):
-    assert chat(NAMED, renderer).render([HELLO], **arguments) == text
+    assert chat(NAMED, renderer).render([HELLO], **arguments).text == text
 
 
 def test_a_model_without_a_template_refuses_chat(renderer):
@@ -222,8 +222,8 @@ ONE = {"role": "user", "content": "a"}
 )
 def test_contents_come_in_the_form_the_template_takes(source, message, text, renderer):
     template = chat(source, renderer)
-    assert template.render([message]) == text
-    assert template.render([message]) == text, "what was learnt once stays"
+    assert template.render([message]).text == text
+    assert template.render([message]).text == text, "what was learnt once stays"
 
 
 def test_a_picture_for_a_template_of_text_is_refused(renderer):
@@ -257,7 +257,7 @@ def test_arguments_of_tool_calls_come_in_the_form_the_template_takes(expression,
     if expression == "c.function.arguments.a":
         # No key of this template is among those that the question about it uses.
         expression = "(c.function.arguments.values() | list)[0]"
-    assert chat(CALLS % expression, renderer).render([HELLO, called(arguments)]) == text + HELLO["content"]
+    assert chat(CALLS % expression, renderer).render([HELLO, called(arguments)]).text == text + HELLO["content"]
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", "[" * 100_000])
@@ -293,7 +293,7 @@ def test_the_callers_messages_stay_as_they_are(renderer):
 )
 def test_the_final_message_is_left_open(source, content, text, renderer):
     message = {"role": "assistant", "content": content}
-    assert chat(source, renderer).render([message], continue_final_message=True) == text
+    assert chat(source, renderer).render([message], continue_final_message=True).text == text
 
 
 def test_a_dropped_final_message_cannot_be_continued(renderer):

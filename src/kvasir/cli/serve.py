@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
@@ -113,17 +114,19 @@ class FrontMaker:
     def front(self, options: EngineOptions, progress: Callable[[int, int], None] | None = None) -> Front:
         """Raises KvasirError."""
         tokenizer, template = load_text(options)
-        engine = ProcessEngine(options, progress=progress)
-        return Front(engine, tokenizer, template, warm=True, **self._options)
+        return self._front(options, ProcessEngine(options, progress=progress), tokenizer, template)
 
     async def __call__(self, options: EngineOptions) -> Front:
         """One that was started. Raises KvasirError."""
         check(options)
         tokenizer, template = await asyncio.to_thread(load_text, options)
-        front = Front(ProcessEngine(options), tokenizer, template, warm=True, **self._options)
+        front = self._front(options, ProcessEngine(options), tokenizer, template)
         await front.start()
         print("\n".join(("loaded", *(f"  {line}" for line in front.engine.summary))), flush=True)
         return front
+
+    def _front(self, options: EngineOptions, engine: ProcessEngine, *text: Any) -> Front:
+        return Front(engine, *text, warm=True, trust_special_tokens=options.trust_special_tokens, **self._options)
 
 
 def _available() -> int:

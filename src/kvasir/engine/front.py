@@ -28,9 +28,10 @@ from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.fim import Infill
+from kvasir.text.rendered import Rendered
 from kvasir.text.sandbox import Hold
 from kvasir.text.sequences import Breakers, bad_words
-from kvasir.text.tokenizer import Tokenizer
+from kvasir.text.tokenizer import Spans, Tokenizer
 from kvasir.types import EngineStats, FinishReason, ModelInfo, Request, SamplingParams, Task
 
 LONG_TEXT = 4096  # ids from which on they are decoded in a thread
@@ -52,9 +53,11 @@ class Front:
         tool_format: str = "auto",
         reasoning_format: str = "auto",
         warm: bool = False,
+        trust_special_tokens: bool = False,
     ):
         """default_seed: for requests that bring none; None draws a fresh one for each.
         tool_format / reasoning_format: how the model writes those, where its template does not show it.
+        trust_special_tokens: of chats that do not say it themselves, see `encode_chat`.
         warm: get ready for grammars as soon as the engine is.
         Raises ConfigError for a format that there is not."""
         self.engine = engine
@@ -65,6 +68,7 @@ class Front:
         self.meter = Meter()
         self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # told of all that is generated
         self.grammars = Grammars(self._vocabulary)
+        self.trust_special_tokens = trust_special_tokens
         self._warm = warm and tokenizer is not None
         self._turns = Turns()
         self._end: asyncio.Future[None] | None = None
@@ -112,10 +116,13 @@ class Front:
         *,
         add_special_tokens: bool = True,
         parse_special: bool = True,
+        foreign: Spans = (),
+        blocked: frozenset[int] = frozenset(),
         param: str = "prompt",
         bounded: bool = True,
     ) -> tuple[int, ...]:
-        """The ids of a text; an empty one becomes the beginning-of-text id, where the model has such an id.
+        """The ids of a text; an empty one becomes the beginning-of-text id, where the model has such an id. `foreign`
+        parts write no `blocked` ids (`Tokenizer.encode`).
 
         bounded: a text that cannot fit into the context is refused before it is tokenized.
         Raises InvalidRequest (with `param`) for an empty text without that, and for a model without a
@@ -126,7 +133,8 @@ class Front:
             self._check_size(len(text) if text.isascii() else len(text.encode("utf-8", "replace")), param)
 
         def work(hold: Hold) -> list[int]:
-            return tokenizer.encode_many([text], add_special_tokens, parse_special, hold=hold)[0]
+            spans = [foreign] if foreign else ()
+            return tokenizer.encode_many([text], add_special_tokens, parse_special, spans, hold, blocked)[0]
 
         ids = await self._turns.run(len(text), work)
         if not ids and tokenizer.bos_id is not None:
@@ -142,9 +150,11 @@ class Front:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """A conversation as the model's chat template renders it. Raises TemplateError, InvalidRequest."""
+    ) -> Rendered:
+        """A conversation as the model's chat template renders it, or another template. Raises TemplateError,
+        InvalidRequest."""
         if self.template is None:
             raise InvalidRequest("this model has no chat template", "use completions", param="messages")
         return await asyncio.to_thread(
@@ -153,6 +163,7 @@ class Front:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            chat_template=chat_template,
             template_kwargs=variables,
         )
 
@@ -162,11 +173,34 @@ class Front:
         *,
         add_special_tokens: bool = False,
         bounded: bool = True,
+        trust_special_tokens: bool | None = None,
         **template: Any,
     ) -> tuple[int, ...]:
-        """The ids of `render_chat`, whose arguments it takes."""
-        text = await self.render_chat(messages, **template)
-        return await self.encode(text, add_special_tokens=add_special_tokens, param="messages", bounded=bounded)
+        """The ids of `render_chat`, whose arguments it takes.
+
+        Control tokens are the template's; a text in the conversation that looks like one is spelt out, unless
+        `trust_special_tokens` (None: as the front has it).
+        """
+        rendered = await self.render_chat(messages, **template)
+        trusted = self.trust_special_tokens if trust_special_tokens is None else trust_special_tokens
+        foreign = () if trusted else self.foreign(rendered, template.get("tools"))
+        return await self.encode(
+            rendered.text,
+            add_special_tokens=add_special_tokens,
+            foreign=foreign,
+            blocked=self._control_ids(rendered.source) if foreign else frozenset(),
+            param="messages",
+            bounded=bounded,
+        )
+
+    def foreign(self, rendered: Rendered, tools: object = None) -> Spans:
+        """The parts of a prompt that may write no control token. What a model writes itself within its turns, it may
+        have written in the conversation."""
+        return rendered.foreign(self.reader.said(tools))
+
+    def _control_ids(self, source: str) -> frozenset[int]:
+        infill = self.infill.stops() if self.infill else ()
+        return self._need_tokenizer("messages").control_ids(source).union(infill)
 
     async def encode_infill(
         self,

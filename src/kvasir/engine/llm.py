@@ -86,7 +86,8 @@ class AsyncLLM:
         self.options = EngineOptions(model=model, **options)
         self._progress: Callable[[int, int], None] | None = None
         tokenizer, template = load_text(self.options)
-        self.front = Front(engine or InProcessEngine(self._build), tokenizer, template)
+        trust = self.options.trust_special_tokens
+        self.front = Front(engine or InProcessEngine(self._build), tokenizer, template, trust_special_tokens=trust)
 
     def _build(self):
         from kvasir.engine.build import build_core

@@ -57,11 +57,20 @@ class Reader:
         self._names = (tools, reasoning)
         self._special = {id: tokenizer.token_text(id) for id in tokenizer.special_ids} if tokenizer else {}
         self._known: dict[str, tuple[Format, frozenset[int]]] = {}
+        self._said: dict[Format, tuple[str, ...]] = {}
         choose(tools=tools, reasoning=reasoning)
 
     def format(self, tools: object = None) -> Format:
         """Of conversations with these tools, for which a model may have a template of its own."""
         return self._format(tools)[0]
+
+    def said(self, tools: object = None) -> tuple[str, ...]:
+        """The added tokens that the model itself writes within its turns: marks of reasoning and of calls."""
+        format = self.format(tools)
+        if format not in self._said and self._tokenizer is not None:
+            added = ((text, id) for text, id, _ in self._tokenizer.added_tokens if id not in self._tokenizer.eos_ids)
+            self._said[format] = tuple(text for text, _ in added if format.says(text))
+        return self._said.get(format, ())
 
     def reading(self, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None) -> Reading | None:
         """For a prompt and the tools that may be called; None where there is nothing to take apart.

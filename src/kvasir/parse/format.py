@@ -74,6 +74,7 @@ class Calls:
     bare: bool = False
     id_size: int = 0
     also: tuple[str, ...] = ()  # marks that appear in none of the other fields
+    turns: tuple[str, ...] = ()  # those of the marks that begin or end a turn
     signs: tuple[tuple[str, ...], ...] = ()
 
 
@@ -106,6 +107,10 @@ class Format:
     def uses(self, token: str) -> bool:
         """Whether a special token is a mark of this format, and therefore has to reach the parser."""
         return bool(token.strip()) and any(token in mark for mark in self._marks())
+
+    def says(self, token: str) -> bool:
+        """Whether a token is a mark that a model writes within its turn."""
+        return self.uses(token) and token not in self.calls.turns
 
     def _marks(self) -> tuple[str, ...]:
         calls, texts = self.calls, self.calls.texts

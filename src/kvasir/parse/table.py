@@ -44,6 +44,7 @@ CALLS = (
         ),
         begins=(" to=functions.",),
         also=("<|start|>", "<|end|>", "<|return|>", "<|channel|>"),
+        turns=("<|start|>", "<|end|>", "<|return|>", "<|call|>"),
         signs=(("<|channel|>", "<|message|>", "<|start|>"),),
     ),
     Calls(

@@ -24,10 +24,12 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class KeyScope(StrEnum):
-    """inference: to have something computed; management: to change what is served. Neither is needed to look."""
+    """inference: to have something computed; management: to change what is served; special_tokens: to write control
+    tokens into a conversation. None is needed to look."""
 
     INFERENCE = "inference"
     MANAGEMENT = "management"
+    SPECIAL_TOKENS = "special_tokens"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,14 +41,24 @@ def may_manage(connection: HTTPConnection) -> bool:
     return True
 
 
+def needs_trust(connection: HTTPConnection) -> None:
+    """Raises ScopeNeeded unless who asks may write control tokens into a conversation."""
+    _check_owner(connection.scope, KeyScope.SPECIAL_TOKENS, "say trust_special_tokens")
+
+
 def _check_management(scope: Scope) -> None:
+    _check_owner(scope, KeyScope.MANAGEMENT, "manage the server")
+
+
+def _check_owner(scope: Scope, needed: KeyScope, what: str) -> None:
+    """A key has the scope; without keys it is for who asks from this machine itself."""
     key: Key | None = scope.get("state", {}).get("key")
     if key is not None:
-        return _check(key, KeyScope.MANAGEMENT)
+        return _check(key, needed)
     origin = header(scope, b"origin")
     from_here = is_loopback((scope.get("client") or ("",))[0]) and not any(header(scope, h) for h in _FORWARDED)
     if not from_here or (origin is not None and not is_loopback(origin_name(origin) or "")):
-        raise ScopeNeeded("without API keys only this machine itself may manage the server", "serve with --keys FILE")
+        raise ScopeNeeded(f"without API keys only this machine itself may {what}", "serve with --keys FILE")
 
 
 def _check(key: Key, needed: KeyScope) -> None:

@@ -20,9 +20,10 @@ from kvasir.serve.faults import AnswerFailed, ClassNotAllowed, Fault, log
 from kvasir.serve.keys import Key
 from kvasir.serve.lookout import Lookout
 from kvasir.serve.quota import Quotas
+from kvasir.serve.scopes import needs_trust
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.sse import EventStream
-from kvasir.serve.wire import Scheduling
+from kvasir.serve.wire import Scheduling, Trust
 from kvasir.store.entry import Entry
 from kvasir.store.parameters import sampling_of
 from kvasir.types import FinishReason, Request, ServiceClass
@@ -89,6 +90,12 @@ class Serving:
             "no_cache": bool(wire.no_cache),
             "cache_ttl": wire.cache_ttl,
         }
+
+    def trust(self, request: HTTPRequest, wire: Trust) -> bool | None:
+        """Whether texts of this conversation may be control tokens; None: as the server has it. Raises ScopeNeeded."""
+        if wire.trust_special_tokens and not self.front.trust_special_tokens:
+            needs_trust(request)
+        return wire.trust_special_tokens
 
     def _namespace(self, key: Key | None, salt: str | None) -> str | None:
         """Of the prefix cache: the key's own, divided further by the request's salt."""

@@ -18,12 +18,12 @@ from kvasir.serve.catalogue import serving_of
 from kvasir.serve.openai.chat import chat_ids
 from kvasir.serve.openai.wire import ChatRequest, Message, Tool
 from kvasir.serve.serving import Serving, json_response
-from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, TemplateKwargs, Wire
+from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, TemplateKwargs, Trust, Wire
 
 router = APIRouter(route_class=JsonRoute)
 
 
-class TokenizeRequest(Wire):
+class TokenizeRequest(Trust):
     """One of `prompt`, `messages` and `content`; the last is llama.cpp's, with add_special, parse_special and
     with_pieces."""
 
@@ -60,9 +60,9 @@ async def tokenize(wire: TokenizeRequest, request: HTTPRequest) -> Response:
     if wire.messages is not None:
         names = (
             *("messages", "tools", "add_special_tokens", "add_generation_prompt", "continue_final_message"),
-            "chat_template_kwargs",
+            *("chat_template_kwargs", "trust_special_tokens"),
         )
-        ids = await chat_ids(ChatRequest.model_construct(**{n: getattr(wire, n) for n in names}), serving)
+        ids = await chat_ids(ChatRequest.model_construct(**{n: getattr(wire, n) for n in names}), serving, request)
     else:
         special = wire.add_special_tokens is not False
         ids = await serving.front.encode(wire.prompt or "", add_special_tokens=special, bounded=False)

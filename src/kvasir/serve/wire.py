@@ -122,6 +122,13 @@ class Scheduling(Wire):
     cache_ttl: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] | None = None
 
 
+class Trust(Wire):
+    """trust_special_tokens: what looks like a control token in a conversation is one. It needs the scope
+    special_tokens, unless the server is told so for all."""
+
+    trust_special_tokens: bool | None = None
+
+
 def prompt_list(prompts: Any) -> list[str | list[int]]:
     """The single prompts of a checked `Prompts` value."""
     return [prompts] if isinstance(prompts, str) or _is_id(prompts[0]) else list(prompts)

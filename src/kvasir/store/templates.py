@@ -29,7 +29,7 @@ def check_template(template: str) -> None:
             param="template",
         )
     try:
-        text = ChatTemplate(template).render([{"role": "user", "content": _PROBE}])
+        text = ChatTemplate(template).render([{"role": "user", "content": _PROBE}]).text
     except TemplateError as error:
         raise InvalidRequest(f"the template fails: {error.message}", error.hint, param="template") from error
     if _PROBE not in text:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import tokenizers
 
-from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.errors import ModelFileError
 from kvasir.text import bounds
 from kvasir.text.library import library_errors
+from kvasir.text.provenance import Guard
 from kvasir.text.special_tokens import SpecialTokens
 from kvasir.text.speller import LibrarySpeller
 from kvasir.text.table import MAX_IDS, AddedToken, Table
@@ -45,14 +47,21 @@ class Backend:
         parse_special: bool,
         foreign: Sequence[Spans] = (),
         hold: Hold | None = None,
+        blocked: Sequence[int] = (),
     ) -> list[list[int]]:
         """The ids of each text; see `Tokenizer.encode`."""
-        if any(foreign):
-            raise UnsupportedModel("this tokenizer cannot tell markers from text")
+        if any(foreign) and parse_special:
+            with library_errors("the tokenizer failed on a text"):
+                each = zip(texts, foreign, strict=True)
+                return [self._guard.encode(text, spans, blocked, add_special_tokens) for text, spans in each]
         backend = self.library if parse_special else self.plain
         with library_errors("the tokenizer failed on a text"):
             # For one text as for many: the library's `encode` keeps all other threads waiting meanwhile.
             return [backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids for text in texts]
+
+    @cached_property
+    def _guard(self) -> Guard:
+        return Guard(self.library)
 
     def spell(self, hidden: Mapping[str, int], texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text as it stands in the midst of a longer one, none of them of `hidden`."""

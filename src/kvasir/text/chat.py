@@ -13,6 +13,7 @@ from kvasir.text.messages import (
     takes_parts,
     takes_strings,
 )
+from kvasir.text.rendered import Rendered
 from kvasir.text.template_process import TemplateLimit, TemplateRenderer
 
 # What a caller may not set from outside: the template's own inputs and the functions it is given.
@@ -58,7 +59,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    ) -> Rendered:
         """The prompt for a conversation; encode it without adding special tokens, which it has already.
 
         `continue_final_message` leaves the last message open for the model to go on with, and no generation
@@ -72,7 +73,6 @@ class ChatTemplate:
         check_messages(messages)
         prepared = self._prepare(source, messages)
         variables = {
-            **self._special_tokens,
             "tools": list(tools) if tools is not None else None,
             "documents": list(documents) if documents is not None else None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
@@ -124,27 +124,27 @@ class ChatTemplate:
         return value
 
     def _render_probe(self, source: str, messages: list[Message]) -> str:
-        variables = {**self._special_tokens, "documents": None, "add_generation_prompt": False}
+        variables = {"documents": None, "add_generation_prompt": False}
         try:
-            return self._render(source, messages, {**variables, "tools": None})
+            return self._render(source, messages, {**variables, "tools": None}).text
         except TemplateLimit:
             raise
         except TemplateError:  # some templates cannot do without tools
-            return self._render(source, messages, {**variables, "tools": [_PROBE_TOOL]})
+            return self._render(source, messages, {**variables, "tools": [_PROBE_TOOL]}).text
 
-    def _render(self, source: str, messages: list[Message], variables: Mapping[str, Any]) -> str:
-        return self._renderer.render(source, {**variables, "messages": messages}, self._clock())
+    def _render(self, source: str, messages: list[Message], variables: Mapping[str, Any]) -> Rendered:
+        return self._renderer.render(source, {**variables, "messages": messages}, self._clock(), self._special_tokens)
 
-    def _render_open(self, source: str, messages: list[Message], variables: Mapping[str, Any]) -> str:
+    def _render_open(self, source: str, messages: list[Message], variables: Mapping[str, Any]) -> Rendered:
         """Mark the end of the last message, and cut the prompt at the mark."""
-        text = self._render(source, _tagged(messages), variables)
-        place = text.rfind(_TAG.strip())
+        rendered = self._render(source, _tagged(messages), variables)
+        place = rendered.text.rfind(_TAG.strip())
         if place < 0:
             raise TemplateError(
                 "the chat template drops the final message, so it cannot be continued", param="messages"
             )
-        kept = text[place : place + len(_TAG)] == _TAG
-        return text[:place] if kept else text[:place].rstrip()
+        kept = rendered.text[place : place + len(_TAG)] == _TAG
+        return rendered.cut(place if kept else len(rendered.text[:place].rstrip()))
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:

@@ -17,3 +17,8 @@ class SpecialTokens:
     unk_id: int | None = None
     names: dict[str, str] = field(default_factory=dict)
     fim: dict[str, int] = field(default_factory=dict)
+
+
+def is_plain_text(content: str) -> bool:
+    """Whether an added token that is not marked as special is white space or a word, which anybody may write."""
+    return all(c.isalnum() or c.isspace() or c == "▁" for c in content)

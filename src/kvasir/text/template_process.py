@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.errors import TemplateError
+from kvasir.text.rendered import Rendered, Span
 from kvasir.text.sandbox import GRACE_SECONDS, Sandbox, SandboxLimit
 
 SCRIPT = Path(__file__).with_name("template_worker.py")
@@ -38,8 +39,15 @@ class TemplateRenderer:
         """Start a worker now, so that the first rendering does not wait for it."""
         self.sandbox.prewarm()
 
-    def render(self, source: str, variables: Mapping[str, Any], now: datetime | None = None) -> str:
-        """The text that the template makes of JSON-like `variables`.
+    def render(
+        self,
+        source: str,
+        variables: Mapping[str, Any],
+        now: datetime | None = None,
+        own: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """The text that the template makes of JSON-like variables: `variables`, whose strings come from outside, and
+        its `own`.
 
         Raises `TemplateError` with the template's own message where it refuses or fails, its subclass
         `TemplateLimit` where it passes a limit, and `QueueFull` where no worker becomes free in time.
@@ -49,6 +57,7 @@ class TemplateRenderer:
         request = {
             "source": source,
             "variables": variables,
+            "own": own or {},
             "now": (now or datetime.now()).isoformat(),
             "max_output": self.limits.max_output,
             "seconds": self.limits.seconds + GRACE_SECONDS,
@@ -61,7 +70,7 @@ class TemplateRenderer:
             raise TemplateLimit(error.message) from error
         if "error" in reply:
             raise (TemplateLimit if reply["kind"] == "limit" else TemplateError)(str(reply["error"]))
-        return str(reply["text"])
+        return Rendered(reply["text"], tuple(Span(*span) for span in reply["spans"]), source)
 
     def close(self) -> None:
         """End the idle workers; a later rendering starts a new one."""

@@ -1,4 +1,4 @@
-"""The process in which chat templates run, started as a script so that it imports Jinja2 and nothing of ours.
+"""The process in which chat templates run, started as a script that imports Jinja2 and few modules of ours.
 
 A template comes with a model or a request and may be hostile. Jinja2's sandbox keeps it from Python's inner
 life; it bounds neither time nor memory, which takes a process of its own that can be killed.
@@ -6,34 +6,37 @@ life; it bounds neither time nor memory, which takes a process of its own that c
 Protocol, on standard input and output: frames of a u32 length (little-endian) and that many bytes of JSON.
 
     worker  {"ready": true}                                        once, when its imports are done
-    parent  {"source", "variables", "now", "max_output", "seconds"}
-    worker  {"text"} or {"error", "kind"}                          kind: "template" or "limit"
+    parent  {"source", "variables", "own", "now", "max_output", "seconds"}
+    worker  {"text", "spans"} or {"error", "kind"}                 kind: "template" or "limit"
 
-After an error of kind "limit" the worker ends itself. The environment is the one that `transformers`
-documents for chat templates: trimmed blocks, `break` and `continue`, `raise_exception`, `strftime_now`, a
-`tojson` that keeps key order and escapes no HTML, and `{% generation %}`, which does nothing here.
+After an error of kind "limit" the worker ends itself. The strings of "variables" come from outside, and "spans" are
+the parts of the text that came from there: start, end, mark (`marked_string`). "own" holds variables that are the
+template's: its special tokens.
 """
 
 import json
+import re
 import resource
 import signal
 import struct
 import sys
 from datetime import datetime
 from functools import lru_cache
-from typing import BinaryIO
+from os.path import abspath, dirname
+from typing import Any, BinaryIO
 
 if __name__ == "__main__":
-    sys.path[:] = json.loads(sys.argv[1])["path"]
+    sys.path[:] = [*json.loads(sys.argv[1])["path"], dirname(dirname(dirname(abspath(__file__))))]
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kvasir.text.marked_string import MODEL, from_outside, join, marks_of
+from kvasir.text.template_environment import Environment
 
 CACHED_TEMPLATES = 32
 MAX_MESSAGE_CHARS = 1000
+ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
+_RUNS = re.compile(rb"\x01+|\x02+")
 _LENGTH = struct.Struct("<I")
 
 
@@ -41,60 +44,7 @@ class OutputTooLong(Exception):
     """The rendered text passed its limit."""
 
 
-class Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what an assistant wrote, for training: its body is
-    rendered as it is."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja2's own declaration
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-class Namespace(jinja2.utils.Namespace):
-    """`namespace(...)` without underscore names, through which CPython's internals could be reached."""
-
-    def __init__(self, /, *args, **kwargs):
-        attributes = dict(*args, **kwargs)
-        for name in attributes:
-            _refuse_underscore(name)
-        super().__init__(attributes)
-
-    def __setitem__(self, name: str, value: object) -> None:
-        _refuse_underscore(name)
-        super().__setitem__(name, value)
-
-
-def _refuse_underscore(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace may not have an attribute named {name!r}")
-
-
-def make_dict(*args, **kwargs) -> dict:
-    """`dict(...)` as a function, so that a template does not hold the type itself."""
-    return dict(*args, **kwargs)
-
-
-def raise_exception(message: object) -> None:
-    raise jinja2.exceptions.TemplateError(str(message))
-
-
-def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def make_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "dict": make_dict, "namespace": Namespace}
-    return environment
-
-
-ENVIRONMENT = make_environment()
+ENVIRONMENT = Environment()
 
 
 @lru_cache(maxsize=CACHED_TEMPLATES)
@@ -103,7 +53,7 @@ def compiled(source: str) -> jinja2.Template:
 
 
 def render(source: str, variables: dict, now: str, max_output: int) -> str:
-    """The rendered text; `now` (ISO 8601) is what `strftime_now` reads as its clock."""
+    """The rendered text, marked; `now` (ISO 8601) is what `strftime_now` reads as its clock."""
     clock = datetime.fromisoformat(now)
     size, pieces = 0, []
     for piece in compiled(source).generate({**variables, "strftime_now": clock.strftime}):
@@ -111,7 +61,32 @@ def render(source: str, variables: dict, now: str, max_output: int) -> str:
         if size > max_output:
             raise OutputTooLong
         pieces.append(piece)
-    return "".join(pieces)
+    return join(pieces)
+
+
+def marked_variables(source: str, variables: dict, own: dict) -> dict[str, Any]:
+    """The variables with their strings marked as from outside, but for `own` ones."""
+    messages = variables.get("messages")
+    theirs = {name: from_outside(value) for name, value in variables.items()}
+    if isinstance(messages, list):
+        theirs["messages"] = [_message(source, message) for message in messages]
+    return own | theirs
+
+
+def _message(source: str, message: Any) -> Any:
+    """The content of a model's turn is its own words. A role is a word of the template, if it knows the role: some
+    make a token of it, `'<|' + message.role + '|>'`."""
+    made, role = from_outside(message), message.get("role") if isinstance(message, dict) else None
+    if isinstance(role, str) and (role in ROLES or f"'{role}'" in source or f'"{role}"' in source):
+        made["role"] = role
+    if role == "assistant" and "content" in made:
+        made["content"] = from_outside(message["content"], MODEL)
+    return made
+
+
+def spans_of(text: str) -> list[tuple[int, int, int]]:
+    """The runs of characters from outside: start, end, mark."""
+    return [(*run.span(), run[0][0]) for run in _RUNS.finditer(marks_of(text))]
 
 
 def answer(request: dict) -> dict:
@@ -119,8 +94,9 @@ def answer(request: dict) -> dict:
     # Should the parent be gone when its time is up, nobody else ends a template that never ends.
     signal.setitimer(signal.ITIMER_REAL, request["seconds"])
     try:
-        text = render(request["source"], request["variables"], request["now"], request["max_output"])
-        return {"text": text}
+        variables = marked_variables(request["source"], request["variables"], request.get("own") or {})
+        text = render(request["source"], variables, request["now"], request["max_output"])
+        return {"text": text, "spans": spans_of(text)}
     except OutputTooLong:
         return _failure("limit", f"the chat template wrote more than {request['max_output']} characters")
     except (MemoryError, RecursionError, OverflowError) as error:

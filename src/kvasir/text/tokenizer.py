@@ -8,14 +8,14 @@ the text of a whole answer can never disagree. On ids that stand for valid text 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from kvasir.errors import InvalidRequest, UnsupportedModel
 from kvasir.text.byte_level import bytes_of
-from kvasir.text.special_tokens import SpecialTokens
+from kvasir.text.special_tokens import SpecialTokens, is_plain_text
 from kvasir.text.table import Table
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Encoder(Protocol):
         parse_special: bool,
         foreign: Sequence[Spans] = (),
         hold: Hold | None = None,
+        blocked: Sequence[int] = (),
     ) -> list[list[int]]: ...
 
     def spell(self, hidden: Mapping[str, int], texts: Sequence[str]) -> list[list[int]]: ...
@@ -89,19 +90,26 @@ class Tokenizer:
         return cls(local.table(), local)
 
     def encode(
-        self, text: str, add_special_tokens: bool = True, parse_special: bool = True, foreign: Spans = ()
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        parse_special: bool = True,
+        foreign: Spans = (),
+        blocked: Collection[int] = (),
     ) -> list[int]:
         """The ids of `text`.
 
         `add_special_tokens` puts the first and last tokens around it that the tokenizer asks for; a rendered
         chat template has them already, so pass False there. `parse_special` finds special tokens in the
-        text; with False, `<|im_end|>` is spelt out in ordinary tokens. foreign: (start, end) in characters of what
-        came from outside, where tokens that control the template are ordinary characters.
+        text; with False, `<|im_end|>` is spelt out in ordinary tokens. `foreign` are parts of the text ([start, end)
+        of characters, ascending and apart) that may write no special token, none of the `blocked` ids (see
+        `control_ids`), and no added token that the rest of the text writes: there these are spelt out.
 
         Raises `InvalidRequest` for text that is not valid Unicode (lone surrogates), `SandboxLimit` for one on which
         the tokenizer passes its limits, `QueueFull`.
         """
-        return self.encode_many([text], add_special_tokens, parse_special, [foreign] if foreign else ())[0]
+        spans = [foreign] if foreign and parse_special else ()
+        return self.encode_many([text], add_special_tokens, parse_special, spans, blocked=blocked)[0]
 
     def encode_many(
         self,
@@ -110,11 +118,17 @@ class Tokenizer:
         parse_special: bool = True,
         foreign: Sequence[Spans] = (),
         hold: Hold | None = None,
+        blocked: Collection[int] = (),
     ) -> list[list[int]]:
         """As `encode`, of several texts in one go. foreign: the spans of each text. hold: what can end it early."""
         for text in texts:
             _check_unicode(text)
-        return self._encoder.encode(texts, add_special_tokens, parse_special, foreign, hold)
+        return self._encoder.encode(texts, add_special_tokens, parse_special, foreign, hold, sorted(blocked))
+
+    def control_ids(self, source: str) -> frozenset[int]:
+        """The added tokens that a chat template writes, whatever their flag, and all special ones."""
+        named = (i for text, i, _ in self.added_tokens if text in source and not is_plain_text(text))
+        return self.special_ids | frozenset(named)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; ids without a token give nothing, invalid UTF-8 gives U+FFFD."""

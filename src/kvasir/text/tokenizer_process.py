@@ -133,13 +133,15 @@ class TokenizerPool(Sandbox):
         parse_special: bool,
         foreign: Sequence[Spans] = (),
         hold: Hold | None = None,
+        blocked: Sequence[int] = (),
     ) -> list[list[int]]:
         """The ids of each text; see `Tokenizer.encode`. Raises InvalidRequest for texts that pass the limits."""
         found: list[list[int]] = []
         for start, end in _slices(texts):
             some, size = texts[start:end], sum(len(text.encode()) for text in texts[start:end])
             seconds = min(MOST_SECONDS, SECONDS + size * SECONDS_PER_BYTE)
-            job = wire.Encode(seconds + GRACE_SECONDS, some, add_special_tokens, parse_special, foreign[start:end])
+            spans = foreign[start:end]
+            job = wire.Encode(seconds + GRACE_SECONDS, some, add_special_tokens, parse_special, spans, blocked)
             found += self._ids(job, seconds, size, hold)
         return found
 

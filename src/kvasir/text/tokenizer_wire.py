@@ -38,12 +38,13 @@ class Kill(Job, frozen=True):
 
 
 class Encode(Job, frozen=True):
-    """foreign: (start, end) in characters of each text, or nothing at all."""
+    """foreign: (start, end) in characters of each text, or nothing at all. blocked: ids that are not written there."""
 
     texts: Sequence[str]
     add_special_tokens: bool
     parse_special: bool
     foreign: Sequence[Sequence[tuple[int, int]]] = ()
+    blocked: Sequence[int] = ()
 
 
 class Spell(Job, frozen=True):

@@ -109,7 +109,8 @@ class Copy:
 
     def answer(self, job: wire.AnyJob) -> wire.AnyReply:
         if isinstance(job, wire.Encode):
-            return wire.Ids.of(self._backend.encode(job.texts, job.add_special_tokens, job.parse_special, job.foreign))
+            special = job.add_special_tokens, job.parse_special
+            return wire.Ids.of(self._backend.encode(job.texts, *special, job.foreign, blocked=job.blocked))
         assert isinstance(job, wire.Spell), "the first process does the other jobs"
         return wire.Ids.of(self._backend.spell(job.hidden, job.texts))
 

@@ -62,6 +62,7 @@ def chat_fields(wire: Conversation, front: Front) -> dict[str, Any]:
     refuse_fields(wire)
     messages = list(_messages(wire))
     fields: dict[str, Any] = {"messages": messages, **_tools(wire), **_thinking(wire, front)}
+    fields["trust_special_tokens"] = wire.trust_special_tokens
     fields["response_format"] = _format(wire)
     if wire.messages[-1].role == "assistant":
         if messages[-1].tool_calls:

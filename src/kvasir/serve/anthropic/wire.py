@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from kvasir.serve.wire import LEAVE_OUT, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Name, Scheduling, Wire
+from kvasir.serve.wire import LEAVE_OUT, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Name, Scheduling, Trust, Wire
 from kvasir.validate import MAX_STOP_CHARS, MAX_STOP_STRINGS
 
 
@@ -216,7 +216,7 @@ class Metadata(Wire):
     IGNORED: ClassVar = ("user_id",)
 
 
-class Conversation(Wire):
+class Conversation(Trust):
     """What becomes the prompt."""
 
     model: Name | None = None

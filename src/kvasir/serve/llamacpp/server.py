@@ -138,7 +138,8 @@ def _defaults(serving: Serving) -> dict[str, Any]:
 @router.post("/apply-template")
 async def apply_template(wire: TemplateRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
-    return json_response({"prompt": await chat_text(wire.chat(), serving)})
+    text, foreign = await chat_text(wire.chat(), serving)
+    return json_response({"prompt": text, "foreign": foreign})
 
 
 @router.post("/embedding")

@@ -43,7 +43,8 @@ async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, cloc
         options = options.model_copy(update={"thinking_token_budget": 0})
     messages: Any = to_messages(wire.messages or ())
     messages = entry.conversation(messages) if entry else messages
-    prompter = Prompter(front, shown, thinking_variables(wire.think, front, shown, wire.model))
+    variables = thinking_variables(wire.think, front, shown, wire.model)
+    prompter = Prompter(front, shown, variables, serving.trust(request, wire))
     left_out = 0
     if wire.truncate:
         ids, left_out = await prompter.fitting(messages, context - room_for_answer(options, context))

@@ -57,7 +57,7 @@ async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, 
     if wire.suffix:
         ids, ends = await front.encode_infill(wire.prompt or "", wire.suffix)
     else:
-        ids = await prompt_ids(wire, serving)
+        ids = await prompt_ids(wire, serving, serving.trust(request, wire))
     if wire.truncate:
         keep = _KEPT if options.num_keep is None else options.num_keep
         ids, cut = cut_ids(ids, context - room_for_answer(options, context), keep)
@@ -80,7 +80,7 @@ async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, 
     )
 
 
-async def prompt_ids(wire: GenerateRequest, serving: Serving) -> tuple[int, ...]:
+async def prompt_ids(wire: GenerateRequest, serving: Serving, trust: bool | None = None) -> tuple[int, ...]:
     """The prompt as it is where it is raw or the model has no template; else a chat of one message."""
     front, prompt = serving.front, wire.prompt or ""
     bare = not wire.template and not (front.template and front.template.sources)
@@ -90,14 +90,14 @@ async def prompt_ids(wire: GenerateRequest, serving: Serving) -> tuple[int, ...]
             raise InvalidRequest(f"this model has no chat template that could say {name}", "leave it out", name)
         ids = await front.encode(prompt, bounded=not wire.truncate)
     else:
-        ids = await _chat_ids(wire, serving, prompt)
+        ids = await _chat_ids(wire, serving, prompt, trust)
     if wire.context is None:
         return ids
     bos = front.tokenizer.bos_id if front.tokenizer else None
     return (*wire.context, *(ids[1:] if wire.context and ids[0] == bos else ids))
 
 
-async def _chat_ids(wire: GenerateRequest, serving: Serving, prompt: str) -> tuple[int, ...]:
+async def _chat_ids(wire: GenerateRequest, serving: Serving, prompt: str, trust: bool | None) -> tuple[int, ...]:
     front, entry = serving.front, serving.entry
     messages: list[Mapping[str, Any]] = [{"role": "user", "content": prompt}]
     if entry and not wire.context:
@@ -106,10 +106,12 @@ async def _chat_ids(wire: GenerateRequest, serving: Serving, prompt: str) -> tup
         messages.insert(0, {"role": "system", "content": wire.system})
     variables = {} if wire.template else thinking_variables(wire.think, front, None, wire.model)
     if not wire.template:
-        return await front.encode_chat(messages, variables=variables, bounded=not wire.truncate)
+        return await front.encode_chat(
+            messages, variables=variables, trust_special_tokens=trust, bounded=not wire.truncate
+        )
     if wire.think is not None:
         raise InvalidRequest("think belongs to the model's own template", "leave one of them out", "think")
     await asyncio.to_thread(check_template, wire.template)
-    assert front.template is not None, "a model with a tokenizer has one, if without sources"
-    text = await asyncio.to_thread(front.template.render, messages, chat_template=wire.template)
-    return await front.encode(text, add_special_tokens=False, bounded=not wire.truncate)
+    return await front.encode_chat(
+        messages, chat_template=wire.template, trust_special_tokens=trust, bounded=not wire.truncate
+    )

@@ -79,10 +79,18 @@ def _thinks(front: Front, tools: object) -> bool:
 class Prompter:
     """Renders one conversation, and leaves its oldest messages out until it fits."""
 
-    def __init__(self, front: Front, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]):
+    def __init__(
+        self,
+        front: Front,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        trust: bool | None = None,
+    ):
+        """trust: special tokens in what is said."""
         self._front = front
         self._tools = tools
         self._variables = variables
+        self._trust = trust
 
     async def ids(self, messages: Messages) -> tuple[int, ...]:
         """A final message of the assistant is gone on with. Raises InvalidRequest, TemplateError."""
@@ -94,6 +102,7 @@ class Prompter:
             add_generation_prompt=not goes_on,
             continue_final_message=goes_on,
             variables=self._variables,
+            trust_special_tokens=self._trust,
         )
 
     async def fitting(self, messages: Messages, most: int) -> tuple[tuple[int, ...], int]:

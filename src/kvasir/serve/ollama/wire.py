@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from kvasir.serve.openai.wire import NamedChoice
-from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, Refused, Scheduling, TextOrList, Wire
+from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, Refused, Scheduling, TextOrList, Trust, Wire
 from kvasir.validate import MAX_BAD_WORDS, MAX_BREAKERS
 
 MAX_CONTEXT = 1 << 22  # ids
@@ -128,7 +128,7 @@ class Options(Wire):
     dry_sequence_breakers: Annotated[list[str], Field(max_length=MAX_BREAKERS)] | None = None
 
 
-class Asking(Scheduling):
+class Asking(Scheduling, Trust):
     """The fields of /api/generate and /api/chat.
 
     truncate: what does not fit the context is left out, and the answer says how much; without it that is an error.

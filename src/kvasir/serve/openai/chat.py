@@ -70,7 +70,7 @@ async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) 
     TemplateError."""
     serving.check_logprobs(top_logprobs=wire.top_logprobs, prompt_logprobs=wire.prompt_logprobs)
     _refuse(wire)
-    prompt_ids = await chat_ids(wire, serving)
+    prompt_ids = await chat_ids(wire, serving, request)
     max_tokens = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
     logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
     params = to_params(wire, serving.front.info, serving.own, max_tokens=max_tokens, logprobs=logprobs)
@@ -101,16 +101,22 @@ def _refuse(wire: ChatRequest) -> None:
         )
 
 
-async def chat_ids(wire: ChatRequest, serving: Serving) -> tuple[int, ...]:
-    """The prompt of a conversation, with the tools shown to the model."""
+async def chat_ids(wire: ChatRequest, serving: Serving, request: HTTPRequest) -> tuple[int, ...]:
+    """The prompt of a conversation, with the tools shown to the model. Raises ScopeNeeded."""
     messages, template = _shown(wire, serving)
-    return await serving.front.encode_chat(messages, add_special_tokens=bool(wire.add_special_tokens), **template)
+    return await serving.front.encode_chat(
+        messages,
+        add_special_tokens=bool(wire.add_special_tokens),
+        trust_special_tokens=serving.trust(request, wire),
+        **template,
+    )
 
 
-async def chat_text(wire: ChatRequest, serving: Serving) -> str:
-    """The same as a text."""
+async def chat_text(wire: ChatRequest, serving: Serving) -> tuple[str, Sequence[tuple[int, int]]]:
+    """The same as a text, and its parts that write no control token."""
     messages, template = _shown(wire, serving)
-    return await serving.front.render_chat(messages, **template)
+    rendered = await serving.front.render_chat(messages, **template)
+    return rendered.text, serving.front.foreign(rendered, template["tools"])
 
 
 def _shown(wire: ChatRequest, serving: Serving) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:

@@ -22,6 +22,7 @@ from kvasir.serve.wire import (
     TemplateKwargs,
     TextOrList,
     TokenIds,
+    Trust,
     Wire,
 )
 from kvasir.validate import MAX_BAD_WORDS, MAX_BREAKERS
@@ -182,7 +183,7 @@ class AllowedChoice(Wire):
     allowed_tools: AllowedTools
 
 
-class ChatRequest(Sampling):
+class ChatRequest(Sampling, Trust):
     """POST /v1/chat/completions"""
 
     REFUSED: ClassVar = {

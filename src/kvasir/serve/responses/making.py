@@ -136,7 +136,7 @@ async def begin(wire: ResponseRequest, serving: Serving, request: HTTPRequest, r
     check_items(earlier, own)
     with named():
         items = [*earlier, *own]
-        dropped = await surplus(wire, items, serving) if wire.truncation == "auto" else 0
+        dropped = await surplus(wire, items, serving, request) if wire.truncation == "auto" else 0
         core, reading = await to_request(await chat_of(wire, items[dropped:]), serving, request)
     making = Making(wire, replace(core, id=id), reading, own, serving.names[0], owner)
     if wire.truncation == "auto":
@@ -149,7 +149,7 @@ def owner_of(request: HTTPRequest) -> str:
     return key.name if key else ""
 
 
-async def surplus(wire: ResponseRequest, items: Sequence[Kept], serving: Serving) -> int:
+async def surplus(wire: ResponseRequest, items: Sequence[Kept], serving: Serving, request: HTTPRequest) -> int:
     """How many of the first items have to go for the rest to fit into the context: as few as leave it beginning with
     a message that is not the model's. The last such message stays, fit or not."""
     room = serving.front.info.max_model_len - max(1, wire.max_output_tokens or 1)
@@ -159,7 +159,7 @@ async def surplus(wire: ResponseRequest, items: Sequence[Kept], serving: Serving
     while low < high:
         middle = (low + high) // 2
         try:
-            fits = len(await chat_ids(await chat_of(wire, items[cuts[middle] :]), serving)) <= room
+            fits = len(await chat_ids(await chat_of(wire, items[cuts[middle] :]), serving, request)) <= room
         except TextTooLong:
             fits = False
         low, high = (low, middle) if fits else (middle + 1, high)

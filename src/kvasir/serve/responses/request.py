@@ -107,6 +107,7 @@ def to_chat(wire: Prompt, items: Sequence[Kept]) -> ChatRequest:
     if wire.instructions is not None:
         messages.insert(0, {"role": "system", "content": wire.instructions})
     fields: dict[str, Any] = {"model": wire.model, "messages": messages, "tools": _tools(wire)}
+    fields["trust_special_tokens"] = wire.trust_special_tokens
     if wire.tool_choice is not None:
         fields["tool_choice"] = _choice(wire.tool_choice)
     fields["parallel_tool_calls"] = wire.parallel_tool_calls

@@ -13,7 +13,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from kvasir.serve.openai.structured import Schema
 from kvasir.serve.openai.wire import Samplers, StreamOptions
 from kvasir.serve.responses.items import Item, check_type
-from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, Scheduling, TemplateKwargs, Wire
+from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, Scheduling, TemplateKwargs, Trust, Wire
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -123,7 +123,7 @@ Metadata = Annotated[
 ]
 
 
-class Prompt(Wire):
+class Prompt(Trust):
     """What makes the prompt: shared by answers and by the count of its tokens."""
 
     model: Name | None = None

@@ -1,0 +1,178 @@
+"""Encoding a prompt of which parts come from outside: these may write no control token.
+
+A control token is written by the template alone: all its characters are the template's. What looks like one elsewhere,
+or would be one after the tokenizer's normalization, or begins in a message and ends in the template, is spelt out in
+ordinary tokens. A prompt without such a thing has the ids that it has anyway.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import tokenizers
+
+from kvasir.errors import InvalidRequest
+from kvasir.text.library import library_errors
+from kvasir.text.special_tokens import is_plain_text
+from kvasir.text.speller import LibrarySpeller
+
+Foreign = Sequence[tuple[int, int]]  # [start, end) of characters, ascending and apart
+
+_VARIANTS_KEPT = 8
+_SHIELDS = range(0x10FFFD, 0x10FF00, -1)  # of private use
+_LETTERS = range(0x4E00, 0x9FA5)
+_SIGNS = range(0x3001, 0x3020)
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """A text with all that is foreign cut down to its first and last character, and these made neutral.
+
+    own: the template's parts, as (start here, start in the text, length)."""
+
+    text: str
+    own: tuple[tuple[int, int, int], ...]
+
+    def place(self, start: int, end: int) -> int | None:
+        """Where [start, end) begins in the text; None where not all of it is the template's."""
+        at = bisect_right(self.own, start, key=lambda part: part[0]) - 1
+        if at < 0:
+            return None
+        here, there, length = self.own[at]
+        return there + start - here if end <= here + length else None
+
+
+class Guard:
+    """Immutable and safe to use from several threads. Shares the model of the tokenizer it is made of."""
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        self._backend = backend
+        self._added = dict(sorted(backend.get_added_tokens_decoder().items()))
+        self._special = frozenset(i for i, token in self._added.items() if token.special)
+        self._words = frozenset(i for i, t in self._added.items() if not t.special and is_plain_text(t.content))
+        contents = {token.content for token in self._added.values()}
+        letters = set("".join(contents))
+        self._letter, self._sign = (next(chr(c) for c in pool if chr(c) not in letters) for pool in (_LETTERS, _SIGNS))
+        self._overlap = _overlap(contents)
+        self._variant = lru_cache(_VARIANTS_KEPT)(self._make_variant)
+
+    def encode(self, text: str, foreign: Foreign, blocked: Collection[int], add_special_tokens: bool) -> list[int]:
+        """The ids of `text`, whose `foreign` parts write no special token, none of `blocked`, and no added token that
+        its other parts write, but for plain text. Raises InvalidRequest for a text that cannot be encoded so."""
+        plain = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        skeleton = self._skeleton(text, foreign)
+        written = self._written(skeleton)
+        control = self._special.union(blocked, (i for _, i in written)) - self._words
+        before, after = self._ends(add_special_tokens)
+        expected = Counter((*(i for _, i in written if i in control), *(i for i in (*before, *after) if i in control)))
+        if not self._overlap and expected == Counter(i for i in plain if i in control):
+            return plain
+        places = [(place, i) for place, i in written if i in control]
+        return [*before, *self._shielded(text, places, control), *after]
+
+    def _skeleton(self, text: str, foreign: Foreign) -> Skeleton:
+        pieces, own, here, there = [], [], 0, 0
+        for start, end in (*foreign, (len(text), len(text))):
+            if there < start:
+                own.append((here, there, start - there))
+            piece = text[there:start] + self._stand_in(text[start:end])
+            pieces.append(piece)
+            here, there = here + len(piece), end
+        return Skeleton("".join(pieces), tuple(own))
+
+    def _stand_in(self, text: str) -> str:
+        ends = text if len(text) < 2 else text[0] + text[-1]
+        return "".join([c if c.isspace() else self._letter if c.isalnum() or c == "_" else self._sign for c in ends])
+
+    def _written(self, skeleton: Skeleton) -> list[tuple[int, int]]:
+        """The added tokens that are all the template's: place in the text, id."""
+        encoding = self._backend.encode_batch([skeleton.text], add_special_tokens=False)[0]
+        found = []
+        for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if i not in self._added:
+                continue
+            start, end = _without_margins(skeleton.text, start, end, self._added[i].content)
+            place = skeleton.place(start, end)
+            if place is not None:
+                found.append((place, i))
+        return found
+
+    def _ends(self, add_special_tokens: bool) -> tuple[list[int], list[int]]:
+        """What encoding puts before and after a text."""
+        if not add_special_tokens:
+            return [], []
+        bare, whole = (self._backend.encode(self._letter, add_special_tokens=special).ids for special in (False, True))
+        start = next((k for k in range(len(whole)) if whole[k : k + len(bare)] == bare), 0)
+        return whole[:start], whole[start + len(bare) :]
+
+    def _shielded(self, text: str, places: list[tuple[int, int]], control: frozenset[int]) -> list[int]:
+        """Control tokens at these places alone: there each has a shield before it, and a variant of the tokenizer
+        knows them with their shields only."""
+        shield = next((chr(c) for c in _SHIELDS if chr(c) not in text), None)
+        if shield is None:
+            raise InvalidRequest("the messages have all characters of private use", "leave them out", "messages")
+        variant, names, spell = self._variant(shield, control)
+        cuts = [0, *(place for place, _ in places), len(text)]
+        whole = shield.join([text[a:b] for a, b in pairwise(cuts)])
+        ids = variant.encode_batch_fast([whole], add_special_tokens=False)[0].ids
+        if [names[i] for i in ids if i in names] != [i for _, i in places]:
+            raise InvalidRequest(
+                "the messages hold control tokens that this model's tokenizer cannot spell out",
+                "leave them out", param="messages",
+            )  # fmt: skip
+        parts: Iterable[Sequence[int]] = (
+            (names[i],) if i in names else spell(self._added[i].content) if i in control else (i,) for i in ids
+        )
+        return [i for part in parts for i in part]
+
+    def _make_variant(
+        self, shield: str, control: frozenset[int]
+    ) -> tuple[tokenizers.Tokenizer, dict[int, int], LibrarySpeller]:
+        """The tokenizer, its ids of shielded tokens to ours, and what spells those that the model itself would use."""
+        variant = tokenizers.Tokenizer(self._backend.model)
+        for part in ("normalizer", "pre_tokenizer"):
+            if (value := getattr(self._backend, part)) is not None:
+                setattr(variant, part, value)
+        shielded = {i: _with_content(self._added[i], shield + self._added[i].content) for i in control}
+        # In the order of their ids, since one that the model lacks gets the next that is free.
+        lacked = {i for i in control if variant.token_to_id(self._added[i].content) is None}
+        variant.add_tokens(
+            [shielded[i] if i in lacked else t for i, t in self._added.items() if i not in control - lacked]
+        )
+        variant.add_tokens([shielded[i] for i in sorted(control - lacked)])
+        names = {variant.token_to_id(token.content) or 0: i for i, token in shielded.items()}
+        with library_errors("the tokenizer cannot spell"):
+            spell = LibrarySpeller(self._backend, {self._added[i].content: i for i in control})
+        return variant, names, spell
+
+
+def _overlap(contents: Collection[str]) -> bool:
+    """Whether the end of one is the beginning of another, so that one of them can hide the other."""
+    contents = [text for text in contents if text.strip()]
+    starts = {text[:k] for text in contents for k in range(1, len(text))}
+    return any(text[k:] in starts for text in contents for k in range(1, len(text)))
+
+
+def _without_margins(text: str, start: int, end: int, content: str) -> tuple[int, int]:
+    """Where a token's own text stands in what it took: some take the white space around them as well."""
+    taken = text[start:end]
+    at = taken.find(content)
+    if at >= 0:
+        return start + at, start + at + len(content)
+    return start + len(taken) - len(taken.lstrip()), end - len(taken) + len(taken.rstrip())
+
+
+def _with_content(token: tokenizers.AddedToken, content: str) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=token.special,
+    )
