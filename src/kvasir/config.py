@@ -363,11 +363,6 @@ def models_dir() -> Path:
     return Path(own).expanduser() if own else Path(data or Path.home() / ".local" / "share") / "kvasir" / "models"
 
 
-def runtime_dir() -> Path:
-    """Where sockets live: a folder of this user alone (mode 0700)."""
-    base = Path(env("XDG_RUNTIME_DIR") or env("TMPDIR") or "/tmp")
-    path = base / f"kvasir-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    if path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o077:
-        raise ConfigError(f"{path} is open to others", "remove it; it is made anew with mode 0700")
-    return path
+def socket_base() -> Path:
+    """Where the folders of sockets are made."""
+    return Path(env("XDG_RUNTIME_DIR") or env("TMPDIR") or "/tmp")

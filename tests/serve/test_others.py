@@ -127,7 +127,9 @@ async def test_health_follows_the_engine(http):
 async def test_health_of_a_dead_engine():
     async with client() as http:
         alive, http.front.engine.alive = http.front.engine.alive, lambda timeout: _false()
-        assert (await http.get("/health")).status_code == 503
+        response = await http.get("/health")
+        assert response.status_code == 503
+        assert response.json() == {"model": "fake", "status": "engine does not answer"}
         http.front.engine.alive = alive
 
 

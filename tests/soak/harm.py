@@ -210,6 +210,16 @@ async def stop_engine(c: Client) -> bool:
     return await c.server.stop_engine(c.rng.uniform(0.5, 3.0))
 
 
+async def freeze_engine(c: Client) -> bool:
+    """The engine's process stands still until the server replaces it."""
+    return await c.server.freeze_engine()
+
+
+async def kill_starting(c: Client) -> bool:
+    """The engine's process is killed, and the one after it while it starts."""
+    return await c.server.kill_starting()
+
+
 async def fill_disk(c: Client) -> bool:
     """The disk takes nothing for a while: what cannot be written is not kept, and nobody notices."""
     return await c.server.refuse_disk(c.rng.uniform(0.5, 3.0))
@@ -247,6 +257,8 @@ HARMS: dict[str, tuple[Callable[[Client], Awaitable[bool]], float]] = {
     "key above its limit": (exceed_limit, 1),
     "queue filled": (fill_queue, 0.5),
     "engine stopped for a while": (stop_engine, 0.3),
+    "engine frozen": (freeze_engine, 0.1),
+    "engine killed while it starts": (kill_starting, 0.1),
     "disk full": (fill_disk, 1),
     "wall clock set": (set_clock, 2),
 }

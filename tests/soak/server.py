@@ -31,7 +31,8 @@ KEYS = [
 ]
 # Rows and blocks for a few answers only, so that they are preempted and prefixes evicted all the time.
 MAX_WAITING = 256
-SMALL = ("--max-waiting", str(MAX_WAITING))
+ENGINE_TIMEOUT = 4.0  # seconds: above the pauses of "engine stopped for a while"
+SMALL = ("--max-waiting", str(MAX_WAITING), "--engine-timeout", str(ENGINE_TIMEOUT))
 SMALL += ("--max-num-seqs", "12", "--block-size", "16", "--num-blocks", "96", "--max-num-batched-tokens", "128")
 DISK = 1 << 19  # bytes: a few blocks, full at once and ever again
 MORE_BYTES = 96 << 20  # that a process may hold beyond its base line: freed memory that the allocator keeps
@@ -88,6 +89,38 @@ class Server:
             return False
         self.kills += 1
         return True
+
+    async def freeze_engine(self, seconds: float = 60.0) -> bool:
+        """It stands still for ever; returns when another one has taken its place."""
+        try:
+            process = psutil.Process(self.engine)
+            process.suspend()
+        except (AssertionError, psutil.Error):
+            return False
+        self.kills += 1
+        try:
+            await asyncio.to_thread(process.wait, seconds)
+        except psutil.TimeoutExpired as error:
+            process.kill()
+            raise AssertionError(f"an engine that stood still for {seconds:g} seconds was not replaced") from error
+        return True
+
+    async def kill_starting(self) -> bool:
+        """Kills the engine, and the next one while it starts."""
+        before = self._engine_pid()
+        if not await self.kill_engine():
+            return False
+        for _ in range(2000):
+            if self._engine_pid() not in (before, None):
+                break
+            await asyncio.sleep(0.005)
+        return await self.kill_engine()
+
+    def _engine_pid(self) -> int | None:
+        try:
+            return self.engine
+        except (AssertionError, psutil.Error):
+            return None
 
     async def stop_engine(self, seconds: float) -> bool:
         """It stands still for so long, as on a machine that is busy with something else."""

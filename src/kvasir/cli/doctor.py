@@ -10,7 +10,8 @@ from typing import Any
 
 from kvasir.cli.machine import machine_facts, software_facts, versions
 from kvasir.cli.show import bytes_text, plain, print_json, print_pairs, print_table
-from kvasir.config import GIB, EngineOptions, env, prepare_torch, runtime_dir
+from kvasir.config import GIB, EngineOptions, env, prepare_torch
+from kvasir.engine.sockets import make_socket_path, remove_socket
 from kvasir.errors import ConfigError, KvasirError
 from kvasir.types import Request, SamplingParams
 
@@ -150,7 +151,7 @@ def _problems(facts: dict[str, Any], starts: list[Start]) -> Iterator[Problem]:
             "end other programs, raise the container's limit, or choose a small model",
         )
     try:
-        runtime_dir()
+        remove_socket(make_socket_path())
     except (ConfigError, OSError) as error:
         hint = getattr(error, "hint", "") or "set XDG_RUNTIME_DIR to a folder of your own"
         yield Problem(f"kvasir serve has no place for its socket: {error}", hint, fatal=True)

@@ -30,6 +30,9 @@ class OperationOptions:
     data_dir: Path | None = option(
         None, "Folder for responses, files and batches (default: in memory, until the server ends)."
     )
+    engine_timeout: float = option(
+        20.0, "Seconds for which an engine may owe an answer and do nothing before it is killed and replaced."
+    )
     share_cache: bool = option(False, "Let all keys share one prefix cache instead of having one each.")
 
     def settings(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def run(
         drain=drain,
         **operation.settings(),
     )
-    make = FrontMaker(seed, tool_format, reasoning_format)
+    make = FrontMaker(seed, tool_format, reasoning_format, operation.engine_timeout)
     if alone:
         options, entry = resolve(engine)
         front = make.front(options, _show_progress if sys.stderr.isatty() else None)
@@ -108,19 +108,25 @@ def _offer(engine: EngineOptions, ref: str) -> Offer:
 class FrontMaker:
     """Makes the text half of a model and its engine, in a process of its own."""
 
-    def __init__(self, seed: int | None, tool_format: str, reasoning_format: str):
+    def __init__(self, seed: int | None, tool_format: str, reasoning_format: str, engine_timeout: float):
+        """Raises ConfigError."""
+        if not 0.1 <= engine_timeout <= 86400:
+            raise ConfigError(f"engine_timeout is {engine_timeout}", "expected seconds in [0.1, 86400]")
+        self._engine_timeout = engine_timeout
         self._options = {"default_seed": seed, "tool_format": tool_format, "reasoning_format": reasoning_format}
 
     def front(self, options: EngineOptions, progress: Callable[[int, int], None] | None = None) -> Front:
         """Raises KvasirError."""
         tokenizer, template = load_text(options)
-        return self._front(options, ProcessEngine(options, progress=progress), tokenizer, template)
+        engine = ProcessEngine(options, progress=progress, hang_seconds=self._engine_timeout, patient=True)
+        return self._front(options, engine, tokenizer, template)
 
     async def __call__(self, options: EngineOptions) -> Front:
         """One that was started. Raises KvasirError."""
         check(options)
         tokenizer, template = await asyncio.to_thread(load_text, options)
-        front = self._front(options, ProcessEngine(options), tokenizer, template)
+        engine = ProcessEngine(options, hang_seconds=self._engine_timeout)
+        front = self._front(options, engine, tokenizer, template)
         await front.start()
         print("\n".join(("loaded", *(f"  {line}" for line in front.engine.summary))), flush=True)
         return front

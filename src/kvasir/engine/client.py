@@ -7,10 +7,23 @@ a Unix socket, supervised), `fake.FakeEngine` (the real scheduler and pool over 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvasir.snapshot import Snapshot
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """status: "ok"; "starting"; "restarting", from a death to the next start; "engine does not answer"; "ended".
+    reason: of the last end or failure. attempts: to start it again, since it last ran for a while. next_attempt:
+    seconds since 1970."""
+
+    status: str = "ok"
+    reason: str = ""
+    attempts: int = 0
+    next_attempt: float | None = None
 
 
 class Engine(Protocol):
@@ -29,6 +42,11 @@ class Engine(Protocol):
     @property
     def ended(self) -> bool:
         """Whether it takes no more requests, and never will: it was stopped, or died for good."""
+        ...
+
+    @property
+    def state(self) -> EngineState:
+        """What is known of it without asking it."""
         ...
 
     async def start(self) -> None:

@@ -193,6 +193,11 @@ class EngineCore:
         """What people who watch the engine see; costs some milliseconds, so it is made when somebody asks."""
         return look(self.scheduler, self.stats(), self._past)
 
+    @property
+    def longest_step(self) -> float:
+        """Seconds, of the last steps."""
+        return max((step.seconds for step in self._past), default=0.0)
+
     def stats(self) -> EngineStats:
         self.scheduler.kv.tree.expire(self.scheduler.clock())  # pins run out while nothing is planned, too
         s, cache = self.scheduler, self.scheduler.kv.tree.stats()

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 
+from kvasir.engine.client import EngineState
 from kvasir.engine.core import EngineCore
 from kvasir.engine.streams import Streams
 from kvasir.errors import EngineDead, KvasirError
@@ -45,6 +46,10 @@ class InProcessEngine:
     @property
     def ended(self) -> bool:
         return self._dead is not None and self._info is not None
+
+    @property
+    def state(self) -> EngineState:
+        return EngineState("ended", self._dead) if self._dead is not None else EngineState()
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,7 +1,8 @@
 """ProcessEngine: the engine in a process of its own, supervised. No torch on this side.
 
-When the process dies it is started again (at once, and with growing pauses from the fourth death in a row on) and
-the journal says which requests go to the new one. Since answers are exact, a running stream goes on where it stopped.
+When the process dies it is started again, however often that takes: at once, and with growing pauses from the fourth
+attempt in a row on. The journal says which requests go to the new one; since answers are exact, a running stream
+resumes where it stopped. A process that is hung (watchdog.py) is killed, which is a death like any other.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import itertools
 import logging
 import os
-import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -23,23 +24,30 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from kvasir.config import EngineOptions, engine_environment, runtime_dir
+from kvasir.config import EngineOptions, engine_environment
 from kvasir.engine import wire
+from kvasir.engine.client import EngineState
 from kvasir.engine.journal import Journal
 from kvasir.engine.lives import Lives
+from kvasir.engine.sockets import make_socket_path, remove_socket
 from kvasir.engine.streams import Streams
-from kvasir.errors import EngineDead, KvasirError, QueueFull
+from kvasir.engine.watchdog import Watchdog, use_of
+from kvasir.errors import EngineDead, QueueFull
 from kvasir.snapshot import Snapshot
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
 log = logging.getLogger("kvasir.engine")
 
-FREE_DEATHS = 3  # restarts without a pause
+FREE_ATTEMPTS = 3  # to start again, without a pause
 LONGEST_PAUSE = 30.0
-STABLE_SECONDS = 60.0  # after so long the count of deaths begins anew
+STABLE_SECONDS = 60.0  # after so long the count of attempts begins anew
 END_SECONDS = 6.0  # until a process that was told to stop is killed; a core may take some of them to close
-START_ATTEMPTS = 5
-LONGEST_STEP = 60.0  # a busy engine that has been silent for so many seconds counts as hung
+HANG_SECONDS = 20.0
+LOAD_FACTOR = 3  # how much longer a process may do nothing while it loads: disks may be far away
+
+
+class Killed(EngineDead):
+    """The process was killed from outside while it started."""
 
 
 class ProcessEngine:
@@ -52,7 +60,16 @@ class ProcessEngine:
         fake: dict | None = None,
         progress: Callable[[int, int], None] | None = None,
         max_waiting: int = 1024,
+        hang_seconds: float = HANG_SECONDS,
+        patient: bool = False,
     ):
+        """hang_seconds: for which the process may owe an answer and do nothing. patient: it is started again when it is
+        killed during the first start, too."""
+        self._hang_seconds = hang_seconds
+        self._patient = patient
+        self._watchdog = Watchdog(hang_seconds)
+        self._state = EngineState("starting")
+        self._attempts = 0  # to start again, since it last ran for a while
         self._spec = wire.WorkerSpec(options, fake)
         self._progress = progress
         self._max_waiting = options.max_waiting if options else max_waiting
@@ -81,6 +98,12 @@ class ProcessEngine:
         return self._dead is not None and self._info is not None
 
     @property
+    def state(self) -> EngineState:
+        if self._dead is not None and self._info is not None:
+            return EngineState("ended", self._dead)
+        return self._state
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
@@ -88,7 +111,7 @@ class ProcessEngine:
 
     async def start(self) -> None:
         try:
-            await self._launch()
+            await self._first_launch()
         except BaseException:
             self._context.term()
             raise
@@ -152,12 +175,12 @@ class ProcessEngine:
 
     async def alive(self, timeout: float = 1.0) -> bool:
         try:
-            await asyncio.wait_for(self._ask("stats"), timeout)
+            await asyncio.wait_for(self._ask("pulse"), timeout)
         except EngineDead:
             return False
         except TimeoutError:
             # It answers between steps, and a step of a large model on a small machine is long.
-            return bool(self._journal.entries) and time.monotonic() - self._heard < LONGEST_STEP
+            return not self._watchdog.is_frozen
         return True
 
     async def _ask(self, what: str) -> wire.Answer:
@@ -221,7 +244,7 @@ class ProcessEngine:
         assert self._socket is not None
         while True:
             event = wire.decode_event(await self._socket.recv())
-            self._heard = time.monotonic()
+            self._watchdog.heard()
             self._handle(event)
 
     def _handle(self, event: wire.Event) -> None:
@@ -242,7 +265,7 @@ class ProcessEngine:
 
     async def _launch(self) -> None:
         """Starts a process and waits until it is ready. Raises KvasirError when it cannot."""
-        self._address = runtime_dir() / f"engine-{secrets.token_hex(8)}.sock"
+        self._address = make_socket_path()
         address = f"ipc://{self._address}"
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.linger = 0
@@ -262,9 +285,10 @@ class ProcessEngine:
             self._close_pipes()
             self._close_socket()
             raise
+        remove_socket(self._address)  # it is connected; whoever is killed from now on leaves nothing
         self._info, self.summary = ready.info, ready.summary
         self._ready = True
-        self._heard = time.monotonic()
+        self._state = EngineState()
         self._said = b""
         os.set_blocking(self._stdout.fileno(), False)
         asyncio.get_running_loop().add_reader(self._stdout, self._read_stages)
@@ -272,8 +296,10 @@ class ProcessEngine:
 
     async def _first_events(self) -> wire.Ready:
         assert self._socket is not None and self._process is not None
+        watchdog, last = Watchdog(LOAD_FACTOR * self._hang_seconds), time.monotonic()
         while True:
             if await self._socket.poll(100):
+                watchdog.heard()
                 event = wire.decode_event(await self._socket.recv())
                 if isinstance(event, wire.Ready):
                     return event
@@ -281,27 +307,41 @@ class ProcessEngine:
                     raise wire.to_error(event)
                 if isinstance(event, wire.Progress) and self._progress:
                     self._progress(event.done, event.total)
-            elif self._process.poll() is not None:
-                raise EngineDead(
-                    f"the engine process ended with status {self._process.returncode} while it started",
+            elif (status := self._process.poll()) is not None:
+                kind = Killed if status == -signal.SIGKILL else EngineDead
+                raise kind(
+                    f"the engine process ended with status {status} while it started",
                     "its last lines above say why",
                 )
+            elif self._info is not None:  # at the very first start, people see for themselves
+                watchdog.tick(time.monotonic() - last, use_of(self._process.pid))
+                if watchdog.verdict:
+                    raise EngineDead(f"the engine process does not start: {watchdog.verdict}")
+            last = time.monotonic()
+
+    async def _first_launch(self) -> None:
+        """Raises KvasirError; for a process that is killed only if this engine is not patient."""
+        while True:
+            try:
+                return await self._launch()
+            except Killed as error:
+                if not self._patient:
+                    raise
+                await self._pause(str(error))
 
     async def _supervise(self) -> None:
-        deaths, since = 0, time.monotonic()
         while True:
             assert self._process is not None
-            status = await self._wait(self._process)
+            since, watch = time.monotonic(), asyncio.create_task(self._watch(self._process))
+            try:
+                status = await self._wait(self._process)
+            finally:
+                watch.cancel()
             if time.monotonic() - since > STABLE_SECONDS:
-                deaths = 0
-            deaths += 1
+                self._attempts = 0
             log.error("the engine process ended with status %d; starting it again", status)
             await self._bury()
-            pause = 0.0 if deaths <= FREE_DEATHS else min(LONGEST_PAUSE, 2.0 ** (deaths - FREE_DEATHS - 1))
-            await asyncio.sleep(pause)
-            if not await self._relaunch():
-                return
-            since = time.monotonic()
+            await self._relaunch(f"the engine process ended with status {status}")
             self.restarts += 1
             self._flush()
 
@@ -309,6 +349,29 @@ class ProcessEngine:
         while (status := process.poll()) is None:
             await asyncio.sleep(0.02)
         return status
+
+    async def _watch(self, process: subprocess.Popen) -> None:
+        """Asks for a sign of life again and again; kills the process when it is hung."""
+        watchdog = self._watchdog
+        watchdog.heard()
+        while True:
+            asked, last = asyncio.ensure_future(self._ask("pulse")), time.monotonic()
+            try:
+                while not asked.done():
+                    await asyncio.wait([asked], timeout=watchdog.pause)
+                    now = time.monotonic()
+                    watchdog.tick(now - last, use_of(process.pid))
+                    last = now
+                    if verdict := watchdog.verdict:
+                        log.error("the engine process is hung: %s; it is killed", verdict)
+                        return process.kill()
+                watchdog.longest = asked.result().longest_step
+            except (EngineDead, AssertionError):
+                return
+            finally:
+                asked.cancel()
+            watchdog.heard()
+            await asyncio.sleep(8 * watchdog.pause)
 
     async def _bury(self) -> None:
         """Takes what the dead process still said, then lets the journal judge."""
@@ -334,17 +397,27 @@ class ProcessEngine:
             self._streams.fail(request.id, error)
         self._end_overdue()
 
-    async def _relaunch(self) -> bool:
-        for attempt in range(START_ATTEMPTS):
+    async def _relaunch(self, reason: str) -> None:
+        """Starts the engine again, however many attempts that takes."""
+        while True:
+            await self._pause(reason)
             try:
-                await self._launch()
-                return True
-            except KvasirError as error:
-                log.error("the engine does not start again: %s", error)
-                await asyncio.sleep(min(LONGEST_PAUSE, 2.0**attempt))
-        self._dead = "the engine died and does not start again"
-        self._streams.fail_all(EngineDead(self._dead))
-        return False
+                return await self._launch()
+            except Exception as error:
+                reason = str(error)
+                log.error("attempt %d to start the engine again failed: %s", self._attempts, reason)
+
+    async def _pause(self, reason: str) -> None:
+        """Until the next attempt. There is no pause while deaths tell which request is poison, which takes few."""
+        late = self._attempts - FREE_ATTEMPTS
+        pause = 0.0 if late < 0 or self._journal.on_trial else min(LONGEST_PAUSE, 2.0 ** min(late, 10))
+        self._state = EngineState("restarting", reason, self._attempts, time.time() + pause)
+        if pause:
+            log.warning("%s; the next attempt to start it is in %g seconds", reason, pause)
+        await asyncio.sleep(pause)
+        self._attempts += 1
+        log.info("attempt %d to start the engine again", self._attempts)
+        self._state = EngineState("starting", reason, self._attempts)
 
     def _end_process(self) -> None:
         if self._process is None:
@@ -370,4 +443,4 @@ class ProcessEngine:
         if self._socket is not None:
             self._socket.close(0)
             self._socket = None
-            self._address.unlink(missing_ok=True)
+            remove_socket(self._address)

@@ -39,7 +39,7 @@ class Abort(_Message, frozen=True):
 
 
 class Ask(_Message, frozen=True):
-    """A question by number: "stats", "look" or "check"."""
+    """A question by number: "stats", "look", "check" or "pulse"."""
 
     number: int
     what: str
@@ -74,6 +74,7 @@ class Answer(_Message, frozen=True):
     stats: EngineStats | None = None
     error: str | None = None
     snapshot: Snapshot | None = None
+    longest_step: float = 0.0  # seconds, of the last steps
 
 
 class Progress(_Message, frozen=True):

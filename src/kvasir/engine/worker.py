@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -23,6 +24,7 @@ import zmq
 from kvasir.config import prepare_torch
 from kvasir.engine import wire
 from kvasir.engine.core import EngineCore
+from kvasir.engine.sockets import remove_socket
 from kvasir.errors import KvasirError
 from kvasir.plan import StepPlan
 
@@ -100,6 +102,8 @@ class Worker:
 
     def _answer(self, number: int, what: str) -> wire.Answer:
         try:
+            if what == "pulse":
+                return wire.Answer(number, longest_step=self.core.longest_step)
             if what == "look":
                 return wire.Answer(number, snapshot=self.core.look())
             if what == "check":
@@ -136,12 +140,13 @@ def build(spec: wire.WorkerSpec, socket: zmq.Socket) -> EngineCore:
     return build_core(spec.options, progress)
 
 
-def end_with_parent() -> None:
-    """A thread that ends this process when standard input ends."""
+def end_with_parent(address: str) -> None:
+    """A thread that ends this process when standard input ends, and removes the socket if it is still there."""
 
     def watch() -> None:
         while os.read(0, 4096):
             pass
+        remove_socket(Path(address.removeprefix("ipc://")))
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True, name="kvasir-parent-watch").start()
@@ -153,7 +158,7 @@ def main() -> int:
         signal.signal(kind, signal.SIG_IGN)  # the parent decides when to stop
     prepare_torch()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.WorkerSpec)
-    end_with_parent()
+    end_with_parent(sys.argv[1])
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.linger = 1000
         socket.connect(sys.argv[1])

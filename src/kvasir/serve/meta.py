@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict, replace
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
@@ -23,12 +25,22 @@ ENGINE_SECONDS = 2.0  # for which an answer of the engine is waited for
 @router.get("/health")
 @router.get("/v1/health", include_in_schema=False)
 async def health(request: HTTPRequest) -> Response:
-    """200 when the loop of each engine answers, else 503; that too as soon as the server is ending."""
+    """200 when the loop of each engine answers, else 503 and what is known of the first that does not: its model, the
+    status (starting, restarting, ended, engine does not answer), the reason, how many attempts there were to start it
+    again, and when the next one will be (seconds since 1970). 503 too as soon as the server is ending."""
     if request.app.state.doors.closed:
         return json_response({"status": "draining"}, 503)
-    loaded = catalogue_of(request).loaded()
-    alive = all(await asyncio.gather(*(serving.front.alive(ENGINE_SECONDS) for serving in loaded)))
-    return json_response({"status": "ok" if alive else "engine does not answer"}, 200 if alive else 503)
+    states = await asyncio.gather(*map(_state, catalogue_of(request).loaded()))
+    wrong = [state for state in states if state["status"] != "ok"]
+    return json_response(wrong[0] if wrong else {"status": "ok"}, 503 if wrong else 200)
+
+
+async def _state(serving: Serving) -> dict[str, Any]:
+    """What is to be said of an engine; what is empty is left out."""
+    alive, state = await serving.front.alive(ENGINE_SECONDS), serving.front.engine.state
+    if not alive and state.status == "ok":
+        state = replace(state, status="engine does not answer")
+    return {"model": serving.names[0]} | {name: value for name, value in asdict(state).items() if value}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
