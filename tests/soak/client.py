@@ -14,28 +14,33 @@ import httpx
 from tests.soak.server import BATCH, FREE, LIMITED, Server
 from tests.soak.work import ErrorEvent, Question, streamed, varied, whole
 
-LIMIT = 300.0  # seconds after which an answer counts as lost
 CLASSES = {FREE: ("interactive", "batch", "background"), BATCH: ("batch", "background"), LIMITED: ("interactive",)}
 
 
 @dataclass
 class Tally:
     """What happened, by name. fired: of what was injected, that of which the effect was seen. seen: the most that a
-    counter of the engine showed at a moment of rest. wrong: a line for each thing that must not happen."""
+    counter of the engine showed at a moment of rest. wrong: a line for each thing that must not happen. patience:
+    seconds after which a piece of load or harm counts as lost, however many signs of life its stream gives."""
 
+    patience: float = 300.0
     injected: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
     survived: Counter[str] = field(default_factory=Counter)
     seen: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
-    async def count(self, name: str, work: Awaitable[bool]) -> None:
+    async def count(self, name: str, work: Awaitable[bool], patience: float | None = None) -> None:
         """Runs one piece of load or harm, which says whether it had its effect; what it raises is lost or wrong."""
         self.injected[name] += 1
         try:
-            fired = await work
+            async with asyncio.timeout(patience or self.patience) as limit:
+                fired = await work
             self.fired[name] += fired
             self.survived[name] += 1
+        except TimeoutError as error:
+            end = "lost: no end within its limit" if limit.expired() else f"TimeoutError: {error}"
+            self.wrong.append(f"{name}: {end}")
         except Exception as error:
             self.wrong.append(f"{name}: {type(error).__name__}: {error}"[:2000])
 
@@ -63,7 +68,9 @@ class Client:
     async def post(self, route: str, body: Any, key: str = FREE) -> Any:
         """The comparable part of an answer. Raises Refused."""
         headers = {"authorization": f"Bearer {key}"}
-        request = self.http.build_request("POST", self.server.base + route, json=body, headers=headers, timeout=LIMIT)
+        request = self.http.build_request(
+            "POST", self.server.base + route, json=body, headers=headers, timeout=self.tally.patience
+        )
         response = await self.http.send(request, stream=True)
         try:
             if response.status_code == 200 and body.get("stream"):

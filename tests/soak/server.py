@@ -246,8 +246,10 @@ def slow(number: int) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[Server]:
-    """A server with three keys and little memory. At the end it is asked to stop and must do so with status 0."""
+async def running(folder: Path, plant: str = "") -> AsyncIterator[Server]:
+    """A server with three keys and little memory. plant: code that each of its processes runs first.
+
+    At the end it is asked to stop and must do so with status 0."""
     keys, log = folder / "keys.json", folder / "server.log"
     keys.write_text(json.dumps(KEYS))
     keys.chmod(0o600)
@@ -256,8 +258,16 @@ async def running(folder: Path) -> AsyncIterator[Server]:
         port = s.getsockname()[1]
     command = [sys.executable, "-m", "kvasir.cli", "serve", MODEL, "--port", str(port), "--keys", str(keys), *SMALL]
     command += ["--cache-dir", str(folder / "tier"), "--cache-disk", str(DISK), "--cache-write-share", "1"]
+    (folder / "plant").mkdir()
+    if plant:
+        (folder / "plant" / "sitecustomize.py").write_text(plant)
     wall = WallClock(folder)
-    env = {**os.environ, **wall.environment, "PYTHONPATH": str(SRC), "PYTHONUNBUFFERED": "1"}
+    env = {
+        **os.environ,
+        **wall.environment,
+        "PYTHONPATH": os.pathsep.join((str(folder / "plant"), str(SRC))),
+        "PYTHONUNBUFFERED": "1",
+    }
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
     server = Server(f"http://127.0.0.1:{port}", process, log, wall)

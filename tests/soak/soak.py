@@ -21,16 +21,23 @@ NUM_QUESTIONS = 40
 ASKERS, HARMERS = 12, 4
 KILL_SECONDS = 12.0  # the mean between two kills in a short soak; in a long one the count of deaths shall be forgotten
 KILLS = 12
+RESTS = 300.0  # seconds for all that is looked at in a moment of rest
 KILL = "engine killed"
 JUMPS = "clock jumps"
 
 
-async def soak(seconds: float, seed: int) -> Tally:
-    """Whatever was lost, leaked or wrong is in the tally's `wrong`."""
-    rng, tally = random.Random(seed), Tally()
+def patience(seconds: float) -> float:
+    """Seconds after which an answer counts as lost, so that a soak of `seconds` has its verdict in time."""
+    return min(300.0, max(60.0, seconds))
+
+
+async def soak(seconds: float, seed: int, plant: str = "") -> Tally:
+    """Whatever was lost, leaked or wrong is in the tally's `wrong`. plant: Python code that the server runs before its
+    own, to prove that a fault is found."""
+    rng, tally = random.Random(seed), Tally(patience(seconds))
     with tempfile.TemporaryDirectory(prefix="kvasir-soak-") as folder:
         try:
-            async with running(Path(folder)) as server:
+            async with running(Path(folder), plant) as server:
                 await _soak(server, tally, rng, seconds)
                 tally.wrong += server.complaints()
         except AssertionError as error:
@@ -57,7 +64,7 @@ async def _soak(server: Server, tally: Tally, rng: random.Random, seconds: float
     base = await server.facts()
     for _ in range(rests):
         await _busy(server, tally, rng, plain, part, max(KILL_SECONDS, seconds / KILLS))
-        await tally.count("moments of rest", _rested(server, tally, base))
+        await tally.count("moments of rest", _rested(server, tally, base), RESTS)
 
 
 def _http() -> httpx.AsyncClient:

@@ -15,7 +15,7 @@ from tests.soak.client import Tally
 from tests.soak.clock import jump_clock
 from tests.soak.harm import HARMS
 from tests.soak.server import EVENTS, Facts
-from tests.soak.soak import JUMPS, KILL, idle, soak
+from tests.soak.soak import JUMPS, KILL, idle, patience, soak
 from tests.soak.wall import WallClock
 from tests.soak.work import Choice, ErrorEvent, streamed
 
@@ -27,6 +27,14 @@ def test_twenty_seconds_of_load_and_harm_leave_nothing_behind():
     assert not tally.wrong, "\n".join(tally.wrong)
     assert tally.survived["of these, equal to the plain run"] > 20
     assert tally.survived["engine killed"] >= 1
+
+
+async def test_what_never_ends_is_lost_in_time():
+    """Also a stream that is kept alive by comments."""
+    tally = Tally(patience=0.05)
+    await tally.count("questions", asyncio.sleep(3600, True))
+    assert tally.wrong == ["questions: lost: no end within its limit"]
+    assert [patience(seconds) for seconds in (20, 60, 120, 600)] == [60, 60, 120, 300]
 
 
 async def test_clock_jumps_change_no_answer():
