@@ -31,7 +31,6 @@ from kvasir.models.pooling import pooling_of, read_pooling
 from kvasir.models.registry import model_class_for
 from kvasir.quant.gguf_types import GGMLType
 from kvasir.store.facts import read_details, read_model_info
-from kvasir.text.tokenizer import Tokenizer
 from kvasir.weights.find import find_local, gguf_chat_templates
 from kvasir.weights.gguf import GGUFFile
 from kvasir.weights.gguf_split import open_gguf
@@ -39,6 +38,7 @@ from kvasir.weights.safetensors import SafetensorsFile, SafetensorsFolder, weigh
 from kvasir.weights.source import GGUFSource
 from tests.fuzz.mutate import mutate_json, mutate_safetensors
 from tests.fuzz.target import Target, placed, scratch
+from tests.fuzz.tokenizers import from_folder, from_gguf, use
 from tests.weights import _files as write
 
 CONFIG_WORDS = tuple(
@@ -110,7 +110,7 @@ def _use_gguf(path: Path) -> None:
     with open_gguf(path) as model:
         files = find_local(path)
         each(
-            lambda: _use_tokenizer(Tokenizer.from_gguf(model.metadata)),
+            lambda: use(from_gguf(model.metadata)),
             lambda: gguf_chat_templates(model.metadata),
             lambda: read_details(files),
             lambda: json.dumps(read_model_info(files, verbose=True)),
@@ -126,12 +126,6 @@ def _use_tensors(source: GGUFSource) -> None:
         if prod(info.shape) < 1 << 20:
             assert tuple(view.tensor(name).shape) == tuple(info.shape)
     _use_config(config)
-
-
-def _use_tokenizer(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("Hi there,\n 漢字 <s> 42")
-    tokenizer.decode(ids)
-    assert all(0 <= i < 1 << 32 for i in ids)
 
 
 def _use_config(config: dict[str, Any]) -> None:
@@ -236,7 +230,7 @@ def read_folder(data: bytes) -> None:
             text = told[name] if isinstance(told[name], str) else json.dumps(told[name])
             (folder / name).write_bytes(_bytes(text))
     each(
-        lambda: _use_tokenizer(Tokenizer.from_folder(folder)),
+        lambda: use(from_folder(folder)),
         lambda: _use_folder_config(folder),
         lambda: read_generation_config(folder),
         lambda: _use_files(folder),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvasir.errors import KvasirError
+from kvasir.text import gguf_tokenizer, hf_tokenizer
 from kvasir.text.gguf_vocab import PREFIX
 from kvasir.text.sentencepiece_model import read_sentencepiece
 from kvasir.text.tokenizer import Tokenizer
@@ -31,6 +34,15 @@ FILE_WORDS = tuple(
 )
 
 
+def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
+    """As a tokenizer's worker makes it; a process for each input would be too slow."""
+    return Tokenizer.in_process(*gguf_tokenizer.build(metadata))
+
+
+def from_folder(folder: Path) -> Tokenizer:
+    return Tokenizer.in_process(*hf_tokenizer.load(folder))
+
+
 def use(tokenizer: Tokenizer) -> None:
     """Both ways, and what a model's start asks of it."""
     with suppress(KvasirError):
@@ -48,12 +60,12 @@ def read_model(data: bytes) -> None:
     metadata = read_sentencepiece(placed("tokenizer.model", data))
     for name in ("tokens", "scores", "token_type"):
         assert len(metadata[PREFIX + name]) == len(metadata[PREFIX + "tokens"])  # type: ignore[arg-type]
-    use(Tokenizer.from_gguf(metadata))
+    use(from_gguf(metadata))
 
 
 def read_vocabulary(data: bytes) -> None:
     """The keys of a GGUF after `tokenizer.ggml.`, arrays of numbers as the reader gives them."""
-    use(Tokenizer.from_gguf({PREFIX + key: _as_read(value) for key, value in _object(data).items()}))
+    use(from_gguf({PREFIX + key: _as_read(value) for key, value in _object(data).items()}))
 
 
 def _as_read(value: Any) -> Any:
@@ -71,7 +83,7 @@ def read_files(data: bytes) -> None:
     for name, value in _object(data).items():
         if name in FILE_WORDS and name.endswith(".json"):
             (folder / name).write_text(value if isinstance(value, str) else json.dumps(value), "utf-8", "replace")
-    use(Tokenizer.from_folder(folder))
+    use(from_folder(folder))
 
 
 def _object(data: bytes) -> dict[str, Any]:
