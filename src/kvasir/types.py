@@ -311,6 +311,7 @@ class EngineStats:
 
     running: int = 0
     waiting: int = 0
+    paused: int = 0  # answers whose readers have not taken what there is
     blocks_total: int = 0
     blocks_used: int = 0  # by sequences
     blocks_cached: int = 0  # by the prefix cache alone
@@ -324,6 +325,7 @@ class EngineStats:
     cached_tokens: int = 0  # of them found in the prefix cache
     evicted_blocks: int = 0
     preemptions: int = 0
+    pauses: int = 0  # of answers, by slow readers
     masked_rows: int = 0  # sampled under a grammar's mask
     forced_tokens: int = 0  # that a grammar left no choice for, taken without a step each
     classes: dict[ServiceClass, ClassStats] = field(default_factory=dict)

@@ -143,6 +143,7 @@ class Run:
     last: dict[tuple[str, int], Delta] = field(default_factory=dict)
     prompts: dict[str, tuple] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
+    paused: set[str] = field(default_factory=set)
     faulty: bool = False
     jumped: int = 0
     read: int = 0
@@ -250,10 +251,26 @@ class Run:
         draw, scheduler = self.chance, self.core.scheduler
         if scheduler.running and draw.random() < 0.05:
             scheduler.preempt(draw.choice(scheduler.running))
+        if self.requests and draw.random() < 0.08:
+            self.pause(draw.choice(list(self.requests)), True)
+        if self.paused and draw.random() < 0.1:
+            self.pause(draw.choice(sorted(self.paused)), False)
         if self.requests and draw.random() < 0.03:
             id = draw.choice(list(self.requests))
             self.core.abort(id, draw.choice([None, 0]))
             self.aborted.add(id)
+
+    def pause(self, id: str, whether: bool) -> None:
+        """A reader lets its answers lie, or has taken them."""
+        (self.paused.add if whether else self.paused.discard)(id)
+        self.core.pause(id, whether)
+
+    def proceed(self) -> None:
+        """All that is not paused has ended, or not yet; one of those that are goes on."""
+        if not self.core.has_work():
+            living = self.core.scheduler.living
+            assert living.all() == living.paused, "what is not paused waits for what is"
+        self.pause(self.chance.choice(sorted(self.paused)), False)
 
     def judge(self) -> None:
         """What each answer had to be."""
@@ -301,10 +318,12 @@ def run(chance: random.Random, num_requests: int = 12) -> Run:
             drawn.step()
     # Each token in a step of its own, all of them anew after failures and reads: far more than is ever needed.
     for _ in range(200 * LENGTH):
-        if not core.has_work():
+        if not core.has_work() and not drawn.paused:
             break
+        if drawn.paused and (not core.has_work() or chance.random() < 0.05):
+            drawn.proceed()
         drawn.step()
-    assert not core.has_work(), "it does not come to an end"
+    assert not core.has_work() and not core.scheduler.living.all(), "it does not come to an end"
     drawn.judge()
     core.close()
     core.check()
@@ -330,6 +349,7 @@ def test_the_chance_reaches_everything():
         scheduler = drawn.core.scheduler
         seen["preempted"] += scheduler.preemptions
         seen["hit"] += scheduler.cached_tokens
+        seen["paused"] += scheduler.pauses
         seen["evicted"] += scheduler.kv.tree.stats().evicted
         seen["loaded"] += scheduler.loaded_tokens
         seen["guided"] += sum(r.grammar is not None for r in drawn.requests.values())
@@ -337,7 +357,7 @@ def test_the_chance_reaches_everything():
         seen["read"] += drawn.read
         for delta in drawn.last.values():
             seen[str(delta.finish_reason)] += 1
-    reached = "preempted hit evicted loaded guided jumped read stop length error timeout"
+    reached = "preempted paused hit evicted loaded guided jumped read stop length error timeout"
     for what in reached.split():
         assert seen[what] > 0, what
 

@@ -12,7 +12,7 @@ from kvasir.engine.inproc import InProcessEngine
 from kvasir.guided.guide import Guides
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.plan import RowResult, Work
-from kvasir.runner.fake import FakeRunner, fake_masked
+from kvasir.runner.fake import FakeRunner, fake_carry, fake_masked
 from kvasir.sched.scheduler import Scheduler
 from kvasir.text.byte_level import LETTERS
 from kvasir.text.chat import ChatTemplate
@@ -63,6 +63,7 @@ class EchoRunner(FakeRunner):
     def _result(self, work: Work, mask: bytes | None) -> RowResult:
         if self.tokens[work.row][0] == POISON:
             return RowResult(work.row, error="SecretError: inside")
+        before = self.carries[work.row]
         result = super()._result(work, mask)
         if not result.tokens:
             return result
@@ -74,8 +75,10 @@ class EchoRunner(FakeRunner):
             token = ord("_")
         token = fake_masked(token, mask, VOCAB)
         self.tokens[work.row][-1] = token
+        if not join.spec.guided:
+            self.carries[work.row] = fake_carry(before, [token])
         entries = tuple((token, -0.5, 1, top) for _, _, _, top in result.logprobs)
-        return replace(result, tokens=(token,), logprobs=entries)
+        return replace(result, tokens=(token,), logprobs=entries, carry=self.carries[work.row])
 
 
 class EchoEngine(InProcessEngine):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
 import time
+from collections import defaultdict
 
 import httpx
 import openai
 import pytest
 
+import tests.serve.running
+from kvasir.engine import streams
+from kvasir.serve.server import bind
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import Live, assert_idle, events, live
 
@@ -49,6 +54,24 @@ def post(server: Live, path: str, body: bytes, buffer: int | None = None) -> soc
     return connection
 
 
+def small_bind(settings: ServeSettings) -> socket.socket:
+    """A listener whose connections hold little that was not taken."""
+    listener = bind(settings)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return listener
+
+
+def read_events(connection: socket.socket) -> list[dict]:
+    """The events of a stream, to its end."""
+    events = []
+    with connection, connection.makefile("rb") as file:
+        while b"[DONE]" not in (line := file.readline()):
+            assert line, "the stream breaks off"
+            if line.startswith(b"data: "):
+                events.append(json.loads(line[6:]))
+    return events
+
+
 LONG = b'{"prompt": ["ab", "cd"], "n": 2, "max_tokens": 400, "stream": %s}'
 
 
@@ -85,9 +108,43 @@ def test_a_client_that_does_not_read_is_let_go():
     with live(settings, max_model_len=8192, num_blocks=5000) as server:
         body = b'{"prompt": "ab", "n": 8, "max_tokens": 8000, "stream": true, "logprobs": 20}'
         connection = post(server, "/v1/completions", body, buffer=4096)
-        wait_until(lambda: server.front.meter.finished["abort"], 15)
+        wait_until(lambda: server.front.meter.finished["abort"], 60)
         server.ask(assert_idle(server.front))
+        stats = server.ask(server.front.stats())
+        assert stats.paused == 0 and stats.pauses >= 8
+        assert "kvasir_http_stalled_total 1.0" in httpx.get(f"{server.url}/metrics").text
         connection.close()
+
+
+@pytest.mark.parametrize("prompt", [b'"abc"', b'["abc", "abc"]'])
+def test_clients_that_do_not_read_pause_and_go_on(prompt, monkeypatch):
+    """Their queues are bounded, others are answered, and what they read in the end is whole."""
+    monkeypatch.setattr(streams, "FULL", 500)
+    monkeypatch.setattr(streams, "LOW", 100)
+    monkeypatch.setattr(tests.serve.running, "bind", small_bind)
+    settings = ServeSettings(port=0, write_time=0)
+    with live(settings, max_model_len=500, num_blocks=400, max_rows=4) as server:
+        body = b'{"prompt": %s, "max_tokens": 400, "stream": true, "logprobs": 20, "temperature": 0}' % prompt
+        clients = [post(server, "/v1/completions", body, buffer=4096) for _ in range(3)]
+        count = 3 * (1 + prompt.count(b","))
+        queues = server.front.engine._streams
+
+        def stand_still() -> bool:
+            """Also the sockets' buffers are full, and the server's own."""
+            before = dict(queues.unread)
+            time.sleep(0.2)
+            paused = server.ask(server.front.stats()).paused
+            return paused == count == len(before) and before == queues.unread
+
+        wait_until(stand_still, 60)
+        assert all(100 < n < 1500 for n in queues.unread.values()), queues.unread
+        quick = httpx.post(f"{server.url}/v1/completions", json={"prompt": "xy", "max_tokens": 4, "temperature": 0})
+        assert quick.json()["choices"][0]["text"] == "xyxy"
+        for client in clients:
+            texts: dict[int, str] = defaultdict(str)
+            for choice in (choice for event in read_events(client) for choice in event["choices"]):
+                texts[choice["index"]] += choice["text"]
+            assert list(texts.values()) == [("abc" * 200)[:400]] * (count // 3)
 
 
 def test_a_hundred_streams_with_random_cancels_leave_nothing():

@@ -33,6 +33,9 @@ class OperationOptions:
     engine_timeout: float = option(
         20.0, "Seconds for which an engine may owe an answer and do nothing before it is killed and replaced."
     )
+    stream_idle_timeout: float = option(
+        60.0, "Seconds after which a client that takes nothing of its answer is let go (0: never)."
+    )
     share_cache: bool = option(False, "Let all keys share one prefix cache instead of having one each.")
 
     def settings(self) -> dict[str, Any]:
@@ -49,6 +52,7 @@ class OperationOptions:
             "cors_max_age": self.cors_max_age,
             "cors_credentials": self.cors_credentials,
             "data_dir": self.data_dir,
+            "write_time": self.stream_idle_timeout,
             "share_cache": self.share_cache,
         }
         if self.cors_header:

@@ -94,7 +94,16 @@ class EngineCore:
     def abort(self, request_id: str, index: int | None = None) -> None:
         self.scheduler.abort(request_id, index)
 
+    def pause(self, request_id: str, whether: bool) -> None:
+        """Computes no more of a request, whose reader has not taken what there is, or goes on with it."""
+        (self.scheduler.pause if whether else self.scheduler.resume)(request_id)
+
+    def expires(self) -> float | None:
+        """Seconds after which there is something to do though `has_work` says no: a deadline of a paused request."""
+        return self.scheduler.expires()
+
     def has_work(self) -> bool:
+        """Whether a step would do anything now. False while all that is left is paused."""
         return self._launched is not None or self.scheduler.has_work()
 
     def step(self) -> list[Delta]:
@@ -205,6 +214,7 @@ class EngineCore:
         return EngineStats(
             running=len(s.running),
             waiting=len(s.waiting),
+            paused=len(s.living.paused),
             blocks_total=s.kv.total,
             blocks_used=s.kv.used,
             blocks_cached=cache.idle,
@@ -218,6 +228,7 @@ class EngineCore:
             cached_tokens=s.cached_tokens,
             evicted_blocks=cache.evicted,
             preemptions=s.preemptions,
+            pauses=s.pauses,
             masked_rows=s.masked_rows,
             forced_tokens=s.forced_tokens,
             classes=s.class_stats(),

@@ -32,7 +32,7 @@ class InProcessEngine:
     def __init__(self, build: Callable[[], EngineCore]):
         self._build = build
         self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
-        self._streams = Streams()
+        self._streams = Streams(self._pause)
         self._thread: threading.Thread | None = None
         self._info: ModelInfo | None = None
         self.summary: tuple[str, ...] = ()
@@ -83,6 +83,9 @@ class InProcessEngine:
                 self._call(self._streams.fail, request.id, error)
 
         self._commands.put(add)
+
+    def _pause(self, request_id: str, whether: bool) -> None:
+        self._commands.put(lambda core: core.pause(request_id, whether))
 
     async def abort(self, request_id: str, index: int | None = None) -> None:
         self._commands.put(lambda core: core.abort(request_id, index))
@@ -165,13 +168,14 @@ class InProcessEngine:
                 self._call(self._streams.deliver, deltas)
 
     def _take_commands(self, core: EngineCore) -> bool:
-        """All waiting commands; waits for one when there is nothing to compute. False when told to end."""
+        """All waiting commands; waits for one, or a deadline, when there is nothing to compute. False when told to
+        end."""
         while True:
             idle = not core.has_work()
             if idle:
                 core.rest()
             try:
-                command = self._commands.get(block=idle)
+                command = self._commands.get(idle, core.expires() if idle else None)
             except queue.Empty:
                 return True
             if command is None:

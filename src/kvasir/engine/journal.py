@@ -8,6 +8,7 @@ A pure state machine, without sockets. The rules:
 - A request is a suspect when the engine dies with it a second time without a token of it in between. Suspects are
   tried in groups, with nothing else sent meanwhile: the next group is sent when each of this one has given a token.
   When the engine dies again, its suspects are halved. A single suspect is tried in an engine of its own.
+- A paused request computes nothing: it is no suspect of a death, and is sent again only when it goes on.
 - A request fails only when it was the only one that the engine had, and a suspect. So p poison requests among n cost
   about p log n engines, and no other request pays with more than time.
 - Two that kill only together are never alone at a death. Each time that one of them has to be tried alone, it must
@@ -42,7 +43,7 @@ class Stage(IntEnum):
 class Entry:
     """arrived: by the journal's clock. returned: an engine died that it had been sent to. deaths: those it may have
     caused, and lives: engines that died with it in them, both since its last token. trials: how often it was tried
-    alone. owed: tokens to come before its trial ends."""
+    alone. owed: tokens to come before its trial ends. paused: its reader has not taken what there is."""
 
     request: Request
     arrived: float
@@ -55,6 +56,7 @@ class Entry:
     lives: int = 0
     trials: int = 0
     owed: int = 0
+    paused: bool = False
 
     @property
     def is_suspect(self) -> bool:
@@ -111,6 +113,12 @@ class Journal:
         """The request has ended, was refused, or its client left."""
         self.entries.pop(request_id, None)
         self._trial.discard(request_id)
+
+    def pause(self, request_id: str, whether: bool) -> None:
+        """The engine computes no more of the request, or goes on with it. A trial does not wait for it."""
+        if entry := self.entries.get(request_id):
+            entry.paused = whether
+            self._trial.discard(request_id)
 
     def abandon(self, request_id: str, index: int) -> None:
         """One answer is not wanted any more."""
@@ -169,7 +177,8 @@ class Journal:
         """Requests that go to the engine now; they count as sent."""
         if self._trial:
             return []
-        ready = self._next_group() or [e for e in self.entries.values() if e.stage is Stage.HELD]
+        held = [e for e in self.entries.values() if e.stage is Stage.HELD and not e.paused]
+        ready = self._next_group() or held
         for entry in ready:
             entry.stage = Stage.SENT
         now = self._clock()
@@ -178,7 +187,8 @@ class Journal:
     def _next_group(self) -> list[Entry]:
         """Begins the next trial, if there is one left."""
         while self._groups:
-            group = [self.entries[name] for name in self._groups.pop(0) if name in self.entries]
+            found = (self.entries.get(name) for name in self._groups.pop(0))
+            group = [entry for entry in found if entry and not entry.paused]
             for entry in group:
                 entry.trials += len(group) == 1
                 entry.owed = 2 ** (entry.trials - 1) if len(group) == 1 else 1
@@ -190,7 +200,7 @@ class Journal:
     def death(self) -> list[Request]:
         """The engine died. Returns the requests that must get an error; all others will be sent again."""
         sent = [e for e in self.entries.values() if e.stage is not Stage.HELD]
-        taken = [e for e in sent if e.stage >= Stage.TAKEN]
+        taken = [e for e in sent if e.stage >= Stage.TAKEN and not e.paused]
         untouched = [e.request.id for e in sent if e.request.id in self._trial and e not in taken]
         for entry in taken:
             entry.lives += 1

@@ -11,7 +11,7 @@ from kvasir.types import EngineStats
 # What is so now, not what was counted: of the engine, of a class, of a tier.
 GAUGES = frozenset(
     (
-        *("running", "waiting", "blocks_total", "blocks_used", "blocks_cached", "block_size"),
+        *("running", "waiting", "paused", "blocks_total", "blocks_used", "blocks_cached", "block_size"),
         *("tier_bytes", "tier_queued_bytes", "pid"),
         *("read_rate", "open_loads", "open_bytes", "queued_bytes", "num_parts", "num_bytes"),
     )

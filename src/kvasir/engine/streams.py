@@ -1,19 +1,60 @@
-"""Streams of deltas on the asyncio side of an engine: one queue a request, ended when its last answer ends."""
+"""Streams of deltas on the asyncio side of an engine: one bounded queue a request, ended when its last answer ends.
+
+The bound holds by asking the engine to pause: a request whose reader has let its queue fill up computes no more until
+the reader has emptied most of it. What was under way when the engine heard of it still comes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from kvasir.errors import InvalidRequest
 from kvasir.types import Delta, FinishReason, Request
 
+FULL = 4096  # entries unread at which a request pauses; one is a delta, an id, or a log-probability: about 100 bytes
+LOW = FULL // 4  # entries unread at which it goes on
+
+
+def entries(delta: Delta) -> int:
+    """What a delta takes of its queue's bound."""
+    read = (*delta.logprobs, *(delta.prompt_logprobs or ()))
+    return 1 + len(delta.token_ids) + sum(1 + len(entry.top) for entry in read if entry is not None)
+
+
+class _Queue:
+    """What a request's reader has not taken yet. waiting: where the reader waits for more."""
+
+    __slots__ = ("items", "paused", "unread", "waiting")
+
+    def __init__(self) -> None:
+        self.items: deque[tuple[Delta | BaseException, int]] = deque()
+        self.unread = 0  # entries
+        self.paused = False
+        self.waiting = asyncio.Event()
+
+    def put(self, item: Delta | BaseException, size: int) -> None:
+        self.items.append((item, size))
+        self.unread += size
+        self.waiting.set()
+
+    async def get(self) -> Delta | BaseException:
+        while not self.items:
+            self.waiting.clear()
+            await self.waiting.wait()
+        item, size = self.items.popleft()
+        self.unread -= size
+        return item
+
 
 class Streams:
     """Owns the queues of all open requests. All methods run on the event loop."""
 
-    def __init__(self) -> None:
-        self._queues: dict[str, asyncio.Queue[Delta | BaseException]] = {}
+    def __init__(self, pause: Callable[[str, bool], None]) -> None:
+        """pause(id, whether): has the engine pause a request, or go on with it."""
+        self._queues: dict[str, _Queue] = {}
+        self._pause = pause
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._queues
@@ -21,18 +62,27 @@ class Streams:
     def __len__(self) -> int:
         return len(self._queues)
 
+    @property
+    def unread(self) -> dict[str, int]:
+        """Entries in each request's queue."""
+        return {request_id: queue.unread for request_id, queue in self._queues.items()}
+
     def deliver(self, deltas: Iterable[Delta]) -> None:
         """Hands each delta to its request; those of requests that are gone are dropped."""
         for delta in deltas:
             queue = self._queues.get(delta.id)
-            if queue is not None:
-                queue.put_nowait(delta)
+            if queue is None:
+                continue
+            queue.put(delta, entries(delta))
+            if queue.unread >= FULL and not queue.paused:
+                queue.paused = True
+                self._pause(delta.id, True)
 
     def fail(self, request_id: str, error: BaseException) -> None:
         """The request's iterator raises `error`."""
         queue = self._queues.get(request_id)
         if queue is not None:
-            queue.put_nowait(error)
+            queue.put(error, 1)
 
     def fail_all(self, error: BaseException) -> None:
         for request_id in list(self._queues):
@@ -49,13 +99,15 @@ class Streams:
         """Sends the request and yields its deltas to the last; cancels it when the reader leaves early."""
         if request.id in self._queues:
             raise InvalidRequest(f"request id {request.id!r} is in use", param="request_id")
-        queue: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
-        self._queues[request.id] = queue
+        queue = self._queues[request.id] = _Queue()
         open_answers = set(range(request.params.n)) - set(request.done)
         try:
             send(request)
             while open_answers:
                 item = await queue.get()
+                if queue.paused and queue.unread <= LOW:
+                    queue.paused = False
+                    self._pause(request.id, False)
                 if isinstance(item, BaseException):
                     open_answers.clear()
                     raise item

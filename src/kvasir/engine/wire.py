@@ -38,6 +38,13 @@ class Abort(_Message, frozen=True):
     index: int | None
 
 
+class Pause(_Message, frozen=True):
+    """Compute no more of a request, or (`whether` False) go on with it."""
+
+    id: str
+    whether: bool
+
+
 class Ask(_Message, frozen=True):
     """A question by number: "stats", "look", "check" or "pulse"."""
 
@@ -84,7 +91,7 @@ class Progress(_Message, frozen=True):
     total: int
 
 
-Command = Add | Abort | Ask | Stop
+Command = Add | Abort | Pause | Ask | Stop
 Event = Ready | Fault | Deltas | Answer | Progress
 
 encode = msgspec.msgpack.Encoder().encode

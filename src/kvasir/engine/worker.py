@@ -63,12 +63,14 @@ class Worker:
             self.core.close()
 
     def _take_commands(self) -> bool:
-        """All waiting commands; waits for one when there is nothing to compute. False when told to stop."""
+        """All waiting commands; waits for one, or a deadline, when there is nothing to compute. False when told to
+        stop."""
         while True:
             idle = not self.core.has_work()
             if idle:
                 self.core.rest()  # a leak ends this process; the next one begins clean
-                self._rest()
+                if not self._rest():
+                    return True
             elif not self.socket.poll(0):
                 return True
             command = wire.decode_command(self.socket.recv())
@@ -76,15 +78,18 @@ class Worker:
                 return False
             self._handle(command)
 
-    def _rest(self) -> None:
-        """Waits for a command."""
+    def _rest(self) -> bool:
+        """Waits for a command; False when a deadline comes before."""
         if not self._is_warm:
-            left = self._busy_until + QUIET_SECONDS - time.monotonic()
-            if self.socket.poll(max(0, math.ceil(left * 1000))):
-                return
+            if self._poll(self._busy_until + QUIET_SECONDS - time.monotonic()):
+                return True
             self._is_warm = True
             self.core.warm()
-        self.socket.poll()
+        return self._poll(self.core.expires())
+
+    def _poll(self, seconds: float | None) -> bool:
+        """Whether there is a command within so many seconds; None: however long that takes."""
+        return bool(self.socket.poll(None if seconds is None else max(0, math.ceil(seconds * 1000))))
 
     def _handle(self, command: wire.Command) -> None:
         match command:
@@ -97,6 +102,8 @@ class Worker:
                 _announce(None)
             case wire.Abort(id, index):
                 self.core.abort(id, index)
+            case wire.Pause(id, whether):
+                self.core.pause(id, whether)
             case wire.Ask(number, what):
                 self.send(self._answer(number, what))
 

@@ -1,21 +1,22 @@
-"""Living: who waits, who runs and in which row, and of each request the answers that are still to come."""
+"""Living: who waits, who runs and in which row, who is paused, and of each request the answers still to come."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from kvasir.sched.sequence import Sequence, Status
-from kvasir.types import ServiceClass
+from kvasir.types import Request, ServiceClass
 
 
 class Living:
     """Owns the status of all sequences and the rows. waits, runs: how many there are of each class. weights: by class,
-    of the tenants that have any."""
+    of the tenants that have any. Paused sequences count for neither: they ask for nothing."""
 
     def __init__(self, max_rows: int):
         self.max_rows = max_rows
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.paused: list[Sequence] = []
         self.requests: dict[str, list[Sequence]] = {}
         self.free_rows = list(range(max_rows - 1, -1, -1))
         self.left: list[int] = []  # rows of which the runner does not know yet that they are free
@@ -27,45 +28,68 @@ class Living:
     def enter(self, request_id: str, sequences: list[Sequence]) -> None:
         """The answers of a new request wait."""
         self.requests[request_id] = sequences
-        self.waiting += sequences
-        for request in (seq.request for seq in sequences):
-            self.waits[request.slo] += 1
-            self._shares[request.slo, request.tenant] += 1
-            self.weights[request.slo][request.tenant] = request.weight
+        for seq in sequences:
+            self._queue(seq)
+            self._present(seq.request)
 
     def join(self, seq: Sequence) -> None:
         """A waiting one gets a row."""
-        self.waiting.remove(seq)
+        self._unqueue(seq)
         self.running.append(seq)
-        self.waits[seq.request.slo] -= 1
         self.runs[seq.request.slo] += 1
         seq.status, seq.row = Status.RUNNING, self.free_rows.pop()
 
     def wait(self, seq: Sequence) -> None:
         """A running one leaves its row and waits again."""
         self._leave(seq)
-        self.waiting.append(seq)
-        self.waits[seq.request.slo] += 1
-        seq.status = Status.WAITING
+        self._queue(seq)
+
+    def pause(self, seq: Sequence) -> None:
+        """A waiting one is set aside."""
+        self._unqueue(seq)
+        self._absent(seq.request)
+        self.paused.append(seq)
+        seq.status = Status.PAUSED
+
+    def resume(self, seq: Sequence) -> None:
+        """A paused one waits again."""
+        self.paused.remove(seq)
+        self._queue(seq)
+        self._present(seq.request)
 
     def end(self, seq: Sequence) -> bool:
         """Whether it was the last one of its request."""
         request = seq.request
-        if seq.status is Status.RUNNING:
-            self._leave(seq)
+        if seq.status is Status.PAUSED:
+            self.paused.remove(seq)
         else:
-            self.waiting.remove(seq)
-            self.waits[request.slo] -= 1
+            self._leave(seq) if seq.status is Status.RUNNING else self._unqueue(seq)
+            self._absent(request)
         seq.status = Status.FINISHED
-        self._shares[request.slo, request.tenant] -= 1
-        if not self._shares[request.slo, request.tenant]:
-            del self._shares[request.slo, request.tenant], self.weights[request.slo][request.tenant]
         siblings = self.requests[request.id]
         siblings.remove(seq)
         if siblings:
             return False
         del self.requests[request.id]
         return True
+
+    def _queue(self, seq: Sequence) -> None:
+        self.waiting.append(seq)
+        self.waits[seq.request.slo] += 1
+        seq.status = Status.WAITING
+
+    def _unqueue(self, seq: Sequence) -> None:
+        self.waiting.remove(seq)
+        self.waits[seq.request.slo] -= 1
+
+    def _present(self, request: Request) -> None:
+        self._shares[request.slo, request.tenant] += 1
+        self.weights[request.slo][request.tenant] = request.weight
+
+    def _absent(self, request: Request) -> None:
+        self._shares[request.slo, request.tenant] -= 1
+        if not self._shares[request.slo, request.tenant]:
+            del self._shares[request.slo, request.tenant], self.weights[request.slo][request.tenant]
 
     def _leave(self, seq: Sequence) -> None:
         self.running.remove(seq)
@@ -80,7 +104,7 @@ class Living:
         return left
 
     def all(self) -> list[Sequence]:
-        return self.waiting + self.running
+        return self.waiting + self.running + self.paused
 
     def check(self) -> None:
         """Raises AssertionError."""
@@ -89,7 +113,7 @@ class Living:
         assert sorted(rows) == list(range(self.max_rows)), "rows are lost or held twice"
         held = (id(s) for sequences in self.requests.values() for s in sequences)
         assert sorted(map(id, everybody)) == sorted(held), "a lost sequence"
-        shares = Counter((s.request.slo, s.request.tenant) for s in everybody)
+        shares = Counter((s.request.slo, s.request.tenant) for s in self.waiting + self.running)
         assert self._shares == shares, "tenants are lost"
         assert {(c, t) for c, tenants in self.weights.items() for t in tenants} == set(shares), "weights are lost"
         for counted, there in ((self.waits, self.waiting), (self.runs, self.running)):

@@ -56,8 +56,9 @@ class Planner:
         step = Step(self._capacity.max_tokens_per_step, self._max_chunk, self._indivisible, now)
         self._turn += 1
         self._suspects = [s for s in self._suspects if s.suspect and s.status is not Status.FINISHED]
-        if self._suspects:
-            self._alone(min(self._suspects, key=_order), step)
+        suspects = [s for s in self._suspects if s.status is not Status.PAUSED]
+        if suspects:
+            self._alone(min(suspects, key=_order), step)
         else:
             self._service.present(self._living.weights)
             self.displace()

@@ -3,7 +3,8 @@
 The life of a request: `add` makes a waiting sequence for each of its `n` answers. `plan` gives running sequences some
 of their pending tokens under one budget and lets waiting ones join. `commit` takes the step's result: values become
 known, answers end, deltas go out. `abort` ends answers at any moment. A preempted sequence leaves its row and blocks
-and joins again later; what it had sampled is kept.
+and joins again later; what it had sampled is kept. `pause` sets the answers of a request aside, as preempted ones that
+do not want to join, until `resume`.
 
 Whoever leaves, and whoever has computed a piece of its prompt, leaves its blocks to the prefix tree; whoever joins
 takes from there what it finds. So the answers of a request share its prompt, and resuming is a hit like any other.
@@ -87,6 +88,7 @@ class Scheduler:
         self._deadlines: list[Sequence] = []  # those that must end in time
         self._step = 0
         self._order = 0
+        self.pauses = 0  # of answers
         self.finished = self.aborted = 0
         self.prompt_tokens = self.generated_tokens = 0
         self.masked_rows = self.forced_tokens = 0
@@ -137,6 +139,34 @@ class Scheduler:
             if index is None or seq.index == index:
                 self._end(seq, FinishReason.ABORT)
                 self.aborted += 1
+
+    def pause(self, request_id: str) -> None:
+        """The request's answers compute nothing until `resume`: nobody takes what there is. They leave their rows, and
+        their blocks to the prefix tree, which gives them to others when it must. What steps under way sample still
+        comes, and deadlines go on. Unknown ids are no error."""
+        for seq in list(self.living.requests.get(request_id, ())):
+            if seq.status is Status.RUNNING:
+                self.preempt(seq)
+            if seq.status is Status.WAITING:
+                self.tiering.end(seq)
+                seq.ahead = None
+                self.service.demote(seq)
+                self.living.pause(seq)
+                self.pauses += 1
+
+    def resume(self, request_id: str) -> None:
+        """Paused answers of the request wait to join again, as if their last token had just come."""
+        now = self.clock()
+        for seq in self.living.requests.get(request_id, ()):
+            if seq.status is Status.PAUSED:
+                self.living.resume(seq)
+                seq.since = now
+
+    def expires(self) -> float | None:
+        """Seconds until the next deadline; None when there is none."""
+        living = [s for s in self._deadlines if s.status is not Status.FINISHED]
+        ends = [s.arrived + s.request.deadline for s in living if s.request.deadline is not None]
+        return max(0.0, min(ends) - self.clock()) if ends else None
 
     def expire(self) -> list[Delta]:
         """Ends what has not come to its end in time."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class Status(Enum):
     WAITING = "waiting"  # no row, no blocks
     RUNNING = "running"  # has a row and blocks
+    PAUSED = "paused"  # no row, no blocks, and wants none: its reader has not taken what there is
     FINISHED = "finished"
 
 

@@ -73,6 +73,12 @@ class Service:
             facts[chosen] = self._facts(self._promoted, now)
         return [candidates[i] for i in slo.service_order(facts, self._shares)]
 
+    def demote(self, seq: Sequence) -> None:
+        """It is set aside, and another may be promoted."""
+        seq.promoted = False
+        if self._promoted is seq:
+            self._promoted = None
+
     def _facts(self, seq: Sequence, now: float) -> slo.ServiceFacts:
         request, start = seq.request, seq.computed or seq.expected
         prefill = seq.known - start

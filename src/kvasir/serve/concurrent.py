@@ -13,6 +13,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 AT_ONCE = 64
+UNREAD = 64  # items of merged streams that may wait for their reader
 
 
 async def all_of(function: Callable[[S], Awaitable[T]], items: Iterable[S], at_once: int = AT_ONCE) -> list[T]:
@@ -32,18 +33,26 @@ async def all_of(function: Callable[[S], Awaitable[T]], items: Iterable[S], at_o
 
 async def merge(streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE) -> AsyncGenerator[tuple[int, T]]:
     """The items of all streams as they come, each with the number of its stream. The first error ends the
-    rest and is raised. Close it (aclosing) when leaving early."""
-    queue: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue()
+    rest and is raised. Streams whose items nobody takes wait. Close it (aclosing) when leaving early."""
+    queue: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue(UNREAD)
     gate = asyncio.Semaphore(at_once)
 
     async def pump(number: int, stream: AsyncGenerator[T]) -> None:
         async with gate, aclosing(stream) as items:
             async for item in items:
-                queue.put_nowait((number, item))
+                await queue.put((number, item))
+
+    async def ending() -> None:
+        """Says when all have ended, or one has failed. Not when it is cancelled: nobody would take it."""
+        try:
+            await asyncio.gather(*tasks)
+        except Exception:
+            await queue.put(None)
+            raise
+        await queue.put(None)
 
     tasks = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
-    everything = asyncio.gather(*tasks)
-    everything.add_done_callback(lambda _: queue.put_nowait(None))
+    everything = asyncio.ensure_future(ending())
     try:
         while (item := await queue.get()) is not None:
             yield item

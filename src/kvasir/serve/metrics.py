@@ -27,15 +27,19 @@ CLASS = "service_class"
 
 
 class HttpMeter:
-    """Responses by route, method and status, and how long they took. reloads: readings of files by name and outcome.
-    logs: by name."""
+    """Responses by route, method and status, and how long they took. stalled: clients let go since they did not read.
+    reloads: readings of files by name and outcome. logs: by name."""
 
     def __init__(self) -> None:
         self.responses: Counter[tuple[str, str, int]] = Counter()
         self.seconds = Histogram()
         self.open = 0
+        self.stalled = 0
         self.reloads: Counter[tuple[str, str]] = Counter()
         self.logs: dict[str, LineLog] = {}
+
+    def stall(self) -> None:
+        self.stalled += 1
 
 
 class Metered:
@@ -115,6 +119,7 @@ def _http(http: HttpMeter) -> Iterator[Metric]:
         requests.add_metric([route, method, str(code)], count)
     yield requests
     yield GaugeMetricFamily("kvasir_http_requests_open", "HTTP requests being answered.", http.open)
+    yield CounterMetricFamily("kvasir_http_stalled", "Connections closed since clients did not read.", http.stalled)
     seconds = HistogramMetricFamily("kvasir_http_request_seconds", "Time of an HTTP request.", labels=[])
     seconds.add_metric([], buckets=_buckets(http.seconds), sum_value=http.seconds.sum)
     yield seconds
@@ -169,6 +174,8 @@ class _Model:
         classes = stats.classes.items()
         yield self._gauges("answers_running", "Answers being computed.", [(c, s.running) for c, s in classes])
         yield self._gauges("answers_waiting", "Answers in the queue.", [(c, s.waiting) for c, s in classes])
+        yield self._gauge("answers_paused", "Answers whose readers have not taken what there is.", stats.paused)
+        yield self._counter("answer_pauses", "Times that an answer was paused for a slow reader.", stats.pauses)
         displaced, queued = [(c, s.displaced) for c, s in classes], [(c, s.queue_seconds) for c, s in classes]
         yield self._counters("answers_displaced", "Answers that left their row to a higher class.", CLASS, displaced)
         yield self._histograms("queue_time_seconds", "From an answer's arrival in the engine to its row.", queued)

@@ -3,6 +3,7 @@ do not read."""
 
 from __future__ import annotations
 
+import logging
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
 
@@ -11,16 +12,24 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from kvasir.serve.connections import NARROW_TIME, Connections
 from kvasir.serve.linger import LingeringTransport
 
+log = logging.getLogger("kvasir.serve")
+
 
 def bounded_protocol(
-    connections: Connections, max_bytes: int, head_time: float, write_time: float, max_unread: int
+    connections: Connections,
+    max_bytes: int,
+    head_time: float,
+    write_time: float,
+    max_unread: int,
+    on_stall: Callable[[], object] = lambda: None,
 ) -> type[HttpToolsProtocol]:
     """A protocol class for uvicorn's `http` option, which closes a connection that
 
     - sends more than `max_bytes` without a body byte or a complete head among them (headers, trailers, chunk
       extensions), of which the parser would keep every byte;
     - takes longer than `head_time` seconds for a head;
-    - takes none of what is sent for `write_time` seconds while the buffer is full.
+    - takes none of what is sent for `write_time` seconds while the buffer is full; `on_stall` is called then. 0: it may
+      take for ever.
 
     A client that is still sending when its answer ends may send up to `max_unread` bytes more, which are discarded, so
     that it can read the answer.
@@ -36,7 +45,7 @@ def bounded_protocol(
             self._narrow = connections.open(self, self.client[0] if self.client else None)
             seconds = min(head_time, NARROW_TIME) if self._narrow else head_time
             self._head = _Timer(self.loop.call_later, seconds, transport.close)
-            self._write = _Timer(self.loop.call_later, write_time, transport.abort)
+            self._write = _Timer(self.loop.call_later, write_time, self._give_up)
             self._head.start()
             if self._narrow == "full":
                 transport.abort()
@@ -95,8 +104,14 @@ def bounded_protocol(
             super().on_body(body)
 
         def pause_writing(self) -> None:
-            self._write.start()
+            if write_time:
+                self._write.start()
             super().pause_writing()
+
+        def _give_up(self) -> None:
+            log.warning("a client has taken nothing for %g seconds; its connection is closed", write_time)
+            on_stall()
+            self.transport.abort()
 
         def resume_writing(self) -> None:
             self._write.stop()

@@ -103,6 +103,7 @@ class Server(uvicorn.Server):
                     settings.head_time,
                     settings.write_time,
                     UNREAD * settings.max_body,
+                    app.state.http_meter.stall,
                 ),
                 ws="none",
                 lifespan="off",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ class ServeSettings:
     cors_...: what pages of the allowed origins may send, for how many seconds browsers may remember that, and whether
     cookies go along.
     head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept
-    a chunk.
+    a chunk; write_time 0: for ever.
     """
 
     host: str = "127.0.0.1"
@@ -104,6 +105,8 @@ class ServeSettings:
         for name in ("max_connections", "max_connections_per_address"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "expected 1 or more")
+        if not 0 <= self.write_time < math.inf:
+            raise ConfigError(f"stream_idle_timeout is {self.write_time}", "give seconds, or 0 for no limit")
         if self.cors_max_age < 0:
             raise ConfigError(f"cors_max_age is {self.cors_max_age}", "expected 0 or more seconds")
         if self.cors_credentials and "*" in self.allowed_origins:

@@ -1,0 +1,198 @@
+"""Readers that do not read: their requests pause, cost others nothing, and go on with the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvasir.engine import streams
+from kvasir.engine.fake import FakeEngine
+from kvasir.engine.journal import Journal, Stage
+from kvasir.engine.streams import Streams, entries
+from kvasir.engine.subprocess import ProcessEngine
+from kvasir.types import Delta, FinishReason, TokenLogprob
+from tests.sched.drive import by_hand, request
+
+FULL, LOW = 200, 50  # in place of those that servers have
+LENGTH = 1000
+OPTIONS = {"max_model_len": LENGTH, "num_blocks": 300, "max_rows": 4, "step_seconds": 0.0005}
+MOST = 600  # entries that may still come when a request is asked to pause, on a busy machine
+BODIES = {"inproc": lambda **o: FakeEngine(**OPTIONS, **o), "process": lambda **o: ProcessEngine(fake=OPTIONS | o)}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(streams, "FULL", FULL)
+    monkeypatch.setattr(streams, "LOW", LOW)
+
+
+@pytest.fixture(params=BODIES)
+async def engine(request):
+    engine = BODIES[request.param]()
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+async def until(condition, seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def paused(engine, answers: int) -> None:
+    async def all_are() -> bool:
+        stats = await engine.stats()
+        return stats.paused == answers and stats.running == stats.waiting == 0
+
+    await until(all_are)
+
+
+def long(id: str, n: int = 1, **params):
+    return request(id, [1, 2, 3], **{"max_tokens": 900, "n": n, "seed": 5, "ignore_eos": True} | params)
+
+
+async def test_the_queue_of_who_does_not_read_is_bounded_and_others_go_on(engine):
+    asked = long("slow", n=2)
+    async with aclosing(engine.submit(asked)) as stream:
+        got = {0: [], 1: []}
+        first = await anext(stream)
+        got[first.index] += first.token_ids
+        await paused(engine, 2)
+        steps = (await engine.stats()).steps
+        assert FULL <= engine._streams.unread["slow"] <= FULL + MOST
+        quick = [d async for d in engine.submit(request("quick", [7, 8], max_tokens=30, seed=0))]
+        expected = by_hand(request("", [7, 8], max_tokens=30), 256, 512)
+        assert [[token for d in quick for token in d.token_ids]] == expected
+        assert (await engine.stats()).steps <= steps + 40, "what is paused is computed"
+        most = 0
+        async for delta in stream:
+            got[delta.index] += delta.token_ids
+            most = max(most, engine._streams.unread["slow"])
+    assert list(got.values()) == by_hand(asked, 256, LENGTH)
+    assert most <= FULL + MOST and (await engine.stats()).pauses >= 2
+    await engine.check()
+
+
+async def test_who_leaves_while_paused_leaves_nothing(engine):
+    stream = engine.submit(long("slow"))
+    await anext(stream)
+    await paused(engine, 1)
+    await stream.aclose()
+
+    async def empty() -> bool:
+        stats = await engine.stats()
+        return (stats.paused, stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0, 0)
+
+    await until(empty)
+    await engine.check()
+
+
+async def test_a_deadline_ends_what_is_paused_though_nothing_else_happens(engine):
+    asked = replace(long("slow"), deadline=2.0)
+    async with aclosing(engine.submit(asked)) as stream:
+        await anext(stream)
+        await paused(engine, 1)
+
+        async def ended() -> bool:
+            return (await engine.stats()).paused == 0
+
+        # Without a question to the engine: it must wake up by itself.
+        size = engine._streams.unread["slow"]
+        async with asyncio.timeout(60):
+            while engine._streams.unread["slow"] == size:
+                await asyncio.sleep(0.05)
+        await until(ended)
+        last = [d async for d in stream][-1]
+    assert last.finish_reason is FinishReason.TIMEOUT
+
+
+async def test_an_engine_that_dies_meanwhile_goes_on_with_the_same_tokens():
+    engine = BODIES["process"]()
+    await engine.start()
+    try:
+        asked = long("slow")
+        async with aclosing(engine.submit(asked)) as stream:
+            got = list((await anext(stream)).token_ids)
+            await paused(engine, 1)
+            engine._process.kill()
+
+            async def again() -> bool:
+                return engine.restarts == 1
+
+            await until(again)
+            quick = [d async for d in engine.submit(request("quick", [7, 8], max_tokens=30, seed=0))]
+            assert quick[-1].finish_reason is FinishReason.LENGTH, "a paused request keeps others waiting"
+            assert (await engine.stats()).paused == 0, "it waits on this side"
+            async for delta in stream:
+                got += delta.token_ids
+        assert [got] == by_hand(asked, 256, LENGTH)
+        await engine.check()
+    finally:
+        await engine.stop()
+
+
+async def test_what_is_all_paused_is_no_work():
+    engine = FakeEngine(**OPTIONS)
+    await engine.start()
+    try:
+        async with aclosing(engine.submit(long("slow"))) as stream:
+            await anext(stream)
+            await paused(engine, 1)
+            assert not await engine._ask(lambda core: core.has_work())
+            assert await engine.alive()
+    finally:
+        await engine.stop()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 3)), max_size=60))
+def test_a_queue_pauses_when_it_is_full_and_goes_on_when_it_is_low(moves):
+    """Whatever comes and is read: it is paused from FULL on, until LOW."""
+
+    async def run() -> None:
+        told: list[bool] = []
+        queues = Streams(lambda id, whether: told.append(whether))
+        stream = queues.run(long("a"), lambda r: None, lambda id: None)
+        queues_of = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        entry = TokenLogprob(1, -1.0, 1, tuple((i, -1.0) for i in range(20)))
+        queues.deliver([Delta("a", 0, (1,))])
+        await queues_of
+        level, state, count = 0, False, 0
+        for arrives, tokens, logprobs in moves:
+            if arrives:
+                delta = Delta("a", 0, (1,) * tokens * 10, (entry,) * logprobs)
+                assert entries(delta) == 1 + 10 * tokens + 21 * logprobs
+                queues.deliver([delta])
+                count += 1
+                level += entries(delta)
+                state = state or level >= FULL
+            elif count:
+                level -= entries(await anext(stream))
+                count -= 1
+                state = state and level > LOW
+            assert queues.unread["a"] == level
+            assert (told[-1] if told else False) is state
+        await stream.aclose()
+
+    asyncio.run(run())
+
+
+def test_the_journal_sends_what_is_paused_when_it_goes_on():
+    journal = Journal()
+    for id in ("poor", "slow", "next"):
+        journal.add(request(id, [1]))
+    assert [r.id for r in journal.to_send()] == ["poor", "slow", "next"]
+    journal.reached(["poor", "slow"], Stage.JOINED)
+    journal.pause("slow", True)
+    assert journal.death() == []
+    assert journal.entries["slow"].deaths == 0, "what computes nothing kills nothing"
+    assert [r.id for r in journal.to_send()] == ["poor", "next"]
+    journal.pause("slow", False)
+    assert [r.id for r in journal.to_send()] == ["slow"]
