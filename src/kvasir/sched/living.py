@@ -18,6 +18,7 @@ class Living:
         self.running: list[Sequence] = []
         self.paused: list[Sequence] = []
         self.requests: dict[str, list[Sequence]] = {}
+        self.moved: set[Sequence] = set()  # that came to those who wait, or left them, since it was emptied
         self.free_rows = list(range(max_rows - 1, -1, -1))
         self.left: list[int] = []  # rows of which the runner does not know yet that they are free
         self.waits: Counter[ServiceClass] = Counter()
@@ -75,11 +76,13 @@ class Living:
 
     def _queue(self, seq: Sequence) -> None:
         self.waiting.append(seq)
+        self.moved.add(seq)
         self.waits[seq.request.slo] += 1
         seq.status = Status.WAITING
 
     def _unqueue(self, seq: Sequence) -> None:
         self.waiting.remove(seq)
+        self.moved.add(seq)
         self.waits[seq.request.slo] -= 1
 
     def _present(self, request: Request) -> None:

@@ -18,7 +18,7 @@ from kvasir.sched import policy
 from kvasir.sched.living import Living
 from kvasir.sched.prefixes import Prefixes
 from kvasir.sched.sequence import Sequence, Status
-from kvasir.sched.service import Service
+from kvasir.sched.service import Drawn, Service
 from kvasir.sched.step import Step
 from kvasir.sched.tiering import Tiering
 from kvasir.types import ServiceClass
@@ -112,23 +112,25 @@ class Planner:
 
     def _prefills(self, step: Step) -> None:
         """Pieces of prompts, and of what a preempted sequence computes anew, within the step's allowance."""
-        wanting = [s for s in self._living.running if s.pending > 1]
-        if self._living.free_rows:
-            wanting += self._living.waiting
-        if not wanting:
+        running = [s for s in self._living.running if s.pending > 1]
+        joins = bool(self._living.free_rows and self._living.waiting)
+        if not running and not joins:
             return
         decodes, budget = list(step.sequences), step.budget
-        wanting = self._service.order(wanting, step.now)
+        wanting = Drawn(self._service.order(running, self._living if joins else None, step.now))
         step.prefill, step.reads = self._service.allowance(decodes, wanting), self._service.readable(decodes)
         wanted = self._service.wanted(wanting)
-        admitting = True
+        admitting, left = joins, set(map(id, running))
         for seq in wanting:
+            left.discard(id(seq))
             if seq.status is Status.WAITING:
                 admitting = admitting and self._admit(seq, step)
             elif id(seq) not in step.planned:
                 count = step.chunk(seq, seq.computed)
                 if count and self._make_room(seq, seq.computed + count, step):
                     self._compute(seq, count, step)
+            if not left and not admitting:
+                break
         self._service.fed(wanted, budget - step.budget)
 
     def _admit(self, seq: Sequence, step: Step) -> bool:

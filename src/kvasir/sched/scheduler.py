@@ -86,6 +86,7 @@ class Scheduler:
         self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional)
         self._under_way: dict[int, tuple[tuple[Sequence, int], ...]] = {}  # with the count of preemptions then
         self._deadlines: list[Sequence] = []  # those that must end in time
+        self._compiling: list[Sequence] = []  # those that wait for their grammars, and some that did
         self._step = 0
         self._order = 0
         self.pauses = 0  # of answers
@@ -111,6 +112,7 @@ class Scheduler:
                 raise InvalidRequest(message, "leave it out", param="min_tokens")
             for seq in sequences:
                 seq.compiling = self.guides.begin(request.grammar)
+                self._compiling.append(seq)
                 seq.jumps = self.jump_ahead and guidance.jumps(seq.spec)
         now, found = self.clock(), self.prefixes.find(sequences[0])
         for seq in sequences:
@@ -181,7 +183,8 @@ class Scheduler:
     def enter_grammars(self) -> list[Delta]:
         """Gives guides to those whose grammar is compiled by now; ends those of which it cannot be followed."""
         ended = []
-        for seq in [s for s in self.waiting if guidance.ready(s)]:
+        self._compiling = [s for s in self._compiling if s.compiling is not None and s.status is not Status.FINISHED]
+        for seq in [s for s in self._compiling if s.status is Status.WAITING and guidance.ready(s)]:
             assert self.guides is not None
             try:
                 guidance.enter(seq, self.guides)
@@ -222,7 +225,7 @@ class Scheduler:
 
     def linger(self, seconds: float) -> None:
         """To be called when there was nothing to plan: waits so long at most for what comes from elsewhere."""
-        compiling = [s.compiling for s in self.waiting if s.compiling]
+        compiling = [s.compiling for s in self._compiling if s.compiling and s.status is Status.WAITING]
         if compiling:
             concurrent.futures.wait(compiling, seconds, concurrent.futures.FIRST_COMPLETED)
         else:

@@ -6,8 +6,9 @@ steps take, and for how long prefills have gone hungry.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kvasir.plan import StepPlan, Work
@@ -25,6 +26,8 @@ from kvasir.sched.budget import (
     step_budget,
 )
 from kvasir.sched.fairness import Fairness
+from kvasir.sched.living import Living
+from kvasir.sched.ranking import Ranking
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.types import ServiceClass, Target
 
@@ -34,6 +37,22 @@ TARGETS = {
     ServiceClass.BACKGROUND: Target(600.0, 5.0),
 }
 MEASURE_EVERY = 8  # of steps that only decode, which are much alike, so many pass between two that are measured
+
+
+class Drawn:
+    """A sequence of sequences, made as far as somebody has looked, as often as wanted."""
+
+    def __init__(self, source: Iterable[Sequence]):
+        self._source, self._drawn = iter(source), list[Sequence]()
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for i in itertools.count():
+            if i == len(self._drawn):
+                more = next(self._source, None)
+                if more is None:
+                    return
+                self._drawn.append(more)
+            yield self._drawn[i]
 
 
 class Served(NamedTuple):
@@ -56,6 +75,7 @@ class Service:
         self._leads: dict[tuple[ServiceClass, str], int] = {}  # as far as anybody asked since they changed
         self._promoted: Sequence | None = None  # the last one that was
         self._hungry = 0
+        self._ranking = Ranking(self._facts, lambda model, tokens: prefill_seconds(model, 0, tokens, chunk))
 
     def present(self, weights: Mapping[ServiceClass, Mapping[str, float]]) -> None:
         """Says which tenants have requests, of each class. To be called before tenants are ordered or charged."""
@@ -63,15 +83,27 @@ class Service:
             self._shares[service_class] = fairness.present(self._shares[service_class], found)
         self._leads.clear()
 
-    def order(self, candidates: list[Sequence], now: float) -> list[Sequence]:
-        """Those that want prompt tokens computed, in the order of service."""
-        facts = [self._facts(seq, now) for seq in candidates]
-        chosen = slo.promote(facts, self._promoted is not None and self._promoted.status is not Status.FINISHED)
+    def order(self, running: list[Sequence], living: Living | None, now: float) -> Iterable[Sequence]:
+        """Those that want prompt tokens computed, in the order of service: of those that run these, and of `living` all
+        that wait. Good until who waits is ordered again."""
+        facts = [self._facts(seq, now) for seq in running]
+        if living:
+            self._ranking.update(living.moved, facts, self.step_time, now)
+            living.moved.clear()
+        candidates = [*running, *(self._ranking.oldest() if living else ())]
+        self._promote(candidates, now)
+        facts = [self._facts(seq, now) for seq in running]
+        if living:
+            return self._ranking.order(list(zip(facts, running, strict=True)), self._shares)
+        return [running[i] for i in slo.service_order(facts, self._shares)]
+
+    def _promote(self, candidates: list[Sequence], now: float) -> None:
+        taken = self._promoted is not None and self._promoted.status is not Status.FINISHED
+        chosen = slo.promote([self._facts(seq, now) for seq in candidates], taken)
         if chosen is not None:
             self._promoted = candidates[chosen]
             self._promoted.promoted = True
-            facts[chosen] = self._facts(self._promoted, now)
-        return [candidates[i] for i in slo.service_order(facts, self._shares)]
+            self._ranking.again(self._promoted, now)
 
     def demote(self, seq: Sequence) -> None:
         """It is set aside, and another may be promoted."""
@@ -106,7 +138,7 @@ class Service:
                 return self._block
         return total
 
-    def allowance(self, decodes: list[Sequence], wanting: list[Sequence]) -> int:
+    def allowance(self, decodes: list[Sequence], wanting: Iterable[Sequence]) -> int:
         """Prompt tokens that a step with these decodes may compute, of those that want some in the order of service."""
         return step_budget(
             BudgetFacts(
@@ -125,7 +157,7 @@ class Service:
         """Positions of prompts of which a step with these decodes may read log-probabilities."""
         return read_budget(self.step_time, len(decodes), sum(s.known for s in decodes))
 
-    def _prefills(self, wanting: list[Sequence]) -> tuple[tuple[int, int], ...]:
+    def _prefills(self, wanting: Iterable[Sequence]) -> tuple[tuple[int, int], ...]:
         """As many as a step can hold: tokens that are there, and tokens to compute."""
         found, room = [], self._whole
         for seq in wanting:

@@ -29,6 +29,7 @@ from kvasir.sched.fairness import Fairness
 from kvasir.types import ServiceClass, Target
 
 PATIENCE = 5.0
+CLASS_KEY = 3  # so many fields of a service key are of the class; turns come behind them
 
 
 class ServiceFacts(NamedTuple):
@@ -81,7 +82,7 @@ def service_order(candidates: Sequence[ServiceFacts], shares: Mapping[ServiceCla
         tags = fairness.tags(shares[service_class], [(candidates[i].tenant, candidates[i].prefill) for i in members])
         for i, tag in zip(members, tags, strict=True):
             turns[i] = tag
-    return sorted(by_key, key=lambda i: (*keys[i][:3], turns[i]))
+    return sorted(by_key, key=lambda i: (*keys[i][:CLASS_KEY], turns[i]))
 
 
 def promote(candidates: Sequence[ServiceFacts], taken: bool) -> int | None:

@@ -8,13 +8,14 @@ model of that begins empty and learns, as in an engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kvasir.cli.simulate.trace import Asked, Prompts
 from kvasir.errors import QueueFull
 from kvasir.plan import CacheGroup, Capacity, RowResult, StepPlan, StepResult
 from kvasir.sched.budget import StepTime, predict
+from kvasir.sched.living import Living
 from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.sequence import Sequence
 from kvasir.sched.service import TARGETS, Service, load_of
@@ -87,11 +88,13 @@ class Outcome:
 class WholePrompts(Service):
     """What engines did before chunks: whole prompts in the order of arrival, whoever waits for his next token."""
 
-    def order(self, candidates: list[Sequence], now: float) -> list[Sequence]:
-        return sorted(candidates, key=lambda seq: seq.order)
+    def order(self, running: list[Sequence], living: Living | None, now: float) -> list[Sequence]:
+        if living:
+            living.moved.clear()
+        return sorted([*running, *(living.waiting if living else ())], key=lambda seq: seq.order)
 
-    def allowance(self, decodes: list[Sequence], wanting: list[Sequence]) -> int:
-        return max(self._whole, wanting[0].pending)
+    def allowance(self, decodes: list[Sequence], wanting: Iterable[Sequence]) -> int:
+        return max(self._whole, next(iter(wanting)).pending)
 
 
 class World:

@@ -1,0 +1,229 @@
+"""Ranking: the order of service of those that wait, kept from step to step.
+
+Nothing about a sequence that waits changes by itself but whether its target can still be kept. So only those are ranked
+anew that came, that steps or grammars under way still change, whose neighbours by prefix came or went, or whose target
+may just have been missed. The last is known ahead of time, as long as the costs of a step stay near those that were
+reckoned with:
+
+    target - prefill - margin      surely in time until then; from then on looked at in every step
+    target - prefill + margin      surely late from then on
+
+The margin is more than the time of the longest of them can have changed since.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from bisect import bisect_left, insort
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from math import inf
+from typing import NamedTuple
+
+from kvasir.sched import fairness, slo
+from kvasir.sched.budget import StepTime
+from kvasir.sched.fairness import Fairness
+from kvasir.sched.sequence import Sequence, Status
+from kvasir.sched.slo import ServiceFacts
+from kvasir.types import ServiceClass
+
+MARGIN = 0.02  # seconds, at least
+SHARE = 0.1  # of the time of the longest, at least
+Stream = tuple[ServiceClass, str]  # a class and a tenant
+
+
+class Place(NamedTuple):
+    """Where a sequence stands among those of its class and tenant. prefill: see ServiceFacts."""
+
+    key: tuple  # of slo; no two are equal
+    prefill: int
+    seq: Sequence
+
+
+class Ranking:
+    """facts(seq, now): what the policy looks at. seconds(model, tokens): the time of a whole prefill."""
+
+    def __init__(self, facts: Callable[[Sequence, float], ServiceFacts], seconds: Callable[[StepTime, int], float]):
+        self._facts, self._seconds = facts, seconds
+        self._longest = 0  # tokens of those that were ranked
+        self._margin = MARGIN
+        self._model = StepTime()  # with whose costs it was reckoned
+        self._places: dict[Sequence, Place] = {}
+        self._streams: dict[Stream, list[Place]] = {}
+        self._groups: dict[Hashable, dict[Sequence, None]] = {}  # those that begin alike
+        self._firsts: dict[Hashable, int] = {}  # of each group the first order, those that run included
+        self._running: dict[Hashable, int] = {}  # the same of those that run alone
+        self._unsettled: dict[Sequence, tuple[int, float]] = {}  # that steps or grammars under way still change
+        self._marks: dict[Sequence, tuple[float, float]] = {}  # what was put for each into the two heaps
+        self._count = itertools.count()  # of what was put there, so that no two entries are equal
+        self._due: list[tuple[float, int, Sequence]] = []  # when they are in doubt; entries may be of the past
+        self._doubtful: dict[Sequence, float] = {}  # until when
+        self._oldest: dict[ServiceClass, list[tuple[float, int, int, Sequence]]] = {c: [] for c in ServiceClass}
+
+    # -- what changed ------------------------------------------------------------------------------------------
+
+    def update(self, moved: set[Sequence], running: Iterable[ServiceFacts], model: StepTime, now: float) -> None:
+        """moved: that came to those who wait, or left them, since the last update. running: those that are ranked
+        beside them."""
+        if self._strays(model, moved):
+            moved = moved | set(self._places)
+        firsts = _firsts(running)
+        touched = {p for p in (*firsts, *self._running) if firsts.get(p) != self._running.get(p)}
+        self._running = firsts
+        moved = moved | self._settle()
+        for seq in moved:
+            self._leave(seq)
+            touched.add(seq.beginning)
+        entering = [seq for seq in moved if seq.status is Status.WAITING]
+        for seq in entering:
+            self._groups.setdefault(seq.beginning, {})[seq] = None
+        entering += self._regroup(touched, set(entering))
+        for seq in entering:
+            self._enter(seq, now)
+        self._watch(now)
+
+    def _strays(self, model: StepTime, moved: Iterable[Sequence]) -> bool:
+        """Whether the margin is too small by now; it is set anew then."""
+        longest = max((s.known for s in (*moved, *self._unsettled)), default=0)
+        change = tuple(abs(a - b) for a, b in zip(model.costs, self._model.costs, strict=True))
+        self._longest = max(self._longest, longest)
+        if self._seconds(StepTime(change), self._longest) < self._margin / 2:  # type: ignore[arg-type]
+            return False
+        self._model = model
+        self._margin = max(MARGIN, SHARE * self._seconds(model, self._longest))
+        return True
+
+    def _settle(self) -> set[Sequence]:
+        """Those that are not as they were when they were ranked."""
+        found = {s for s, then in self._unsettled.items() if then != _state(s) or not _unsettled(s)}
+        for seq in found:
+            del self._unsettled[seq]
+        return found
+
+    def _regroup(self, prefixes: set[Hashable], entering: set[Sequence]) -> list[Sequence]:
+        """Takes out those whose group begins with another now; returns them."""
+        found: list[Sequence] = []
+        for prefix in prefixes:
+            members = self._groups.get(prefix)
+            if not members:
+                self._firsts.pop(prefix, None)
+                continue
+            first = min(min(s.order for s in members), self._running.get(prefix, 2**62))
+            if self._firsts.get(prefix) != first:
+                self._firsts[prefix] = first
+                rest = [s for s in members if s not in entering]
+                for seq in rest:
+                    self._remove(seq)
+                found += rest
+        return found
+
+    def _enter(self, seq: Sequence, now: float) -> None:
+        facts = self._facts(seq, now)
+        place = Place(slo.service_key(facts, self._firsts[seq.beginning]), facts.prefill, seq)
+        self._places[seq] = place
+        insort(self._streams.setdefault((facts.slo, facts.tenant), []), place)
+        if _unsettled(seq):
+            self._unsettled[seq] = _state(seq)
+        target = seq.since + facts.target.ttft
+        due, until = (target - facts.prefill_seconds + m for m in (-self._margin, self._margin))
+        if due <= now <= until:
+            self._doubtful[seq] = until
+        self._mark(seq, facts.slo, due)
+
+    def _mark(self, seq: Sequence, service_class: ServiceClass, due: float) -> None:
+        since, before = self._marks.get(seq, (None, None))
+        self._marks[seq] = seq.since, due
+        if due != before:
+            heapq.heappush(self._due, (due, next(self._count), seq))
+        if since != seq.since:
+            heapq.heappush(self._oldest[service_class], (seq.since, seq.order, next(self._count), seq))
+
+    def _leave(self, seq: Sequence) -> None:
+        if seq in self._places:
+            self._remove(seq)
+            del self._marks[seq]
+            self._unsettled.pop(seq, None)
+            members = self._groups[seq.beginning]
+            del members[seq]
+            if not members:
+                del self._groups[seq.beginning]
+
+    def _remove(self, seq: Sequence) -> None:
+        place = self._places.pop(seq)
+        self._doubtful.pop(seq, None)
+        stream = seq.request.slo, seq.request.tenant
+        places = self._streams[stream]
+        del places[bisect_left(places, place)]
+        if not places:
+            del self._streams[stream]
+
+    def _watch(self, now: float) -> None:
+        """Ranks those anew whose target has just been missed, or can be kept after all."""
+        looked = list(self._doubtful)
+        while self._due and self._due[0][0] <= now:
+            due, _, seq = heapq.heappop(self._due)
+            if self._marks.get(seq, (0.0, None))[1] == due and seq not in self._doubtful:
+                looked.append(seq)
+        for seq in looked:
+            place = self._places[seq]
+            if slo.service_key(self._facts(seq, now), self._firsts[seq.beginning]) != place.key or (
+                now > self._doubtful.get(seq, -inf)
+            ):
+                self._remove(seq)
+                self._enter(seq, now)
+
+    def again(self, seq: Sequence, now: float) -> None:
+        """It was promoted."""
+        if seq in self._places:
+            self._remove(seq)
+            self._enter(seq, now)
+
+    # -- the order ---------------------------------------------------------------------------------------------
+
+    def oldest(self) -> list[Sequence]:
+        """Of each class the one that has waited longest."""
+        found = []
+        for heap in self._oldest.values():
+            while heap and self._marks.get(heap[0][3], (None, 0.0))[0] != heap[0][0]:
+                heapq.heappop(heap)
+            if heap:
+                found.append(heap[0][3])
+        return found
+
+    def order(
+        self, running: Iterable[tuple[ServiceFacts, Sequence]], shares: Mapping[ServiceClass, Fairness]
+    ) -> Iterator[Sequence]:
+        """All that wait, and these beside them, as `slo.service_order` has them; made as far as it is asked for. Good
+        until the next update."""
+        beside: dict[Stream, list[Place]] = {}
+        for facts, seq in running:
+            key = slo.service_key(facts, self._firsts.get(seq.beginning, self._running[seq.beginning]))
+            insort(beside.setdefault((facts.slo, facts.tenant), []), Place(key, facts.prefill, seq))
+        tagged = [
+            _tagged(shares[stream[0]], stream[1], heapq.merge(self._streams.get(stream, ()), beside.get(stream, ())))
+            for stream in {**self._streams, **beside}
+        ]
+        return (place.seq for _, _, place in heapq.merge(*tagged))
+
+
+def _tagged(share: Fairness, tenant: str, places: Iterable[Place]) -> Iterator[tuple[tuple, float, Place]]:
+    """Places with their turns among tenants."""
+    turn = share.counters[tenant]
+    for place in places:
+        yield place.key[: slo.CLASS_KEY], turn, place
+        turn += fairness.PROMPT_COST * place.prefill / share.weights[tenant]
+
+
+def _firsts(facts: Iterable[ServiceFacts]) -> dict[Hashable, int]:
+    firsts: dict[Hashable, int] = {}
+    for f in facts:
+        firsts[f.prefix] = min(firsts.get(f.prefix, f.order), f.order)
+    return firsts
+
+
+def _unsettled(seq: Sequence) -> bool:
+    return seq.in_flight > 0 or seq.compiling is not None
+
+
+def _state(seq: Sequence) -> tuple[int, float]:
+    return seq.known, seq.since
