@@ -108,7 +108,7 @@ class Ranking:
             if not members:
                 self._firsts.pop(prefix, None)
                 continue
-            first = min(min(s.order for s in members), self._running.get(prefix, 2**62))
+            first = min(*(s.order for s in members), self._running.get(prefix, 1 << 62), 1 << 62)
             if self._firsts.get(prefix) != first:
                 self._firsts[prefix] = first
                 rest = [s for s in members if s not in entering]
