@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvasir.errors import ConfigError
+from kvasir.memory import HEADROOM, QUEUE_BYTES, Footprint
 from kvasir.types import ServiceClass, Target
 
 GIB = 1 << 30
@@ -76,7 +78,8 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What `resolve` must know of a loaded model. bytes_per_block: over all its layers, one per cache group."""
+    """What `resolve` must know of a loaded model. bytes_per_block: over all its layers, one per cache group. footprint:
+    of steps of so many tokens."""
 
     max_positions: int
     dtype: str
@@ -85,11 +88,13 @@ class ModelFacts:
     windows: tuple[int, ...]
     executor: str = "eager"
     notes: tuple[str, ...] = ()
+    footprint: Callable[[int], Footprint] = lambda tokens: Footprint()
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What `resolve` must know of the machine. memory_available: bytes, within the cgroup's limit. processors: those
+    """What `resolve` must know of the machine. memory_available: bytes, within the cgroup's limit, that are free once
+    the weights are loaded. processors: those
     this process may run on, whereas `threads` is how many compute. host_available: of the host's memory, where the
     device has its own."""
 
@@ -130,6 +135,10 @@ class EngineConfig:
     cache_write_share: float
     cache_offer: str | None
     cache_peer: str | None
+    load_bytes: int  # that may be on their way from a tier, if there is one
+    save_bytes: int  # that may wait to be written to it
+    footprint: Footprint
+    memory_left: int  # of the device's memory, in the end
     targets: dict[ServiceClass, Target]
     notes: tuple[str, ...] = ()
 
@@ -219,7 +228,10 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
             notes.append(f"a step holds {length} tokens: this model reads whole texts")
             batched = length
     kv_dtype = _kv_dtype(options.kv_dtype, model.dtype)
-    num_blocks, length, kv_bytes = _size_pools(options, model, device, length, batched, notes)
+    footprint = model.footprint(batched)
+    num_blocks, length, kv_bytes = _size_pools(options, model, device, footprint, length, batched, notes)
+    left = device.memory_available - footprint.to_come(length) - kv_bytes
+    load_bytes, save_bytes = _queues(options, device, left, kv_bytes, max(model.bytes_per_block))
     return EngineConfig(
         model=options.model,
         served_model_name=options.served_model_name or options.model,
@@ -247,6 +259,10 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         cache_write_share=options.cache_write_share or (0.03 if device.kind == "cpu" else 1.0),
         cache_offer=options.cache_offer,
         cache_peer=options.cache_peer,
+        load_bytes=load_bytes,
+        save_bytes=save_bytes,
+        footprint=footprint,
+        memory_left=left - (load_bytes + save_bytes) * (device.kind == "cpu" and _has_tier(options)),
         targets=slo_targets(options),
         notes=tuple(notes),
     )
@@ -290,31 +306,36 @@ def _kv_dtype(wish: str, dtype: str) -> str:
     return dtype if wish == "auto" else wish
 
 
+def _queues(options: EngineOptions, device: DeviceFacts, left: int, kv_bytes: int, block_bytes: int) -> tuple[int, int]:
+    """Bytes that may be on their way from a tier, and to it; at least a block. left: of the device, beside keys
+    and values."""
+    spare = left - HEADROOM if device.kind == "cpu" else device.host_available // 4
+    room = max(spare // 2, block_bytes)
+    return min(max(QUEUE_BYTES, kv_bytes // 4), room), min(QUEUE_BYTES, room)
+
+
+def _has_tier(options: EngineOptions) -> bool:
+    return bool(options.cache_host or options.cache_dir or options.cache_peer)
+
+
 def _size_pools(
     options: EngineOptions,
     model: ModelFacts,
     device: DeviceFacts,
+    footprint: Footprint,
     length: int,
     batched: int,
     notes: list[str],
 ) -> tuple[tuple[int, ...], int, int]:
     """Blocks per cache group (scratch included), the context that fits, and the bytes of both.
 
-    Never more than max_num_seqs sequences of full length can use; else a share of the available memory.
+    Never more than max_num_seqs sequences of full length can use; else a share of what the weights and all else leave.
     """
     size = options.block_size
+    length = _reachable(options, model, device, footprint, length)
     live = [min(length, w + batched + size) if w else length for w in model.windows]
     wanted = [options.max_num_seqs * -(-n // size) + 1 for n in live]
-    if options.num_blocks:
-        blocks = [options.num_blocks] * len(wanted)
-    else:
-        fraction = options.memory_fraction or (0.9 if device.kind == "cuda" else 0.5)
-        budget = options.kv_memory or int(device.memory_available * fraction)
-        need = sum(n * b for n, b in zip(wanted, model.bytes_per_block, strict=True))
-        share = min(1.0, budget / max(need, 1))
-        blocks = [max(2, int(n * share)) for n in wanted]
-        if share < 1:
-            notes.append(f"KV memory holds {share:.1%} of {options.max_num_seqs} full contexts")
+    blocks, share = _blocks(options, model, wanted, _budget(options, device, footprint, length))
     fits = min(
         (length if live[i] < length and (n - 1) * size >= live[i] else (n - 1) * size for i, n in enumerate(blocks)),
         default=length,
@@ -326,9 +347,65 @@ def _size_pools(
                 "lower max_model_len, or raise kv_memory or memory_fraction",
             )
         notes.append(f"the context is cut from {length} to {fits} tokens: that is what the KV memory holds")
-        length = fits
+        length = fits  # whose angles take less
+        blocks, share = _blocks(options, model, wanted, _budget(options, device, footprint, length))
+    if share < 1:
+        notes.append(f"KV memory holds {share:.1%} of {options.max_num_seqs} full contexts")
     total = sum(n * b for n, b in zip(blocks, model.bytes_per_block, strict=True))
+    _refuse_too_much(device, footprint, length, total)
     return tuple(blocks), length, total
+
+
+def _blocks(options: EngineOptions, model: ModelFacts, wanted: list[int], budget: int) -> tuple[list[int], float]:
+    """Of each group, and their share of what is wanted."""
+    if options.num_blocks:
+        return [options.num_blocks] * len(wanted), 1.0
+    need = sum(n * b for n, b in zip(wanted, model.bytes_per_block, strict=True))
+    share = max(0.0, min(1.0, budget / max(need, 1)))
+    return [max(2, int(n * share)) for n in wanted], share
+
+
+def _budget(options: EngineOptions, device: DeviceFacts, footprint: Footprint, length: int) -> int:
+    """Bytes for keys and values, where nothing else is said: a share of what is left, and some stays free in any case,
+    more where tiers have queues in the same memory."""
+    if options.kv_memory:
+        return options.kv_memory
+    spare = device.memory_available - footprint.to_come(length)
+    most = spare - HEADROOM
+    if _has_tier(options) and device.kind == "cpu":
+        most -= max(0, most) // 3
+    return min(most, int(spare * (options.memory_fraction or (0.9 if device.kind == "cuda" else 0.5))))
+
+
+def _reachable(
+    options: EngineOptions, model: ModelFacts, device: DeviceFacts, footprint: Footprint, length: int
+) -> int:
+    """The context, halved until angles and rows for it leave room for keys and values. Raises ConfigError."""
+    least = 2 * sum(model.bytes_per_block)
+    while not (options.num_blocks or _budget(options, device, footprint, length) >= least):
+        if options.max_model_len or model.bidirectional or length <= options.block_size:
+            raise ConfigError(
+                f"there is no memory for keys and values: of {_mib(device.memory_available)} that are free beside the "
+                f"weights, buffers take {_mib(footprint.to_come(length))}, and {_mib(HEADROOM)} stay free",
+                "raise the memory limit, lower max_num_seqs, max_num_batched_tokens or max_model_len, or take a "
+                "smaller model",
+            )
+        length = max(options.block_size, length // 2)
+    return length
+
+
+def _refuse_too_much(device: DeviceFacts, footprint: Footprint, length: int, kv_bytes: int) -> None:
+    """Raises ConfigError where what was asked for does not fit beside the weights."""
+    if footprint.to_come(length) + kv_bytes > device.memory_available:
+        raise ConfigError(
+            f"keys and values of {_mib(kv_bytes)} do not fit: of {_mib(device.memory_available)} that are free beside "
+            f"the weights, buffers take {_mib(footprint.to_come(length))}",
+            "lower kv_memory, num_blocks, max_num_seqs or max_model_len",
+        )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"
 
 
 # -- the environment: the only place that reads it -----------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""How much memory this process may use on the host: what the machine has, within its control group's limit.
+"""How much memory this process may use on the host: what the machine has, within its control group's limit. And what an
+engine needs of it beside keys and values.
 
 Sources: the Linux kernel's documentation of /proc/meminfo and of control groups, version 1 and 2.
 """
@@ -6,10 +7,37 @@ Sources: the Linux kernel's documentation of /proc/meminfo and of control groups
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # version 1 says "no limit" by a number close to 2^63
+
+
+# Kept free on the device, for what grows under load and cannot be counted before: requests and their text, the prefix
+# tree, tokenizers, processes for templates and grammars; on a GPU the library's workspaces and fragments.
+HEADROOM = 192 << 20
+QUEUE_BYTES = 256 << 20  # of each queue to and from a tier, where the memory is there
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of an engine beside keys and values. The weights are loaded when it is made.
+
+    mapped: of the weights, what stays in pages of its file: the system counts them as free, each step reads them.
+    buffers: of a step. samplers: of choosing tokens. angles, rows: per position of the served context.
+    """
+
+    weights: int = 0
+    mapped: int = 0
+    buffers: int = 0
+    samplers: int = 0
+    angles: int = 0
+    rows: int = 0
+
+    def to_come(self, length: int) -> int:
+        """What is not taken yet, for contexts of `length` tokens."""
+        return self.mapped + self.buffers + self.samplers + (self.angles + self.rows) * length
 
 
 def host_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> tuple[int, int]:
@@ -34,14 +62,15 @@ def _cgroup(root: Path) -> list[tuple[int, int]]:
     """(limit, used) of the process's own group and of the groups above it, where they can be seen."""
     found = []
     for folder in _groups(root):
-        for limit_name, used_name, cache_key in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        for limit_name, used_name, prefix in (
+            ("memory.max", "memory.current", ""),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ):
             limit = _number(folder / limit_name)
             if limit is not None and limit < _UNLIMITED:
-                used = _number(folder / used_name) or 0
-                found.append((limit, max(0, used - _stat(folder / "memory.stat", cache_key))))
+                stat = folder / "memory.stat"
+                cache = sum(_stat(stat, f"{prefix}{key}") for key in ("inactive_file", "active_file"))
+                found.append((limit, max(0, (_number(folder / used_name) or 0) - cache)))
     return found
 
 

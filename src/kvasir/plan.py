@@ -213,3 +213,4 @@ class Capacity:
     groups: tuple[CacheGroup, ...] = field(default_factory=tuple)
     num_blocks: tuple[int, ...] = ()
     vocab_size: int = 0
+    adapters: tuple[str, ...] = ()  # that requests may name; their ids in a Join are 1, 2, ...

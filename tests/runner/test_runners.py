@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from kvasir.errors import InvalidRequest
 from kvasir.ops import native
+from kvasir.plan import Span, pack_ids
 from kvasir.types import FinishReason
 from tests.engine.cores import random_model
 from tests.oracle import plain, same, together
@@ -86,3 +88,51 @@ def break_crowded_steps(runner, monkeypatch):
         return honest(*arguments)
 
     monkeypatch.setattr(place, name, fragile)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"drafted": 1}, {"positions": b"\1\0\0\0"}, {"pending": (3,)},
+        {"spans": (Span(0, 1, b"hash", "image"),)}, {"adapter": 7},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_what_a_runner_has_no_code_for_is_refused_by_name_and_costs_no_other(executor, tmp_path, change, monkeypatch):
+    """Computed without it, the answer would be another one than was asked for, and say nothing of it."""
+    core = small_core(random_model("llama", tmp_path), executor)
+    good = [request(f"g{i}", [10 + i, 11, 12]) for i in range(3)]
+    expected = {k[0]: a.tokens for k, a in plain(core, good).items()}
+    execute, (name,) = core.runner.execute, change
+    mark = pack_ids([9, 7, 8])
+
+    def asking(plan):
+        """The plan, with what no scheduler asks for today in the sequence that begins with `mark`."""
+        row = next((j.row for j in plan.joined if j.ids == mark), None)
+        joined = tuple(replace(j, **change) if j.row == row and hasattr(j, name) else j for j in plan.joined)
+        work = tuple(replace(w, **change) if w.row == row and hasattr(w, name) else w for w in plan.work)
+        return execute(replace(plan, joined=joined, work=work))
+
+    monkeypatch.setattr(core.runner, "execute", asking)
+    for r in [good[0], request("bad", [9, 7, 8]), *good[1:]]:
+        core.add(r)
+    tokens: dict[str, list[int]] = {}
+    ends = {}
+    while core.has_work():
+        for d in core.step():
+            tokens.setdefault(d.id, []).extend(d.token_ids)
+            if d.finish_reason:
+                ends[d.id] = d
+    bad = ends.pop("bad")
+    assert bad.finish_reason is FinishReason.ERROR and not tokens.pop("bad")
+    assert "cannot compute" in bad.error and name in bad.error
+    assert tokens == expected
+    core.check()
+
+
+def test_an_adapter_that_is_not_loaded_is_refused_when_the_request_comes(executor, tmp_path):
+    core = small_core(random_model("llama", tmp_path), executor)
+    with pytest.raises(InvalidRequest, match="there is no adapter 'mine'") as caught:
+        core.add(replace(request("a", [1, 2, 3]), adapter="mine"))
+    assert caught.value.param == "adapter" and caught.value.hint
+    assert not core.has_work()

@@ -29,7 +29,7 @@ class Clock:
 
 def make(ahead: bool = False, clock=None, **options) -> Drive:
     scheduling = {k: options.pop(k) for k in ("prefix_cache", "eviction") if k in options}
-    fake = FakeRunner(**{"block_size": 8, "num_blocks": 100, **options})
+    fake = FakeRunner(**{"adapters": ("x",), "block_size": 8, "num_blocks": 100, **options})
     scheduler = Scheduler(fake.capacity, eos_ids=EOS, clock=clock or Clock(), **scheduling)
     return Drive(scheduler, fake, ahead)
 

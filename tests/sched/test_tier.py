@@ -36,7 +36,7 @@ def compute_seconds(monkeypatch):
 
 
 def make(folder: Path, *, max_bytes: int = 1 << 20, tier_bytes: int = 1 << 20, fault=None, **options) -> EngineCore:
-    runner = FakeRunner(**{"block_size": SIZE, "num_blocks": 40, "fault": fault, **options})
+    runner = FakeRunner(**{"adapters": ("x",), "block_size": SIZE, "num_blocks": 40, "fault": fault, **options})
     tier = DiskTier(folder, Facts("fake", "1", SIZE, (GroupFacts("ids", SIZE * 8),)), max_bytes)
     assert tier.wait_scanned(30.0)
     return EngineCore(runner, Scheduler(runner.capacity, tier=tier, tier_bytes=tier_bytes))

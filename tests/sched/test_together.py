@@ -49,7 +49,7 @@ class ShakyRunner(FakeRunner):
     """Steps fail before they run or behind, and rows alone."""
 
     def __init__(self, chance: random.Random, bad_steps: float, bad_rows: float, **options):
-        super().__init__(fault=self._before, **options)
+        super().__init__(fault=self._before, adapters=("x",), **options)
         self.chance, self.bad_steps, self.bad_rows = chance, bad_steps, bad_rows
 
     def _before(self, plan: StepPlan) -> None:

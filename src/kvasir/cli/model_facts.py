@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.config import EngineOptions
-from kvasir.errors import ConfigError, KvasirError, UnsupportedModel
+from kvasir.errors import ConfigError, KvasirError
 from kvasir.weights.find import ModelFiles, find_model, gguf_chat_templates
 from kvasir.weights.gguf_split import open_gguf
 from kvasir.weights.json_file import read_json
@@ -192,40 +192,18 @@ def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> 
 
     from kvasir.layers.kv_cache import cache_groups
     from kvasir.program import cache as programs
+    from kvasir.runner.load import weight_bytes
+    from kvasir.runner.packing import Packer
 
-    spec, block = model.cache_spec(), EngineOptions("").block_size
-    groups = programs.cache_groups(spec, block, dtype) if packed else cache_groups(spec, block, getattr(torch, dtype))
+    spec, block, weights = model.cache_spec(), EngineOptions("").block_size, getattr(torch, dtype)
+    groups = programs.cache_groups(spec, block, dtype) if packed else cache_groups(spec, block, weights)
     sizes = [(group.bytes_per_block // block, group.window) for group in groups]
     return Memory(
         dtype,
-        weights=_weights(model, source, getattr(torch, dtype), packed),
+        weights=weight_bytes(model, source, weights, Packer(weights) if packed else None),
         kv_token=sum(size for size, _ in sizes),
         kv_context=sum(size * min(context, window or context) for size, window in sizes),
     )
-
-
-def _weights(model: Any, source: Any, dtype: Any, packed: bool) -> int:
-    """Goes through a load in which nothing is read. Norms, biases and what a part wants so are float32."""
-    from kvasir.runner.packing import Packer
-    from kvasir.weights.load import fill
-
-    packer, total = Packer(dtype), 0
-
-    def count(leaf: Any, name: str, source: Any, stored: str, take: Any) -> bool:
-        nonlocal total
-        shape = leaf.expects()[name]
-        is_wide = len(shape) == 1 or getattr(leaf, "keeps_float32", False)
-        size = None
-        if packed:
-            try:
-                size = packer.nbytes(leaf, name, source.info(stored).dtype)
-            except ValueError as error:
-                raise UnsupportedModel(f"tensor {stored} cannot be packed: {error}") from error
-        total += prod(shape) * (4 if is_wide else dtype.itemsize) if size is None else size
-        return True
-
-    fill(model, source, dtype, hold=count)
-    return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,18 @@ The vendor's names (torch.cuda) are spelled here alone.
 """
 
 from kvasir.device.capability import Device, detect
-from kvasir.device.control import allocated, set_threads, synchronize
+from kvasir.device.control import allocated, available, set_threads, synchronize
 from kvasir.device.copies import Copier, copier
 from kvasir.memory import host_memory
 
-__all__ = ["Copier", "Device", "allocated", "copier", "detect", "host_memory", "set_threads", "synchronize"]
+__all__ = [
+    "Copier",
+    "Device",
+    "allocated",
+    "available",
+    "copier",
+    "detect",
+    "host_memory",
+    "set_threads",
+    "synchronize",
+]

@@ -6,6 +6,7 @@ import torch
 
 from kvasir.device.capability import Device
 from kvasir.errors import ConfigError
+from kvasir.memory import host_memory
 
 MAX_THREADS = 1024
 
@@ -21,6 +22,14 @@ def synchronize(device: Device) -> None:
     """Returns when everything queued on the device has run."""
     if device.kind == "cuda":
         torch.cuda.synchronize()
+
+
+def available(kind: str) -> int:
+    """Bytes that can be had on the device now; what torch only keeps in reserve is given back first."""
+    if kind != "cuda":
+        return host_memory()[1]
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
 
 
 def allocated(device: Device) -> int:

@@ -12,7 +12,6 @@ from kvasir.engine.load_text import load_text
 from kvasir.errors import ConfigError
 from kvasir.guided.guide import Guides
 from kvasir.guided.vocabulary import Vocabulary
-from kvasir.kv.tiers.transfers import QUEUE_BYTES
 from kvasir.plan import Capacity
 from kvasir.sched.scheduler import Scheduler
 from kvasir.types import ModelInfo, Task
@@ -30,6 +29,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
     from kvasir.engine.tier import make_tier
     from kvasir.models.config import read_generation_config
     from kvasir.ops import native
+    from kvasir.runner.footprint import footprint_of
     from kvasir.runner.load import Wish, load_model
     from kvasir.runner.make import cache_groups_of, make_runner
     from kvasir.runner.numerics import numerics_version
@@ -58,9 +58,13 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
         windows=tuple(g.window for g in groups),
         executor=executor,
         notes=loaded.notes,
-    )
+        footprint=lambda tokens: footprint_of(
+            loaded, kind=device.kind, tokens=tokens, rows=options.max_num_seqs, threads=threads,
+            block_size=options.block_size, kv_dtype=kv_dtype,
+        ),
+    )  # fmt: skip
     _, host_available = devices.host_memory()
-    machine = Facts(device.kind, device.memory_available, device.threads, device.processors, host_available)
+    machine = Facts(device.kind, devices.available(device.kind), device.threads, device.processors, host_available)
     config = resolve(options, facts, machine)
     capacity = Capacity(
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
@@ -86,9 +90,8 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
         targets=config.targets,
     )
     runner = make_runner(loaded, config, capacity, info, device.torch)
-    tier_bytes = max(QUEUE_BYTES, config.kv_bytes // 4)
     try:
-        tier = make_tier(options, config, files, info, runner.cache, tier_bytes)
+        tier = make_tier(options, config, files, info, runner.cache)
     except BaseException:
         runner.close()
         raise
@@ -103,7 +106,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
         eviction=config.cache_eviction,
         targets=config.targets,
         tier=tier,
-        tier_bytes=tier_bytes,
+        tier_bytes=config.load_bytes,
         guides=guides,
         jump_ahead=config.jump_ahead,
     )
@@ -145,6 +148,7 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
         f"KV memory {tokens} tokens in blocks of {config.block_size}, {config.kv_dtype}, "
         f"{config.kv_bytes / 2**20:.0f} MiB, "
         f"{f'prefixes kept ({config.cache_eviction})' if config.prefix_cache else 'no prefix cache'}",
+        f"memory    {_memory(config)}",
         *([f"host      {config.cache_host / 2**30:.1f} GiB for prefixes"] if config.cache_host else []),
         *([f"disk      {_disk(config)}"] if config.cache_dir else []),
         *([f"offers    it on {config.cache_offer}"] if config.cache_offer else []),
@@ -152,6 +156,23 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
         f"ready     in {sum(seconds):.1f} s ({seconds[0]:.1f} s of it imports)",
         *(f"note      {n}" for n in config.notes),
     ]
+
+
+def _memory(config: EngineConfig) -> str:
+    """Where it goes, in the order in which it was decided."""
+    f, length = config.footprint, config.max_model_len
+    has_tier = bool(config.cache_host or config.cache_dir or config.cache_peer)
+    parts = {
+        "weights": f.weights,
+        "buffers of a step": f.buffers,
+        "samplers": f.samplers,
+        "rotary angles": f.angles * length,
+        "rows": f.rows * length,
+        "KV": config.kv_bytes,
+        "on the way to and from tiers": (config.load_bytes + config.save_bytes) * has_tier,
+    }
+    taken = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in parts.items() if size)
+    return f"{taken}; {config.memory_left / 2**20:.0f} MiB stay free"
 
 
 def _disk(config: EngineConfig) -> str:

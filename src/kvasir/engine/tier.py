@@ -32,10 +32,9 @@ def make_tier(
     files: ModelFiles,
     info: ModelInfo,
     cache: KVCache | NativeCache,
-    load_bytes: int,
 ) -> KVConnector | None:
-    """What was decided on: the host's memory before the disk before the peer; None where nothing was. load_bytes: that
-    may be on their way from it. Raises ConfigError."""
+    """What was decided on: the host's memory before the disk before the peer; None where nothing was. Raises
+    ConfigError."""
     if not (config.cache_host or config.cache_dir or config.cache_peer):
         return None
     facts = Facts(identity(options, config, files), info.numerics, config.block_size, group_facts(config, cache))
@@ -44,11 +43,14 @@ def make_tier(
     try:
         if config.cache_dir:
             share = config.cache_write_share if config.cache_write_share < 1 else None
-            disk = DiskTier(_path(config.cache_dir), facts, config.cache_disk, load_bytes=load_bytes, share=share)
+            disk = DiskTier(
+                _path(config.cache_dir), facts, config.cache_disk,
+                queue_bytes=config.save_bytes, load_bytes=config.load_bytes, share=share,
+            )  # fmt: skip
             tiers.append(disk)
             disk.wait_scanned(SCAN_SECONDS)
         if config.cache_peer:
-            tiers.append(PeerTier(_path(config.cache_peer), facts, load_bytes=load_bytes))
+            tiers.append(PeerTier(_path(config.cache_peer), facts, load_bytes=config.load_bytes))
         if config.cache_offer and disk:
             server = PeerServer(_path(config.cache_offer), disk)
     except ConfigError:

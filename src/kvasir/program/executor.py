@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,6 +160,11 @@ class Program:
     def __del__(self) -> None:
         if hasattr(self, "pool"):
             self.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its buffers, without the angles, whose size goes with the positions."""
+        return self.lowered.arena + sum(array.nbytes for array in _arrays(self._keep))
 
     # -- structures
 
@@ -372,6 +377,14 @@ class Program:
             if end > angles.until:
                 for work in self.works[:num_works]:
                     angles.fill(work.start, work.start + work.count)
+
+
+def _arrays(kept: Sequence[Any]) -> Iterator[np.ndarray]:
+    for item in kept:
+        if isinstance(item, np.ndarray):
+            yield item
+        elif isinstance(item, list):
+            yield from _arrays(item)
 
 
 def _aligned(size: int) -> np.ndarray:

@@ -51,6 +51,7 @@ class FakeRunner:
         fault=None,
         overlaps: bool = False,
         tasks: tuple[Task, ...] = (Task.GENERATE,),
+        adapters: tuple[str, ...] = (),
     ):
         self.windows = window if isinstance(window, tuple) else (window,)
         groups = tuple(
@@ -58,7 +59,9 @@ class FakeRunner:
             for g, w in enumerate(self.windows)
         )
         sizes = (num_blocks,) * len(groups)
-        self.capacity = Capacity(max_rows, max_tokens_per_step, max_model_len, block_size, groups, sizes, vocab_size)
+        self.capacity = Capacity(
+            max_rows, max_tokens_per_step, max_model_len, block_size, groups, sizes, vocab_size, adapters
+        )
         self.info = ModelInfo("fake", "fake", tasks, vocab_size, max_model_len, executor="fake")
         self.kernel_seconds = 0.0
         self.overlaps = overlaps
@@ -81,6 +84,7 @@ class FakeRunner:
             del self.rows[row], self.tokens[row], self.tables[row], self.carries[row]
         for join in plan.joined:
             assert join.row not in self.rows, f"row {join.row} is taken"
+            assert 0 <= join.adapter <= len(self.capacity.adapters), "an adapter that is not there"
             self.rows[join.row] = join
             self.failed.discard(join.row)
             self.tokens[join.row] = _with_spans(join)

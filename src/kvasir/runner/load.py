@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,7 +10,8 @@ from typing import Any
 
 import torch
 
-from kvasir.errors import ConfigError
+from kvasir import device as devices
+from kvasir.errors import ConfigError, UnsupportedModel
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import HFView
@@ -31,7 +33,7 @@ class LoadedModel:
     """A model with its weights. config: as of Hugging Face, also for a GGUF file. bytes: of the weights' files.
 
     trace: for the program executor, None for eager. formats: bytes of packed weights by format. notes: for people.
-    hidden: as wished.
+    hidden: as wished. held: bytes of the weights in memory, of which `mapped` lie in the file's pages.
     """
 
     model: Any
@@ -44,6 +46,8 @@ class LoadedModel:
     formats: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    held: int = 0
+    mapped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +136,42 @@ def _load(
         raise CannotTrace(reason)
     weights_dtype = choose_dtype(dtype, source, device.type)
     hold = packer(weights_dtype) if packer else None
-    parameters = fill(model, source, weights_dtype, device, progress, hold)
+    _check_room(weight_bytes(model, source, weights_dtype, hold), device)
+    filled = fill(model, source, weights_dtype, device, progress, hold)
     size = sum(path.stat().st_size for path in files.weights)
     formats, more = (hold.formats, tuple(hold.notes)) if hold else ({}, ())
     return LoadedModel(
-        model, config, kind.__name__, weights_dtype, parameters, size, None, formats, (*notes, *more), hidden
+        model, config, kind.__name__, weights_dtype, filled.parameters, size, None, formats, (*notes, *more), hidden,
+        filled.bytes + sum(formats.values()), filled.mapped,
     )  # fmt: skip
+
+
+def weight_bytes(model: Any, source: WeightSource, dtype: torch.dtype, packer: Packer | None = None) -> int:
+    """Bytes that the weights will take: goes through a load in which nothing is read. Norms, biases and what a part
+    wants so are float32. Raises UnsupportedModel, or ModelFileError as `fill` does."""
+    total = 0
+
+    def count(leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
+        nonlocal total
+        shape = leaf.expects()[name]
+        is_wide = len(shape) == 1 or getattr(leaf, "keeps_float32", False)
+        try:
+            size = packer.nbytes(leaf, name, source.info(stored).dtype) if packer else None
+        except ValueError as error:
+            raise UnsupportedModel(f"tensor {stored} cannot be packed: {error}") from error
+        total += math.prod(shape) * (4 if is_wide else dtype.itemsize) if size is None else size
+        return True
+
+    fill(model, source, dtype, hold=count)
+    return total
+
+
+def _check_room(needed: int, device: torch.device) -> None:
+    if needed > (free := devices.available(device.type)):
+        raise ConfigError(
+            f"the weights take {needed / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB of memory are free",
+            "raise the memory limit, quantize the model, or take a smaller one",
+        )
 
 
 def _check_hidden(names: tuple[str, ...], layers: int) -> None:

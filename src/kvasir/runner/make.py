@@ -15,6 +15,7 @@ from kvasir.program import cache as program_cache
 from kvasir.program.cache import NativeCache
 from kvasir.program.executor import Program
 from kvasir.runner import selftest
+from kvasir.runner.footprint import ropes
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.model_runner import ModelRunner
 from kvasir.runner.program_runner import ProgramRunner
@@ -40,6 +41,8 @@ def make_runner(
     if loaded.trace is None:
         if device.type == "cpu" and loaded.dtype == torch.float32:
             devices.set_threads(1)  # MKL's float32 products depend on their number on some processors
+        for rope in ropes(model):
+            rope.reserve(capacity.max_model_len + 1, device)
         cache = KVCache(spec, config.num_blocks, config.block_size, DTYPES[config.kv_dtype], device)
         grade = selftest.run(model, cache)
         info, copies = replace(info, grade=grade), _copies(config, cache)

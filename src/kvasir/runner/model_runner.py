@@ -18,7 +18,7 @@ from kvasir.layers.batch import Batch, Slice, make_batch
 from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
 from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, landed, move_blocks
-from kvasir.runner.rows import BROKEN, Row, Rows
+from kvasir.runner.rows import Row, Rows
 from kvasir.sampling.logprobs import BadLogits, logprobs
 from kvasir.sampling.sampler import RowContext, Sampled, sample
 from kvasir.types import ModelInfo
@@ -62,7 +62,6 @@ class ModelRunner:
         self.kernel_seconds = 0.0
         self.overlaps = overlaps
         self.hidden = frozenset(hidden)
-        self._adapters: set[int] = {0}
         groups, size, vocab = len(capacity.groups), capacity.block_size, capacity.vocab_size
         self.rows = Rows(capacity.max_rows, capacity.max_model_len, groups, size, vocab)
         self._thread = ThreadPoolExecutor(1, "kvasir-runner")
@@ -78,7 +77,7 @@ class ModelRunner:
     def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
         """See Program.set_adapter."""
         self._thread.submit(set_adapter, self.model, adapter, pairs or {}).result()
-        self._adapters = self._adapters - {adapter} if pairs is None else self._adapters | {adapter}
+        (self.rows.adapters.discard if pairs is None else self.rows.adapters.add)(adapter)
 
     def close(self) -> None:
         """Waits for a step in progress and ends the threads. Twice does no harm."""
@@ -92,9 +91,9 @@ class ModelRunner:
     def _forward(self, plan: StepPlan) -> Forward:
         self.rows.apply(plan)
         saved = move_blocks(self._blocks, plan)
-        alive = [w for w in plan.work if not self.rows[w.row].failed]
+        alive = [w for w in plan.work if not self.rows[w.row].fault]
         if not alive:
-            broken = {i: RowResult(w.row, error=BROKEN) for i, w in enumerate(plan.work)}
+            broken = {i: RowResult(w.row, error=self.rows[w.row].fault) for i, w in enumerate(plan.work)}
             return Forward(plan, (), None, broken, saved=saved)
         wanted = frozenset(name for w in alive for name in w.want_hidden)
         assert wanted <= self.hidden, "hidden states that were not wished for at load"
@@ -106,7 +105,6 @@ class ModelRunner:
         row = self.rows[work.row]
         end = work.start + work.count
         assert end <= row.known, "work beyond the known tokens"
-        assert row.adapter in self._adapters, "an adapter that is not there"
         return Slice(
             ids=row.ids[work.start : end],
             start=work.start,
@@ -122,8 +120,8 @@ class ModelRunner:
         hidden: dict[int, tuple[tuple[str, bytes], ...]] = {}
         begin = 0
         for i, work in enumerate(plan.work):
-            if self.rows[work.row].failed:
-                partial[i] = RowResult(work.row, error=BROKEN)
+            if fault := self.rows[work.row].fault:
+                partial[i] = RowResult(work.row, error=fault)
                 continue
             end = begin + work.count
             if work.sample:

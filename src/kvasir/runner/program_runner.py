@@ -21,7 +21,7 @@ from kvasir.program import native
 from kvasir.program.cache import NativeCache
 from kvasir.program.executor import MAX_CHOSEN, Program
 from kvasir.runner.blocks import landed, move_blocks
-from kvasir.runner.rows import BROKEN, Row, Rows
+from kvasir.runner.rows import Row, Rows
 from kvasir.sampling.logprobs import BadLogits
 from kvasir.sampling.native import SAMPLE_ERRORS, Sampler, SampleRow, entry_of, fill_carry, fill_spec, next_carry
 from kvasir.sampling.native import Sampled as SampledRow
@@ -81,7 +81,7 @@ class ProgramRunner:
         count = begin = end = 0
         for i, work in enumerate(plan.work):
             row = self.rows[work.row]
-            if row.failed:
+            if row.fault:
                 firsts.append(None)
                 continue
             assert work.start + work.count <= row.known, "work beyond the known tokens"
@@ -123,7 +123,7 @@ class ProgramRunner:
 
     def _row_result(self, work: Work, first: int | None, at: int | None, apart: Sampled | None) -> RowResult:
         if first is None:
-            return RowResult(work.row, error=BROKEN)
+            return RowResult(work.row, error=self.rows[work.row].fault)
         if at is not None and not any(work.read):
             found = self._native_result(work, at)
         else:
@@ -137,6 +137,7 @@ class ProgramRunner:
     def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
         """See Program.set_adapter."""
         self.program.set_adapter(adapter, pairs)
+        (self.rows.adapters.discard if pairs is None else self.rows.adapters.add)(adapter)
 
     def close(self) -> None:
         """Waits for a step in progress and ends the threads. Twice does no harm."""

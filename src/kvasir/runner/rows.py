@@ -9,13 +9,15 @@ import numpy as np
 from kvasir.plan import Join, SamplingSpec, StepPlan, StepResult, Work
 
 BROKEN = "an earlier step of this sequence failed"
+REFUSED = "this runner cannot compute {}"
 
 
 @dataclass(slots=True)
 class Row:
     """ids: int32 [max_model_len + 1], the first `known` are valid. tables: block ids per cache group, int32.
 
-    failed: a step of it gave an error; works that were planned meanwhile have nothing to build on.
+    fault: why nothing is computed for it any more: it asks for what the runner does not have, or a step of it gave an
+    error, so that works that were planned meanwhile have nothing to build on. Empty while it is sound.
     """
 
     spec: SamplingSpec
@@ -26,7 +28,7 @@ class Row:
     adapter: int = 0
     carry: bytes = b""
     filled: list[int] = field(default_factory=list)  # valid entries per table
-    failed: bool = False
+    fault: str = ""
 
     def read(self, first: int, end: int) -> tuple[list[int], list[int]]:
         """The ids behind the positions [first, end), and how many of the best are wanted beside each."""
@@ -49,6 +51,7 @@ class Rows:
         self._max_blocks = -(-max_model_len // block_size) + 1
         self._num_groups = num_groups
         self._rows: list[Row | None] = [None] * max_rows
+        self.adapters: set[int] = {0}  # that the runner has
 
     def __getitem__(self, row: int) -> Row:
         found = self._rows[row]
@@ -63,7 +66,7 @@ class Rows:
         """The result, once its errors are remembered."""
         for row in result.rows:
             if row.error:
-                self[row.row].failed = True
+                self[row.row].fault = self[row.row].fault or BROKEN
         return result
 
     def apply(self, plan: StepPlan) -> None:
@@ -78,6 +81,15 @@ class Rows:
             self._rows[join.row] = self._new(join)
         for work in plan.work:
             self._extend(self[work.row], work)
+            self[work.row].fault = self[work.row].fault or _beyond(work)
+
+    def _missing(self, join: Join) -> str:
+        """Why the runner cannot take the sequence; empty where it can."""
+        if join.spans:
+            return REFUSED.format("embeddings in the place of tokens (Join.spans)")
+        if join.adapter not in self.adapters:
+            return REFUSED.format(f"adapter {join.adapter}, which is not loaded (Join.adapter)")
+        return ""
 
     def _check(self, ids: np.ndarray) -> None:
         if ids.size and not 0 <= ids.min() <= ids.max() < self._vocab_size:
@@ -97,6 +109,7 @@ class Rows:
             join.adapter,
             join.carry,
             [0] * self._num_groups,
+            self._missing(join),
         )
 
     def _extend(self, row: Row, work: Work) -> None:
@@ -106,3 +119,13 @@ class Rows:
             row.filled[group] = first + len(blocks)
         for token in np.frombuffer(work.appended, np.int32):
             row.append(int(token))
+
+
+def _beyond(work: Work) -> str:
+    """What work asks for that neither executor has code for; ignored, it would be computed wrongly."""
+    asked = {
+        "drafted ids (Work.drafted)": work.drafted,
+        "positions of their own (Work.positions)": work.positions,
+        "transfers to wait for (Work.pending)": work.pending,
+    }
+    return next((REFUSED.format(what) for what, given in asked.items() if given), "")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Sequence as Seq
 
-from kvasir.errors import InvalidRequest
+from kvasir.errors import InvalidRequest, quoted
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.manager import KVManager
 from kvasir.plan import Capacity, SamplingSpec
@@ -18,6 +19,12 @@ SHARED = b"shared:"  # namespaces of it may be stored beyond this engine's life;
 
 def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_chunk: int, bidirectional: bool) -> None:
     """Raises InvalidRequest for what could never be computed, however long it waited."""
+    if request.adapter is not None and request.adapter not in capacity.adapters:
+        raise InvalidRequest(
+            f"there is no adapter {quoted(request.adapter)}",
+            f"known: {', '.join(capacity.adapters)}" if capacity.adapters else "none are loaded here; leave it out",
+            param="adapter",
+        )
     length = len(request.prompt_ids)
     full = request.params.max_tokens or capacity.max_model_len
     if any(len(r) >= full for i, r in enumerate(request.resume_ids) if i not in request.done):
@@ -58,9 +65,11 @@ def make_sequence(
     blocks: SequenceBlocks,
     private: bool = False,
     model: str = "",
+    adapters: Seq[str] = (),
 ) -> Sequence:
     """Answer `index` of a request, with what an earlier engine had streamed of it as known tokens. private: it shares
-    cached prefixes with the other answers of its request alone. model: identity of the weights."""
+    cached prefixes with the other answers of its request alone. model: identity of the weights. adapters: the names
+    of the runner's."""
     params = request.params
     ends = eos_ids if request.eos_ids is None else frozenset(request.eos_ids)
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)
@@ -83,6 +92,7 @@ def make_sequence(
         embeds=not generates,
         prompt_len=len(request.prompt_ids),
         packed_prompt=packed,
+        adapter=1 + adapters.index(request.adapter) if request.adapter is not None else 0,
         beginning=space + packed[: blocks.block_size * tokens.itemsize],
         carry=request.resume_carries[index] if index < len(request.resume_carries) else b"",
         prompt_logprobs=[None for _ in request.prompt_ids] if wants_prompt else None,

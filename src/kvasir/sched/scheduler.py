@@ -26,7 +26,7 @@ from kvasir.errors import InvalidRequest, KvasirError, QueueFull
 from kvasir.kv.manager import KVManager
 from kvasir.kv.store import Store
 from kvasir.kv.tiers.connector import KVConnector
-from kvasir.kv.tiers.transfers import QUEUE_BYTES
+from kvasir.memory import QUEUE_BYTES
 from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
 from kvasir.sched import answer, guidance, slo
 from kvasir.sched.admission import make_sequence, refuse_impossible
@@ -133,6 +133,7 @@ class Scheduler:
             self.kv.new(),
             self.prefixes.private(request),
             self.store.tier.facts.model if self.store else "",
+            self.capacity.adapters,
         )
 
     def abort(self, request_id: str, index: int | None = None) -> None:

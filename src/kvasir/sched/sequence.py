@@ -62,6 +62,7 @@ class Sequence:
     beginning: bytes  # namespace and first block: who has an equal one begins alike
     status: Status = Status.WAITING
     row: int = -1
+    adapter: int = 0  # the runner's id of it
     computed: int = 0
     stored: int = 0
     cached: int = 0

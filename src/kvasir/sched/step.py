@@ -52,7 +52,7 @@ class Step:
         seq.untold = []  # joining tells all
         self.copies += copies
         self.loads += loads
-        self.joined.append(Join(seq.row, seq.tokens.tobytes(), seq.prompt_len, seq.spec, carry=seq.carry))
+        self.joined.append(Join(seq.row, seq.tokens.tobytes(), seq.prompt_len, seq.spec, seq.adapter, seq.carry))
 
     def compute(self, seq: Sequence, count: int, blocks: Added) -> None:
         """The sequence computes `count` more of its tokens. blocks: those the runner does not know of yet."""

@@ -45,6 +45,16 @@ class Fillable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Filled:
+    """parameters: how many. bytes: of the tensors that the parts hold, of which `mapped` lie in the file's pages; those
+    that `hold` took are not counted."""
+
+    parameters: int
+    bytes: int
+    mapped: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Wanted:
     """A tensor that a part of the model waits for, and where it lies in the checkpoint."""
 
@@ -78,8 +88,8 @@ def fill(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
     hold: Hold | None = None,
-) -> int:
-    """Gives every part of the model its tensors; returns how many parameters there are.
+) -> Filled:
+    """Gives every part of the model its tensors.
 
     hold: asked first for each; where it gave the part a form of its own, it returns True.
     Raises ModelFileError that names the tensor: missing, of another shape, or left over.
@@ -87,7 +97,7 @@ def fill(
     wanted = list(_wanted(model, source))
     sizes = {item.stored: source.info(item.stored).nbytes for item in wanted}
     _check_all_used(model, source, sizes.keys())
-    total, done, parameters = sum(sizes.values()), 0, 0
+    total, done, parameters, held, mapped = sum(sizes.values()), 0, 0, 0, 0
     for item in wanted:
         parameters += math.prod(item.shape)
         if hold and hold(item.leaf, item.name, source, item.stored, item.take):
@@ -99,12 +109,15 @@ def fill(
         tensor = source.tensor(item.stored, torch.float32 if exact else dtype)
         taken = item.take.of(tensor) if item.take else tensor
         kept = item.leaf.put(item.name, taken, dtype, torch.device(device))
-        if not _is_view_of_file(kept, tensor, source.info(item.stored).dtype):
+        held += kept.nbytes
+        if _is_view_of_file(kept, tensor, source.info(item.stored).dtype):
+            mapped += kept.nbytes
+        else:
             source.drop(item.stored)
         done += sizes.pop(item.stored, 0)
         if progress:
             progress(done, total)
-    return parameters
+    return Filled(parameters, held, mapped)
 
 
 def _wanted(model: Fillable, source: WeightSource) -> Iterator[_Wanted]:

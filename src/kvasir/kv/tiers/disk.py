@@ -35,7 +35,8 @@ from kvasir.kv.tiers.connector import Bytes, Failed
 from kvasir.kv.tiers.folder import make_private
 from kvasir.kv.tiers.purse import Purse
 from kvasir.kv.tiers.record import Unusable
-from kvasir.kv.tiers.transfers import QUEUE_BYTES, Loads, Meter, Worker
+from kvasir.kv.tiers.transfers import Loads, Meter, Worker
+from kvasir.memory import QUEUE_BYTES
 from kvasir.types import TierStats
 
 Save = tuple[Block, int, memoryview, float]  # with the seconds that the purse gave for it

@@ -25,8 +25,9 @@ from kvasir.kv.tiers.block import Block, Facts, Name
 from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
 from kvasir.kv.tiers.folder import check_private, make_private
 from kvasir.kv.tiers.record import Unusable
-from kvasir.kv.tiers.transfers import QUEUE_BYTES, Loads, Meter, Worker
+from kvasir.kv.tiers.transfers import Loads, Meter, Worker
 from kvasir.kv.tiers.wire import Wire, WireError
+from kvasir.memory import QUEUE_BYTES
 from kvasir.types import TierStats
 
 log = logging.getLogger("kvasir.kv")

@@ -19,7 +19,6 @@ log = logging.getLogger("kvasir.kv")
 
 Job = TypeVar("Job")
 
-QUEUE_BYTES = 256 << 20  # of a queue, when nothing else is said
 RATE_DECAY = 0.9  # per load: about the last ten count
 RATE_SECONDS = 60.0  # a rate that was not measured for so long is unknown, so that a slow tier is tried again
 

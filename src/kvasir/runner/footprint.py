@@ -1,0 +1,78 @@
+"""What a loaded model takes beside its keys and values. A program's buffers are laid out, and counted; what torch takes
+for a step of the eager executor is bounded from the shapes of the layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from kvasir.layers.kv_cache import group_layers
+from kvasir.layers.linear import Head, Linear
+from kvasir.layers.moe import MoE
+from kvasir.layers.rope import Angles, Rope
+from kvasir.memory import Footprint
+from kvasir.ops.attention.plan import BUDGET
+from kvasir.program.cache import NativeCache
+from kvasir.program.executor import MAX_CHOSEN, Program
+from kvasir.runner.load import LoadedModel
+
+_FLOAT = 4
+_SAMPLING = 6  # copies of a row of logits that the reference sampler has at a time: sorted, their places, masks
+_LIVE = 2  # every activation of a layer, and what it is computed by
+_SCORES = 4  # float32 copies of what attention computes together: keys, values, scores, results
+
+
+def footprint_of(
+    loaded: LoadedModel, *, kind: str, tokens: int, rows: int, threads: int, block_size: int, kv_dtype: str
+) -> Footprint:
+    """kind: of the device. tokens: computed in a step at most. rows: sequences computed at once."""
+    model = loaded.model
+    spec = model.cache_spec()
+    groups = len(group_layers(spec))
+    per_row = _FLOAT * (1 + -(-groups // block_size))  # a row's ids and its block tables
+    sampled = MAX_CHOSEN if loaded.trace else max(rows, MAX_CHOSEN) * (_SAMPLING if kind == "cuda" else 1)
+    if loaded.trace:
+        buffers, gathered = _program(loaded, tokens, rows, threads, block_size, kv_dtype), 0
+    else:
+        buffers = tokens * _row_bytes(model) + _SCORES * _FLOAT * BUDGET
+        gathered = max(2 * _SCORES * _FLOAT * cache.kv_heads * cache.head_dim for cache in spec)
+    return Footprint(
+        weights=loaded.held,
+        mapped=loaded.mapped,
+        buffers=buffers,
+        samplers=(_SAMPLING * MAX_CHOSEN + sampled) * _FLOAT * model.config.vocab_size,
+        angles=sum(Angles.num_bytes(rope, 1) for rope in ropes(model)),
+        rows=rows * per_row + gathered,
+    )
+
+
+def ropes(model: Any) -> Iterator[Rope]:
+    """Each rotary embedding of the model, once."""
+    found = {id(value): value for _, part in model.walk() for value in vars(part).values() if isinstance(value, Rope)}
+    yield from found.values()
+
+
+def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_size: int, kv_dtype: str) -> int:
+    """Of the program itself, laid out over a cache of the smallest size."""
+    assert loaded.trace is not None
+    spec = loaded.model.cache_spec()
+    cache = NativeCache(spec, [1] * len(group_layers(spec)), block_size, kv_dtype)
+    program = Program(
+        loaded.trace, cache, max_rows=tokens, max_work=rows, max_states=rows, max_positions=1, threads=threads
+    )
+    try:
+        return program.num_bytes
+    finally:
+        program.close()
+
+
+def _row_bytes(model: Any) -> int:
+    """A bound on what a row of tokens takes in the widest layer, and in the residual stream."""
+    experts = max((part.top_k for _, part in model.walk() if isinstance(part, MoE)), default=1)
+    widths: dict[str, int] = {}
+    for path, part in model.walk():
+        if isinstance(part, Linear) and not isinstance(part, Head):
+            times = experts if ".experts." in path else 1
+            widths[re.sub(r"\d+", "*", path)] = times * sum(sum(s) for s in part.expects().values() if len(s) == 2)
+    return _LIVE * _FLOAT * (sum(widths.values()) + 4 * model.config.width)
