@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable
 
 import httpx
 import pytest
@@ -19,9 +20,10 @@ from kvasir.serve.scopes import needs_management
 from kvasir.serve.serving import json_response
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.wire import Wire
+from tests.serve.fakes import EOS
 from tests.serve.running import client, make_front
 
-INFERENCE, MANAGEMENT, _ = KeyScope
+INFERENCE, MANAGEMENT, SPECIAL_TOKENS = KeyScope
 KEYS = (
     Key("infer-key", "infers"),
     Key("manage-key", "manages", scopes=frozenset((MANAGEMENT,))),
@@ -126,3 +128,46 @@ async def test_without_keys_only_this_machine_manages(peer, headers, may):
             assert response.status_code == (200 if may else 403), response.text
         assert (await http.post("/manage/maybe?manage=1")).status_code == (200 if may else 403)
         assert (await http.post("/manage/maybe")).status_code == 200
+
+
+# -- control tokens in a conversation ----------------------------------------------------------------------
+
+SAID = {"model": "fake", "messages": [{"role": "user", "content": "a<eos>b"}]}
+
+
+def _counted(http, **fields) -> Awaitable[httpx.Response]:
+    return http.post("/tokenize", json={**SAID, **fields})
+
+
+async def test_text_becomes_control_tokens_for_who_may_say_so():
+    """Without keys: for this machine itself. With keys: for those with the scope. `false` is for everybody."""
+    async with client() as http:
+        spelt = (await _counted(http)).json()["tokens"]
+        trusted = (await _counted(http, trust_special_tokens=True)).json()["tokens"]
+        assert trusted.count(EOS) == spelt.count(EOS) + 1
+        assert (await _counted(http, trust_special_tokens=False)).json()["tokens"] == spelt
+        asked = {**SAID, "trust_special_tokens": True}
+        forwarded = await http.post("/tokenize", json=asked, headers={"x-real-ip": "8.8.8.8"})
+        assert forwarded.status_code == 403 and "trust_special_tokens" in forwarded.text
+    may = Key("trust-key", "trusts", scopes=frozenset((INFERENCE, SPECIAL_TOKENS)))
+    async with client(ServeSettings(keys=(*KEYS, may))) as http:
+        for secret, status in (("infer-key", 403), ("both-keys", 403), ("trust-key", 200)):
+            http.headers["authorization"] = f"Bearer {secret}"
+            assert (await _counted(http)).json()["tokens"] == spelt
+            assert (await _counted(http, trust_special_tokens=False)).json()["tokens"] == spelt
+            answer = await _counted(http, trust_special_tokens=True)
+            assert answer.status_code == status and (
+                "special_tokens" in answer.text or answer.json()["tokens"] == trusted
+            )
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"]
+)
+async def test_every_dialect_asks_for_the_scope(path):
+    async with client(ServeSettings(keys=KEYS), headers={"authorization": "Bearer infer-key"}) as http:
+        said = {"prompt": "a"} if path == "/api/generate" else {"input": "a"} if "responses" in path else SAID
+        body = {"model": "fake", **said, "trust_special_tokens": True}
+        body |= {"max_tokens": 1} if path == "/v1/messages" else {}
+        answer = await http.post(path, json=body)
+        assert answer.status_code == 403 and "special_tokens" in answer.text

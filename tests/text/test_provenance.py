@@ -20,6 +20,7 @@ from kvasir.engine.front import Front
 from kvasir.errors import KvasirError
 from kvasir.text.byte_level import LETTERS
 from kvasir.text.chat import ChatTemplate
+from kvasir.text.provenance import Guard
 from kvasir.text.special_tokens import SpecialTokens
 from kvasir.text.template_process import TemplateRenderer
 from kvasir.text.tokenizer import Tokenizer
@@ -337,3 +338,15 @@ def test_real_tokenizers_keep_the_ids_around(name):
     assert tokenizer.encode(harmless, False, True, [(start, start + 11)]) == tokenizer.encode(harmless, False)
     with_bos = tokenizer.encode(text, True, True, [(start, end)])
     assert with_bos == [*([tokenizer.bos_id] if tokenizer.add_bos else []), *ids]
+
+
+def test_an_encoder_that_ignores_what_is_foreign_is_found(monkeypatch):
+    """A planted fault: without the guard these tests must not pass."""
+
+    def careless(guard, text, foreign, blocked, add_special_tokens):
+        return guard._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    monkeypatch.setattr(Guard, "encode", careless)
+    for test in (test_plain_tokens_stay_allowed, test_tokens_that_overlap_cannot_hide_each_other):
+        with pytest.raises(AssertionError):
+            test()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from string import Formatter
 from typing import Any, Self, SupportsIndex
 
@@ -188,8 +189,14 @@ def from_outside(value: Any, mark: int = OUTSIDE) -> Any:
     if isinstance(value, list):
         return [from_outside(item, mark) for item in value]
     if isinstance(value, dict):
-        return {outside(key, mark): from_outside(item, mark) for key, item in value.items()}
+        return {_name(key, mark): from_outside(item, mark) for key, item in value.items()}
     return value
+
+
+@lru_cache(1024)
+def _name(key: str, mark: int) -> Marked:
+    """A key: the same few come in each message."""
+    return outside(key, mark)
 
 
 def is_own(value: object) -> bool:
@@ -214,6 +221,8 @@ def lost(result: Any, *operands: object) -> Any:
 
 def text_of(value: object) -> str:
     """What a template prints for a value. A list or an object is printed as Python has it, which keeps no marks."""
+    if type(value) is Marked or type(value) is str:
+        return value
     if isinstance(value, str):
         return str(value)
     return str(value) if is_own(value) else outside(str(value))

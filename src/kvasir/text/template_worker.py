@@ -76,11 +76,13 @@ def marked_variables(source: str, variables: dict, own: dict) -> dict[str, Any]:
 def _message(source: str, message: Any) -> Any:
     """The content of a model's turn is its own words. A role is a word of the template, if it knows the role: some
     make a token of it, `'<|' + message.role + '|>'`."""
-    made, role = from_outside(message), message.get("role") if isinstance(message, dict) else None
+    role = message.get("role") if isinstance(message, dict) else None
+    if role == "assistant" and "content" in message:
+        made = from_outside({**message, "content": None}) | {"content": from_outside(message["content"], MODEL)}
+    else:
+        made = from_outside(message)
     if isinstance(role, str) and (role in ROLES or f"'{role}'" in source or f'"{role}"' in source):
         made["role"] = role
-    if role == "assistant" and "content" in made:
-        made["content"] = from_outside(message["content"], MODEL)
     return made
 
 
