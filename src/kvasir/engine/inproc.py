@@ -32,7 +32,7 @@ class InProcessEngine:
     def __init__(self, build: Callable[[], EngineCore]):
         self._build = build
         self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
-        self._streams = Streams(self._pause)
+        self._streams = Streams(self._set_paused)
         self._thread: threading.Thread | None = None
         self._info: ModelInfo | None = None
         self.summary: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class InProcessEngine:
 
         self._commands.put(add)
 
-    def _pause(self, request_id: str, whether: bool) -> None:
+    def _set_paused(self, request_id: str, whether: bool) -> None:
         self._commands.put(lambda core: core.pause(request_id, whether))
 
     async def abort(self, request_id: str, index: int | None = None) -> None:

@@ -76,7 +76,7 @@ class ProcessEngine:
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._process: subprocess.Popen | None = None
-        self._streams = Streams(self._pause)
+        self._streams = Streams(self._set_paused)
         self._journal = Journal()
         self._lives = Lives()
         self._questions: dict[int, asyncio.Future] = {}
@@ -150,7 +150,7 @@ class ProcessEngine:
         self._command(wire.Abort(request_id, None))
         self._flush()
 
-    def _pause(self, request_id: str, whether: bool) -> None:
+    def _set_paused(self, request_id: str, whether: bool) -> None:
         self._journal.pause(request_id, whether)
         self._command(wire.Pause(request_id, whether))
         self._flush()
