@@ -29,9 +29,12 @@ CHAT = "/v1/chat/completions"
 
 
 @asynccontextmanager
-async def serving(folder=None, front=None, **fields):
+async def serving(folder=None, front=None, watch=None, **fields):
+    """watch: called with the application before its batches start: lines of an earlier server run from then on."""
     async with client(ServeSettings(data_dir=folder, **fields), front or make_front()) as http:
         http.app = http._transport.app
+        if watch:
+            watch(http.app)
         await http.app.state.batches.start()
         yield http
         await http.app.state.batches.stop()
@@ -337,29 +340,27 @@ async def test_a_batch_goes_on_after_a_restart_and_does_no_line_twice(tmp_path):
     """The server ends in the midst, thrice; what is in the journal by then is not asked again."""
     asked: list[str] = []
 
-    def watching(http):
-        post = http.app.state.batches._caller.post
+    def watch(app):
+        caller = app.state.batches._caller
+        post = caller.post
 
         async def wrapper(path, body, key, id):
             answer = await post(path, body, key, id)
             asked.append(json.loads(body)["messages"][0]["content"])
             return answer
 
-        http.app.state.batches._caller.post = wrapper
+        caller.post = wrapper
 
     names = [f"c{i}" for i in range(40)]
-    async with serving(tmp_path / "data", make_front(step_seconds=0.001), batch_width=4) as http:
-        watching(http)
+    async with serving(tmp_path / "data", make_front(step_seconds=0.001), watch, batch_width=4) as http:
         batch = await start(http, [line(name, max_tokens=20) for name in names])
         while len(asked) < 5:
             await asyncio.sleep(0.005)
     for enough in (12, 20):
-        async with serving(tmp_path / "data", make_front(step_seconds=0.001), batch_width=4) as http:
-            watching(http)
+        async with serving(tmp_path / "data", make_front(step_seconds=0.001), watch, batch_width=4) as http:
             while len(asked) < enough:
                 await asyncio.sleep(0.005)
-    async with serving(tmp_path / "data", batch_width=4) as http:
-        watching(http)
+    async with serving(tmp_path / "data", watch=watch, batch_width=4) as http:
         batch = await until(http, {**batch, "status": ""}, "completed")
         good = await lines_of(http, batch["output_file_id"])
         assert [entry["custom_id"] for entry in good] == names and batch["request_counts"]["completed"] == 40
