@@ -274,7 +274,7 @@ class ProcessEngine:
         address = f"ipc://{self._address}"
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.linger = 0
-        self._socket.set_hwm(0)
+        self._socket.sndhwm, self._socket.rcvhwm = 0, wire.AHEAD
         self._socket.bind(address)
         command = [sys.executable, "-m", "kvasir.engine.worker", address]
         pipe = subprocess.PIPE

@@ -18,6 +18,9 @@ from kvasir.snapshot import Snapshot
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
 
+AHEAD = 32  # messages that each side may hold for an API process that falls behind; then the engine waits for it
+
+
 class WorkerSpec(msgspec.Struct, frozen=True):
     """What an engine process shall run: a model by options, or the FakeRunner with its own (`fake`)."""
 

@@ -167,7 +167,7 @@ def main() -> int:
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.WorkerSpec)
     end_with_parent(sys.argv[1])
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
-        socket.linger = 1000
+        socket.linger, socket.sndhwm = 1000, wire.AHEAD
         socket.connect(sys.argv[1])
         try:
             core = build(spec, socket)
