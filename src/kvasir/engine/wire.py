@@ -17,7 +17,6 @@ from kvasir.errors import (
 from kvasir.snapshot import Snapshot
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
-
 AHEAD = 32  # messages that each side may hold for an API process that falls behind; then the engine waits for it
 
 
