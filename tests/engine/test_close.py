@@ -148,7 +148,7 @@ async def test_an_engine_starts_again_after_its_end():
 def test_a_core_whose_tier_cannot_be_made_leaves_no_threads(monkeypatch):
     made = []
 
-    def fails(options, config, files, info, cache, tier_bytes):
+    def fails(options, config, files, info, cache):
         made.append(threading.active_count())
         raise ConfigError("no tier")
 
