@@ -11,6 +11,7 @@ import pytest
 
 from kvasir import LLM, AsyncLLM, KvasirError, SamplingParams
 from kvasir.errors import InvalidRequest, ModelFileError, UnsupportedModel
+from kvasir.weights.find import find_model
 from tests._shared import need
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -133,3 +134,28 @@ def test_what_cannot_be_loaded_says_why(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
     with pytest.raises(ModelFileError):
         LLM(str(tmp_path), progress=False)
+
+
+def small_window(folder, window: int):
+    """The bundled model as a mistral whose layers see so many tokens."""
+    bundled = find_model("kvasir-mini").root
+    for path in bundled.iterdir():
+        (folder / path.name).symlink_to(path)
+    config = json.loads((bundled / "config.json").read_text())
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize("executor", ["program", "eager"])
+def test_a_window_of_1_is_served(tmp_path, executor):
+    """Each token sees itself alone, so an answer depends on the prompt's last token and nothing before it."""
+    model = small_window(tmp_path, 1)
+    one = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
+    with LLM(model, progress=False, threads=1, executor=executor, dtype="float32") as llm:
+        long = [7] * 100 + [9]
+        first, again, onward = llm.generate([long, long, [*long, *range(3, 90), 9]], one)
+        cached = llm.generate([[*long, 5, 9]], one)[0]
+        answers = [o.outputs[0].token_ids for o in (first, again, onward, cached)]
+    assert len(answers[0]) == 80 and answers == [answers[0]] * 4

@@ -160,3 +160,14 @@ def test_every_weight_moves_the_logits(transformers, name):
         changed = state | {name: tensor.flip(0 if len(tensor) > 1 else 1)}  # not scaled: a norm behind would undo it
         moved = distance(logits_of(ours(config, changed), ids), logits)
         assert moved > SENSITIVITY, name
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["mistral", "phi3", "mixtral", "gemma2"])
+def test_with_a_window_of_1_a_token_sees_itself_alone(transformers, name):
+    config = config_of(name) | {"sliding_window": 1}
+    config = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model, ids = randomized(model), random_ids(LENGTH, 96)
+    logits = logits_of(ours(model.config.to_dict(), state_of(model)), ids, chunks=(17, 1, 30))
+    assert distance(logits, reference_logits(model, ids)) < TOLERANCE

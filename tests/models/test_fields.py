@@ -299,6 +299,7 @@ def test_values_that_cannot_be_are_refused(config):
         {"partial_rotary_factor": 0.5},
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
         {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 3]}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, **LONGROPE}},
         {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
     ],
 )

@@ -209,11 +209,28 @@ def add_phi3_keys(writer, c, head_dim: int) -> None:
     writer.add_rope_dimension_count(int(scaling["partial_rotary_factor"] * head_dim))
     writer.add_sliding_window(c.sliding_window or 0)
     if scaling["rope_type"] == "longrope":
-        growth = c.max_position_embeddings / original
+        growth = max(1.0, c.max_position_embeddings / original)
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(growth) / math.log(original)))
         for kind in ("short", "long"):
             factors = np.array(scaling[f"{kind}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+
+
+@pytest.mark.parametrize("original", [64, 128, 8192])
+def test_a_longrope_file_keeps_its_own_original_context(tmp_path, original):
+    """Beyond it the factors of the long context would be needed, so the context ends there."""
+    config = transformers.Phi3Config(
+        **DECODER, pad_token_id=0, original_max_position_embeddings=original, rope_scaling=LONGROPE
+    )
+    hf = randomized(transformers.AutoModelForCausalLM.from_config(config))
+    folder, file = load(save(hf, tmp_path / "folder")), load(write_gguf(hf, tmp_path / "model.gguf"))
+    assert file.config.context_length == folder.config.context_length == min(256, original)
+    assert file.config.rope_scaling.original_max_position == original
+    ids = random_ids(file.config.context_length, 101)
+    with torch.inference_mode():
+        expected = hf(torch.tensor([ids])).logits[0]
+    for model in (file, folder):
+        assert distance(logits_of(model, ids), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", MODELS)

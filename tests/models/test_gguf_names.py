@@ -319,6 +319,39 @@ def test_longrope_comes_from_its_tensors():
         read("phi3", tensors, **keys)
 
 
+def test_longrope_completes_what_the_file_leaves_out():
+    tensors = {f"rope_factors_{kind}.weight": np.arange(1, 5, dtype=np.float32) for kind in ("short", "long")}
+    config = read("phi3", tensors, rope__scaling__original_context_length=16)
+    found = model_class_for(config).Config.from_hf(config)
+    assert found.rope_scaling.attention_factor == math.sqrt(1 + math.log(4) / math.log(16))
+    whole = read("phi3", tensors)
+    assert model_class_for(whole).Config.from_hf(whole).context_length == CONTEXT
+
+
+def test_a_factor_without_a_type_is_linear():
+    for key in ("rope__scale_linear", "rope__scaling__factor"):
+        _, scaling = read_rope(Fields(read("llama", **{key: 4.0})), CONTEXT)
+        assert (scaling.kind, scaling.factor) == ("linear", 4.0)
+        assert read("llama", **{key: 4.0}, rope__scaling__type="none")["rope_scaling"] is None
+        assert read("llama", **{key: 0.0})["rope_scaling"] is None
+
+
+@pytest.mark.parametrize("name", ["rope_freqs.weight", "rope_factors_short.weight"])
+def test_factors_of_a_tensor_do_not_replace_another_scaling(name):
+    factors = {name: np.ones(4, np.float32), "rope_factors_long.weight": np.ones(4, np.float32)}
+    with pytest.raises(UnsupportedModel, match=r"linear rope scaling by 4 together with the tensor rope_f"):
+        read("llama", factors, rope__scale_linear=4.0)
+    for kind in ("yarn", "longrope"):
+        with pytest.raises(UnsupportedModel, match=f"{kind} rope scaling by 4"):
+            read("llama", factors, rope__scaling__type=kind, rope__scaling__factor=4.0)
+
+
+def test_a_window_of_0_is_none_and_no_default():
+    full = read("gemma2", block_count=4, attention__sliding_window=0)
+    assert model_class_for(full).Config.from_hf(full).windows == (0, 0, 0, 0)
+    assert read("gemma2", block_count=4)["sliding_window"] == 4096
+
+
 def test_head_sizes_are_the_files_own():
     config = read("qwen3", attention__key_length=16, attention__value_length=16, attention__head_count_kv=2)
     assert (config["head_dim"], config["num_key_value_heads"]) == (16, 2)

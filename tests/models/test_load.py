@@ -1,15 +1,16 @@
 """Filling a model: what is missing, left over or of another shape is named, and nothing is copied needlessly."""
 
 import json
+import re
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from kvasir.errors import ConfigError, ModelFileError
+from kvasir.errors import ConfigError, ModelFileError, UnsupportedModel
 from kvasir.layers.module import Take
 from kvasir.models.llama import Llama
-from kvasir.runner.load import load_model
+from kvasir.runner.load import Wish, load_model
 from kvasir.weights.find import find_model
 from kvasir.weights.load import choose_dtype
 from tests.models.driver import logits_of
@@ -132,3 +133,14 @@ def test_random_weights_are_the_same_for_the_same_seed():
     first, second, other = (logits_of(dummy(CONFIG, seed=seed), ids) for seed in (0, 0, 1))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("executor", ["eager", "auto"])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
+@pytest.mark.parametrize(("dtype", "stored"), [(torch.int16, "I16"), (torch.int32, "I32"), (torch.bool, "BOOL")])
+def test_integers_are_no_weights(state, tmp_path, executor, name, dtype, stored):
+    """Converted to floats they would give another model's answers."""
+    save_file(state | {name: state[name].to(dtype)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(UnsupportedModel, match=rf"tensor '{re.escape(name)}' is stored as {stored}.*GGUF file of it"):
+        load_model(find_model(tmp_path), wish=Wish(executor))

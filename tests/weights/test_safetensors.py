@@ -110,6 +110,7 @@ def test_missing_shards_and_names_are_named(shards):
     [
         *("../secret.safetensors", "/etc/x.safetensors", "a/b.safetensors", "a\\b.safetensors", "m.bin", ""),
         *("..", "C:x.safetensors", "x\0.safetensors", 3, None, ["m-1.safetensors"], "m-1.safetensors/"),
+        *("m" * 5000 + ".safetensors", "é" * 130 + ".safetensors"),
     ],
 )
 def test_an_index_cannot_point_outside_its_folder(shards, shard):

@@ -53,8 +53,9 @@ class LayerCache:
     @property
     def reach(self) -> int:
         """Tokens whose blocks are still needed, the next one included; 0 for all. A state is reached from the start of
-        the block that the token before lies in."""
-        return 2 if self.kind == "state" else self.window
+        the block that the token before lies in. A window of 1 keeps the token before too, so that there is always a
+        last block to go on from."""
+        return 2 if self.kind == "state" or self.window == 1 else self.window
 
 
 def group_layers(spec: Sequence[LayerCache]) -> list[tuple[LayerCache, tuple[int, ...]]]:

@@ -45,8 +45,10 @@ def hf_config_from_gguf(metadata: Mapping[str, Any], source: Source) -> dict[str
     shapes = {name: tuple(source.info(name).shape) for name in source.names()}
     config = _READERS[architecture](fields, architecture, shapes)
     if "rope_freqs.weight" in shapes:
+        _check_alone(config, "rope_freqs.weight", fields)
         config["rope_scaling"] = {"rope_type": "factors", "factors": _factors(source, "rope_freqs.weight")}
     if "rope_factors_short.weight" in shapes:
+        _check_alone(config, "rope_factors_short.weight", fields)
         config["rope_scaling"] = _longrope(source, fields)
     fields.finish()
     return {**config, "eos_token_id": _eos_ids(metadata), "bos_token_id": _token_id(metadata, "bos_token_id")}
@@ -153,13 +155,13 @@ def _gemma(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
         if f.get(cap) is not None:
             config[cap] = f.number(cap, 0.0, 1e6) or None
-    window = f.integer("attention.sliding_window", 0, MAX_POSITIONS, 0)
+    window = f.integer("attention.sliding_window", 0, MAX_POSITIONS, 4096 if architecture == "gemma2" else 0)
     if window:
         config["sliding_window"] = window
+    else:
+        config["layer_types"] = ["full_attention"] * layers
     if architecture == "gemma2":
         return config | {"model_type": "gemma2"}
-    if not window:
-        config["layer_types"] = ["full_attention"] * layers
     config["rope_local_base_freq"] = f.number("rope.freq_base_swa", 1.0, 1e12, 1e4)
     return config | {"model_type": "gemma3_text"}
 
@@ -234,12 +236,13 @@ _READERS = {
 
 
 def _rope_scaling(f: Fields) -> dict[str, Any] | None:
-    """The scaling in Hugging Face's words; what a kind needs is checked where that is read."""
-    kind = f.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"), "none")
+    """The scaling in Hugging Face's words; what a kind needs is checked where that is read. As in llama.cpp, a factor
+    without a type is linear, and a factor of 0 is none."""
+    kind = f.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"), "linear")
     f.get("rope.scaling.finetuned")
     factor = f.number("rope.scaling.factor", 0.0, 1e6, 0.0) or f.number("rope.scale_linear", 0.0, 1e6, 0.0)
     original = f.integer("rope.scaling.original_context_length", 0, MAX_POSITIONS, 0)
-    if kind == "none":
+    if kind == "none" or (kind == "linear" and not factor):
         return None
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if original:
@@ -261,15 +264,31 @@ def _yarn(f: Fields, factor: float) -> dict[str, float]:
     return {name: value for name, value in found.items() if value}
 
 
+def _check_alone(config: Mapping[str, Any], name: str, f: Fields) -> None:
+    """The factors of a tensor take the place of another scaling, which must not get lost."""
+    scaling = config.get("rope_scaling") or {}
+    kind, factor = scaling.get("rope_type", "longrope"), scaling.get("factor", 0.0)
+    if kind != "longrope" or factor not in (0.0, 1.0):
+        raise UnsupportedModel(
+            f"{f.where}: a {kind} rope scaling by {factor:g} together with the tensor {name}",
+            "one of the two is supported, not both",
+        )
+
+
 def _longrope(source: Source, f: Fields) -> dict[str, Any]:
+    """As in llama.cpp, the original context is the whole one where the file does not state it. The attention factor
+    then follows from the two, as in the folder that the file was made from, unless the file states it."""
+    context = f.integer("context_length", 1, MAX_POSITIONS)
+    original = f.integer("rope.scaling.original_context_length", 0, MAX_POSITIONS, 0) or context
     scaling = {
         "rope_type": "longrope",
         "short_factor": _factors(source, "rope_factors_short.weight"),
         "long_factor": _factors(source, "rope_factors_long.weight"),
-        "attention_factor": f.number("rope.scaling.attn_factor", 1e-6, 1e6, 1.0),
+        "original_max_position_embeddings": original,
     }
-    original = f.integer("rope.scaling.original_context_length", 0, MAX_POSITIONS, 0)
-    return scaling | ({"original_max_position_embeddings": original} if original else {})
+    if f.get("rope.scaling.attn_factor") is not None:
+        scaling["attention_factor"] = f.number("rope.scaling.attn_factor", 1e-6, 1e6)
+    return scaling
 
 
 def _factors(source: Source, name: str) -> list[float]:

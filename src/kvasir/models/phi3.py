@@ -12,19 +12,28 @@ from kvasir.models.config import MAX_POSITIONS, Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes
 from kvasir.models.llama import Llama
 
-_DEFAULTS = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
+_DEFAULTS = {"rms_norm_eps": 1e-5}
+_ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, slots=True)
 class Phi3Config(DecoderConfig):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Phi3Config:
-        f = Fields({**_DEFAULTS, **config})
+        f = Fields({**_DEFAULTS, **_default_original(config), **config})
         sizes = read_sizes(f, partial=True)
         window = f.integer("sliding_window", 1, MAX_POSITIONS, 0)
         f.expect("attention_bias", False)
         f.finish()
         return cls(**sizes, windows=(window,) * sizes["num_layers"])
+
+
+def _default_original(config: Mapping[str, Any]) -> dict[str, int]:
+    """What a config that does not state its original context means. The field's place beside the rope settings takes
+    precedence over the one among them, so a default there must not hide a value that is stated among them."""
+    settings = config.get("rope_parameters") or config.get("rope_scaling")
+    stated = isinstance(settings, Mapping) and settings.get(_ORIGINAL) is not None
+    return {} if stated else {_ORIGINAL: 4096}
 
 
 class Phi3(Llama):

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.layers.elementary import log
 from kvasir.layers.rope import KINDS, RopeScaling
 from kvasir.models.config import MAX_HEAD_DIM, MAX_POSITIONS, Fields, is_number
@@ -37,7 +37,7 @@ def read_rope(
     new, old = f.get("rope_parameters"), f.get("rope_scaling")
     values = new or old or {}
     if not isinstance(values, Mapping):
-        raise ModelFileError(f"{f.where}: rope_scaling is {values!r}", "expected an object or null")
+        raise ModelFileError(f"{f.where}: rope_scaling is {quoted(values)}", "expected an object or null")
     inner = Fields(values, f"{f.where}: {'rope_parameters' if new else 'rope_scaling'}")
     theta = f.number("rope_theta", 1.0, 1e12, default_theta)
     theta = inner.number("rope_theta", 1.0, 1e12, theta)
@@ -60,10 +60,15 @@ def _read_scaling(f: Fields, max_position: int) -> RopeScaling:
     kind = f.get("rope_type") or f.get("type") or "default"
     kind = "longrope" if kind == "su" else kind  # its first name
     if kind not in KINDS:
-        raise UnsupportedModel(f"{f.where}: the rope kind {kind!r} is not supported", f"supported: {', '.join(KINDS)}")
+        raise UnsupportedModel(
+            f"{f.where}: the rope kind {quoted(kind)} is not supported", f"supported: {', '.join(KINDS)}"
+        )
+    if kind != "longrope" and (f.get("short_factor") or f.get("long_factor")):
+        raise UnsupportedModel(f"{f.where}: short_factor and long_factor of the rope kind {quoted(kind)}",
+                               "they are supported of longrope")  # fmt: skip
     unknown = sorted(set(f.values).difference(_KNOWN_KEYS.split()))
     if unknown:
-        raise UnsupportedModel(f"{f.where}: {unknown[0]} is not known", "rope settings are never ignored")
+        raise UnsupportedModel(f"{f.where}: {quoted(unknown[0])} is not known", "rope settings are never ignored")
     if kind == "default":
         return RopeScaling()
     if kind == "factors":

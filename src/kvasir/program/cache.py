@@ -38,7 +38,7 @@ def cache_groups(spec: Sequence[LayerCache], block_size: int, kv_dtype: str) -> 
             cache.kind,
             layers,
             2 * len(layers) * cache_block_bytes(layout_of(cache, block_size, kv_dtype)),
-            cache.window,
+            cache.reach,
         )
         for cache, layers in group_layers(spec)
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kvasir import device as devices
-from kvasir.errors import ConfigError, UnsupportedModel
+from kvasir.errors import ConfigError, UnsupportedModel, quoted
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import HFView
@@ -158,7 +158,10 @@ def weight_bytes(model: Any, source: WeightSource, dtype: torch.dtype, packer: P
         try:
             size = packer.nbytes(leaf, name, source.info(stored).dtype) if packer else None
         except ValueError as error:
-            raise UnsupportedModel(f"tensor {stored} cannot be packed: {error}") from error
+            raise UnsupportedModel(
+                f"tensor {quoted(stored)} is stored as {source.info(stored).dtype}, which cannot be packed",
+                "use the model's checkpoint in float32, float16 or bfloat16, or a GGUF file of it",
+            ) from error
         total += math.prod(shape) * (4 if is_wide else dtype.itemsize) if size is None else size
         return True
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kvasir.errors import ConfigError, ModelFileError
+from kvasir.errors import ConfigError, ModelFileError, UnsupportedModel, quoted
 from kvasir.weights.source import WeightSource
 
 Progress = Callable[[int, int], None]  # bytes of the file read so far, and in all
@@ -24,6 +24,7 @@ Hold = Callable[[Any, str, WeightSource, str, Any], bool]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SHOWN = 5
+_NO_WEIGHTS = re.compile(r"BOOL|[UI]\d+|C64")  # types of tensors whose values are not real numbers
 
 
 class Leaf(Protocol):
@@ -128,6 +129,7 @@ def _wanted(model: Fillable, source: WeightSource) -> Iterator[_Wanted]:
         for name, shape in leaf.expects().items():
             take, asked = _spellings(table, f"{path}.{name}")
             found = _find(asked, stored, model.prefix)
+            _check_type(found, source.info(found).dtype)
             _check_shape(found, tuple(source.info(found).shape), shape, take)
             yield _Wanted(leaf, name, shape, found, take)
 
@@ -154,6 +156,15 @@ def _find(asked: list[str], stored: set[str], prefix: str) -> str:
         f"the checkpoint has no tensor {' or '.join(asked)}",
         "is the download complete, and does config.json belong to these weights?",
     )
+
+
+def _check_type(name: str, stored: str) -> None:
+    """Integers mean something only with the scales of a quantization; as numbers they would be another model."""
+    if _NO_WEIGHTS.fullmatch(stored):
+        raise UnsupportedModel(
+            f"tensor {quoted(name)} is stored as {stored}, which is no type of weights",
+            "use the model's checkpoint in float32, float16 or bfloat16, or a GGUF file of it",
+        )
 
 
 def _check_shape(name: str, stored: tuple[int, ...], expected: tuple[int, ...], take: Any) -> None:

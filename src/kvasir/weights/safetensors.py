@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.errors import MAX_QUOTED, ModelFileError, UnsupportedModel, bounded, quoted
 from kvasir.weights.json_file import parse_object, read_json
 from kvasir.weights.mapped import MappedFile, TensorInfo
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # of the format
+MAX_NAME_BYTES = 255  # of a file's name
 MAX_DIMS = 64  # of numpy and torch
 
 _SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
@@ -87,7 +88,10 @@ class SafetensorsFile:
         info = self.tensors[name]
         dtype = getattr(torch, DTYPES[info.dtype][1] or "", None)
         if dtype is None:
-            raise UnsupportedModel(f"{self.path}: {name!r} is {info.dtype}, which torch does not have")
+            raise UnsupportedModel(
+                f"{self.path}: {quoted(name)} is {info.dtype}, which torch does not have",
+                "use the model's checkpoint in float32, float16 or bfloat16, or a GGUF file of it",
+            )
         return self._file.tensor(self._offsets[name], dtype, info.shape, info.nbytes)
 
     def drop(self, name: str) -> None:
@@ -155,7 +159,7 @@ class SafetensorsFolder:
         self._files = list(shards.values())
         for name, shard in index.items():
             if name not in shards[shard].tensors:
-                raise ModelFileError(f"{folder / shard}: tensor {name!r} is not here, though {INDEX} says so")
+                raise ModelFileError(f"{folder / shard}: tensor {quoted(name)} is not here, though {INDEX} says so")
             self._file_of[name] = shards[shard]
 
 
@@ -169,15 +173,16 @@ def read_index(folder: Path) -> dict[str, str]:
         raise ModelFileError(f"{folder / INDEX}: there is no 'weight_map', expected tensor names to file names")
     missing = []
     for shard in sorted(set(map(str, index.values()))):
-        if not shard.endswith(".safetensors") or any(mark in shard for mark in "/\\:\0"):
+        if not _is_plain_name(shard):
             raise ModelFileError(
-                f"{folder / INDEX}: {shard[:100]!r} is not a plain name of a .safetensors file",
-                "shards must lie in the model's own folder",
+                f"{folder / INDEX}: {quoted(shard)} is not a plain name of a .safetensors file",
+                "download the index again: shards must lie in the model's own folder, under the names that it gives",
             )
         if not _is_file(folder / shard):
             missing.append(shard)
     if missing:
-        listed = ", ".join(missing[:5]) + (" and more" if len(missing) > 5 else "")
+        listed = ", ".join(bounded(name, MAX_QUOTED) for name in missing[:5])
+        listed += " and more" if len(missing) > 5 else ""
         raise ModelFileError(f"{folder}: {len(missing)} shards are missing: {listed}", "download them too")
     return {name: str(shard) for name, shard in index.items()}
 
@@ -199,6 +204,12 @@ def weight_files(folder: Path) -> list[Path]:
             "shards need their index",
         )
     return found
+
+
+def _is_plain_name(shard: str) -> bool:
+    """Whether a file of this folder can have the name: no path, and of a length that file systems allow."""
+    length = len(shard.encode(errors="surrogatepass"))
+    return shard.endswith(".safetensors") and length <= MAX_NAME_BYTES and not any(c in shard for c in "/\\:\0")
 
 
 def _is_file(path: Path) -> bool:
