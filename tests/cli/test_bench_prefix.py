@@ -95,6 +95,7 @@ async def test_blocks_of_a_round_where_nothing_is_shared(load, block_size):
 # -- what is told ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_on_the_real_model(tmp_path):
     shape = f"--num-prompts {USERS} --input-len {TURN} --output-len {ANSWER} --block-size {BLOCK}"
     places = ["--out", str(tmp_path / "out"), "--cache-dir", str(tmp_path)]

@@ -72,6 +72,7 @@ def told(messages: list[dict]) -> list:
     return [block.text if block.type == "text" else (block.name, block.input) for block in said]
 
 
+@pytest.mark.slow
 def test_an_agent_asks_its_tools_and_tells_what_they_say(api):
     said = told(converse(api, whole, QUESTIONS, temperature=0))
     assert [block[0] for block in said if isinstance(block, tuple)] == ["get_age", "add", "get_age"]

@@ -24,7 +24,11 @@ def stories_case() -> dict:
     return next(c for c in cases if c["prompt"] == "Once upon a time")
 
 
-@pytest.mark.parametrize("file", [("stories260K",), ("gguf", "stories260K-F32.gguf")], ids=["hf", "gguf"])
+@pytest.mark.parametrize(
+    "file",
+    [("stories260K",), pytest.param(("gguf", "stories260K-F32.gguf"), marks=pytest.mark.slow)],
+    ids=["hf", "gguf"],
+)
 def test_stories_are_told_as_expected(file):
     case = stories_case()
     n = str(len(case["greedy_ids"]))

@@ -49,7 +49,7 @@ def case(request):
     return options, expected
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_entries_are_those_of_sampling(case, overlap):
     options, expected = case
     core = core_of(**options, threads=2, max_chunk=7, overlap=overlap)

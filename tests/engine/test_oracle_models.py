@@ -20,15 +20,15 @@ def _two_threads():
 
 
 MODELS = ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3", "phi3", "mixtral", "qwen3-moe"]
-CASES = [(model, dtype, "program") for model in ["mini", *MODELS] for dtype in ("float32", "bfloat16")] + [
-    *(("mini", "bfloat16", "eager"), ("llama", "float32", "eager"), ("mistral", "bfloat16", "eager")),
-    *(("qwen3", "float32", "eager"), ("gpt2", "bfloat16", "eager"), ("gemma3", "float32", "eager")),
-    *(("gemma2", "bfloat16", "eager"), ("mixtral", "float32", "eager"), ("qwen3-moe", "bfloat16", "eager")),
-    *(("qwen3-next", "float32", "eager"), ("qwen3-next", "bfloat16", "eager")),
-]
+FAST = [(model, dtype, "program") for model in ["mini", *MODELS] for dtype in ("float32", "bfloat16")]
+FAST += [("mini", "bfloat16", "eager"), ("llama", "float32", "eager"), ("qwen3-next", "float32", "eager")]
+SLOW = [(model, "bfloat16", "eager") for model in ("mistral", "gpt2", "gemma2", "qwen3-moe", "qwen3-next")]
+SLOW += [(model, "float32", "eager") for model in ("qwen3", "gemma3", "mixtral")]
+CASES = [pytest.param(case, id="-".join(case)) for case in FAST]
+CASES += [pytest.param(case, id="-".join(case), marks=pytest.mark.slow) for case in SLOW]
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
+@pytest.fixture(scope="module", params=CASES)
 def case(request, tmp_path_factory):
     """(folder, options, requests, their plain answers)."""
     model, dtype, executor = request.param

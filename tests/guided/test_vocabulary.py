@@ -68,7 +68,9 @@ PIECES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["llama-3.2", "mistral-7b-instruct-v0.2", "qwen3"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("llama-3.2", marks=pytest.mark.slow), "mistral-7b-instruct-v0.2", "qwen3"]
+)
 def test_plain_texts_are_spelt_as_ever_and_special_ones_in_tokens_of_text(name):
     tokenizer = local_folder(need("tokenizers", "hf", name))
     vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)

@@ -151,7 +151,13 @@ def test_every_field_moves_the_logits(transformers, name, change):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["llama-biased-tied", "gemma2", "gemma3", "phi3", "qwen3-moe-mixed", "qwen3-next"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama-biased-tied", "gemma2", "gemma3", "phi3", "qwen3-moe-mixed"),
+        pytest.param("qwen3-next", marks=pytest.mark.slow),
+    ],
+)
 def test_every_weight_moves_the_logits(transformers, name):
     config, state, ids, logits = unchanged(transformers, name)
     tied = {"lm_head.weight"} if config["tie_word_embeddings"] else set()

@@ -36,7 +36,7 @@ class Late:
         self.closed = True
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen3-next"])
+@pytest.mark.parametrize("model", ["llama", pytest.param("qwen3-next", marks=pytest.mark.slow)])
 def test_an_engine_whose_blocks_come_and_go_late(tmp_path, monkeypatch, model):
     monkeypatch.setattr("kvasir.sched.service.Service.prefill_seconds", lambda self, start, tokens: 30.0)
     options = {"executor": "eager", "dtype": "float32", "block_size": 16, "threads": 1}

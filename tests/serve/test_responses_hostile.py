@@ -79,5 +79,6 @@ def test_a_large_body_is_bounded_in_every_list(http):
     assert http.post("/v1/responses", content=b"x" * (17 << 20)).status_code == 413
 
 
+@pytest.mark.slow
 def test_the_published_schema_is_kept(http):
     keep_to_schema(http, "^/v1/responses", 6, most=10)

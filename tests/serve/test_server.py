@@ -72,7 +72,7 @@ class Reader(threading.Thread):
                 self.begun.set()
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("end", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_running_answers_are_finished_before_the_end(end):
     with process({"drain": 30}, {"step_seconds": 0.01}) as (server, url):
         reader = Reader(url, 200)
