@@ -421,6 +421,21 @@ def env(name: str, default: str = "") -> str:
 _COMPUTING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "MKL_CBWR": "AUTO,STRICT"}
 
 
+# What the libraries under torch read themselves, and choose kernels by.
+_LIBRARY_SETTINGS = (
+    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_CPU_ISA_HINTS", "DNNL_CPU_ISA_HINTS"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY", "OPENBLAS_CORETYPE"),
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "TORCH_LINEAR_FLATTEN_3D"),
+    *("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("TORCH_BLAS_PREFER_CUBLASLT", "PYTORCH_TUNABLEOP_ENABLED", "DISABLE_ADDMM_CUDA_LT"),
+)
+
+
+def library_settings() -> dict[str, str]:
+    """Those variables that change which kernels the libraries under torch take, by name; "" where not set."""
+    return {name: os.environ.get(name, "") for name in _LIBRARY_SETTINGS}
+
+
 def engine_environment() -> dict[str, str]:
     """The environment of an engine process: this one's, finding this very package, fit for exact computing."""
     home = str(Path(__file__).resolve().parents[1])

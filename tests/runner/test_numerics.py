@@ -1,13 +1,20 @@
 """The numerics version changes with whatever may change bits, and with nothing else."""
 
+import ast
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
+from kvasir.device import libraries
+from kvasir.device.capability import processor_flags
 from kvasir.ops import native
 from kvasir.runner import numerics
 from kvasir.runner.numerics import PACKAGE, ROOMS, numerics_version, sources_digest
+from kvasir.runner.probe import probe
+from tests.engine.cores import random_model
 from tests.test_arrows import checker
 
 OPS = ("rms_norm native",)
@@ -68,6 +75,14 @@ def test_what_an_executor_stands_on(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(numerics.torch, "__version__", "0.1")
         assert versions("a processor")[0] == program and versions("a processor")[1] != eager
+    for module, name, value in (
+        (numerics, "probe", lambda kind: "other bits"),
+        (libraries, "library_settings", lambda: {"MKL_CBWR": "COMPATIBLE"}),
+        (libraries, "processor_flags", lambda: {"sse2"}),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            assert versions("a processor")[0] == program and versions("a processor")[1] != eager, name
     monkeypatch.setattr(numerics, "_own_sources", lambda: "others")
     assert versions("a processor")[0] != program and versions("a processor")[1] != eager
 
@@ -86,3 +101,65 @@ def test_the_library_tells_its_sources(monkeypatch):
     assert len(found) == 1, "it does not depend on the instruction set"
     monkeypatch.setattr(native, "sources_digest", lambda: "of another build")
     assert numerics_version("program", "a processor", OPS) not in found
+
+
+def differs() -> bool:
+    return "avx512f" in processor_flags() and torch.backends.mkldnn.is_available()
+
+
+# An engine over a folder: its version, the bits of its log-probabilities, and what it took from the folder.
+RUN = """
+import sys
+from kvasir.config import prepare_torch
+prepare_torch()
+from tests.engine.cores import core_of
+from tests.oracle import mixed_requests, plain
+from kvasir.sched.service import Service
+Service.prefill_seconds = lambda self, start, tokens: 30.0  # for the tier, computing takes long
+folder, disk = sys.argv[1:]
+core = core_of(folder, executor="eager", dtype="bfloat16", threads=1, block_size=16, cache_dir=disk or None)
+answers = plain(core, mixed_requests(300, 160, longest=100)[:4])
+core.close(30.0)
+stats = core.stats()
+print([core.info.numerics, repr(answers), stats.tier_loaded_tokens, stats.tier_saves.get("saved", 0)])
+"""
+
+
+def engine_run(folder, disk: str = "", isa: str = "") -> list:
+    environment = {name: value for name, value in os.environ.items() if "_CPU_ISA" not in name}
+    environment |= {"ONEDNN_MAX_CPU_ISA": isa} if isa else {}
+    command = [sys.executable, "-c", RUN, folder, disk]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return ast.literal_eval(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not differs(), reason="no instruction set beyond AVX2 for oneDNN to take or leave")
+def test_blocks_of_libraries_that_compute_other_bits_are_not_used(tmp_path):
+    """A folder filled with the kernels of one instruction set, and read by an engine with those of another."""
+    made = tmp_path / "model"
+    made.mkdir()
+    folder, disk = random_model("llama", made), str(tmp_path / "kv")
+    version, _, _, saved = engine_run(folder, disk)
+    assert saved > 5
+    expected = engine_run(folder, isa="AVX2")
+    other = engine_run(folder, disk, isa="AVX2")
+    assert other[0] == expected[0] != version
+    assert other[2] == 0 and other[3] > 5, "nothing is taken, and its own blocks are kept"
+    assert other[1] == expected[1]
+    again = engine_run(folder, disk, isa="AVX2")
+    assert again[2] > 0 and again[1] == expected[1], "its own blocks are"
+
+
+def test_the_bits_alone_tell_instruction_sets_apart():
+    """Where the processor has more than AVX2, and bfloat16 differs for it, no setting has to be known for that."""
+    code = "from kvasir.runner.probe import probe; print(probe('cpu'))"
+
+    def found(isa: str, threads: str) -> str:
+        variables = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa, "OMP_NUM_THREADS": threads}
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables).stdout
+
+    usual = found("ALL", "1")
+    assert usual == f"{probe('cpu')}\n", "neither process nor threads change it"
+    assert not differs() or found("AVX2", "1") != usual

@@ -99,6 +99,11 @@ def _siblings(root: Path, processor: int) -> str:
         return str(processor)
 
 
+def processor_flags() -> set[str]:
+    """The instruction set extensions of the processor, by the names of /proc/cpuinfo; empty where there is none."""
+    return _cpuinfo()[1]
+
+
 def _cpuinfo(path: Path = Path("/proc/cpuinfo")) -> tuple[str, set[str]]:
     try:
         lines = [line.partition(":") for line in path.read_text().splitlines()]

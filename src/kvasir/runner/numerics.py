@@ -1,7 +1,8 @@
 """The numerics version: what the bits of answers were computed by, as one digest. It guards whatever is stored.
 
 It is never set by hand. It says too much rather than too little: a comment changes it as well, which costs no more than
-what was stored. Instruction sets do not enter, as the kernels' bits do not depend on them.
+what was stored. Instruction sets enter for the libraries under the eager executor only: the bits of our kernels do not
+depend on them.
 """
 
 from __future__ import annotations
@@ -13,21 +14,28 @@ from pathlib import Path
 
 import torch
 
+from kvasir.device.libraries import library_facts
 from kvasir.ops import native
+from kvasir.runner.probe import probe
 
 PACKAGE = Path(__file__).parents[1]
 ROOMS = ("ops", "parallel", "quant", "layers", "models", "weights", "sampling", "program", "runner")
 
 
-def numerics_version(executor: str, device: str, op_table: Iterable[str]) -> str:
+def numerics_version(executor: str, device: str, op_table: Iterable[str], kind: str = "cpu") -> str:
     """SHA-256, in hexadecimal, of the native kernels' sources, the package's, the executor and what that stands on.
 
-    A program stands on nothing else. Eager stands on torch, on the processor or GPU called `device`, as torch's
-    libraries choose their kernels by it, and on the implementation of each op, of which `op_table` has a line.
+    A program stands on nothing else. Eager stands on torch and its libraries: on the processor or GPU called `device`
+    (kind: "cpu" or "cuda") and the settings that they choose kernels by, on the bits that these compute here, and on
+    the implementation of each op, of which `op_table` has a line.
     """
     kernels = native.sources_digest() if native.available() else "no native kernels"
-    beneath = (torch.__version__, device, *op_table) if executor == "eager" else ()
+    beneath = (torch.__version__, device, *op_table, *_libraries(kind)) if executor == "eager" else ()
     return _digest((kernels, _own_sources(), executor, *beneath))
+
+
+def _libraries(kind: str) -> tuple[str, ...]:
+    return (*library_facts(kind), probe(kind))
 
 
 @cache
