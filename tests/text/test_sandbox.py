@@ -106,3 +106,20 @@ def test_a_worker_that_ends_is_a_limit_and_the_next_job_has_another(make):
         with pytest.raises(SandboxLimit, match="ended the process"):
             job.result()
     assert sandbox.run({}) == {"said": {}}
+
+
+@pytest.mark.parametrize("reply", ["[1]", "null", '"x"', "{", "\\xff", "[" * 100_000])
+def test_a_reply_that_is_no_object_is_the_end_of_its_worker(make, tmp_path, reply):
+    sandbox = make()
+    said = f"""
+    data = {reply!r}.encode("latin-1")
+    sys.stdin.buffer.read(*struct.unpack("<I", head))
+    sys.stdout.buffer.write(struct.pack("<I", len(data)) + data)
+    sys.stdout.buffer.flush()
+"""
+    (tmp_path / "script.py").write_text(SCRIPT[: SCRIPT.index('    write({"said')] + said)
+    sandbox.prewarm()
+    (worker,) = sandbox.idle
+    with pytest.raises(SandboxLimit, match="no JSON object"):
+        sandbox.run({})
+    assert not sandbox.idle and worker.process.poll() is not None

@@ -198,7 +198,14 @@ class Channel:
 
     def exchange(self, frame: bytes, seconds: float) -> dict[str, Any]:
         """The JSON answer to a job; afterwards `usable` says whether the worker is still good. Raises SandboxLimit."""
-        reply = json.loads(self.exchange_bytes(frame, seconds))
+        data = self.exchange_bytes(frame, seconds)
+        self.usable = False
+        try:
+            reply = json.loads(data)
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):
+            raise SandboxLimit(f"the {self._what} gave a reply that is no JSON object")
         self.usable = reply.get("kind") != "limit"
         return reply
 
