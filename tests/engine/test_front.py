@@ -114,7 +114,7 @@ async def test_texts_become_ids(front):
     assert await front.encode("<eos>") == (EOS,)
     assert await front.encode("<eos>", parse_special=False) == tuple(b"<eos>")
     long = "ab" * 5000  # tokenized in a thread
-    assert await front.encode(long, bounded=False) == tuple(long.encode())
+    assert await front.encode(long, bound=None) == tuple(long.encode())
     assert await front.decode(tuple(b"ab")) == "ab"
     with pytest.raises(InvalidRequest, match="token id 999"):
         await front.decode([999])

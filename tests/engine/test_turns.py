@@ -11,11 +11,13 @@ from kvasir.engine import turns
 from kvasir.engine.front import Front
 from kvasir.engine.turns import ASKER, LONG_BYTES, Asker, Turns
 from kvasir.errors import InvalidRequest, QueueFull, TextTooLong
-from kvasir.text import tokenizer_process
+from kvasir.text import backend, tokenizer_process
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.text.tokenizer_process import TokenizerPool
+from kvasir.types import SamplingParams
 from tests.serve.fakes import EchoEngine, byte_tokenizer, template
 from tests.text import hostile
+from tests.text.vocabularies import any_tokenizer
 
 
 class Gate:
@@ -136,7 +138,7 @@ def test_a_client_that_leaves_ends_the_long_text_it_sent_while_the_loop_beats(tm
         nonlocal beats
         front = Front(EchoEngine(), tokenizer, template())
         ASKER.set(Asker("a", while_here))
-        job = asyncio.ensure_future(front.encode(text, bounded=False))
+        job = asyncio.ensure_future(front.encode(text, bound=None))
         await until(lambda: job.done() or front._turns._free < turns.MAX_WORKERS)
         for _ in range(20):
             beats += 1
@@ -171,8 +173,56 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch):
             await front.encode("é" * size)
         assert not used
         await front.encode("x" * (size - 1))
-        await front.encode("x" * size, bounded=False)
+        await front.encode("x" * size, bound=None)
         assert len(used) == 2
+        await front.stop()
+
+    asyncio.run(main())
+
+
+def test_a_long_text_is_refused_once_its_first_slices_are_too_long(monkeypatch):
+    asked, real = [], backend._ids
+    monkeypatch.setattr(
+        backend, "_ids", lambda library, text, special: asked.append(len(text)) or real(library, text, special)
+    )
+
+    async def main():
+        front = Front(EchoEngine(max_model_len=64), any_tokenizer("tiny wordpiece"), template())
+        await front.start()
+        text = "the cat plays " * 100_000
+        for bound in ("context", "count"):
+            with pytest.raises(
+                TextTooLong, match="1400000 bytes; the context of 64 tokens can hold 64 tokens"
+            ) as error:
+                await front.encode(text, bound=bound)
+            assert f"up to {1 << 20} bytes are counted" in error.value.hint
+        assert sum(asked) < len(text) / 10
+        some = await front.encode(text, bound=None, first=64)
+        assert 64 < len(some) < 20_000
+        counted = await front.encode(text[: 1 << 20], bound="count")
+        assert len(counted) > len(some) and counted[: len(some)] == some
+        spaces = await front.encode("the" + " " * (2 << 20) + "cat")
+        assert spaces == await front.encode("the cat")
+        await front.stop()
+
+    asyncio.run(main())
+
+
+def test_bad_words_breakers_and_biases_wait_for_their_turn(monkeypatch):
+    async def main():
+        front, sizes = Front(EchoEngine(), byte_tokenizer(), template()), []
+        await front.start()
+        run = front._turns.run
+
+        async def noted(size, work):
+            sizes.append(size)
+            return await run(size, work)
+
+        monkeypatch.setattr(front._turns, "run", noted)
+        await front.learn(SamplingParams(bad_words=("abc", "d"), dry_sequence_breakers=()))
+        await front.learn(SamplingParams(dry_multiplier=1.0, dry_sequence_breakers=("\n", "ab")))
+        assert await front.in_turn(5, lambda: "found") == "found"
+        assert sizes == [4, 3, 5]
         await front.stop()
 
     asyncio.run(main())

@@ -14,14 +14,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from kvasir.engine.answer import Answer, AnswerText, TextDelta
 from kvasir.engine.client import Engine
 from kvasir.engine.grammars import Grammars
 from kvasir.engine.meter import Meter
 from kvasir.engine.reading import Reader, Reading
-from kvasir.engine.turns import Turns
+from kvasir.engine.turns import LONG_BYTES, Turns
 from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, TextTooLong
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
@@ -35,7 +35,11 @@ from kvasir.text.tokenizer import Spans, Tokenizer
 from kvasir.types import EngineStats, FinishReason, ModelInfo, Request, SamplingParams, Task
 
 LONG_TEXT = 4096  # ids from which on they are decoded in a thread
+COUNT_BYTES, COUNT_BYTES_PER_TOKEN = 1 << 20, 16  # the larger of them, the second per token of context
 SEQUENCES_KEPT = 16  # of bad words and breakers
+
+T = TypeVar("T")
+Bound = Literal["context", "count"] | None
 
 
 class Front:
@@ -119,24 +123,34 @@ class Front:
         foreign: Spans = (),
         blocked: frozenset[int] = frozenset(),
         param: str = "prompt",
-        bounded: bool = True,
+        bound: Bound = "context",
+        first: int = 0,
     ) -> tuple[int, ...]:
         """The ids of a text; an empty one becomes the beginning-of-text id, where the model has such an id. `foreign`
         parts write no `blocked` ids (`Tokenizer.encode`).
 
-        bounded: a text that cannot fit into the context is refused before it is tokenized.
+        bound: "context": a long text that does not fit is refused as soon as that is certain, at best before it is
+        tokenized; "count": so is one that is longer than `count_bytes` besides; None: nothing is refused.
+        first: where above 0, so many ids are enough. Of a text longer than `count_bytes` there may be no more than one
+        beyond them.
         Raises InvalidRequest (with `param`) for an empty text without that, and for a model without a
         tokenizer; TextTooLong; QueueFull where too many texts wait.
         """
         tokenizer = self._need_tokenizer(param)
-        if bounded:
-            self._check_size(len(text) if text.isascii() else len(text.encode("utf-8", "replace")), param)
+        size = _size(text)
+        fits = bound == "context" or (bound == "count" and size > self.count_bytes)
+        most = first if first and size > self.count_bytes else 0
+        if fits:
+            self._check_size(size, param)
+            most = self.info.max_model_len if size >= LONG_BYTES else 0
 
         def work(hold: Hold) -> list[int]:
             spans = [foreign] if foreign else ()
-            return tokenizer.encode_many([text], add_special_tokens, parse_special, spans, hold, blocked)[0]
+            return tokenizer.encode_many([text], add_special_tokens, parse_special, spans, hold, blocked, most)[0]
 
         ids = await self._turns.run(len(text), work)
+        if fits and most and len(ids) > most:
+            raise self._too_long(size, f"{most} tokens", param)
         if not ids and tokenizer.bos_id is not None:
             ids = [tokenizer.bos_id]
         if not ids:
@@ -172,7 +186,7 @@ class Front:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_special_tokens: bool = False,
-        bounded: bool = True,
+        bound: Bound = "context",
         trust_special_tokens: bool | None = None,
         **template: Any,
     ) -> tuple[int, ...]:
@@ -190,8 +204,13 @@ class Front:
             foreign=foreign,
             blocked=self._control_ids(rendered.source) if foreign else frozenset(),
             param="messages",
-            bounded=bounded,
+            bound=bound,
         )
+
+    async def in_turn(self, size: int, work: Callable[[], T]) -> T:
+        """What `work`, which tokenizes texts of `size` characters in all, gives in a thread when its key has its turn.
+        Raises QueueFull, and what `work` raises."""
+        return await self._turns.run(size, lambda _: work())
 
     def foreign(self, rendered: Rendered, tools: object = None) -> Spans:
         """The parts of a prompt that may write no control token. What a model writes itself within its turns, it may
@@ -227,6 +246,11 @@ class Front:
 
         return tuple(await self._turns.run(size, encode)), infill.stops()
 
+    @property
+    def count_bytes(self) -> int:
+        """The longest text that is tokenized for its count alone, fit or not."""
+        return max(COUNT_BYTES, COUNT_BYTES_PER_TOKEN * self.info.max_model_len)
+
     @cached_property
     def infill(self) -> Infill | None:
         """The model's tokens for filling in the middle; None where it has none."""
@@ -248,10 +272,12 @@ class Front:
         """Raises TextTooLong for a text of so many bytes, all of them in tokens, that no context can hold."""
         context, most = self.info.max_model_len, self._need_tokenizer(param).table.bytes_per_token
         if most and size > most * context:
-            raise TextTooLong(
-                f"the text has {size} bytes; the context of {context} tokens can hold at most {most * context}",
-                "shorten it", param=param,
-            )  # fmt: skip
+            raise self._too_long(size, f"at most {most * context} bytes", param)
+
+    def _too_long(self, size: int, most: str, param: str) -> TextTooLong:
+        context, counted = self.info.max_model_len, self.count_bytes
+        message = f"the text has {size} bytes; the context of {context} tokens can hold {most}"
+        return TextTooLong(message, f"shorten it (up to {counted} bytes are counted without fitting)", param=param)
 
     def _need_tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -264,7 +290,8 @@ class Front:
     async def learn(self, params: SamplingParams) -> None:
         """Finds in a thread what `resolve` needs of the tokenizer for these parameters. Raises InvalidRequest."""
         if params.bad_words or params.dry:
-            await asyncio.to_thread(self._sequences, params)
+            size = sum(map(len, (*params.bad_words, *params.dry_sequence_breakers)))
+            await self.in_turn(size, lambda: self._sequences(params))
         if params.structured_outputs:
             await self.grammars.later(self.grammars.of, params.structured_outputs)
 
@@ -435,3 +462,8 @@ class Front:
 
 def _new_id() -> str:
     return secrets.token_hex(12)
+
+
+def _size(text: str) -> int:
+    """In bytes of UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))

@@ -62,10 +62,11 @@ async def tokenize(wire: TokenizeRequest, request: HTTPRequest) -> Response:
             *("messages", "tools", "add_special_tokens", "add_generation_prompt", "continue_final_message"),
             *("chat_template_kwargs", "trust_special_tokens"),
         )
-        ids = await chat_ids(ChatRequest.model_construct(**{n: getattr(wire, n) for n in names}), serving, request)
+        chat = ChatRequest.model_construct(**{n: getattr(wire, n) for n in names})
+        ids = await chat_ids(chat, serving, request, "count")
     else:
         special = wire.add_special_tokens is not False
-        ids = await serving.front.encode(wire.prompt or "", add_special_tokens=special, bounded=False)
+        ids = await serving.front.encode(wire.prompt or "", add_special_tokens=special, bound="count")
     response = {"count": len(ids), "max_model_len": serving.front.info.max_model_len, "tokens": ids}
     tokenizer = serving.front.tokenizer
     if wire.return_token_strs:
@@ -90,7 +91,7 @@ async def _pieces(wire: TokenizeRequest, content: str, serving: Serving) -> Sequ
         add_special_tokens=special,
         parse_special=wire.parse_special is not False,
         param="content",
-        bounded=False,
+        bound="count",
     )
     if not wire.with_pieces or front.tokenizer is None:
         return ids

@@ -7,13 +7,12 @@ one token). Where a part is not known here, nothing is promised.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tokenizers
 
 from kvasir.text.byte_level import LETTERS
+from kvasir.text.parts import Step, normalized, steps_of
 
 # How many times more bytes a text can have than its normalized form. Composition shortens three-fold at most ("K" for
 # the Kelvin sign, a Hangul syllable for its letters), compatibility four-fold; larger values are as true.
@@ -25,16 +24,17 @@ _MAX_CHARACTER = 4  # bytes
 
 def bytes_per_token(library: tokenizers.Tokenizer, tokens: Sequence[str | None]) -> int:
     """The most bytes of a text that one token can stand for; 0 where no bound is known."""
-    shorten = _normalizer(_state(library.normalizer))
+    shorten = _normalizer(steps_of(library.normalizer))
     added = library.get_added_tokens_decoder().values()
-    if not shorten or not _keeps_all(_state(library.pre_tokenizer)) or any(t.lstrip or t.rstrip for t in added):
+    if not shorten or not _keeps_all(steps_of(library.pre_tokenizer)) or any(t.lstrip or t.rstrip for t in added):
         return 0
-    bytewise = "ByteLevel" in _kinds(_state(library.pre_tokenizer)) | _kinds(_state(library.normalizer))
+    steps = steps_of(library.pre_tokenizer) + steps_of(library.normalizer)
+    bytewise = any(step["type"] == "ByteLevel" for step in steps)
     if not _always_spells(library, bytewise):
         return 0
     # A byte-level token is written with one character for each of its bytes.
     longest = max((len(t) if bytewise else len(t.encode()) for t in tokens if t is not None), default=0)
-    contents = [text for t in added for text in (t.content, _normalized(library, t.content))]
+    contents = [text for t in added for text in (t.content, normalized(library, t.content))]
     return shorten * max(longest, _MAX_CHARACTER, *(len(text.encode()) for text in contents), 1)
 
 
@@ -51,44 +51,24 @@ def _always_spells(library: tokenizers.Tokenizer, bytewise: bool) -> bool:
     return model.unk_token is not None and has(model.unk_token) is not None and not model.fuse_unk
 
 
-def _normalized(library: tokenizers.Tokenizer, text: str) -> str:
-    return text if library.normalizer is None else library.normalizer.normalize_str(text)
-
-
-def _state(part: Any) -> dict[str, Any]:
-    """A part of the pipeline as tokenizer.json writes it; {} where there is none."""
-    return {} if part is None else json.loads(part.__getstate__())
-
-
-def _steps(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    inner = state.get("normalizers", state.get("pretokenizers"))
-    if inner is None:
-        return [state] if state else []
-    return [step for each in inner for step in _steps(each)]
-
-
-def _kinds(state: Mapping[str, Any]) -> set[str]:
-    return {step.get("type", "") for step in _steps(state)}
-
-
-def _normalizer(state: Mapping[str, Any]) -> int:
+def _normalizer(steps: Sequence[Step]) -> int:
     """How many times more bytes a text can have than its normalized form; 0 where no bound is known."""
     product = 1
-    for step in _steps(state):
+    for step in steps:
         product *= _replace(step) if step["type"] == "Replace" else _SHORTEN.get(step["type"], 0)
     return product
 
 
-def _replace(step: Mapping[str, Any]) -> int:
+def _replace(step: Step) -> int:
     pattern = step["pattern"].get("String")
     before, after = len((pattern or "").encode()), len(step["content"].encode())
     return -(-before // after) or 0 if pattern and after else 0
 
 
-def _keeps_all(state: Mapping[str, Any]) -> bool:
+def _keeps_all(steps: Sequence[Step]) -> bool:
     """Whether no pre-tokenizer drops the characters at which it cuts."""
     return all(
         step["type"] in _KEEP_ALL
         or (step["type"] in ("Split", "Punctuation") and step.get("behavior") not in (None, "Removed"))
-        for step in _steps(state)
+        for step in steps
     )

@@ -51,6 +51,10 @@ def _cased(digits: str, contraction: str = _CONTRACTION + "?", but: str = "") ->
     return f"{cased}|{digits}|{marks}|{_SPACES}"
 
 
+# Expressions in which a match always ends between an ASCII letter or digit and a space that another such one follows.
+_RUNS = (r"\p{N}{1,3}", r"\p{N}", r"\p{N}+")
+SPLITS_BEFORE_SPACES = frozenset([_GPT2, *map(_words, _RUNS), *map(_cased, _RUNS)])
+
 # The letters with case, as DeepSeek LLM's tokenizer lists them; escaped where Unicode normalization, which
 # editors may apply, would change them.
 _CASED_LETTERS = (

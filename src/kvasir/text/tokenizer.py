@@ -39,6 +39,7 @@ class Encoder(Protocol):
         foreign: Sequence[Spans] = (),
         hold: Hold | None = None,
         blocked: Sequence[int] = (),
+        most: int = 0,
     ) -> list[list[int]]: ...
 
     def spell(self, hidden: Mapping[str, int], texts: Sequence[str]) -> list[list[int]]: ...
@@ -119,11 +120,14 @@ class Tokenizer:
         foreign: Sequence[Spans] = (),
         hold: Hold | None = None,
         blocked: Collection[int] = (),
+        most: int = 0,
     ) -> list[list[int]]:
-        """As `encode`, of several texts in one go. foreign: the spans of each text. hold: what can end it early."""
+        """As `encode`, of several texts in one go. foreign: the spans of each text. hold: what can end it early.
+
+        most: where it is above 0 and a text has more ids, those beyond it may be missing, but for one at least."""
         for text in texts:
             _check_unicode(text)
-        return self._encoder.encode(texts, add_special_tokens, parse_special, foreign, hold, sorted(blocked))
+        return self._encoder.encode(texts, add_special_tokens, parse_special, foreign, hold, sorted(blocked), most)
 
     def control_ids(self, source: str) -> frozenset[int]:
         """The added tokens that a chat template writes, whatever their flag, and all special ones."""

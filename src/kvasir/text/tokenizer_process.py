@@ -134,6 +134,7 @@ class TokenizerPool(Sandbox):
         foreign: Sequence[Spans] = (),
         hold: Hold | None = None,
         blocked: Sequence[int] = (),
+        most: int = 0,
     ) -> list[list[int]]:
         """The ids of each text; see `Tokenizer.encode`. Raises InvalidRequest for texts that pass the limits."""
         found: list[list[int]] = []
@@ -141,7 +142,7 @@ class TokenizerPool(Sandbox):
             some, size = texts[start:end], sum(len(text.encode()) for text in texts[start:end])
             seconds = min(MOST_SECONDS, SECONDS + size * SECONDS_PER_BYTE)
             spans = foreign[start:end]
-            job = wire.Encode(seconds + GRACE_SECONDS, some, add_special_tokens, parse_special, spans, blocked)
+            job = wire.Encode(seconds + GRACE_SECONDS, some, add_special_tokens, parse_special, spans, blocked, most)
             found += self._ids(job, seconds, size, hold)
         return found
 

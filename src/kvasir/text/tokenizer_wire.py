@@ -38,13 +38,15 @@ class Kill(Job, frozen=True):
 
 
 class Encode(Job, frozen=True):
-    """foreign: (start, end) in characters of each text, or nothing at all. blocked: ids that are not written there."""
+    """foreign: (start, end) in characters of each text, or nothing at all. blocked: ids that are not written there.
+    most: see `Tokenizer.encode_many`."""
 
     texts: Sequence[str]
     add_special_tokens: bool
     parse_special: bool
     foreign: Sequence[Sequence[tuple[int, int]]] = ()
     blocked: Sequence[int] = ()
+    most: int = 0
 
 
 class Spell(Job, frozen=True):

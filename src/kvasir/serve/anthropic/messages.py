@@ -76,7 +76,7 @@ async def messages(wire: MessagesRequest, request: HTTPRequest) -> Response:
 async def count_tokens(wire: CountRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     with renamed(_NAMES):
-        ids = await chat_ids(await asyncio.to_thread(_chat, wire, serving), serving, request)
+        ids = await chat_ids(await asyncio.to_thread(_chat, wire, serving), serving, request, "count")
     return json_response({"input_tokens": len(ids)})
 
 

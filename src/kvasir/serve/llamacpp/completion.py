@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -118,7 +119,8 @@ async def to_requests(
     fields = serving.fields(request, wire)
     fields["no_cache"] = fields["no_cache"] or wire.cache_prompt is False
     with renamed(names_of(wire)):
-        biases, never = await asyncio.to_thread(_biases, wire, serving)
+        size = sum(len(token) for token, _ in wire.logit_bias or () if isinstance(token, str))
+        biases, never = await front.in_turn(size, partial(_biases, wire, serving))
         params = to_params(wire, front.info, serving.own, isinstance(wire, InfillRequest))
         params = replace(params, logit_bias=biases)
         await front.learn(params)

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from kvasir.engine.front import Bound
 from kvasir.errors import InvalidRequest
 from kvasir.serve.asgi import while_connected
 from kvasir.serve.concurrent import all_of
@@ -63,7 +64,7 @@ async def embeddings(wire: EmbeddingsRequest, request: HTTPRequest) -> Response:
 async def to_requests(
     inputs: Sequence[str], wire: EmbedRequest | EmbeddingsRequest, serving: Serving, request: HTTPRequest, param: str
 ) -> tuple[list[Request], int]:
-    """One request of the core per input, and how many tokens were cut. Raises InvalidRequest."""
+    """One request of the core per input, and how many tokens were cut, at least. Raises InvalidRequest."""
     front, most = serving.front, serving.settings.max_embeddings
     if len(inputs) > most:
         raise InvalidRequest(f"{len(inputs)} inputs", f"at most {most}", param)
@@ -73,7 +74,8 @@ async def to_requests(
     requests, cut = [], 0
     for text in inputs:
         truncated = isinstance(wire, EmbedRequest) and bool(wire.truncate)
-        ids = await front.encode(text, param=param, bounded=not truncated)
+        bound: Bound = None if truncated else "context"
+        ids = await front.encode(text, param=param, bound=bound, first=context if truncated else 0)
         if isinstance(wire, EmbedRequest) and wire.truncate:
             ids, left_out = cut_ids(ids, context, context)
             cut += left_out

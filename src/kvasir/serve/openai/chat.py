@@ -18,6 +18,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.engine.answer import Answer, TextDelta
+from kvasir.engine.front import Bound
 from kvasir.engine.reading import Reading
 from kvasir.errors import InvalidRequest
 from kvasir.parse.events import CallStart
@@ -101,13 +102,18 @@ def _refuse(wire: ChatRequest) -> None:
         )
 
 
-async def chat_ids(wire: ChatRequest, serving: Serving, request: HTTPRequest) -> tuple[int, ...]:
-    """The prompt of a conversation, with the tools shown to the model. Raises ScopeNeeded."""
+async def chat_ids(
+    wire: ChatRequest, serving: Serving, request: HTTPRequest, bound: Bound = "context"
+) -> tuple[int, ...]:
+    """The prompt of a conversation, with the tools shown to the model. bound: as in `Front.encode`.
+
+    Raises ScopeNeeded."""
     messages, template = _shown(wire, serving)
     return await serving.front.encode_chat(
         messages,
         add_special_tokens=bool(wire.add_special_tokens),
         trust_special_tokens=serving.trust(request, wire),
+        bound=bound,
         **template,
     )
 

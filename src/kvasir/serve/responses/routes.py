@@ -116,7 +116,7 @@ async def count_input_tokens(wire: TokenCountRequest, request: HTTPRequest) -> R
     own = await own_items(wire, new_id("resp"), owner, responses)
     check_items(earlier, own)
     with named():
-        ids = await chat_ids(await chat_of(wire, [*earlier, *own]), serving, request)
+        ids = await chat_ids(await chat_of(wire, [*earlier, *own]), serving, request, "count")
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
