@@ -116,6 +116,9 @@ class Core:
     def warm(self) -> None:
         self.warmed += 1
 
+    def expires(self) -> None:
+        """No request has a deadline."""
+
 
 def test_an_engine_gets_ready_once_when_it_has_been_quiet():
     socket, core = Socket(), Core()
