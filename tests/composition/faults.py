@@ -14,6 +14,7 @@ from typing import Any
 
 from kvasir.ops.attention.native import AttentionArgs
 from kvasir.program.native import WORK_BIDIRECTIONAL
+from kvasir.sched.sequence import Status
 from kvasir.seeds import answer_seed
 
 Plant = Callable[[Any], None]  # of an EngineCore, into whose parts it reaches
@@ -211,6 +212,46 @@ def long_resume(core: Any) -> None:
     def preempt(leave: Callable, seq: Any) -> None:
         seq.stored += seq.stored % core.runner.capacity.block_size > 0 and seq.stored < seq.prompt_len - 1
         leave(seq)
+
+
+def paused(core: Any, request_id: str) -> list[Any]:
+    return [s for s in core.scheduler.living.requests.get(request_id, ()) if s.status is Status.PAUSED]
+
+
+@fault(
+    "an answer that was paused repeats its last token",
+    ("paused by a slow reader",),
+    ("paused by a slow reader", "neighbours", "n"),
+)
+def repeated_token(core: Any) -> None:
+    @wrap(core.scheduler, "resume")
+    def resume(go_on: Callable, request_id: str) -> None:
+        for seq in paused(core, request_id):
+            if seq.known == len(seq.tokens) > seq.prompt_len:
+                seq.tokens.pop()
+                seq.known -= 1
+        go_on(request_id)
+
+
+@fault(
+    "an answer that was paused forgets the sampler's carry",
+    ("paused by a slow reader", "mirostat", "qwen3"),
+    ("paused by a slow reader", "mirostat", "neighbours", "n"),
+)
+def forgotten_carry(core: Any) -> None:
+    @wrap(core.scheduler, "resume")
+    def resume(go_on: Callable, request_id: str) -> None:
+        for seq in paused(core, request_id):
+            seq.carry = b""
+        go_on(request_id)
+
+
+@fault("a token sampled while its answer is paused is lost", ("paused by a slow reader", "overlap", "neighbours"))
+def lost_while_paused(core: Any) -> None:
+    @wrap(core.scheduler, "_take")
+    def take(commit: Callable, seq: Any, *args: Any, **named: Any) -> Any:
+        is_paused, delta = seq.status is Status.PAUSED, commit(seq, *args, **named)
+        return None if is_paused and seq.status is Status.PAUSED else delta
 
 
 @fault(

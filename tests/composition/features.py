@@ -71,6 +71,15 @@ def abort_neighbours(run: Run) -> None:
     run.abort(f"gone {run.step - 3}")
 
 
+def pause_for_readers(run: Run) -> None:
+    """The reader of some request stops reading for a few steps: at the first chance, and then a dozen times more."""
+    for name in [name for name, until in run.unread.items() if until <= run.step]:
+        run.read_again(name)
+    unfinished, so_far = sorted(set(run.core.scheduler.living.requests) - set(run.unread)), run.total("pauses")
+    if unfinished and (so_far == 0 or (so_far < 12 and run.random.random() < 0.25)):
+        run.stop_reading(run.random.choice(unfinished), steps=run.random.randint(1, 6))
+
+
 def restart(run: Run) -> None:
     """Once, when something was answered and something was not."""
     if not run.restarts and run.answered:
@@ -210,6 +219,8 @@ COMPUTED = [
     Feature("pins", "pins", "blocks pinned", lambda run: run.pinned, {"prefix_cache": True},
             fields=lambda i: {"cache_ttl": 0.2}),
     Feature("forced preemption", "preemption", "preemptions", lambda run: run.total("preemptions"), act=preempt),
+    Feature("paused by a slow reader", "readers", "answers paused", lambda run: run.total("pauses"),
+            act=pause_for_readers),
     Feature("abort of neighbours", "abort", "requests aborted", lambda run: run.aborted, act=abort_neighbours,
             besides=("neighbours",)),
     Feature("deadlines of neighbours", "deadlines", "requests that ended so", lambda run: run.timeouts,

@@ -112,6 +112,7 @@ class Run:
         self.free_blocks: list[set[int]] = []  # per cache group, those that were free a step ago
         self.step = self.pushed = self.waited = self.aborted = self.overlapped = self.poisoned = 0
         self.restarts = self.timeouts = self.displaced = self.pinned = self.saved = 0
+        self.unread: dict[str, int] = {}  # requests whose readers have stopped, and the step at which they go on
         self.answered: dict[tuple[str, int], int] = {}  # that have begun, and what they found in the cache
         self._journal, self._neighbours = Journal(self._clock), set()
         self._build()
@@ -169,6 +170,19 @@ class Run:
         self._journal.forget(name)
         self.core.abort(name)
         self.aborted += self.core.scheduler.aborted > before
+
+    def stop_reading(self, name: str, steps: int) -> None:
+        """The reader of a request takes nothing for so many steps, so the engine is asked to pause it."""
+        self.unread[name] = self.step + steps
+        self._set_paused(name, True)
+
+    def read_again(self, name: str) -> None:
+        del self.unread[name]
+        self._set_paused(name, False)
+
+    def _set_paused(self, name: str, whether: bool) -> None:
+        self._journal.pause(name, whether)
+        self.core.pause(name, whether)
 
     def warm(self, made: Callable[[tuple[int, ...]], tuple[int, ...]], fields: Params) -> None:
         """Others run to their ends, one by one, with prompts made of those that will come; the first is like the last
