@@ -167,6 +167,15 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
     ],
     "Operation": [
         (
+            "Slow readers",
+            "short",
+            [
+                (total("kvasir_answers_paused"), "answers paused"),
+                (rate("kvasir_answer_pauses_total"), "pauses per second"),
+                (rate("kvasir_http_stalled_total", labels=SERVER), "connections closed per second"),
+            ],
+        ),
+        (
             "Files read again",
             "short",
             [(rate("kvasir_reloads_total", "file, outcome", SERVER), "{{file}} {{outcome}}")],
