@@ -57,11 +57,14 @@ _QUOTE = _Quote()
 
 
 class KvasirError(Exception):
-    """Base of all errors meant for users. `hint` says what to do next. Both are bounded."""
+    """Base of all errors meant for users. `hint` says what to do next, `usual_hint` where an error brings none of its
+    own. Both are bounded."""
+
+    usual_hint = ""
 
     def __init__(self, message: str, hint: str = ""):
         self.message = bounded(message)
-        self.hint = bounded(hint)
+        self.hint = bounded(hint or self.usual_hint)
         super().__init__(self.message)
 
     def __str__(self) -> str:
@@ -107,9 +110,13 @@ class DeadlineExceeded(KvasirError):
 class ModelFileError(KvasirError, ValueError):
     """A model file is malformed, truncated, hostile, or of a kind that cannot be read."""
 
+    usual_hint = "the file is damaged or does not belong to this model: download the model again"
+
 
 class UnsupportedModel(KvasirError, ValueError):
     """An architecture, tokenizer or feature of a model that this engine does not have."""
+
+    usual_hint = "choose a model without it; docs/howto/add-a-model.md shows what is supported"
 
 
 class TemplateError(InvalidRequest):

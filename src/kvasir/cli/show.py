@@ -10,7 +10,8 @@ from typing import Any
 
 _WIDTH_OF_FILES = 160  # columns where the output is no terminal
 _VISIBLE = "\ufffd"
-_CONTROLS = {i: _VISIBLE for i in (*range(32), *range(127, 160)) if chr(i) not in "\n\t"}
+_SURROGATES = range(0xD800, 0xE000)  # which no encoding of a terminal has
+_CONTROLS = {i: _VISIBLE for i in (*range(32), *range(127, 160), *_SURROGATES) if chr(i) not in "\n\t"}
 
 
 def plain(text: str) -> str:
@@ -75,7 +76,9 @@ def print_json(value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    return json.dumps(_strict(value), indent=2, ensure_ascii=False, allow_nan=False)
+    """Lone surrogates are escaped, since they cannot be printed."""
+    text = json.dumps(_strict(value), indent=2, ensure_ascii=False, allow_nan=False)
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _strict(value: Any) -> Any:
