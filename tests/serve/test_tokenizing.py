@@ -1,0 +1,41 @@
+"""What a server tokenizes for its clients: a long text ends with the connection of the client that sent it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+from kvasir.engine import turns
+from kvasir.engine.front import Front
+from kvasir.text import tokenizer_process
+from kvasir.text.tokenizer import Tokenizer
+from tests.serve.fakes import EchoEngine, template
+from tests.serve.running import live
+from tests.text import hostile
+
+
+def until(fact) -> None:
+    for _ in range(4000):
+        if fact():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never came to be")
+
+
+def test_a_client_that_disconnects_ends_the_tokenization_of_its_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer_process, "SECONDS", 300.0)
+    monkeypatch.setattr(tokenizer_process, "MOST_SECONDS", 300.0)
+    front = Front(EchoEngine(), Tokenizer.from_folder(hostile.endless(tmp_path)), template())
+    body = json.dumps({"prompt": hostile.HANGS * turns.LONG_BYTES}).encode()
+    head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
+    with live(front=front) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(head.encode() + body)
+            until(lambda: front._turns._free < turns.MAX_WORKERS)
+            time.sleep(0.1)
+            assert front._turns._free < turns.MAX_WORKERS
+        until(lambda: front._turns._free == turns.MAX_WORKERS)
+        assert not front._turns._waiting and not front._turns._bytes
