@@ -46,6 +46,32 @@ def test_a_row_of_nan_ends_alone(executor, tmp_path, where):
     core.check()
 
 
+@pytest.mark.parametrize("where", [{"prompt_logprobs": 1}, {}], ids=["prompt", "sample"])
+@pytest.mark.parametrize("lead", [1, 40])
+def test_an_error_says_the_same_alone_and_in_company(executor, tmp_path, where, lead):
+    """The text depends on the request alone: not on its row, its neighbours or the pieces its prompt is read in."""
+    from safetensors.torch import load_file, save_file
+
+    folder = random_model("llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.embed_tokens.weight"][7] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    bad = request("bad", [*([9] * lead), 7, 8], **where)
+    good = [request(f"g{i}", [10 + i, 11, 12]) for i in range(3)]
+    found = [error_among(small_core(folder, executor), [bad])]
+    found += [error_among(small_core(folder, executor, max_chunk=c), [*good, bad]) for c in (5, 16, 24)]
+    assert found[0] and {*found} == {found[0]}
+
+
+def error_among(core, requests) -> str:
+    """What the request called bad ends with."""
+    for r in requests:
+        core.add(r)
+    errors = [d.error for _ in iter(core.has_work, False) for d in core.step() if d.id == "bad" and d.finish_reason]
+    core.check()
+    return errors[0]
+
+
 def test_a_step_that_raises_is_tried_alone(executor, tmp_path, monkeypatch):
     core = small_core(random_model("llama", tmp_path), executor)
     requests = [request(f"r{i}", [i + 1] * (5 + i)) for i in range(5)]

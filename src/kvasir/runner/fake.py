@@ -83,7 +83,7 @@ class FakeRunner:
         for row in plan.left:
             del self.rows[row], self.tokens[row], self.tables[row], self.carries[row]
         for join in plan.joined:
-            assert join.row not in self.rows, f"row {join.row} is taken"
+            assert join.row not in self.rows, "a sequence joins in a row that is taken"
             assert 0 <= join.adapter <= len(self.capacity.adapters), "an adapter that is not there"
             self.rows[join.row] = join
             self.failed.discard(join.row)
@@ -195,7 +195,7 @@ class FakeRunner:
         for group, (window, table) in enumerate(zip(self.windows, self.tables[row], strict=True)):
             low = max(0, end - window) if window else 0
             seen = [int(self.cache[group, table[p // size], p % size]) for p in range(low, end)]
-            assert seen == known[low:], f"row {row} reads what it never wrote"
+            assert seen == known[low:], "a row reads what it never wrote"
             ids = ids[:low] + seen
         return ids
 

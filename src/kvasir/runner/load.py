@@ -139,7 +139,7 @@ def _load(
     _check_room(weight_bytes(model, source, weights_dtype, hold), device)
     filled = fill(model, source, weights_dtype, device, progress, hold)
     size = sum(path.stat().st_size for path in files.weights)
-    formats, more = (hold.formats, tuple(hold.notes)) if hold else ({}, ())
+    formats, more = (hold.formats, (*hold.notes, *hold.quantize_note())) if hold else ({}, ())
     return LoadedModel(
         model, config, kind.__name__, weights_dtype, filled.parameters, size, None, formats, (*notes, *more), hidden,
         filled.bytes + sum(formats.values()), filled.mapped,

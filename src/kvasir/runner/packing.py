@@ -27,6 +27,7 @@ from kvasir.weights.source import WeightSource
 
 FLOATS = ("F32", "F16", "BF16")
 _STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+GROUP = 32  # values of a row that share a scale
 # What `quantize` makes of the linear layers, and of the table and the head.
 QUANTIZE = {"q8": ("Q8_0", "Q8_0"), "q4": ("Q4_0", "Q8_0")}
 
@@ -40,6 +41,7 @@ class Packer:
     """Packs matrices for a model that runs as a program. quantize: "" or a name of QUANTIZE.
 
     formats: how many bytes lie in which format. notes: for people. report: called with each matrix that is quantized.
+    changed, kept: with `quantize`, how many matrices it changed, and by the reason the names of those it did not.
     """
 
     dtype: torch.dtype
@@ -48,6 +50,8 @@ class Packer:
     report: Report | None = None
     formats: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    changed: int = 0
+    kept: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.quantize and self.quantize not in QUANTIZE:
@@ -58,13 +62,31 @@ class Packer:
         if not _is_matrix(leaf, name):
             return False
         kind, rows = _raw_rows(source, stored, take)
-        packed = self._pack(leaf, stored, kind, rows, leaf.expects()[name][1])
+        cols = leaf.expects()[name][1]
+        packed = self._pack(leaf, stored, kind, rows, cols)
+        if self.quantize:
+            self._count(stored, self._why_kept(leaf, kind, cols))
         leaf.hold(name, packed)
         source.drop(stored)
         self.formats[packed.format] = self.formats.get(packed.format, 0) + packed.nbytes
         if packed.note and packed.note not in self.notes:
             self.notes.append(packed.note)
         return True
+
+    def quantize_note(self) -> tuple[str, ...]:
+        """One line for people about the matrices that `quantize` left as they were; none where it changed all."""
+        if not self.quantize or not self.kept:
+            return ()
+        total = self.changed + sum(map(len, self.kept.values()))
+        did = f"changed {self.changed} of {total} matrices" if self.changed else f"changed nothing: {total} matrices"
+        reasons = (f"{len(names)} {why} ({_some(names)})" for why, names in self.kept.items())
+        return (f"quantize {self.quantize} {did}; unchanged: {'; '.join(reasons)}",)
+
+    def _count(self, stored: str, reason: str) -> None:
+        if reason:
+            self.kept.setdefault(reason, []).append(stored)
+        else:
+            self.changed += 1
 
     def nbytes(self, leaf: Any, name: str, kind: str) -> int | None:
         """Bytes that a call would make of a tensor of this type, None for what it leaves; nothing is read."""
@@ -94,9 +116,21 @@ class Packer:
     def _format(self, leaf: Any, kind: str, cols: int) -> str:
         if _is_exact(leaf) or kind not in FLOATS:
             return kind
-        if self.quantize and cols % 32 == 0:
+        if self.quantize and not self._why_kept(leaf, kind, cols):
             return QUANTIZE[self.quantize][isinstance(leaf, Embedding | Head)]
         return "BF16" if kind == "F32" and self.dtype == torch.bfloat16 else kind
+
+    def _why_kept(self, leaf: Any, kind: str, cols: int) -> str:
+        """Why `quantize` leaves a matrix as it is; "" where it does not."""
+        if kind not in FLOATS:
+            return f"stored as {kind} already"
+        if _is_exact(leaf):
+            return "that must stay exact"
+        return f"with {cols} columns, not a multiple of {GROUP}" if cols % GROUP else ""
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _is_matrix(leaf: Any, name: str) -> bool:

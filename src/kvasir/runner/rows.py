@@ -55,7 +55,7 @@ class Rows:
 
     def __getitem__(self, row: int) -> Row:
         found = self._rows[row]
-        assert found is not None, f"row {row} is empty"
+        assert found is not None, "work for an empty row"
         return found
 
     @property
@@ -77,7 +77,7 @@ class Rows:
         for ids in (*(join.ids for join in plan.joined), *(work.appended for work in plan.work if work.appended)):
             self._check(np.frombuffer(ids, np.int32))
         for join in plan.joined:
-            assert self._rows[join.row] is None, f"row {join.row} is taken"
+            assert self._rows[join.row] is None, "a sequence joins in a row that is taken"
             self._rows[join.row] = self._new(join)
         for work in plan.work:
             self._extend(self[work.row], work)

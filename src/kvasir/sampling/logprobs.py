@@ -58,9 +58,9 @@ def _entries(logits_RV: Tensor, tokens: Sequence[int], best: Sequence[int]) -> l
         if not 0 <= token < vocab:
             raise ValueError(f"token {token} is outside the vocabulary of {vocab}")
     peak_R1 = logits_RV.amax(-1, keepdim=True)
-    for row, peak in enumerate(peak_R1[:, 0].tolist()):
+    for peak in peak_R1[:, 0].tolist():
         if text := fault(peak):
-            raise BadLogits(f"row {row}: {text}")
+            raise BadLogits(text)  # without the row, which depends on how the prompt was cut
     log_total_R1 = log_weight(total_weight(logits_RV, peak_R1))
 
     def of(ids_RK: Tensor) -> list[list[float]]:

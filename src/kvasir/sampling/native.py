@@ -228,7 +228,7 @@ class Sampler:
         entries: list[Entry] = []
         for found, asked in zip(self.run(logits_RV, specs), best, strict=True):
             if found.error:
-                raise BadLogits(f"row {len(entries)}: {SAMPLE_ERRORS[found.error]}")
+                raise BadLogits(SAMPLE_ERRORS[found.error])
             entry = entry_of(found, max(asked, 0), self._vocab)
             assert entry is not None
             entries.append(entry)

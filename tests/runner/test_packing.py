@@ -1,0 +1,34 @@
+"""What quantizing while loading leaves as it is, the start says."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvasir.ops import native
+from tests.engine.cores import CONFIGS, core_of, random_model
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason())
+
+NARROW = {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 8}
+
+
+def notes(core) -> list[str]:
+    return [line for line in core.summary if line.startswith("note") and "quantize" in line]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({**NARROW, "intermediate_size": 72}, ["changed nothing", "40 columns", "72 columns", "not a multiple of 32"]),
+        ({**NARROW, "intermediate_size": 64}, ["changed 2 of 16 matrices", "14 with 40 columns", "q_proj"]),
+        ({}, []),
+    ],
+    ids=["none", "some", "all"],
+)
+def test_the_start_says_what_quantize_left_as_it_was(tmp_path, monkeypatch, change, said):
+    monkeypatch.setitem(CONFIGS, "made", {**CONFIGS["llama"], **change})
+    folder = random_model("made", tmp_path)
+    lines = notes(core_of(folder, executor="program", quantize="q8", threads=1))
+    assert len(lines) == bool(said)
+    assert all(text in line for line in lines for text in said), lines
+    assert not notes(core_of(folder, executor="program", threads=1))
