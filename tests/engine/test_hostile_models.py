@@ -38,7 +38,7 @@ from tests.weights import _files as write
 
 SHARD = "model-00001-of-00001.safetensors"
 INDEX = "model.safetensors.index.json"
-EXAMPLES = 12 if settings.get_current_profile_name() == "kvasir" else 1500
+EXAMPLES = 12 if settings.get_current_profile_name() == "kvasir" else 250
 
 HOSTILE = (
     st.sampled_from(VALUES)
