@@ -37,7 +37,8 @@ SMALL += ("--max-num-seqs", "12", "--block-size", "16", "--num-blocks", "96", "-
 DISK = 1 << 19  # bytes: a few blocks, full at once and ever again
 MORE_BYTES = 96 << 20  # that a process may hold beyond its base line: freed memory that the allocator keeps
 # At rest: the engine, two renderers of chat templates, one checker of grammars, the tokenizer's first process, a copy.
-CHILDREN = 6
+# An engine has two more of a tokenizer, from its first grammar on.
+CHILDREN, OF_ENGINE = 6, 2
 SURPLUS_SECONDS = 180.0  # within which further checkers and copies leave: they stay for a minute without work
 # What must have happened in a soak that is worth its name.
 EVENTS = ("preemptions", "prefix_hit_tokens", "prefix_evicted_blocks", "tier_hit_tokens", "tier_evicted")
@@ -56,9 +57,7 @@ class Facts:
     @classmethod
     def of(cls, pid: int) -> Facts:
         process = psutil.Process(pid)
-        return cls(
-            process.num_fds(), process.num_threads(), process.memory_info().rss, len(process.children(recursive=True))
-        )
+        return cls(process.num_fds(), process.num_threads(), process.memory_info().rss, num_children(process))
 
     def excess(self, base: Facts) -> list[str]:
         """What is not as at the base line, and what memory is above it."""
@@ -66,6 +65,13 @@ class Facts:
         found = [f"{n}: {getattr(self, n)}, not {getattr(base, n)}" for n in names]
         most = base.bytes + MORE_BYTES
         return found + ([f"bytes: {self.bytes}, at most {most}"] if self.bytes > most else [])
+
+
+def num_children(process: psutil.Process) -> int:
+    """Processes under the server, but for those that an engine may have at rest."""
+    engines = [child for child in process.children() if "kvasir.engine.worker" in child.cmdline()]
+    own = sum(len(engine.children(recursive=True)) for engine in engines)
+    return len(process.children(recursive=True)) - min(own, OF_ENGINE * len(engines))
 
 
 class Server:
