@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,39 @@ def test_twenty_seconds_of_load_and_harm_leave_nothing_behind():
     assert not tally.wrong, "\n".join(tally.wrong)
     assert tally.survived["of these, equal to the plain run"] > 20
     assert tally.survived["engine killed"] >= 1
+
+
+DROPPED_ENTRY = """
+from kvasir.engine.journal import Journal
+add, calls = Journal.add, []
+def dropping(self, request):
+    add(self, request)
+    calls.append(request.id)
+    if len(calls) > 50 and len(calls) % 5 == 0:
+        self.forget(request.id)
+Journal.add = dropping
+"""
+LEAKED_BLOCK = """
+from kvasir.kv.pool import BlockPool
+release, calls = BlockPool.release, []
+def leaking(self, ids):
+    calls.append(0)
+    release(self, list(ids)[1:] if len(calls) % 20 == 0 else ids)
+BlockPool.release = leaking
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [(DROPPED_ENTRY, "lost: no end within its limit"), (LEAKED_BLOCK, r"block \d+ counts \d+ holders, \d+ hold it")],
+)
+def test_a_planted_fault_has_its_verdict_in_time(plant, said):
+    begun = time.monotonic()
+    tally = asyncio.run(soak(20.0, seed=1, plant=plant))
+    assert re.search(said, "\n".join(tally.wrong)), tally.wrong[:5]
+    assert time.monotonic() - begun < 500
 
 
 async def test_what_never_ends_is_lost_in_time():
