@@ -18,10 +18,13 @@ import httpx
 import psutil
 
 from tests.soak.client import Client, Refused
-from tests.soak.server import BATCH, FREE, LIMITED, MAX_WAITING
-from tests.soak.work import MODEL, STORY, Question, streamed
+from tests.soak.server import BATCH, FREE, LIMITED, MAX_WAITING, STREAM_IDLE_TIMEOUT
+from tests.soak.work import MODEL, STORY, Choice, Question, streamed
 
 LONG = {"model": MODEL, "prompt": STORY, "max_tokens": 300, "ignore_eos": True}
+
+# Some megabytes, more than the buffers of a connection hold.
+UNREAD = LONG | {"n": 8, "logprobs": 20, "temperature": 0.7, "seed": 5, "stream": True}
 
 
 async def leave_stream(c: Client) -> bool:
@@ -53,26 +56,76 @@ async def read_slowly(c: Client) -> bool:
     async with _connection(c, buffer=4096) as (reader, writer):
         writer.write(_request(question.route, json.dumps(question.body | {"stream": True}).encode()))
         await writer.drain()
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 300)
-        if b" 200 " not in head.split(b"\r\n")[0]:
-            assert (b" 503 " in head and c.server.kills >= kills + 2) or b" 429 " in head, head
-            return False
-        body = await _sip(reader)
+        found = await _answer(c, reader, kills, sips=12)
+    assert found in (None, expected), "a slow reader got another answer"
+    return found is not None
+
+
+async def stop_reading(c: Client) -> bool:
+    """A client that takes nothing until its request is paused, and then all; what it reads must be right."""
+    kills, before = c.server.kills, await c.server.metrics()
+    async with _connection(c, buffer=4096) as (reader, writer):
+        writer.write(_request("/v1/completions", json.dumps(UNREAD).encode()))
+        await writer.drain()
+        since = time.monotonic()
+        paused = await _rises(c, "answer_pauses_total", before, STREAM_IDLE_TIMEOUT / 2)
+        unread = time.monotonic() - since
+        try:
+            found = await _answer(c, reader, kills)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            if unread < STREAM_IDLE_TIMEOUT:
+                raise
+            return False  # on a busy machine we came too late
+    try:
+        expected = await c.post("/v1/completions", UNREAD)
+    except Refused as error:
+        c.excuse(error, kills)
+        return False
+    assert found in (None, expected), "a client that stopped reading got another answer"
+    return paused and found is not None
+
+
+async def _answer(c: Client, reader: asyncio.StreamReader, kills: int, sips: int = 0) -> dict[int, Choice] | None:
+    """A streamed answer; None where it was refused for a good reason. kills: those when it was asked."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 300)
+    if b" 200 " not in head.split(b"\r\n")[0]:
+        assert (b" 503 " in head and c.server.kills >= kills + 2) or b" 429 " in head, head
+        return None
+    body = await _sip(reader, sips)
     lines = [line for line in body.decode().splitlines() if line.startswith("data: ")]
     if any('"engine_unavailable"' in line for line in lines) and c.server.kills >= kills + 2:
-        return False
-    assert await streamed(_each(lines)) == expected, "a slow reader got another answer"
-    return True
+        return None
+    return await streamed(_each(lines))
 
 
-async def _sip(reader: asyncio.StreamReader) -> bytes:
-    """A chunked body, taken slowly at first."""
-    body, sips = b"", 0
+async def _sip(reader: asyncio.StreamReader, sips: int) -> bytes:
+    """A chunked body, of which the first chunks are taken slowly."""
+    body = b""
     while size := int(await reader.readline(), 16):
         body += (await reader.readexactly(size + 2))[:-2]
-        sips += 1
-        await asyncio.sleep(0.2 if sips < 12 else 0)
+        sips -= 1
+        await asyncio.sleep(0.2 if sips > 0 else 0)
     return body
+
+
+async def never_read(c: Client) -> bool:
+    """A client that takes nothing, ever: its request is paused, and after the idle timeout it is let go."""
+    before = await c.server.metrics()
+    async with _connection(c, buffer=4096) as (_, writer):
+        writer.write(_request("/v1/completions", json.dumps(UNREAD).encode()))
+        await writer.drain()
+        paused = await _rises(c, "answer_pauses_total", before, STREAM_IDLE_TIMEOUT)
+        return await _rises(c, "http_stalled_total", before, 4 * STREAM_IDLE_TIMEOUT) and paused
+
+
+async def _rises(c: Client, name: str, before: dict[str, float], seconds: float) -> bool:
+    """Whether a counter of the server does so in time."""
+    with contextlib.suppress(TimeoutError, httpx.HTTPError):
+        async with asyncio.timeout(seconds):
+            while (await c.server.metrics()).get(name, 0.0) <= before.get(name, 0.0):
+                await asyncio.sleep(0.2)
+            return True
+    return False
 
 
 async def _each(lines):
@@ -245,6 +298,8 @@ HARMS: dict[str, tuple[Callable[[Client], Awaitable[bool]], float]] = {
     "client leaves a stream": (leave_stream, 4),
     "client leaves before the answer": (leave_whole, 4),
     "slow reader": (read_slowly, 3),
+    "client stops reading": (stop_reading, 0.5),
+    "client never reads": (never_read, 0.5),
     "malformed body": (malform, 4),
     "unknown model, key, class or route": (ask_unknown, 2),
     "prompt beyond the context": (oversize_prompt, 2),
@@ -287,6 +342,8 @@ async def _connection(c: Client, buffer: int = 0):
     connection = socket.socket()
     if buffer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        # Linux makes a sender's buffer a multiple of the segments that its peer takes: of 64 KiB on a loopback.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
     connection.setblocking(False)
     await asyncio.get_running_loop().sock_connect(connection, (place.hostname, place.port))
     reader, writer = await asyncio.open_connection(sock=connection, limit=buffer or 65536)

@@ -32,7 +32,9 @@ KEYS = [
 # Rows and blocks for a few answers only, so that they are preempted and prefixes evicted all the time.
 MAX_WAITING = 256
 ENGINE_TIMEOUT = 4.0  # seconds: above the pauses of "engine stopped for a while"
+STREAM_IDLE_TIMEOUT = 8.0  # seconds: above the longest moment in which a client that reads is kept from it
 SMALL = ("--max-waiting", str(MAX_WAITING), "--engine-timeout", str(ENGINE_TIMEOUT))
+SMALL += ("--stream-idle-timeout", str(STREAM_IDLE_TIMEOUT))
 SMALL += ("--max-num-seqs", "12", "--block-size", "16", "--num-blocks", "96", "--max-num-batched-tokens", "128")
 DISK = 1 << 19  # bytes: a few blocks, full at once and ever again
 MORE_BYTES = 96 << 20  # that a process may hold beyond its base line: freed memory that the allocator keeps
@@ -42,7 +44,15 @@ CHILDREN, OF_ENGINE = 6, 2
 SURPLUS_SECONDS = 180.0  # within which further checkers and copies leave: they stay for a minute without work
 # What must have happened in a soak that is worth its name.
 EVENTS = ("preemptions", "prefix_hit_tokens", "prefix_evicted_blocks", "tier_hit_tokens", "tier_evicted")
-GAUGES = ("http_requests_open", "requests_open", "answers_running", "answers_waiting", "kv_usage_ratio")
+EVENTS += ("answer_pauses", "http_stalled")
+GAUGES = (
+    "http_requests_open",
+    "requests_open",
+    "answers_running",
+    "answers_waiting",
+    "answers_paused",
+    "kv_usage_ratio",
+)
 
 
 @dataclass(frozen=True)
