@@ -24,7 +24,7 @@ from tests.soak.work import MODEL, STORY, Choice, Question, streamed
 LONG = {"model": MODEL, "prompt": STORY, "max_tokens": 300, "ignore_eos": True}
 
 # Some megabytes, more than the buffers of a connection hold.
-UNREAD = LONG | {"n": 8, "logprobs": 20, "temperature": 0.7, "seed": 5, "stream": True}
+UNREAD = LONG | {"n": 4, "max_tokens": 250, "logprobs": 20, "temperature": 0.7, "seed": 5, "stream": True}
 
 
 async def leave_stream(c: Client) -> bool:
