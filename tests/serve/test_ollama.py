@@ -70,6 +70,14 @@ def test_raw_prompts_are_taken_as_they_are(own):
         own.generate(model="fake", prompt="a", raw=True, system="b")
 
 
+@pytest.mark.parametrize("bare", [{"raw": True}, {"suffix": "b"}])
+@pytest.mark.parametrize("trust", [True, False])
+def test_a_prompt_that_is_no_conversation_refuses_a_switch_of_conversations(server, bare, trust):
+    body = {"model": "fake", "prompt": "a", "trust_special_tokens": trust, **bare}
+    answer = httpx.post(f"{server.url}/api/generate", json=body)
+    assert answer.status_code == 400 and "trust_special_tokens" in answer.json()["error"]
+
+
 def test_system_and_template_are_the_requests(own):
     def said(**fields) -> str:
         return own.generate(model="fake", prompt="hi", options={"temperature": 0, "num_predict": 30}, **fields).response

@@ -41,6 +41,9 @@ def _refuse(wire: GenerateRequest) -> None:
     for name in ("template", "system", "context", "raw", "think", "truncate"):
         if wire.suffix and getattr(wire, name):
             raise InvalidRequest(f"filling in the middle does not support {name}", "leave one of them out", name)
+    if (wire.raw or wire.suffix) and wire.trust_special_tokens is not None:
+        name = "trust_special_tokens"
+        raise InvalidRequest(f"{name} belongs to conversations; this prompt is taken as it is", "leave it out", name)
 
 
 async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, clock: Clock) -> Job:
