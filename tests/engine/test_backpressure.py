@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from kvasir.engine.fake import FakeEngine
 from kvasir.engine.journal import Journal, Stage
 from kvasir.engine.streams import Streams, entries
 from kvasir.engine.subprocess import ProcessEngine
+from kvasir.engine.wire import AHEAD
 from kvasir.types import Delta, FinishReason, TokenLogprob
 from tests.sched.drive import by_hand, request
 
@@ -196,3 +198,17 @@ def test_the_journal_sends_what_is_paused_when_it_goes_on():
     assert [r.id for r in journal.to_send()] == ["poor", "next"]
     journal.pause("slow", False)
     assert [r.id for r in journal.to_send()] == ["slow"]
+
+
+async def test_an_engine_waits_for_an_event_loop_that_falls_behind():
+    """In one process nothing else holds it back; what the loop has not taken stays bounded."""
+    engine = FakeEngine(**OPTIONS | {"step_seconds": 0.0})
+    await engine.start()
+    try:
+        async with aclosing(engine.submit(long("r"))) as stream:
+            await anext(stream)
+            steps = (await engine.stats()).steps
+            time.sleep(0.5)  # the loop is busy elsewhere
+            assert (await engine.stats()).steps - steps <= AHEAD + 50
+    finally:
+        await engine.stop()

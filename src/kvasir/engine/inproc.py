@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from kvasir.engine.client import EngineState
 from kvasir.engine.core import EngineCore
 from kvasir.engine.streams import Streams
+from kvasir.engine.wire import AHEAD
 from kvasir.errors import EngineDead, KvasirError
 from kvasir.snapshot import Snapshot
 from kvasir.types import Delta, EngineStats, ModelInfo, Request
@@ -31,6 +32,7 @@ class InProcessEngine:
 
     def __init__(self, build: Callable[[], EngineCore]):
         self._build = build
+        self._ahead = threading.Semaphore(AHEAD)
         self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
         self._streams = Streams(self._set_paused)
         self._thread: threading.Thread | None = None
@@ -54,6 +56,7 @@ class InProcessEngine:
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._commands = queue.SimpleQueue()
+        self._ahead = threading.Semaphore(AHEAD)
         ready: asyncio.Future[tuple[ModelInfo, tuple[str, ...]]] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="kvasir-engine", daemon=True)
         _started.add(self)
@@ -165,7 +168,18 @@ class InProcessEngine:
         while self._take_commands(core):
             deltas = core.step()
             if deltas:
-                self._call(self._streams.deliver, deltas)
+                self._deliver(deltas)
+
+    def _deliver(self, deltas: list[Delta]) -> None:
+        """Hands deltas to the event loop. Waits while that has AHEAD steps to take, so that a request whose queue is
+        full hears of it before it has computed much more."""
+        while not self._ahead.acquire(timeout=0.05) and self._loop.is_running():
+            pass
+        self._call(self._take, deltas)
+
+    def _take(self, deltas: list[Delta]) -> None:
+        self._ahead.release()
+        self._streams.deliver(deltas)
 
     def _take_commands(self, core: EngineCore) -> bool:
         """All waiting commands; waits for one, or a deadline, when there is nothing to compute. False when told to
