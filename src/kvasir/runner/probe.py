@@ -24,7 +24,7 @@ def probe(device: str) -> str:
     """SHA-256, in hexadecimal, of what is computed on `device` in each dtype. It takes some milliseconds."""
     digest = hashlib.sha256()
     for out in _outputs(device):
-        digest.update(out.cpu().contiguous().view(torch.uint8).numpy())
+        digest.update(out.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
