@@ -71,14 +71,16 @@ def test_those_behind_it_need_not_wait():
     drive.scheduler.add(request("answer", [1, 2], max_tokens=900))
     for _ in range(5):
         drive.step()
-    for i in range(4):
+    for i in range(2):
         drive.scheduler.add(reading(f"long{i}"))
     drive.scheduler.add(request("short", [3, 4, 5], max_tokens=1))
     for _ in range(3):
         drive.step()
     assert drive.tokens["short", 0], "it joins beside what is read"
     drain(drive)
-    assert max(reads_of(drive)) <= MOST_READ and all(drive.tokens[f"long{i}", 0] for i in range(4))
+    together = read_budget(StepTime(COSTS), 1, 1000)
+    assert max(reads_of(drive)) == together, "they share what one step can afford"
+    assert all(drive.tokens[f"long{i}", 0] for i in range(2))
 
 
 @given(st.integers(0, 64), st.integers(0, 10**6), st.tuples(*[st.floats(0, 1)] * 4))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from kvasir.engine import turns
 from kvasir.engine.front import Front
@@ -23,14 +25,24 @@ def until(fact) -> None:
     raise AssertionError("it never came to be")
 
 
+@contextmanager
+def ended(tokenizer: Tokenizer) -> Iterator[None]:
+    """Ends its processes, so that a test that fails leaves no job for the server to wait for."""
+    try:
+        yield
+    finally:
+        tokenizer.close()
+
+
 def test_a_client_that_disconnects_ends_the_tokenization_of_its_text(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_process, "SECONDS", 300.0)
     monkeypatch.setattr(tokenizer_process, "MOST_SECONDS", 300.0)
-    front = Front(EchoEngine(), Tokenizer.from_folder(hostile.endless(tmp_path)), template())
+    tokenizer = Tokenizer.from_folder(hostile.endless(tmp_path))
+    front = Front(EchoEngine(), tokenizer, template())
     body = json.dumps({"prompt": hostile.HANGS * turns.LONG_BYTES}).encode()
     head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}\r\n\r\n"
-    with live(front=front) as server:
+    with live(front=front) as server, ended(tokenizer):
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:
             client.sendall(head.encode() + body)
