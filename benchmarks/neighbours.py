@@ -9,8 +9,9 @@ sampling: a large model would hide what the sampler takes. Its tokenizer has as 
 
 A greedy request runs alone first. Then come 8 neighbours, and the gaps between its tokens are taken while all of them
 answer; where it is the prompt that costs (`prompt_logprobs`), until the last of them has its first token. In each round
-the options take turns, every second round the other way round, and all gaps are held against those beside 8 plain
-neighbours of the same round: the median over the rounds of the ratios of the 99th percentiles is to be at most 2.
+the options take turns, every second round in reverse, and their gaps are compared with those beside 8 plain neighbours
+of the same round: the median over the rounds of the ratios of the 99th percentiles must be at most 2. `prompt` is no
+option: it shows what any prompt of that length costs, for comparison with `prompt_logprobs`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import shapes
 
 VOCAB, NEIGHBOURS = 151_936, 8
+REFERENCES = ("plain", "prompt")  # no options
 SHORT, LONG, READ = 64, 4096, 1500  # tokens of prompts: usual ones, what DRY looks at, what is read
 MAX_LEN = 6144
 AIM = 2.0
@@ -166,7 +168,7 @@ def spread(gaps: list[float]) -> dict[str, float]:
 
 def measure(core: EngineCore, names: list[str], rounds: int, count: int) -> dict[str, Any]:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for name in names:  # once for nothing: grammars compile, memory is touched
+    for name in names:  # a warm-up: grammars compile, memory is touched
         gaps_of(core, name, 0, 5)
     for turn in range(rounds):
         for name in names if turn % 2 == 0 else reversed(names):
@@ -179,10 +181,14 @@ def measure(core: EngineCore, names: list[str], rounds: int, count: int) -> dict
     return found
 
 
+def misses(name: str, row: Mapping[str, Any]) -> bool:
+    return name not in REFERENCES and row["ratio"] > AIM
+
+
 def show(found: Mapping[str, Mapping[str, Any]]) -> None:
     print(f"{'neighbours':28} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'p99 / plain':>12}")
     for name, row in found.items():
-        mark = "" if row["ratio"] <= AIM else "  above the aim"
+        mark = "  above the aim" if misses(name, row) else ""
         times = " ".join(f"{1e3 * row[what]:8.2f}" for what in ("p50", "p99", "max"))
         print(f"{name:28} {times} {row['ratio']:12.2f}{mark}")
 
@@ -217,7 +223,7 @@ def main() -> int:
     print(f"{time.perf_counter() - begun:.0f} s; others had {100 * result['foreign_cpu']:.0f} % of the processors")
     if args.out:
         report.write(args.out, "neighbours", result, lambda figure: draw(figure, found))
-    return int(any(row["ratio"] > AIM for row in found.values()))
+    return int(any(misses(name, row) for name, row in found.items()))
 
 
 if __name__ == "__main__":

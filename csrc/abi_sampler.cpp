@@ -10,8 +10,7 @@ static_assert(sizeof(SampleRow) == 368 && sizeof(Sampled) == 24 + 8 * MAX_LOGPRO
 
 int64_t sample_scratch(int64_t vocab) {
     const int64_t blocks = (vocab + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK;
-    const int64_t lists = (16 + 8 + 8 + 4 + 2) * vocab;
-    const int64_t bytes = lists + 4 * ((vocab + 15) / 16 * 16) + 2 * 4 * blocks;
+    const int64_t bytes = (16 + 8 + 8 + 4 + 4) * sample_room(vocab) + 2 * 4 * blocks;
     return (bytes + 63) / 64 * 64 + 64;  // the last line is for what threads tell each other
 }
 

@@ -89,27 +89,26 @@ struct Part {
 
 // One thread's scratch, in the order and sizes of `sample_scratch`.
 struct Scratch {
-    Candidate* candidates;  // [vocab], as the next ones
+    Candidate* candidates;  // [vocab, up to a multiple of 32], as the next ones
     double* z;
     int64_t* weights;
     int32_t* ids;
-    float* x;               // [vocab, up to a multiple of 16]
+    float* x;
     float* raw_maxima;      // [blocks]
     float* maxima;          // [blocks]
-    uint16_t* bins;         // [vocab]
     Part* part;
 
     Scratch(const SampleArgs& args, int32_t thread) {
         const int64_t size = sample_scratch(args.vocab), blocks = (args.vocab + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK;
+        const int64_t room = sample_room(args.vocab);
         uint8_t* from = args.scratch + thread * size;
         candidates = reinterpret_cast<Candidate*>(from);
-        z = reinterpret_cast<double*>(candidates + args.vocab);
-        weights = reinterpret_cast<int64_t*>(z + args.vocab);
-        ids = reinterpret_cast<int32_t*>(weights + args.vocab);
-        x = reinterpret_cast<float*>(ids + args.vocab);
-        raw_maxima = x + (args.vocab + LANES - 1) / LANES * LANES;
+        z = reinterpret_cast<double*>(candidates + room);
+        weights = reinterpret_cast<int64_t*>(z + room);
+        ids = reinterpret_cast<int32_t*>(weights + room);
+        x = reinterpret_cast<float*>(ids + room);
+        raw_maxima = x + room;
         maxima = raw_maxima + blocks;
-        bins = reinterpret_cast<uint16_t*>(maxima + blocks);
         part = reinterpret_cast<Part*>(from + size - sizeof(Part));
     }
 };
@@ -119,7 +118,7 @@ int64_t choose(const Logits& row, const SampleRow& spec, const Scratch& s, doubl
     const int64_t top = first_at_peak(row);
     if (!(spec.temperature >= GREEDY_BELOW)) return top;
     if (needs_chain(spec)) {
-        return choose_by_chain(row, spec, {row.x, s.ids, s.z, 0, s.weights, s.bins, s.candidates}, mu);
+        return choose_by_chain(row, spec, {row.x, s.ids, s.z, 0, s.weights, s.candidates}, mu);
     }
     const Scale scale(row.peak, 1.0 / spec.temperature);
     return draw(row, scale, cut_of(row, spec, scale, s.candidates), spec, top);

@@ -87,6 +87,9 @@ struct SampleArgs {
 constexpr int64_t SAMPLE_BLOCK = 256;  // logits whose maximum is kept
 constexpr int64_t MAX_SAMPLE_VOCAB = int64_t{1} << 22;  // so that the sum of all weights fits an int64
 
+// Numbers for a vocabulary in vectors: lists are read and written 32 tokens at a time.
+constexpr int64_t sample_room(int64_t vocab) { return (vocab + 31) / 32 * 32; }
+
 int64_t sample_scratch(int64_t vocab);  // a multiple of 64
 
 }  // namespace kvasir

@@ -11,6 +11,7 @@ constexpr double NONE_TO_EXCLUDE = 0.5;  // two tokens cannot both be more proba
 constexpr double TINY = 1e-300;          // in place of 0, which has no logarithm
 constexpr double LEAST_TEMPERATURE = 1e-5;
 constexpr double LOG2_E = 0x1.71547652b82fep+0;
+const int32_t STEPS[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // ---- the list ----
 
@@ -53,22 +54,16 @@ void list(Left& left, const Logits& row, const Scale& scale, uint64_t cut) {
         const int64_t begin = b * SAMPLE_BLOCK, end = lesser(begin + SAMPLE_BLOCK, row.vocab);
         for (int64_t i = begin; i < end; i += LANES) {
             const f32x16 x = load_within(row.x, i, end);
-            const uint32_t above = lanes(less(broadcast(value), x)), found = lanes(less_equal(broadcast(value), x));
-            int32_t* ids = left.ids + left.count;
-            double* z = left.z + left.count;
-            if (above == 0xffffu) {
-                store_f64(z, scale.of(low_to_double(x)));
-                store_f64(z + 8, scale.of(high_to_double(x)));
-                for (int64_t j = 0; j < LANES; ++j) ids[j] = static_cast<int32_t>(i + j);
-                left.count += LANES;
-                continue;
+            uint32_t found = lanes(less_equal(broadcast(value), x)) & within(end - i);
+            for (uint32_t open = found & ~lanes(less(broadcast(value), x)); open; open &= open - 1) {
+                if (i + __builtin_ctz(open) > last) found &= ~(open & -open);
             }
-            for (uint32_t open = found & within(end - i); open; open &= open - 1) {
-                const int64_t id = i + __builtin_ctz(open);
-                if (row.x[id] == value && id > last) continue;
-                left.ids[left.count] = static_cast<int32_t>(id);
-                left.z[left.count++] = scale.of(row.x[id]);
-            }
+            if (found == 0) continue;
+            const int64_t lower = __builtin_popcount(found & 0xffu);
+            pack(left.ids + left.count, add(broadcast_i32(static_cast<int32_t>(i)), load(STEPS)), found);
+            pack(left.z + left.count, scale.of(low_to_double(x)), found & 0xffu);
+            pack(left.z + left.count + lower, scale.of(high_to_double(x)), found >> 8);
+            left.count += lower + __builtin_popcount(found >> 8);
         }
     }
 }
@@ -80,30 +75,52 @@ bool xtc_acts(const SampleRow& spec) {
     return (static_cast<double>(xtc_word(spec)) + 0.5) * 0x1p-32 <= spec.xtc_probability;
 }
 
+// Whether each of 16 weights reaches the least one.
+uint32_t reaching(const int64_t* weights, double least) {
+    const uint32_t low = at_least(to_double(load(weights)), broadcast_f64(least));
+    return low | at_least(to_double(load(weights + 8)), broadcast_f64(least)) << 8;
+}
+
 void exclude_top_choices(Left& left, double threshold) {
-    const int64_t total = weigh(left.weights, left.z, left.count);
-    const double share = static_cast<double>(total) * threshold;
-    int64_t least = static_cast<int64_t>(share), above = 0, last = 0;
-    least += static_cast<double>(least) < share;
-    float lowest = INFINITE;
-    for (int64_t i = 0; i < left.count; ++i) {
-        if (left.weights[i] < least) continue;
-        ++above;
-        if (left.logit(i) > lowest) continue;
-        lowest = left.logit(i);
-        last = i;
+    const double share = static_cast<double>(weigh(left.weights, left.z, left.count).total) * threshold;
+    const double below = static_cast<double>(static_cast<int64_t>(share)), least = below < share ? below + 1.0 : below;
+    int64_t above = 0, last = 0;
+    double lowest = __builtin_inf();  // z of the lowest above, which several may share that differ in their logits
+    for (int64_t i = 0; i < left.count; i += LANES) {
+        const uint32_t here = reaching(left.weights + i, least) & within(left.count - i);
+        above += __builtin_popcount(here);
+        const f64x8 bound = broadcast_f64(lowest);
+        const uint32_t higher = at_least(load_f64(left.z + i), bound) | at_least(load_f64(left.z + i + 8), bound) << 8;
+        for (uint32_t open = here & ~higher; open; open &= open - 1) {
+            const double z = left.z[i + __builtin_ctz(open)];
+            lowest = z < lowest ? z : lowest;
+        }
     }
     if (above < 2) return;
-    keep(left, [&](int64_t i) { return left.weights[i] < least || i == last; });
+    float logit = INFINITE;
+    for (int64_t i = 0; i < left.count; i += LANES) {
+        const f64x8 bound = broadcast_f64(lowest);
+        const uint32_t low = at_least(bound, load_f64(left.z + i)), high = at_least(bound, load_f64(left.z + i + 8));
+        const uint32_t here = reaching(left.weights + i, least) & within(left.count - i);
+        for (uint32_t open = here & (low | high << 8); open; open &= open - 1) {
+            const int64_t place = i + __builtin_ctz(open);
+            if (left.logit(place) > logit) continue;
+            logit = left.logit(place);
+            last = place;
+        }
+    }
+    keep(left, [&](int64_t i, f64x8, f64x8) {
+        const uint32_t own = last - i < LANES && last >= i ? 1u << (last - i) : 0u;
+        return ~reaching(left.weights + i, least) | own;
+    });
 }
 
 void change_temperature(Left& left, const SampleRow& spec) {
     if (left.count == 1) return;
     const double lower = spec.temperature - spec.dynatemp_range, low = lower > 0.0 ? lower : 0.0;
     const double high = spec.temperature + spec.dynatemp_range;
-    const int64_t total = weigh(left.weights, left.z, left.count);
-    const int64_t surprised = surprise(left.weights, left.z, left.count);
-    const double entropy = log_weight(total) + static_cast<double>(surprised) / static_cast<double>(total);
+    const Weighed all = weigh(left.weights, left.z, left.count);
+    const double entropy = log_weight(all.total) + static_cast<double>(all.surprise) / static_cast<double>(all.total);
     double share = entropy / log(static_cast<double>(left.count));
     share = share < TINY ? TINY : share > 1.0 ? 1.0 : share;
     const double power = static_cast<double>(weight_of(log(share) * spec.dynatemp_exponent)) * 0x1p-40;
@@ -113,16 +130,21 @@ void change_temperature(Left& left, const SampleRow& spec) {
 }
 
 void keep_unsurprising(Left& left, double mu) {
-    const double log_total = log_weight(weigh(left.weights, left.z, left.count));
+    const double log_total = log_weight(weigh(left.weights, left.z, left.count).total);
     int64_t best = 0;
     for (int64_t i = 1; i < left.count; ++i) best = left.logit(i) > left.logit(best) ? i : best;
-    keep(left, [&](int64_t i) { return (log_total - left.z[i]) * LOG2_E <= mu || i == best; });
+    keep(left, [&](int64_t i, f64x8 low, f64x8 high) {
+        const f64x8 total = broadcast_f64(log_total), unit = broadcast_f64(LOG2_E), bound = broadcast_f64(mu);
+        const uint32_t lower = at_least(bound, mul(sub(total, low), unit));
+        const uint32_t own = best - i < LANES && best >= i ? 1u << (best - i) : 0u;
+        return lower | at_least(bound, mul(sub(total, high), unit)) << 8 | own;
+    });
 }
 
 double next_mu(const Left& left, int64_t token, const SampleRow& spec, double mu) {
     int64_t place = 0;
     while (left.ids[place] != token) ++place;
-    const double log_total = log_weight(weigh(left.weights, left.z, left.count));
+    const double log_total = log_weight(weigh(left.weights, left.z, left.count).total);
     const double surprise = (log_total - left.z[place]) * LOG2_E;
     return mu - spec.mirostat_eta * (surprise - spec.mirostat_tau);
 }
@@ -142,7 +164,10 @@ int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left left, dou
     if (spec.typical_p < 1.0 || spec.top_n_sigma > 0.0) {  // else they were part of the first cut
         if (spec.top_p < 1.0) keep_nucleus(left, spec.top_p);
         const double bound = spec.min_p > 0.0 ? log(spec.min_p > TINY ? spec.min_p : TINY) : 0.0;
-        if (spec.min_p > 0.0) keep(left, [&](int64_t i) { return left.z[i] >= bound; });
+        const auto reaches = [&](int64_t, f64x8 low, f64x8 high) {
+            return at_least(low, broadcast_f64(bound)) | at_least(high, broadcast_f64(bound)) << 8;
+        };
+        if (spec.min_p > 0.0) keep(left, reaches);
     }
     if (xtc_acts(spec)) exclude_top_choices(left, spec.xtc_threshold);
     if (spec.dynatemp_range > 0.0) change_temperature(left, spec);

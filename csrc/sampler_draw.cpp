@@ -143,32 +143,37 @@ int64_t draw(const Logits& row, const Scale& scale, uint64_t cut, const SampleRo
     return Draw(row, scale, cut, spec).from(top);
 }
 
-// In groups of neighbours, which share their noise. What cannot reach the best score so far is left out by z alone, then
-// by the bound.
+// Up to 16 of the list at a time, of one group, which share their noise. What cannot reach the best score so far is left
+// out by z alone, then by the bound.
 int64_t draw_left(const Left& left, const SampleRow& spec) {
     Words words;
+    float bounds[GROUP];
     double best = __builtin_inf();
-    int64_t best_id = 0;
+    int64_t best_id = 0, filled = -1;
     for (int64_t i = 0; i < left.count;) {
-        const int64_t first = left.ids[i] / GROUP * GROUP;
-        float bounds[GROUP];
-        bool filled = false;
-        for (; i < left.count && left.ids[i] < first + GROUP; ++i) {
-            if (left.z[i] < LEAST_LOG_E - best) continue;
-            if (!filled) {
-                words.fill(spec, first);
-                store(bounds, words.bounds(0));
-                store(bounds + LANES, words.bounds(1));
-                filled = true;
-            }
-            const int64_t place = left.ids[i] - first;
-            if (!(bounds[place] - static_cast<float>(left.z[i]) <= static_cast<float>(best) + SLACK)) continue;
-            const double score = log_exponential(words.of(place)) - left.z[i];
+        const int32_t first = static_cast<int32_t>(left.ids[i] / GROUP * GROUP);
+        const i32x16 places = sub(load(left.ids + i), broadcast_i32(first));
+        const f32x16 z = to_single(load_f64(left.z + i), load_f64(left.z + i + 8));
+        const uint32_t here = lanes(less(to_float(places), broadcast(GROUP))) & within(left.count - i);
+        const f32x16 reach = broadcast(static_cast<float>(LEAST_LOG_E - best) - SLACK);
+        uint32_t open = here & lanes(less_equal(reach, z));
+        if (open && filled != first) {
+            filled = first;
+            words.fill(spec, first);
+            store(bounds, words.bounds(0));
+            store(bounds + LANES, words.bounds(1));
+        }
+        const f32x16 bar = broadcast(static_cast<float>(best) + SLACK);
+        if (open) open &= lanes(less_equal(sub(pick32(bounds, places), z), bar));
+        for (; open; open &= open - 1) {
+            const int64_t place = i + __builtin_ctz(open);
+            const double score = log_exponential(words.of(left.ids[place] - first)) - left.z[place];
             if (score < best) {  // ids ascend, so that ties go to the lowest
                 best = score;
-                best_id = left.ids[i];
+                best_id = left.ids[place];
             }
         }
+        i += __builtin_popcount(here);
     }
     return best_id;
 }

@@ -92,14 +92,13 @@ struct Cut {
 };
 
 // The tokens that may still be drawn, by ascending id. z: logarithms of their probabilities but for a constant, the
-// greatest 0. The arrays have room for the whole vocabulary; weights, bins and list are scratch.
+// greatest 0. The arrays have room for the whole vocabulary, up to a multiple of 32; weights and list are scratch.
 struct Left {
     const float* x;  // the row's, by id
     int32_t* ids;
     double* z;
     int64_t count;
     int64_t* weights;
-    uint16_t* bins;
     Candidate* list;
 
     float logit(int64_t place) const { return x[ids[place]]; }
@@ -129,10 +128,12 @@ class Ids {
 double log(double x);  // of a positive normal number
 double log_weight(int64_t weight);  // ln of a positive weight
 int64_t weight_of(double z);
-// The weights of z <= 0; returns their sum.
-int64_t weigh(int64_t* weights, const double* z, int64_t count);
-// The sum of weight * -z, each rounded to an integer.
-int64_t surprise(const int64_t* weights, const double* z, int64_t count);
+// The sums of weights, and of weight * -z, each rounded to an integer.
+struct Weighed {
+    int64_t total, surprise;
+};
+// The weights of z <= 0. Both arrays have room up to a multiple of 32.
+Weighed weigh(int64_t* weights, const double* z, int64_t count);
 // By a fixed tree: halves of the next power of two are added until one is left. work: [count]; x is left as it is.
 double tree_sum(const double* x, int64_t count, double* work);
 int64_t total_weight(const Logits& row, Range blocks, const Scale& scale);
@@ -162,22 +163,38 @@ int64_t best_in_order(const Logits& row, int64_t count, Candidate* to);
 // Keep the shortest head whose probability reaches p: by logit, or by how near the surprise is to the entropy.
 void keep_nucleus(Left& left, double p);
 void keep_typical(Left& left, double p);
-// Drops the tokens for which `stays(place)` is false, one at least stays; the greatest z is 0 again.
+KVASIR_INLINE double greatest(const double* z, int64_t count) {
+    f64x8 most = broadcast_f64(z[0]);
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) most = max(load_f64(z + i), most);
+    double found[8];
+    store_f64(found, most);
+    for (int j = 1; j < 8; ++j) found[0] = found[j] > found[0] ? found[j] : found[0];
+    for (; i < count; ++i) found[0] = z[i] > found[0] ? z[i] : found[0];
+    return found[0];
+}
+
+// Drops the tokens that do not stay, of which there is at least one; the greatest z is 0 again. `stays(place, low, high)`
+// answers for 16 places in bits, with their z in two halves; those from the list's end on do not matter.
 template <typename Stays>
 void keep(Left& left, Stays stays) {
     int64_t kept = 0;
-    double most = -__builtin_inf();
-    for (int64_t i = 0; i < left.count; ++i) {
-        const int32_t id = left.ids[i];
-        const double z = left.z[i];
-        const bool here = stays(i);
-        left.ids[kept] = id;
-        left.z[kept] = z;
-        kept += here;
-        most = here && z > most ? z : most;
+    uint32_t peaks = 0;
+    for (int64_t i = 0; i < left.count; i += LANES) {
+        const i32x16 ids = load(left.ids + i);
+        const f64x8 low = load_f64(left.z + i), high = load_f64(left.z + i + 8), peak = broadcast_f64(0.0);
+        const uint32_t here = stays(i, low, high) & within(left.count - i);
+        peaks |= here & (at_least(low, peak) | at_least(high, peak) << 8);
+        if (here == 0) continue;
+        const int64_t lower = __builtin_popcount(here & 0xffu);
+        pack(left.ids + kept, ids, here);
+        pack(left.z + kept, low, here & 0xffu);
+        pack(left.z + kept + lower, high, here >> 8);
+        kept += lower + __builtin_popcount(here >> 8);
     }
     left.count = kept;
-    if (most == 0.0) return;
+    if (peaks) return;
+    const double most = greatest(left.z, kept);
     for (int64_t i = 0; i < kept; ++i) left.z[i] -= most;
 }
 

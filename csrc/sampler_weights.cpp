@@ -87,41 +87,33 @@ int64_t total_weight(const Logits& row, Range blocks, const Scale& scale) {
     return sum(total);
 }
 
-int64_t weigh(int64_t* to, const double* z, int64_t count) {
-    i64x8 total = broadcast_i64(0);
+Weighed weigh(int64_t* to, const double* z, int64_t count) {
+    const f64x8 rounder = broadcast_f64(ROUNDER), least = broadcast_f64(-30.0);  // -30 weighs nothing
+    i64x8 total = broadcast_i64(0), surprise = broadcast_i64(0);
     for (int64_t i = 0; i < count; i += 32) {
-        const int64_t part = lesser(32, count - i);
         double padded[32];
-        if (part < 32) {
-            for (int64_t j = 0; j < 32; ++j) padded[j] = j < part ? z[i + j] : -30.0;  // -30 weighs nothing
-        }
-        const double* from = part < 32 ? padded : z + i;
-        const f64x8 part_z[4] = {load_f64(from), load_f64(from + 8), load_f64(from + 16), load_f64(from + 24)};
+        for (int64_t j = 0; count - i < 32 && j < 32; ++j) padded[j] = i + j < count ? z[i + j] : -30.0;
+        const double* part = count - i < 32 ? padded : z + i;
+        const f64x8 from[4] = {load_f64(part), load_f64(part + 8), load_f64(part + 16), load_f64(part + 24)};
         i64x8 weight[4];
-        weights(weight, part_z);
-        total = add(total, add(add(weight[0], weight[1]), add(weight[2], weight[3])));
-        int64_t lane[32];
-        int64_t* target = part < 32 ? lane : to + i;
-        for (int j = 0; j < 4; ++j) store(target + 8 * j, weight[j]);
-        for (int64_t j = 0; part < 32 && j < part; ++j) to[i + j] = lane[j];
+        weights(weight, from);
+        for (int j = 0; j < 4; ++j) {
+            const f64x8 rounded = add(mul(to_double(weight[j]), sub(broadcast_f64(0.0), max(from[j], least))), rounder);
+            total = add(total, weight[j]);
+            surprise = add(surprise, sub(float_to_bits(rounded), float_to_bits(rounder)));
+            store(to + i + 8 * j, weight[j]);
+        }
     }
-    return sum(total);
+    return {sum(total), sum(surprise)};
 }
 
 int64_t weight_of(double z) {
-    int64_t weight;
-    weigh(&weight, &z, 1);
-    return weight;
-}
-
-int64_t surprise(const int64_t* weights, const double* z, int64_t count) {
-    int64_t total = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const double low = z[i] > -30.0 ? z[i] : -30.0;
-        const double rounded = static_cast<double>(weights[i]) * -low + ROUNDER;
-        total += bits_as<int64_t>(rounded) - bits_as<int64_t>(ROUNDER);
-    }
-    return total;
+    const f64x8 from[1] = {broadcast_f64(z)};
+    i64x8 to[1];
+    int64_t lane[8];
+    weights(to, from);
+    store(lane, to[0]);
+    return lane[0];
 }
 
 double tree_sum(const double* x, int64_t count, double* work) {

@@ -58,6 +58,23 @@ KVASIR_INLINE void store_pairs(int64_t* to, i64x8 a, i64x8 b) {
     _mm512_storeu_si512(to + 8, _mm512_permutex2var_epi64(a.v, high, b.v));
 }
 
+// Bit i where a[i] >= b[i].
+KVASIR_INLINE uint32_t at_least(f64x8 a, f64x8 b) { return _mm512_cmp_pd_mask(a.v, b.v, _CMP_GE_OQ); }
+KVASIR_INLINE f32x16 to_single(f64x8 low, f64x8 high) {
+    return {_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low.v)), _mm512_cvtpd_ps(high.v), 1)};
+}
+// The lanes whose bits are set, one after another. Memory for all lanes may be written.
+KVASIR_INLINE void pack(int32_t* to, i32x16 a, uint32_t bits) {
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), a.v));
+}
+KVASIR_INLINE void pack(double* to, f64x8 a, uint32_t bits) {
+    _mm512_storeu_pd(to, _mm512_maskz_compress_pd(static_cast<__mmask8>(bits), a.v));
+}
+// table[a[i] & 31]
+KVASIR_INLINE f32x16 pick32(const float* table, i32x16 a) {
+    return {_mm512_permutex2var_ps(_mm512_loadu_ps(table), a.v, _mm512_loadu_ps(table + 16))};
+}
+
 // Lane i as bit i, and back.
 KVASIR_INLINE uint32_t lanes(mask16 m) { return m.v; }
 KVASIR_INLINE mask16 mask_of(uint32_t bits) { return {static_cast<__mmask16>(bits)}; }
@@ -127,6 +144,22 @@ KVASIR_INLINE void store_pairs(int64_t* to, __m256i a, __m256i b) {
 KVASIR_INLINE void store_pairs(int64_t* to, i64x8 a, i64x8 b) {
     store_pairs(to, a.low, b.low);
     store_pairs(to + 8, a.high, b.high);
+}
+
+// Bit i where a[i] >= b[i].
+KVASIR_INLINE uint32_t at_least(f64x8 a, f64x8 b) {
+    const int low = _mm256_movemask_pd(_mm256_cmp_pd(a.low, b.low, _CMP_GE_OQ));
+    return static_cast<uint32_t>(low | _mm256_movemask_pd(_mm256_cmp_pd(a.high, b.high, _CMP_GE_OQ)) << 4);
+}
+KVASIR_INLINE f32x16 to_single(f64x8 low, f64x8 high) {
+    return {_mm256_set_m128(_mm256_cvtpd_ps(low.high), _mm256_cvtpd_ps(low.low)),
+            _mm256_set_m128(_mm256_cvtpd_ps(high.high), _mm256_cvtpd_ps(high.low))};
+}
+// table[a[i] & 31]
+KVASIR_INLINE f32x16 pick32(const float* table, i32x16 a) {
+    const __m256i most = _mm256_set1_epi32(31);
+    return {_mm256_i32gather_ps(table, _mm256_and_si256(a.low, most), 4),
+            _mm256_i32gather_ps(table, _mm256_and_si256(a.high, most), 4)};
 }
 
 // Lane i as bit i, and back.
@@ -251,6 +284,27 @@ KVASIR_INLINE void store_pairs(int64_t* to, i64x8 a, i64x8 b) {
     }
 }
 
+// Bit i where a[i] >= b[i].
+KVASIR_INLINE uint32_t at_least(f64x8 a, f64x8 b) {
+    uint32_t bits = 0;
+    KVASIR_EACH_OF_8 bits |= static_cast<uint32_t>(a.v[i] >= b.v[i]) << i;
+    return bits;
+}
+KVASIR_INLINE f32x16 to_single(f64x8 low, f64x8 high) {
+    f32x16 a;
+    KVASIR_EACH_OF_8 {
+        a.v[i] = static_cast<float>(low.v[i]);
+        a.v[8 + i] = static_cast<float>(high.v[i]);
+    }
+    return a;
+}
+// table[a[i] & 31]
+KVASIR_INLINE f32x16 pick32(const float* table, i32x16 a) {
+    f32x16 b;
+    KVASIR_EACH b.v[i] = table[a.v[i] & 31];
+    return b;
+}
+
 // Lane i as bit i, and back.
 KVASIR_INLINE uint32_t lanes(mask16 m) {
     uint32_t bits = 0;
@@ -267,6 +321,34 @@ KVASIR_INLINE mask16 mask_of(uint32_t bits) {
 
 KVASIR_INLINE f64x8 load_f64(const double* from) { return bits_to_float(load(reinterpret_cast<const int64_t*>(from))); }
 KVASIR_INLINE void store_f64(double* to, f64x8 a) { store(reinterpret_cast<int64_t*>(to), float_to_bits(a)); }
+
+// Of integers from 0 to 2^52 - 1.
+KVASIR_INLINE f64x8 to_double(i64x8 a) {
+    const f64x8 one = broadcast_f64(0x1p52);
+    return sub(bits_to_float(bit_or(a, float_to_bits(one))), one);
+}
+
+#if !defined(KVASIR_AVX512)
+// The lanes whose bits are set, one after another. Memory for all lanes may be written.
+template <int N, typename T>
+KVASIR_INLINE void pack_lanes(T* to, const T (&lane)[N], uint32_t bits) {
+    int64_t count = 0;
+    for (int i = 0; i < N; ++i) {
+        to[count] = lane[i];
+        count += bits >> i & 1u;
+    }
+}
+KVASIR_INLINE void pack(int32_t* to, i32x16 a, uint32_t bits) {
+    int32_t lane[16];
+    store(lane, a);
+    pack_lanes(to, lane, bits);
+}
+KVASIR_INLINE void pack(double* to, f64x8 a, uint32_t bits) {
+    double lane[8];
+    store_f64(lane, a);
+    pack_lanes(to, lane, bits);
+}
+#endif
 
 KVASIR_INLINE int64_t sum(i64x8 a) {
     int64_t lane[8];
