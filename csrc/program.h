@@ -77,7 +77,7 @@ struct RowState {
     int64_t adapter;  // 0 for none
 };
 
-// WORK_LOGITS: the last row's logits are computed and left in the buffer, behind those of all rows that sample.
+// WORK_LOGITS: the last row's logits are computed and left in the buffer, after those of all rows that sample.
 enum WorkFlag : int32_t { WORK_SAMPLE = 1, WORK_BIDIRECTIONAL = 2, WORK_LOGITS = 4 };
 
 struct Work {

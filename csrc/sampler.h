@@ -19,7 +19,7 @@ struct Dry {
     double multiplier, base;
     int64_t allowed_length;
     int64_t last_n;           // ids that are looked at; below 1: all
-    const int32_t* breakers;  // words of ids that break repetitions by themselves, as in a mask
+    const int32_t* breakers;  // words of the ids that break repetitions alone, as in a mask
     int64_t breaker_words;
     const int32_t* heads;  // words of the ids that a sequence of breakers begins with
     int64_t head_words;
@@ -45,7 +45,7 @@ struct SampleRow {
     const float* bias;
     int64_t num_bias;
     int64_t repetition_last_n;  // of the ids; below 0: all
-    int64_t occurrence_last_n;  // the same; 0: those behind the prompt
+    int64_t occurrence_last_n;  // the same; 0: those after the prompt
     IdLists bad_words;          // none empty
     Dry dry;
     const int32_t* mask;  // words of a grammar, or null; bit i & 31 of word i >> 5 allows token i

@@ -1,6 +1,6 @@
 // The filters that keep no head of the list by logit, or one that depends on more than a share of all: top-n-sigma,
-// typical-p, XTC, dynamic temperature, mirostat, each on what those before it have left. What can be told by a cut of
-// the row is cut before the tokens are listed.
+// typical-p, XTC, dynamic temperature, mirostat, each on what those before it have left. What a cut of the row
+// decides is cut before the tokens are listed.
 #include "sampler_parts.h"
 
 namespace kvasir {

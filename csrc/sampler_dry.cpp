@@ -48,7 +48,7 @@ int64_t longest_at(const IdLists& lists, const int32_t* ids, int64_t count) {
     return length;
 }
 
-// How many ids stand behind the last breaker: the one that begins last, of these the longest.
+// How many ids follow the last breaker: the one that begins last, of these the longest.
 int64_t unbroken(const Dry& dry, const Window& window) {
     for (int64_t place = window.count - 1; place >= 0; --place) {
         const int32_t id = window.ids[place];

@@ -1,6 +1,5 @@
-// The shortest head of what is left whose probability reaches a share, in an order of its own. Most tokens are told
-// apart by the coarse bin of their distance from the head's begin; only those of the bin in which the head ends are
-// compared.
+// The shortest head of what is left whose probability reaches a share, in an order of its own. A coarse bin of the
+// distance from the start of the head decides for most tokens; only those of the bin in which the head ends are compared.
 #include "sampler_parts.h"
 
 namespace kvasir {

@@ -56,7 +56,7 @@ struct Scale {
 
 KVASIR_INLINE uint32_t within(int64_t count) { return count >= LANES ? 0xffffu : (1u << count) - 1u; }
 
-// x[i] to x[i + 15], -inf from `end` on, which is behind i.
+// x[i] to x[i + 15], -inf from `end` on, which is after i.
 KVASIR_INLINE f32x16 load_within(const float* x, int64_t i, int64_t end) {
     if (end - i >= LANES) return load(x + i);
     return select(first_lanes(end - i), load_first(x + i, end - i), broadcast(-INFINITE));
@@ -151,7 +151,7 @@ Cut head_end(Candidate* list, int64_t count, int64_t target);
 int64_t mass_of(int64_t total, double p);
 // The cut before the tokens whose z is below the bound, which the peak reaches.
 uint64_t cut_at_bound(float peak, const Scale& scale, double bound);
-// The cut behind the best `count` tokens, at most all.
+// The cut after the best `count` tokens, at most all.
 uint64_t cut_at_count(const Logits& row, int64_t count, Candidate* scratch);
 // The cut of top-k, top-p and min-p together.
 uint64_t cut_of(const Logits& row, const SampleRow& spec, const Scale& scale, Candidate* scratch);
@@ -174,8 +174,8 @@ KVASIR_INLINE double greatest(const double* z, int64_t count) {
     return found[0];
 }
 
-// Drops the tokens that do not stay, of which there is at least one; the greatest z is 0 again. `stays(place, low, high)`
-// answers for 16 places in bits, with their z in two halves; those from the list's end on do not matter.
+// Keeps the tokens that stay, at least one; the greatest z is 0 again. `stays(place, low, high)` answers for 16 places
+// in bits, given their z in two halves; bits beyond the end of the list do not matter.
 template <typename Stays>
 void keep(Left& left, Stays stays) {
     int64_t kept = 0;
@@ -207,7 +207,7 @@ int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left room, dou
 
 // ---- the others ----
 
-// What x loses where it would go on with a repetition. scratch: 16 bytes for each token.
+// Penalizes in x the tokens that would continue a repetition. scratch: 16 bytes for each token.
 void penalize_again(float* x, int64_t vocab, const SampleRow& spec, uint8_t* scratch);
 
 bool changes_logits(const SampleRow& spec);
