@@ -11,7 +11,7 @@ from kvasir.engine import turns
 from kvasir.engine.front import Front
 from kvasir.engine.turns import ASKER, LONG_BYTES, Asker, Turns
 from kvasir.errors import InvalidRequest, QueueFull, TextTooLong
-from kvasir.text import backend, tokenizer_process
+from kvasir.text import slices, tokenizer_process
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.text.tokenizer_process import TokenizerPool
 from kvasir.types import SamplingParams
@@ -181,9 +181,9 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch):
 
 
 def test_a_long_text_is_refused_once_its_first_slices_are_too_long(monkeypatch):
-    asked, real = [], backend._ids
+    asked, real = [], slices.whole
     monkeypatch.setattr(
-        backend, "_ids", lambda library, text, special: asked.append(len(text)) or real(library, text, special)
+        slices, "whole", lambda library, text, special: asked.append(len(text)) or real(library, text, special)
     )
 
     async def main():

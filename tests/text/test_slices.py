@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 
-from kvasir.text import backend, slices
+from kvasir.text import provenance, slices
 from kvasir.text.backend import Backend
 from kvasir.text.byte_level import LETTERS
 from kvasir.text.pretokenizers import SPLITS_BEFORE_SPACES
@@ -114,12 +114,14 @@ def test_the_ids_of_a_text_are_those_of_its_slices(library, monkeypatch):
     assert whole._around is not None
     cut = []
 
+    cut_at = slices.slices
+
     def small(text):
-        parts = list(slices.slices(text, 1))
+        parts = list(cut_at(text, 1))
         cut.append(len(parts))
         return iter(parts)
 
-    monkeypatch.setattr(backend, "slices", small)
+    monkeypatch.setattr(slices, "slices", small)
 
     @settings(
         max_examples=10,
@@ -131,7 +133,7 @@ def test_the_ids_of_a_text_are_those_of_its_slices(library, monkeypatch):
     def equal(text, most, special, parse):
         (ids,) = whole.encode([text], special, parse)
         (some,) = whole.encode([text], special, parse, most=most)
-        assert "".join(slices.slices(text, 1)) == text
+        assert "".join(cut_at(text, 1)) == text
         if len(ids) <= most:
             assert some == ids
         assert some == ids or (len(some) > most and some == ids[: len(some)])
@@ -139,6 +141,45 @@ def test_the_ids_of_a_text_are_those_of_its_slices(library, monkeypatch):
 
     equal()
     assert max(cut) > 3
+
+
+def test_guarded_texts_have_the_same_ids_in_slices_and_no_fewer_tokens_than_seen(library, monkeypatch):
+    """`foreign` parts write no added token, sliced or not; beyond `most` is only what is too long as a whole."""
+    guarded = Backend(library, SpecialTokens())
+    cut_at = slices.slices
+    monkeypatch.setattr(slices, "slices", lambda text: cut_at(text, 1))
+
+    @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+    @example("<m>a b <m> [X] a b", "a <m> b a b", "<m> a b a", 4, True)
+    @example("<m>a b", "a b a b", "a b <m>", 3, False)
+    @given(TEXTS, TEXTS, TEXTS, st.integers(1, 40), st.booleans())
+    def equal(before, said, after, most, special):
+        text, spans = before + said + after, [[(len(before), len(before) + len(said))]]
+        (ids,) = guarded.encode([text], special, True, spans)
+        (some,) = guarded.encode([text], special, True, spans, most=most)
+        assert some == ids or (len(ids) > most and len(some) > most)
+        assert guarded.encode([text], special, True, spans, most=1 << 30) == [ids]
+
+    equal()
+
+
+def test_of_a_long_guarded_text_the_first_slices_are_enough(monkeypatch):
+    library = bytewise(pre_tokenizers.ByteLevel())
+    library.add_special_tokens([AddedToken("<m>")])
+    guarded, text = Backend(library, SpecialTokens()), "<m>" + "the cat plays <m> " * 100_000
+    asked, real = [], slices.whole
+
+    def counted(library, text, special):
+        asked.append(len(text))
+        return real(library, text, special)
+
+    for module in (slices, provenance):
+        monkeypatch.setattr(module, "whole", counted)
+    (ids,) = guarded.encode([text], False, True, [[(3, len(text))]], most=100)
+    assert len(ids) > 100 and 0 < sum(asked) < len(text) / 20
+    asked.clear()
+    guarded.encode([text], False, True, [[(3, len(text))]])
+    assert sum(asked) >= 2 * len(text), "as spelt by itself, and with its control tokens at their places alone"
 
 
 def test_what_is_not_known_to_be_cut_so_is_tokenized_whole():
@@ -171,9 +212,9 @@ def test_what_is_not_known_to_be_cut_so_is_tokenized_whole():
 
 def test_the_first_slices_of_a_long_text_are_enough(monkeypatch):
     tokenizer = any_tokenizer("tiny wordpiece")
-    asked, real = [], backend._ids
+    asked, real = [], slices.whole
     monkeypatch.setattr(
-        backend, "_ids", lambda library, text, special: asked.append(len(text)) or real(library, text, special)
+        slices, "whole", lambda library, text, special: asked.append(len(text)) or real(library, text, special)
     )
     text = "the cat plays " * 200_000
     (ids,) = tokenizer.encode_many([text], most=100)

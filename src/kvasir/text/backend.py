@@ -18,7 +18,7 @@ from kvasir.errors import ModelFileError
 from kvasir.text import bounds
 from kvasir.text.library import library_errors
 from kvasir.text.provenance import Guard
-from kvasir.text.slices import ends, sliceable, slices
+from kvasir.text.slices import encoded, ends, sliceable, whole
 from kvasir.text.special_tokens import SpecialTokens
 from kvasir.text.speller import LibrarySpeller
 from kvasir.text.table import MAX_IDS, AddedToken, Table
@@ -55,13 +55,14 @@ class Backend:
         if any(foreign) and parse_special:
             with library_errors("the tokenizer failed on a text"):
                 each = zip(texts, foreign, strict=True)
-                return [self._guard.encode(text, spans, blocked, add_special_tokens) for text, spans in each]
+                most = most if self._around is not None else 0
+                return [self._guard.encode(text, spans, blocked, add_special_tokens, most) for text, spans in each]
         backend = self.library if parse_special else self.plain
         with library_errors("the tokenizer failed on a text"):
             if most and self._around is not None:
-                before, after = self._around if add_special_tokens else ([], [])
-                return [_some(backend, text, before, after, most) for text in texts]
-            return [_ids(backend, text, add_special_tokens) for text in texts]
+                around = self._around if add_special_tokens else ([], [])
+                return [encoded(backend, text, most, around) for text in texts]
+            return [whole(backend, text, add_special_tokens) for text in texts]
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]] | None:
@@ -101,23 +102,6 @@ class Backend:
                 other_ids=other,
                 spelt=_spelt(self.library, tokens) if form == "library" else [],
             ).check()
-
-
-def _ids(library: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    # For one text as for many: the library's `encode` keeps all other threads waiting meanwhile.
-    return library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-
-
-def _some(
-    library: tokenizers.Tokenizer, text: str, before: Sequence[int], after: Sequence[int], most: int
-) -> list[int]:
-    """The ids of a text, slice by slice, until there are more than `most`."""
-    ids = [*before]
-    for part in slices(text):
-        if len(ids) > most:
-            return ids
-        ids += _ids(library, part, False)
-    return [*ids, *after]
 
 
 def _added(id: int, token: tokenizers.AddedToken) -> AddedToken:

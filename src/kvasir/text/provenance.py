@@ -18,6 +18,7 @@ import tokenizers
 
 from kvasir.errors import InvalidRequest
 from kvasir.text.library import library_errors
+from kvasir.text.slices import encoded, sliceable, whole
 from kvasir.text.special_tokens import is_plain_text
 from kvasir.text.speller import LibrarySpeller
 
@@ -61,19 +62,28 @@ class Guard:
         self._overlap = _overlap(contents)
         self._variant = lru_cache(_VARIANTS_KEPT)(self._make_variant)
 
-    def encode(self, text: str, foreign: Foreign, blocked: Collection[int], add_special_tokens: bool) -> list[int]:
+    def encode(
+        self, text: str, foreign: Foreign, blocked: Collection[int], add_special_tokens: bool, most: int = 0
+    ) -> list[int]:
         """The ids of `text`, whose `foreign` parts write no special token, none of `blocked`, and no added token that
-        its other parts write, but for plain text. Raises InvalidRequest for a text that cannot be encoded so."""
-        plain = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        skeleton = self._skeleton(text, foreign)
-        written = self._written(skeleton)
+        its other parts write, but for plain text. most: where it is above 0, the tokenizer is `sliceable`, and of a
+        text with more ids any number beyond `most` may come. Raises InvalidRequest for a text that cannot be encoded
+        so."""
+        around = self._ends(add_special_tokens)
+        written = self._written(self._skeleton(text, foreign))
         control = self._special.union(blocked, (i for _, i in written)) - self._words
-        before, after = self._ends(add_special_tokens)
-        expected = Counter((*(i for _, i in written if i in control), *(i for i in (*before, *after) if i in control)))
+        places = [(place, i) for place, i in written if i in control]
+        plain = encoded(self._backend, text, most, around) if most else []
+        if len(plain) > most:
+            ids = self._shielded(text, places, control, most)
+            if len(ids) > most:  # too many, whichever of the two they are
+                return ids
+        if not most or len(plain) > most:
+            plain = whole(self._backend, text, add_special_tokens)
+        expected = Counter((*(i for _, i in places), *(i for i in (*around[0], *around[1]) if i in control)))
         if not self._overlap and expected == Counter(i for i in plain if i in control):
             return plain
-        places = [(place, i) for place, i in written if i in control]
-        return [*before, *self._shielded(text, places, control), *after]
+        return [*around[0], *self._shielded(text, places, control), *around[1]]
 
     def _skeleton(self, text: str, foreign: Foreign) -> Skeleton:
         pieces, own, here, there = [], [], 0, 0
@@ -110,17 +120,21 @@ class Guard:
         start = next((k for k in range(len(whole)) if whole[k : k + len(bare)] == bare), 0)
         return whole[:start], whole[start + len(bare) :]
 
-    def _shielded(self, text: str, places: list[tuple[int, int]], control: frozenset[int]) -> list[int]:
+    def _shielded(
+        self, text: str, places: list[tuple[int, int]], control: frozenset[int], most: int = 0
+    ) -> list[int]:
         """Control tokens at these places alone: there each has a shield before it, and a variant of the tokenizer
-        knows them with their shields only."""
+        knows them with their shields only. most: as in `encode`."""
         shield = next((chr(c) for c in _SHIELDS if chr(c) not in text), None)
         if shield is None:
             raise InvalidRequest("the messages have all characters of private use", "leave them out", "messages")
         variant, names, spell = self._variant(shield, control)
         cuts = [0, *(place for place, _ in places), len(text)]
-        whole = shield.join([text[a:b] for a, b in pairwise(cuts)])
-        ids = variant.encode_batch_fast([whole], add_special_tokens=False)[0].ids
-        if [names[i] for i in ids if i in names] != [i for _, i in places]:
+        shielded = shield.join([text[a:b] for a, b in pairwise(cuts)])
+        sliced = most and sliceable(variant)
+        ids = encoded(variant, shielded, most) if sliced else whole(variant, shielded, False)
+        found = [names[i] for i in ids if i in names]
+        if found != [i for _, i in places[: len(found) if sliced and len(ids) > most else None]]:
             raise InvalidRequest(
                 "the messages hold control tokens that this model's tokenizer cannot spell out",
                 "leave them out", param="messages",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -53,6 +53,23 @@ def sliceable(library: tokenizers.Tokenizer) -> bool:
         return False
     contents = [token.content for token in library.get_added_tokens_decoder().values()]
     return not any(_TOUCHES.search(text) for c in contents for text in (c, normalized(library, c)) if text)
+
+
+def encoded(
+    library: tokenizers.Tokenizer, text: str, most: int, around: tuple[Sequence[int], Sequence[int]] = ((), ())
+) -> list[int]:
+    """The ids of a text between those of `around`, slice by slice, until there are more than `most`."""
+    ids = [*around[0]]
+    for part in slices(text):
+        if len(ids) > most:
+            return ids
+        ids += whole(library, part, False)
+    return [*ids, *around[1]]
+
+
+def whole(library: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    # For one text as for many: the library's `encode` keeps all other threads waiting meanwhile.
+    return library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def ends(library: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
