@@ -208,6 +208,29 @@ def test_a_long_text_is_refused_once_its_first_slices_are_too_long(monkeypatch):
     asyncio.run(main())
 
 
+def test_texts_are_tokenized_together_as_each_alone(monkeypatch):
+    async def main():
+        front, turns_taken = Front(EchoEngine(), byte_tokenizer(), template()), []
+        await front.start()
+        run = front._turns.run
+
+        async def noted(size, work):
+            turns_taken.append(size)
+            return await run(size, work)
+
+        short, long = ["", "a", "bé", "c" * 50] * 100, "d" * (LONG_BYTES + 1)
+        alone = {text: await front.encode(text, bound=None) for text in {*short, long}}
+        monkeypatch.setattr(front._turns, "run", noted)
+        for texts in (short, [long, long], [*short, long, *short], []):
+            assert await front.encode_all(texts, bound=None) == [alone[text] for text in texts]
+        assert len(turns_taken) == 1 + 2 + 3
+        with pytest.raises(TextTooLong, match="the text has 65537 bytes"):
+            await front.encode_all([*short, long])
+        await front.stop()
+
+    asyncio.run(main())
+
+
 def test_bad_words_breakers_and_biases_wait_for_their_turn(monkeypatch):
     async def main():
         front, sizes = Front(EchoEngine(), byte_tokenizer(), template()), []

@@ -343,7 +343,7 @@ def test_real_tokenizers_keep_the_ids_around(name):
 def test_an_encoder_that_ignores_what_is_foreign_is_found(monkeypatch):
     """A planted fault: without the guard these tests must not pass."""
 
-    def careless(guard, text, foreign, blocked, add_special_tokens):
+    def careless(guard, text, foreign, blocked, add_special_tokens, most):
         return guard._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     monkeypatch.setattr(Guard, "encode", careless)

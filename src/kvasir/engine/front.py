@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal, TypeVar
 
 from kvasir.engine.answer import Answer, AnswerText, TextDelta
@@ -21,7 +21,7 @@ from kvasir.engine.client import Engine
 from kvasir.engine.grammars import Grammars
 from kvasir.engine.meter import Meter
 from kvasir.engine.reading import Reader, Reading
-from kvasir.engine.turns import LONG_BYTES, Turns
+from kvasir.engine.turns import LONG_BYTES, Turns, batches, size_of
 from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, TextTooLong
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
@@ -136,26 +136,48 @@ class Front:
         Raises InvalidRequest (with `param`) for an empty text without that, and for a model without a
         tokenizer; TextTooLong; QueueFull where too many texts wait.
         """
+        told = {"add_special_tokens": add_special_tokens, "parse_special": parse_special, "blocked": blocked}
+        return (await self._encode([text], param, bound, first, foreign=[foreign] if foreign else (), **told))[0]
+
+    async def encode_all(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        param: str = "input",
+        bound: Bound = "context",
+        first: int = 0,
+    ) -> list[tuple[int, ...]]:
+        """`encode` of each text; short ones go together. Raises what `encode` raises for any of them."""
+        found: list[tuple[int, ...]] = []
+        for texts_together in batches(texts):
+            found += await self._encode(texts_together, param, bound, first, add_special_tokens=add_special_tokens)
+        return found
+
+    async def _encode(
+        self, texts: Sequence[str], param: str, bound: Bound, first: int, **told: Any
+    ) -> list[tuple[int, ...]]:
+        """The texts are one, or shorter than LONG_BYTES together. told: to `Tokenizer.encode_many`."""
         tokenizer = self._need_tokenizer(param)
-        size = _size(text)
+        size = sum(map(size_of, texts))
         fits = bound == "context" or (bound == "count" and size > self.count_bytes)
         most = first if first and size > self.count_bytes else 0
         if fits:
-            self._check_size(size, param)
+            for text in texts:
+                self._check_size(size_of(text), param)
             most = self.info.max_model_len if size >= LONG_BYTES else 0
-
-        def work(hold: Hold) -> list[int]:
-            spans = [foreign] if foreign else ()
-            return tokenizer.encode_many([text], add_special_tokens, parse_special, spans, hold, blocked, most)[0]
-
-        ids = await self._turns.run(len(text), work)
-        if fits and most and len(ids) > most:
+        work = partial(tokenizer.encode_many, texts, most=most, **told)
+        many = await self._turns.run(sum(map(len, texts)), lambda hold: work(hold=hold))
+        if fits and most and len(many[0]) > most:
             raise self._too_long(size, f"{most} tokens", param)
-        if not ids and tokenizer.bos_id is not None:
-            ids = [tokenizer.bos_id]
-        if not ids:
+        return [self._some(ids, param) for ids in many]
+
+    def _some(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
+        """The ids of a prompt, which has one at least."""
+        bos = self._need_tokenizer(param).bos_id
+        if not ids and bos is None:
             raise InvalidRequest("the prompt is empty", "give at least one token", param=param)
-        return tuple(ids)
+        return tuple(ids) if ids else (bos,)
 
     async def render_chat(
         self,
@@ -462,8 +484,3 @@ class Front:
 
 def _new_id() -> str:
     return secrets.token_hex(12)
-
-
-def _size(text: str) -> int:
-    """In bytes of UTF-8."""
-    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))

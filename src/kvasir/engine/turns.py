@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -36,6 +36,24 @@ class Asker:
 
 NO_ONE = Asker()
 ASKER: ContextVar[Asker] = ContextVar("asker", default=NO_ONE)
+
+
+def size_of(text: str) -> int:
+    """In bytes of UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The texts in their order: each batch is one text, or shorter than LONG_BYTES."""
+    start, size = 0, 0
+    for i, text in enumerate(texts):
+        length = size_of(text)
+        if i > start and size + length >= LONG_BYTES:
+            yield texts[start:i]
+            start, size = i, 0
+        size += length
+    if start < len(texts):
+        yield texts[start:]
 
 
 class _Waiter:

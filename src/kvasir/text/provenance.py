@@ -120,9 +120,7 @@ class Guard:
         start = next((k for k in range(len(whole)) if whole[k : k + len(bare)] == bare), 0)
         return whole[:start], whole[start + len(bare) :]
 
-    def _shielded(
-        self, text: str, places: list[tuple[int, int]], control: frozenset[int], most: int = 0
-    ) -> list[int]:
+    def _shielded(self, text: str, places: list[tuple[int, int]], control: frozenset[int], most: int = 0) -> list[int]:
         """Control tokens at these places alone: there each has a shield before it, and a variant of the tokenizer
         knows them with their shields only. most: as in `encode`."""
         shield = next((chr(c) for c in _SHIELDS if chr(c) not in text), None)

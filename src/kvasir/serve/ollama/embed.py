@@ -72,11 +72,10 @@ async def to_requests(
     context = context_of(options, front.info)
     fields = serving.fields(request, wire)
     requests, cut = [], 0
-    for text in inputs:
-        truncated = isinstance(wire, EmbedRequest) and bool(wire.truncate)
-        bound: Bound = None if truncated else "context"
-        ids = await front.encode(text, param=param, bound=bound, first=context if truncated else 0)
-        if isinstance(wire, EmbedRequest) and wire.truncate:
+    truncated = isinstance(wire, EmbedRequest) and bool(wire.truncate)
+    bound: Bound = None if truncated else "context"
+    for ids in await front.encode_all(inputs, param=param, bound=bound, first=context if truncated else 0):
+        if truncated:
             ids, left_out = cut_ids(ids, context, context)
             cut += left_out
         if len(ids) > context:

@@ -54,11 +54,11 @@ async def to_requests(wire: EmbeddingRequest, serving: Serving, request: HTTPReq
     if len(inputs) > most:
         raise InvalidRequest(f"{len(inputs)} inputs", f"at most {most}", param="input")
     fields = serving.fields(request, wire)
-    requests = []
-    for given in inputs:
-        ids = await serving.ids_of(given, wire.add_special_tokens, "input")
-        requests.append(front.resolve_embedding(ids, **fields))
-    return requests
+    texts = [given for given in inputs if isinstance(given, str)]
+    special = wire.add_special_tokens is not False
+    encoded = iter(await front.encode_all(texts, add_special_tokens=special))
+    ids = (next(encoded) if isinstance(given, str) else given for given in inputs)
+    return [front.resolve_embedding(each, **fields) for each in ids]
 
 
 def _entry(index: int, vector: Sequence[float], wire: EmbeddingRequest) -> dict[str, Any]:
