@@ -340,6 +340,26 @@ def test_real_tokenizers_keep_the_ids_around(name):
     assert with_bos == [*([tokenizer.bos_id] if tokenizer.add_bos else []), *ids]
 
 
+SPELT = {"[UNK]": 0, "a": 1, "<": 2, ">": 3, "[": 4, "]": 5, "s": 6}
+UNKNOWING = {
+    "wordpiece": models.WordPiece({**SPELT, **{f"##{t}": i + 7 for i, t in enumerate("as<>[]")}}, unk_token="[UNK]"),
+    "bpe": models.BPE(SPELT, [], unk_token="[UNK]"),
+    "unigram": models.Unigram([(text, -1.0) for text in SPELT], 0),
+}
+
+
+@pytest.mark.parametrize("model", UNKNOWING)
+def test_characters_that_a_model_does_not_know_stay_unknown(model):
+    """The token for them is a special one, and yet no text writes it: that is the model's answer to anything else."""
+    library = Library(UNKNOWING[model])
+    library.add_special_tokens([AddedToken("[UNK]"), AddedToken("<s>")])
+    guard = Guard(library)
+    for text in ("<s>é", "<s>aéa", "<s>a"):
+        assert guard.encode(text, [(3, len(text))], (), False) == library.encode(text).ids
+    ids = guard.encode("<s>é<s>", [(3, 7)], (), False)
+    assert ids.count(library.token_to_id("<s>")) == 1 and len(ids) > 1
+
+
 def test_an_encoder_that_ignores_what_is_foreign_is_found(monkeypatch):
     """A planted fault: without the guard these tests must not pass."""
 

@@ -26,6 +26,7 @@ Foreign = Sequence[tuple[int, int]]  # [start, end) of characters, ascending and
 
 _VARIANTS_KEPT = 8
 _SHIELDS = range(0x10FFFD, 0x10FF00, -1)  # of private use
+_NO_CHARACTER = chr(0x10FFFF)
 _LETTERS = range(0x4E00, 0x9FA5)
 _SIGNS = range(0x3001, 0x3020)
 
@@ -60,6 +61,7 @@ class Guard:
         letters = set("".join(contents))
         self._letter, self._sign = (next(chr(c) for c in pool if chr(c) not in letters) for pool in (_LETTERS, _SIGNS))
         self._overlap = _overlap(contents)
+        self._unknown = _unknown(backend)
         self._variant = lru_cache(_VARIANTS_KEPT)(self._make_variant)
 
     def encode(
@@ -137,8 +139,9 @@ class Guard:
                 "the messages hold control tokens that this model's tokenizer cannot spell out",
                 "leave them out", param="messages",
             )  # fmt: skip
+        spelt = control - self._unknown  # a character that the model does not know stays unknown
         parts: Iterable[Sequence[int]] = (
-            (names[i],) if i in names else spell(self._added[i].content) if i in control else (i,) for i in ids
+            (names[i],) if i in names else spell(self._added[i].content) if i in spelt else (i,) for i in ids
         )
         return [i for part in parts for i in part]
 
@@ -159,8 +162,16 @@ class Guard:
         variant.add_tokens([shielded[i] for i in sorted(control - lacked)])
         names = {variant.token_to_id(token.content) or 0: i for i, token in shielded.items()}
         with library_errors("the tokenizer cannot spell"):
-            spell = LibrarySpeller(self._backend, {self._added[i].content: i for i in control})
+            spell = LibrarySpeller(self._backend, {self._added[i].content: i for i in control - self._unknown})
         return variant, names, spell
+
+
+def _unknown(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    """What the model gives for a character that it does not know; nothing where it knows all, or drops it."""
+    try:
+        return frozenset(token.id for token in backend.model.tokenize(_NO_CHARACTER))
+    except Exception:  # a model may have no such token
+        return frozenset()
 
 
 def _overlap(contents: Collection[str]) -> bool:
