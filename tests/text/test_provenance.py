@@ -357,7 +357,7 @@ def test_characters_that_a_model_does_not_know_stay_unknown(model):
     for text in ("<s>é", "<s>aéa", "<s>a"):
         assert guard.encode(text, [(3, len(text))], (), False) == library.encode(text).ids
     ids = guard.encode("<s>é<s>", [(3, 7)], (), False)
-    assert ids.count(library.token_to_id("<s>")) == 1 and len(ids) > 1
+    assert len([i for i in ids if i == library.token_to_id("<s>")]) == 1 < len(ids)
 
 
 def test_an_encoder_that_ignores_what_is_foreign_is_found(monkeypatch):

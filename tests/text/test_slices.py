@@ -149,7 +149,11 @@ def test_guarded_texts_have_the_same_ids_in_slices_and_no_fewer_tokens_than_seen
     cut_at = slices.slices
     monkeypatch.setattr(slices, "slices", lambda text: cut_at(text, 1))
 
-    @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=10,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
     @example("<m>a b <m> [X] a b", "a <m> b a b", "<m> a b a", 4, True)
     @example("<m>a b", "a b a b", "a b <m>", 3, False)
     @given(TEXTS, TEXTS, TEXTS, st.integers(1, 40), st.booleans())
