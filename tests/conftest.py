@@ -3,10 +3,13 @@
 The fast tests draw the same examples every time, so that a verdict is about the change and not about the day;
 `make test-all` draws new ones (`--hypothesis-profile=explore`) and prints how to draw a failing one again."""
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from kvasir.config import prepare_torch
 from tests.signals import heed
+
+SLOW_SECONDS = 1200
 
 heed()  # before any test starts a process
 prepare_torch()  # as every engine does before torch is imported
@@ -20,3 +23,10 @@ def pytest_configure(config):
     """What does not run, because -x ends the tests before, is no unused snapshot."""
     if config.option.maxfail:
         config.option.disable_unused_snapshots = True
+
+
+def pytest_collection_modifyitems(items):
+    """A slow test may take minutes, and several times as many on a busy machine."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
