@@ -3,6 +3,9 @@
 The fast tests draw the same examples every time, so that a verdict is about the change and not about the day;
 `make test-all` draws new ones (`--hypothesis-profile=explore`) and prints how to draw a failing one again."""
 
+import atexit
+import gc
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -11,6 +14,7 @@ from tests.signals import heed
 
 SLOW_SECONDS = 1200
 
+gc.disable()  # until the tests are collected: what that makes is a million objects that stay
 heed()  # before any test starts a process
 prepare_torch()  # as every engine does before torch is imported
 
@@ -30,3 +34,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+
+
+def pytest_collection_finish(session):
+    """Collections of garbage look at what the tests make, and not again and again at all that was imported."""
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # what is frozen when Python ends is taken apart in no order

@@ -11,10 +11,10 @@ from typing import Any
 from kvasir.config import EngineOptions
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
-from kvasir.engine.load_text import load_text
 from kvasir.errors import KvasirError
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import Request
+from tests.composition import models
 from tests.composition.features import DEFAULTS, FEATURES, NAMED, PLAIN, REFUSES, Feature
 from tests.composition.run import NUM_REQUESTS, Reading, Run, make_requests
 from tests.oracle import Answer, Answers, same
@@ -139,7 +139,7 @@ def plain(base: tuple[str, ...], request: Request) -> Answers:
 @lru_cache(maxsize=4)
 def _plain_engine(base: tuple[str, ...]) -> tuple[EngineCore, Tokenizer | None]:
     options = EngineOptions(**options_of(NAMED[name] for name in base))
-    return build_core(options), load_text(options)[0]
+    return build_core(options), models.tokenizer(options.model, options.tokenizer)
 
 
 def _alone(core: EngineCore, tokenizer: Tokenizer | None, request: Request, index: int) -> Answer:

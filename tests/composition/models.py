@@ -9,7 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from kvasir.config import EngineOptions
+from kvasir.engine.load_text import load_text
 from kvasir.models.registry import model_class_for
+from kvasir.text.tokenizer import Tokenizer
 from tests.engine.cores import CONFIGS, random_model
 from tests.program.mini import TEXT, write_mini
 
@@ -26,6 +29,12 @@ def options(name: str) -> dict[str, Any]:
     if name == _GGUF:
         return {"model": _gguf(), "tokenizer": "kvasir-mini"}
     return {"model": _random(name)}
+
+
+@cache
+def tokenizer(model: str, tokenizer: str | None) -> Tokenizer | None:
+    """Of an engine with these options: one for all of its runs, since each has processes of its own."""
+    return load_text(EngineOptions(model=model, tokenizer=tokenizer))[0]
 
 
 def architecture(name: str) -> str:
@@ -62,9 +71,10 @@ def _random(name: str) -> str:
 @cache
 def _tokenizer(vocab_size: int) -> Any:
     """Every byte and a few pairs of them, so that tokens are halves of characters too."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE())
+    made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()

@@ -18,10 +18,10 @@ from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
 from kvasir.engine.front import Front
 from kvasir.engine.journal import Journal, Stage
-from kvasir.engine.load_text import load_text
 from kvasir.plan import StepPlan, Work
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import Delta, FinishReason, Request, SamplingParams, Task
+from tests.composition import models
 from tests.kv._tiers import until
 from tests.oracle import Answer, Answers, free_blocks
 from tests.program.mini import TEXT
@@ -104,7 +104,7 @@ class Run:
         self._options, self._acts, self._plant = EngineOptions(**options), acts, plant
         self._together, self._streams = together, streams
         self.random = random.Random(seed)
-        self.tokenizer, _ = load_text(self._options)
+        self.tokenizer = models.tokenizer(self._options.model, self._options.tokenizer)
         self.requests: list[Request] = []
         self.answers: Answers = {}
         self.plans: list[StepPlan] = []
