@@ -9,6 +9,7 @@ it here.
 
 import ast
 import sys
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -135,16 +136,16 @@ def read(path: Path, package: Path) -> Module:
     """Parse a file. Raises SyntaxError if it is not Python."""
     module = Module(path, path.relative_to(package).as_posix())
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    deferred = {node for block in ast.walk(tree) if _deferred(block) for node in ast.walk(block)}
+    nodes = list(_nodes(tree))
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node, deferred in nodes:
         for target, local, whole in _imported(node, module.rel):
             module.imports.append((target, node.lineno))
-            if node not in deferred:
+            if not deferred:
                 module.at_load.append((target, node.lineno))
             names[local] = target if whole else target.partition(".")[0]
-    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    for node in ast.walk(tree):
+    own = {node.name for node, _ in nodes if isinstance(node, ast.FunctionDef)}
+    for node, _ in nodes:
         if isinstance(node, ast.Attribute) and (dotted := _dotted(node, names)):
             module.uses.append((dotted, node.lineno))
         elif isinstance(node, ast.Name) and node.id in BUILTINS and node.id not in own | names.keys():
@@ -152,6 +153,16 @@ def read(path: Path, package: Path) -> Module:
         elif isinstance(node, ast.keyword) and node.arg and not _is_false(node.value):
             module.keywords.append((node.arg, node.value.lineno))
     return module
+
+
+def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node, level by level, and whether it is in a block that does not run when its module is imported."""
+    todo = deque([(tree, False)])
+    while todo:
+        node, deferred = todo.popleft()
+        yield node, deferred
+        deferred = deferred or _deferred(node)
+        todo.extend((child, deferred) for child in ast.iter_child_nodes(node))
 
 
 def _deferred(node: ast.AST) -> bool:

@@ -39,7 +39,8 @@ REQUESTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["program", "eager"])
+# A cell of the composition matrix shows it on the eager executor with every change.
+@pytest.fixture(scope="module", params=["program", pytest.param("eager", marks=pytest.mark.slow)])
 def case(request):
     """(options, their answers token by token)."""
     options = {"model": "kvasir-mini", "executor": request.param, "block_size": 16}

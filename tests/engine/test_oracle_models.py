@@ -21,9 +21,9 @@ def _two_threads():
 
 MODELS = ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3", "phi3", "mixtral", "qwen3-moe"]
 FAST = [(model, dtype, "program") for model in ["mini", *MODELS] for dtype in ("float32", "bfloat16")]
-FAST += [("mini", "bfloat16", "eager"), ("llama", "float32", "eager"), ("qwen3-next", "float32", "eager")]
-SLOW = [(model, "bfloat16", "eager") for model in ("mistral", "gpt2", "gemma2", "qwen3-moe", "qwen3-next")]
-SLOW += [(model, "float32", "eager") for model in ("qwen3", "gemma3", "mixtral")]
+FAST += [("llama", "bfloat16", "eager"), ("qwen3-next", "float32", "eager")]
+SLOW = [(model, "bfloat16", "eager") for model in ("mini", "mistral", "gpt2", "gemma2", "qwen3-moe", "qwen3-next")]
+SLOW += [(model, "float32", "eager") for model in ("llama", "qwen3", "gemma3", "mixtral")]
 CASES = [pytest.param(case, id="-".join(case)) for case in FAST]
 CASES += [pytest.param(case, id="-".join(case), marks=pytest.mark.slow) for case in SLOW]
 
@@ -101,7 +101,7 @@ def test_two_layers_of_real_shapes(shape, tmp_path):
     """Real widths and the full vocabulary, so that tails and long sums are seen."""
     folder = random_model(shape, tmp_path)
     core = core_of(folder, dtype="bfloat16", threads=1, max_num_seqs=1, max_model_len=512)
-    requests = mixed_requests(core.info.vocab_size, 256, count=6, longest=70)
+    requests = mixed_requests(core.info.vocab_size, 256, count=4, longest=70)
     expected = plain(core, requests)
     core.runner.close()
     core = core_of(folder, dtype="bfloat16", threads=2, max_model_len=512, max_chunk=29, block_size=16)

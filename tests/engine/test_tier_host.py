@@ -20,8 +20,8 @@ needs_native = pytest.mark.skipif(not native.available(), reason=native.reason()
 CASES = [
     pytest.param("llama", "program", {"kv_dtype": "int8"}, marks=needs_native),
     pytest.param("gemma3", "program", {"dtype": "float32"}, marks=needs_native),
-    ("llama", "eager", {"dtype": "float32"}),
-    ("mistral", "eager", {"dtype": "bfloat16"}),
+    pytest.param("llama", "eager", {"dtype": "float32"}, marks=pytest.mark.slow),
+    pytest.param("mistral", "eager", {"dtype": "bfloat16"}, marks=pytest.mark.slow),
     ("qwen3-next", "eager", {"dtype": "float32"}),
 ]
 LARGE = 64 << 20
@@ -68,7 +68,13 @@ def test_what_fell_comes_back(tmp_path, host_bytes, model, executor, options):
     assert list(core.stats().tiers) == ["host"]
 
 
-@pytest.mark.parametrize(("executor", "overlap"), [("eager", True), pytest.param("program", False, marks=needs_native)])
+@pytest.mark.parametrize(
+    ("executor", "overlap"),
+    [
+        pytest.param("eager", True, marks=pytest.mark.slow),
+        *(pytest.param("program", overlap, marks=needs_native) for overlap in (False, True)),
+    ],
+)
 def test_a_storm_of_evictions_through_host_and_disk(tmp_path, host_bytes, executor, overlap):
     """Ten requests again and again through a pool for two, above host memory for some blocks, above a disk."""
     made = tmp_path / "model"

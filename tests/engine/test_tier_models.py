@@ -20,7 +20,7 @@ needs_native = pytest.mark.skipif(not native.available(), reason=native.reason()
 CASES = [
     *(pytest.param("llama", "program", {"kv_dtype": kv}, marks=needs_native) for kv in ("float32", "int8")),
     *(pytest.param("gemma3", "program", {"dtype": d}, marks=needs_native) for d in ("float32", "bfloat16")),
-    ("llama", "eager", {"dtype": "float32"}),
+    pytest.param("llama", "eager", {"dtype": "float32"}, marks=pytest.mark.slow),
     ("mistral", "eager", {"dtype": "bfloat16"}),
     ("qwen3-next", "eager", {"dtype": "float32"}),
 ]
@@ -60,7 +60,10 @@ def test_a_restart_finds_what_was_computed(tmp_path, model, executor, options):
 
 @pytest.mark.parametrize(
     ("executor", "overlap"),
-    [("eager", True), *(pytest.param("program", overlap, marks=needs_native) for overlap in (False, True))],
+    [
+        pytest.param("eager", True, marks=pytest.mark.slow),
+        *(pytest.param("program", overlap, marks=needs_native) for overlap in (False, True)),
+    ],
 )
 def test_a_storm_of_evictions(tmp_path, executor, overlap):
     """Ten requests again and again through a pool for two, with forced preemption."""

@@ -47,7 +47,8 @@ def storm(core: EngineCore, expected, requests) -> None:
     ("model", "executor", "own"),
     [
         *(pytest.param("llama", "program", own, marks=needs_native) for own in (False, True)),
-        *(("llama", "eager", True), ("mistral", "eager", False)),
+        pytest.param("llama", "eager", True, marks=pytest.mark.slow),
+        ("mistral", "eager", False),
     ],
     ids=lambda value: {True: "a folder of its own", False: "nothing of its own"}.get(value, value),
 )

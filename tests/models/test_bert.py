@@ -16,8 +16,6 @@ from tests.models.driver import make_cache, step
 from tests.models.hf import load, randomized, save
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, random_ids
 
-transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
-
 SMALL = {
     "vocab_size": 97,
     "hidden_size": 48,
@@ -90,8 +88,9 @@ def test_the_gguf_file_lies_as_near_as_llama_cpp_finds_it(cases, dtype):
 # --- against transformers ---------------------------------------------------------------------------
 
 
-def oracle(kind=transformers.BertModel, **changes):
-    return randomized(kind(transformers.BertConfig(**{**SMALL, **changes})))
+def oracle(kind="BertModel", **changes):
+    transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
+    return randomized(getattr(transformers, kind)(transformers.BertConfig(**{**SMALL, **changes})))
 
 
 def expected(model, ids) -> torch.Tensor:
@@ -135,7 +134,7 @@ def test_every_token_sees_those_behind_it(tmp_path):
 
 @pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForPreTraining"])
 def test_a_checkpoint_with_heads_and_prefix_loads_without_them(tmp_path, kind):
-    hf = oracle(getattr(transformers, kind))
+    hf = oracle(kind)
     model = load(save(hf, tmp_path))
     ids = random_ids(40, 97)
     assert distance(hidden_of(model, [ids])[0], expected(hf.bert, ids)) < TOLERANCE
