@@ -255,6 +255,24 @@ def lost_while_paused(core: Any) -> None:
 
 
 @fault(
+    "what waits for the trial of other suspects begins anew",
+    ("restart", "neighbours"),
+    ("restart", "neighbours", "streaming", "n"),
+)
+def begins_anew(core: Any) -> None:
+    steps: list[None] = []
+
+    @wrap(core, "step")
+    def step(run: Callable) -> Any:
+        steps.append(None)
+        return run()
+
+    @wrap(core, "add")
+    def add(put: Callable, request: Any) -> None:
+        put(replace(request, resume_ids=(), resume_carries=()) if steps else request)
+
+
+@fault(
     "a window's blocks are returned a block too early",
     ("mistral", "blocks of 16", "chunks of 13", "tiny pool", "n"),
     ("mistral", "blocks of 16", "tiny pool", "prefix: a part"),

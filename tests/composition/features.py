@@ -81,8 +81,8 @@ def pause_for_readers(run: Run) -> None:
 
 
 def restart(run: Run) -> None:
-    """Once, when something was answered and something was not."""
-    if not run.restarts and run.answered:
+    """Once, when something was answered and something was not: an engine dies, or two in a row."""
+    if not run.restarts and run.answered and run.crowded:
         run.restart()
 
 

@@ -157,6 +157,12 @@ class Run:
         """Whether the engine says so of itself."""
         return any(text in line for line in self.core.summary if not line.startswith("note"))
 
+    @property
+    def crowded(self) -> bool:
+        """Several are under way, the latest with tokens, or there will be no more of them."""
+        under_way = list(self._journal.entries.values())
+        return not (self._together and self.arriving) or (len(under_way) > 1 and bool(under_way[-1].streamed))
+
     # -- what acts do
 
     def submit_neighbour(self, name: str, **fields: Any) -> None:
@@ -213,10 +219,19 @@ class Run:
         scheduler.kv.tree.clear()
 
     def restart(self) -> None:
-        """The engine is gone, and a fresh one is sent what was not complete, as after a crash."""
+        """The engine is gone, and a fresh one is sent what was not complete, as after a crash. If that is more than one
+        request, it dies with them as well: they are suspects then, and go to the next one half by half."""
+        self._die()
+        self._send(returned := self._journal.to_send())
+        if len(returned) > 1:
+            self._journal.reached([request.id for request in returned], Stage.JOINED)
+            self._die()
+            assert self._journal.on_trial, "suspects that go on together"
+
+    def _die(self) -> None:
         self.restarts += 1
         self._close()
-        assert not self._journal.death(), "a request is given up at its first death"
+        assert not self._journal.death(), "a request is given up, though others may have been to blame"
         self._build()
 
     # -- the run
@@ -245,8 +260,7 @@ class Run:
         self._arrive()
         core, scheduler = self.core, self.core.scheduler
         self.free_blocks = free_blocks(core)
-        for request in self._journal.to_send():
-            core.add(request)
+        self._send(self._journal.to_send())
         planned, under_way = len(self.plans), core._launched is not None
         deltas = core.step()
         self.overlapped += under_way and len(self.plans) > planned
@@ -258,6 +272,10 @@ class Run:
             self._take(delta)
         core.check()
         self.step += 1
+
+    def _send(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.core.add(request)
 
     def _arrive(self) -> None:
         idle = not self._journal.entries

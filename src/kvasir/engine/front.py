@@ -175,9 +175,10 @@ class Front:
     def _some(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         """The ids of a prompt, which has one at least."""
         bos = self._need_tokenizer(param).bos_id
-        if not ids and bos is None:
+        ids = ids if ids or bos is None else [bos]
+        if not ids:
             raise InvalidRequest("the prompt is empty", "give at least one token", param=param)
-        return tuple(ids) if ids else (bos,)
+        return tuple(ids)
 
     async def render_chat(
         self,
