@@ -1,7 +1,7 @@
 """Shared set-up of all tests: no deadline per example, since machines are shared.
 
-The fast tests draw the same examples every time, so that a verdict is about the change and not about the day;
-`make test-all` draws new ones (`--hypothesis-profile=explore`) and prints how to draw a failing one again."""
+The fast tests draw the same few examples every time, so that a verdict is about the change and not about the day;
+`make test-all` draws many new ones (`--hypothesis-profile=explore`) and prints how to draw a failing one again."""
 
 import atexit
 import gc
@@ -18,8 +18,12 @@ gc.disable()  # until the tests are collected: what that makes is a million obje
 heed()  # before any test starts a process
 prepare_torch()  # as every engine does before torch is imported
 
-settings.register_profile("kvasir", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-settings.register_profile("explore", settings.get_profile("kvasir"), derandomize=False, print_blob=True)
+settings.register_profile(
+    "kvasir", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=40
+)
+settings.register_profile(
+    "explore", settings.get_profile("kvasir"), derandomize=False, print_blob=True, max_examples=100
+)
 settings.load_profile("kvasir")
 
 

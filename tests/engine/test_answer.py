@@ -4,7 +4,7 @@ same."""
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.engine.answer import Answer, AnswerText, prompt_offsets, prompt_text
@@ -13,6 +13,7 @@ from kvasir.errors import InvalidRequest
 from kvasir.parse.events import Reasoning
 from kvasir.parse.table import choose
 from kvasir.types import Delta, FinishReason, SamplingParams, TokenLogprob, Usage
+from tests.examples import examples
 from tests.serve.fakes import BOS, EOS, VOCAB, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -62,7 +63,7 @@ def by_definition(ids: list[int], stops: tuple[str, ...]) -> tuple[str, int, str
     return text, len(ids), None
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(TOKENS.filter(bool), STOPS, st.lists(st.integers(1, 5), max_size=30))
 def test_any_cut_into_deltas_gives_the_answer_of_the_definition(ids, stops, cuts):
     ids = [i for i in ids if i < 0x80 or i == BOS] or [97]
@@ -74,7 +75,7 @@ def test_any_cut_into_deltas_gives_the_answer_of_the_definition(ids, stops, cuts
     assert answer.usage == Usage(0, count, 0)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(TOKENS.filter(bool), STOPS, st.lists(st.integers(1, 5), max_size=30))
 def test_the_cut_does_not_matter_with_broken_characters_either(ids, stops, cuts):
     params = SamplingParams(stop=stops, logprobs=0)

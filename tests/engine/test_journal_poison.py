@@ -10,11 +10,12 @@ import random
 from dataclasses import dataclass, field
 from math import ceil, log2
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.engine.journal import Journal
 from kvasir.types import Delta, FinishReason, Request, SamplingParams
+from tests.examples import examples
 
 KINDS = ("added", "queued", "joined", "later", "each", "company", "chance")
 DEADLY = ("added", "queued", "joined", "later")  # these can never end
@@ -122,7 +123,7 @@ def poison(number: int) -> st.SearchStrategy[Asked]:
     )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data(), st.integers(1, 40), st.integers(0, 4), st.integers(1, 16), st.integers(0, 1 << 30))
 def test_the_innocent_end_with_their_tokens_the_poisonous_fail_and_few_engines_die(data, innocents, bad, rows, seed):
     rng = random.Random(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.engine.core import EngineCore
@@ -17,6 +17,7 @@ from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
 from kvasir.snapshot import Snapshot
 from kvasir.types import ServiceClass
+from tests.examples import examples
 from tests.sched.drive import request
 
 
@@ -47,7 +48,7 @@ REQUESTS = st.lists(
 
 
 @given(REQUESTS, st.sampled_from([0, 24, (0, 24)]), st.booleans())
-@settings(max_examples=40)
+@examples(40)
 def test_the_map_agrees_with_the_counters_after_every_step(requests, window, overlaps):
     runner = FakeRunner(num_blocks=16, block_size=8, max_rows=3, window=window, overlaps=overlaps, max_model_len=100)
     core = EngineCore(runner, Scheduler(runner.capacity))

@@ -22,7 +22,7 @@ CASES = [
     pytest.param("gemma3", "program", {"dtype": "float32"}, marks=needs_native),
     pytest.param("llama", "eager", {"dtype": "float32"}, marks=pytest.mark.slow),
     pytest.param("mistral", "eager", {"dtype": "bfloat16"}, marks=pytest.mark.slow),
-    ("qwen3-next", "eager", {"dtype": "float32"}),
+    pytest.param("qwen3-next", "eager", {"dtype": "float32"}, marks=pytest.mark.slow),
 ]
 LARGE = 64 << 20
 

@@ -48,7 +48,7 @@ def storm(core: EngineCore, expected, requests) -> None:
     [
         *(pytest.param("llama", "program", own, marks=needs_native) for own in (False, True)),
         pytest.param("llama", "eager", True, marks=pytest.mark.slow),
-        ("mistral", "eager", False),
+        pytest.param("mistral", "eager", False, marks=pytest.mark.slow),
     ],
     ids=lambda value: {True: "a folder of its own", False: "nothing of its own"}.get(value, value),
 )

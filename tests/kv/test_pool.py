@@ -1,12 +1,12 @@
 """BlockPool and tables: counts always add up."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvasir.kv.blocks import BlockTable
 from kvasir.kv.pool import BlockPool
+from tests.examples import examples
 
 
 def test_scratch_is_never_given_out():
@@ -120,4 +120,4 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
-TestTables.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTables.settings = examples(60, stateful_step_count=30, deadline=None)

@@ -3,7 +3,6 @@ it gives holds other tokens than those asked for, nothing that somebody holds is
 
 from math import inf
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -12,6 +11,7 @@ from kvasir.kv.policy import POLICIES
 from kvasir.kv.pool import SCRATCH
 from kvasir.kv.tiers.block import chain
 from kvasir.plan import pack_ids, unpack_ids
+from tests.examples import examples
 from tests.kv._prefixes import FULL, Run, World, window
 
 
@@ -278,4 +278,4 @@ class Serving(RuleBasedStateMachine):
 
 
 TestServing = Serving.TestCase
-TestServing.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestServing.settings = examples(100, stateful_step_count=40, deadline=None)

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers import disk
 from kvasir.kv.tiers.block import Block, Facts
 from kvasir.kv.tiers.disk import DiskTier
+from tests.examples import examples
 from tests.kv._disk import ROOM, fill, opened, parts, path_of, save, saved, size_of
 from tests.kv._tiers import FACTS, blocks_of, facts_of, load, payload_of, until
 
@@ -96,7 +97,7 @@ def assert_refused(folder: Path, block: Block, reasons: tuple[str, ...], facts: 
         assert load(tier, block) == payload_of(block, 0, facts)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(at=st.integers(0), flip=st.integers(1, 255))
 def test_any_flipped_byte_is_noticed(tmp_path, at, flip):
     folder = tmp_path / uuid.uuid4().hex
@@ -109,7 +110,7 @@ def test_any_flipped_byte_is_noticed(tmp_path, at, flip):
     assert_refused(folder, block, ("corrupt", "truncated", "stale", "foreign"))
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(at=st.integers(0))
 def test_any_truncation_is_noticed(tmp_path, at):
     folder = tmp_path / uuid.uuid4().hex

@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from kvasir.kv.tiers import peer, record, wire
 from kvasir.kv.tiers.block import Block
 from kvasir.kv.tiers.peer import PeerServer
 from kvasir.kv.tiers.wire import Wire
+from tests.examples import examples
 from tests.kv._peer import BLOCK, asking, hostile, keep, no_large_body
 from tests.kv._tiers import FACTS, blocks_of, load, payload_of, until
 
@@ -121,7 +122,7 @@ def test_a_sound_record_of_another_block_is_foreign(path):
         assert load(tier, BLOCK) == "foreign"
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(max_size=200), st.sampled_from([wire.RECORD, wire.MISS, wire.HELD, wire.WELCOME, 0]))
 def test_no_garbage_of_a_peer_is_believed(path, data, kind):
     def answer(link: Wire) -> None:
@@ -215,7 +216,7 @@ def test_a_hostile_question_ends_its_connection_and_no_other(server, disk, path,
         assert tier.stats().loads == {"loaded": 2}
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(max_size=300), st.booleans())
 def test_no_garbage_harms_the_server(server, disk, path, data, greet):
     keep(disk, [BLOCK])

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.ops.attention import Span, paged_attention, plan_attention, store_kv
+from tests.examples import examples
 
 # float32 scores up to about 20, whose rounding the exponential magnifies, times values up to 8.
 CLOSE = {"rtol": 1e-5, "atol": 3e-5}
@@ -135,7 +136,7 @@ def test_the_cache_is_what_is_read():
 
 
 @pytest.mark.usefixtures("exact_linear")
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     shape=st.sampled_from([(4, 4, 8), (6, 3, 16), (14, 2, 24)]),
     lengths=st.lists(st.integers(1, 170), min_size=1, max_size=4),

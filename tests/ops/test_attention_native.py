@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.ops import native
 from kvasir.ops.attention import Span
+from tests.examples import examples
 from tests.isas import isas, restore_isa  # noqa: F401
 
 from .test_attention import Case, cut_up, make
@@ -179,7 +180,7 @@ def test_a_span_without_rows_takes_no_share():
         assert torch.equal(attention(layout, cache, ones, spans, 1.0, threads=threads), ones)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     format=st.sampled_from(FORMATS or ["none"]),
     shape=st.sampled_from([(4, 4, 8), (6, 3, 16), (14, 2, 24), (3, 1, 10)]),

@@ -1,9 +1,10 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.ops.linear import TILE, linear
+from tests.examples import examples
 
 SHAPES = ((8, 64), (77, 96), (172, 64), (64, 172), (40, 22), (64, 1040), (300, 512))
 # max error over max value: float32 sums of about 1000 products; bfloat16 inputs round at 2^-9, and so does the result.
@@ -44,7 +45,7 @@ def test_segments_join_by_a_balanced_tree():
 
 
 @pytest.mark.usefixtures("exact_linear")
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     shape=st.sampled_from(SHAPES),
     dtype=st.sampled_from(list(TOLERANCE)),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.ops import native as door
@@ -10,6 +10,7 @@ from kvasir.ops.linear import native
 from kvasir.ops.linear.packed import PackedMatrix, num_segments, pack_rows
 from kvasir.quant.gguf_quantize import quantize
 from kvasir.quant.gguf_types import GGMLType, dequantize
+from tests.examples import examples
 from tests.isas import restore_isa  # noqa: F401 - a fixture of all tests here
 
 from .products import ISAS, assert_only_the_row_counts
@@ -83,7 +84,7 @@ def test_against_float64(format, activation, segments):
     assert np.abs(found - exact).max() < 1e-5 * np.abs(exact).max()
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     kind=st.sampled_from(KINDS),
     outputs=st.integers(1, 80),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.ops import native as door
@@ -11,6 +11,7 @@ from kvasir.ops.linear.packed import PackedMatrix, pack_rows
 from kvasir.quant import blocks_basic, blocks_k
 from kvasir.quant.gguf_quantize import quantize
 from kvasir.quant.gguf_types import GGMLType, dequantize
+from tests.examples import examples
 from tests.isas import restore_isa  # noqa: F401 - a fixture of all tests here
 
 from .products import ISAS, assert_only_the_row_counts
@@ -264,7 +265,7 @@ def test_hostile_floats_are_quantized_somehow():
         assert np.array_equal(all_rows(packed)[::2], all_rows(expected))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     name=st.sampled_from(NAMES),
     outputs=st.integers(1, 80),

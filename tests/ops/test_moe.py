@@ -1,11 +1,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.ops.activation import ACTIVATIONS, silu
 from kvasir.ops.moe import experts, route
+from tests.examples import examples
 
 # max error over max value: float32 sums of about 100 products; bfloat16 rounds inputs and results at 2^-9, three
 # products deep.
@@ -54,7 +55,7 @@ def test_route_far_out():
     assert torch.equal(weights[2], route(torch.tensor([[0.0, 1.0, 2.0]]), 2, True)[1][0])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     num_experts=st.sampled_from([1, 2, 7, 8, 60, 128]),
     place=st.integers(0, 70),

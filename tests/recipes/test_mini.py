@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -14,6 +14,7 @@ from recipes.mini import data, eval, export, model, train
 from recipes.mini.chat import encode, render, render_case
 from recipes.mini.generate import load
 from recipes.mini.skills import HELD, TRAIN, arithmetic, dialogue, memory, split_of, tools
+from tests.examples import examples
 
 MAKERS = [row.make for row in eval.ROWS]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -171,7 +172,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tokenizer: Tokenizer, tmp_path:
 # --- the bundled folder ---
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(text=st.text(max_size=60))
 def test_any_text_round_trips(text: str):
     path = eval.FOLDER / "tokenizer.json"

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from kvasir.plan import SamplingSpec
@@ -16,6 +16,7 @@ from kvasir.sampling.chain import needs_chain
 from kvasir.sampling.filters import listed
 from kvasir.sampling.numerics import entropy, tree_sum
 from kvasir.sampling.sampler import sample
+from tests.examples import examples
 from tests.sampling import chain_oracle as oracle
 from tests.sampling.test_sampler import VOCAB, context
 
@@ -47,7 +48,7 @@ def rows_of(logits):
     return torch.tensor(logits, dtype=torch.float32)
 
 
-@settings(max_examples=70, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.filter_too_much])
+@examples(70, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.filter_too_much])
 @given(LOGITS, SPECS, MUS)
 def test_token_and_carry_are_the_oracle_s(row, spec, mu):
     assume(max(row) > -math.inf)
@@ -67,7 +68,7 @@ def test_token_and_carry_are_the_oracle_s(row, spec, mu):
         assert result.carry == carry
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
+@examples(20, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 @given(st.lists(st.tuples(LOGITS, CHOSEN.map(lambda f: SamplingSpec(**f)), MUS), min_size=2, max_size=5))
 def test_company_changes_no_bit(cases):
     x = rows_of([row for row, *_ in cases])
@@ -77,7 +78,7 @@ def test_company_changes_no_bit(cases):
     assert sample(x.flip(0), rows[::-1]) == alone[::-1]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.data_too_large])
+@examples(40, suppress_health_check=[HealthCheck.data_too_large])
 @given(LOGITS, st.fixed_dictionaries(OTHERS))
 def test_neutral_values_leave_the_bits_of_the_plain_filters(row, fields):
     assume(max(row) > -math.inf)

@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.plan import SamplingSpec
 from kvasir.sampling import dry
 from kvasir.sampling.processors import changes_logits, ended_by, process_
 from kvasir.sampling.sampler import sample
+from tests.examples import examples
 from tests.sampling import chain_oracle as oracle
 from tests.sampling.oracle import bitmask
 from tests.sampling.test_sampler import context
@@ -31,7 +32,7 @@ ALONE = st.sets(FEW, max_size=2)
 SEQUENCES = st.lists(st.lists(FEW, min_size=2, max_size=3).map(tuple), max_size=3).map(tuple)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(IDS, SPECS, ALONE, SEQUENCES)
 def test_penalties_are_the_definition_s(ids, fields, alone, sequences):
     mask = bitmask(alone, VOCAB).tobytes() if alone else b""
@@ -41,7 +42,7 @@ def test_penalties_are_the_definition_s(ids, fields, alone, sequences):
     assert all(math.isfinite(v) and v == np.float32(v) for v in found.values())
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(IDS)
 def test_repeats_are_the_definition_s(ids):
     assert dry.suffix_repeats(ids) == oracle.repeats(ids)

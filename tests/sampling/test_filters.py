@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvasir.plan import SamplingSpec
 from kvasir.sampling import filters
 from kvasir.sampling.filters import listed, min_p_, needs_list, scaled
+from tests.examples import examples
 from tests.sampling import oracle
 
 # Eighths, so that ties are common; exact in float32.
@@ -44,7 +45,7 @@ def on_an_edge(row, spec):
     return near_p or any(0 < abs(math.exp(v) - spec.min_p) < 1e-9 for v in z)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(LOGITS, SPECS)
 def test_what_is_kept_equals_the_oracle(row, spec):
     assume(max(row) > -math.inf and not on_an_edge(row, spec))

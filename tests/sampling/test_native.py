@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from kvasir.ops import native
@@ -17,6 +17,7 @@ from kvasir.plan import SamplingSpec
 from kvasir.sampling.logprobs import BadLogits, logprobs
 from kvasir.sampling.native import MAX_LOGPROBS, Dry, Sampler, SampleRow, fill_spec
 from kvasir.sampling.sampler import RowContext, sample
+from tests.examples import examples
 from tests.isas import isas, restore_isa  # noqa: F401
 from tests.sampling.oracle import bitmask
 from tests.sampling.test_sampler import REAL, ROWS, VOCAB, batch, context
@@ -48,7 +49,7 @@ def same_everywhere(x, rows, pool=None):
         assert repr(sampler.sample(x, rows)) == expected, name
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
+@examples(40, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 @given(st.lists(ROWS, min_size=1, max_size=5))
 def test_rows_with_all_that_a_spec_can_say(cases):
     same_everywhere(*batch(cases))
@@ -168,7 +169,7 @@ def row_context(vocab, spec, ids, prompt_len, mask, carry):
 
 @pytest.mark.parametrize("vocab", SIZES)
 def test_any_row_of_any_size(vocab):
-    @settings(max_examples=25 if vocab < 2000 else 8, deadline=None)
+    @examples(25 if vocab < 2000 else 8)
     @given(st.lists(rows(), min_size=1, max_size=3))
     def run(cases):
         x = torch.from_numpy(np.stack([logits_of(kind, vocab, seed) for kind, seed, *_ in cases]))
@@ -325,7 +326,7 @@ def test_a_spec_is_complete():
     assert len(kept) >= 3
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.data(), st.sampled_from(SIZES))
 def test_known_tokens_are_described_as_the_reference_does(data, vocab):
     count = data.draw(st.integers(1, 5))

@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.plan import SamplingSpec
 from kvasir.sampling.processors import changes_logits, process_
+from tests.examples import examples
 from tests.sampling import oracle
 
 VOCAB = 70
@@ -35,7 +36,7 @@ def processed(row, spec, ids=(), prompt_len=0, mask=None):
     return x
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(LOGITS, SPECS, st.lists(TOKENS, max_size=12), st.integers(0, 12), st.none() | st.sets(TOKENS))
 def test_all_of_them_equal_the_oracle(row, spec, ids, prompt_len, allowed):
     prompt_len = min(prompt_len, len(ids))

@@ -6,13 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from kvasir.plan import SamplingSpec
 from kvasir.sampling import logprobs as room
 from kvasir.sampling.logprobs import logprobs
 from kvasir.sampling.sampler import RowContext, sample
+from tests.examples import examples
 from tests.sampling import oracle
 from tests.sampling.test_filters import on_an_edge
 
@@ -48,7 +49,7 @@ def batch(cases):
     return logits, [context(spec, ids, 1, allowed) for _, spec, ids, allowed in cases]
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.data_too_large])
+@examples(120, suppress_health_check=[HealthCheck.data_too_large])
 @given(ROWS)
 def test_the_token_is_the_oracle_s(case):
     row, spec, ids, allowed = case
@@ -64,7 +65,7 @@ def test_the_token_is_the_oracle_s(case):
         assert result.logprob == logprobs(torch.tensor([row]), [result.token], [spec.logprobs])[0]
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
+@examples(30, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 @given(st.lists(ROWS, min_size=2, max_size=7), st.randoms(use_true_random=False))
 def test_permuting_rows_permutes_results_and_company_changes_nothing(cases, random):
     alone = [sample(*batch([case]))[0] for case in cases]

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.sched.budget import (
@@ -24,6 +24,7 @@ from kvasir.sched.budget import (
     prefill_seconds,
     step_budget,
 )
+from tests.examples import examples
 
 WHOLE, BLOCK = 512, 64
 
@@ -89,7 +90,7 @@ def test_a_prefill_is_not_free_before_two_lengths_were_seen():
 LOADS = st.builds(StepLoad, st.integers(0, 64), st.integers(0, 2048), st.integers(0, 10**7))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.tuples(LOADS, st.floats(1e-6, 1e4)), min_size=1, max_size=30), LOADS)
 def test_costs_are_finite_and_never_negative(steps, load):
     model = StepTime()

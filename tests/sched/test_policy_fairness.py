@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.sched.fairness import (
@@ -19,6 +19,7 @@ from kvasir.sched.fairness import (
     present,
     tags,
 )
+from tests.examples import examples
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 
@@ -73,7 +74,7 @@ def test_a_lead_is_coarse():
 SIZES = st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 500)), min_size=1, max_size=20)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.tuples(SIZES, SIZES, SIZES), st.tuples(*[st.sampled_from((0.5, 1.0, 3.0))] * 3), st.integers(20, 150))
 def test_the_backlogged_get_their_shares_within_one_request(sizes, weights, rounds):
     """Three tenants always have work, each in requests of its own sizes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.config import EngineOptions, slo_targets
@@ -12,6 +12,7 @@ from kvasir.sched import slo
 from kvasir.sched.fairness import Fairness, charge, present
 from kvasir.sched.slo import PATIENCE, ServiceFacts, expired, promote, service_order, victim_key
 from kvasir.types import ServiceClass, Target
+from tests.examples import examples
 
 INTERACTIVE, BATCH, BACKGROUND = ServiceClass
 TARGETS = {INTERACTIVE: Target(2.0, 0.1), BATCH: Target(30.0, 0.5), BACKGROUND: Target(600.0, 5.0)}
@@ -145,7 +146,7 @@ class Queue:
             until = now + self.service
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.integers(1, 4), st.lists(st.tuples(st.sampled_from(ServiceClass), st.integers(2, 4000)), min_size=1, max_size=4)
 )

@@ -7,13 +7,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.plan import StepResult
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
 from kvasir.types import Request, SamplingParams
+from tests.examples import examples
 from tests.sched.drive import Drive, by_hand, request
 
 EOS = frozenset({5})
@@ -233,7 +234,7 @@ workloads = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     workloads,
     st.booleans(),

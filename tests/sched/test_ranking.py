@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.runner.fake import FakeRunner
@@ -15,6 +15,7 @@ from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.sequence import Status
 from kvasir.sched.service import Service
 from kvasir.types import Request, SamplingParams, ServiceClass
+from tests.examples import examples
 from tests.sched.drive import Drive
 from tests.sched.test_together import run
 
@@ -48,7 +49,7 @@ def compared(monkeypatch):
 
 
 def test_the_order_is_the_policys_whatever_happens(compared):
-    @settings(max_examples=15)
+    @examples(15)
     @given(st.integers(0, 2**32))
     def check(seed: int) -> None:
         run(random.Random(seed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest, QueueFull
@@ -13,6 +13,7 @@ from kvasir.plan import unpack_ids
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
 from kvasir.types import FinishReason, Request, SamplingParams, Task
+from tests.examples import examples
 from tests.sched.drive import Drive, by_hand, request
 
 EOS = frozenset({5, 77})
@@ -175,7 +176,7 @@ workloads = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     workloads,
     st.booleans(),

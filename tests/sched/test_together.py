@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.engine.core import EngineCore
@@ -37,6 +37,7 @@ from kvasir.types import (
     TierStats,
     TokenLogprob,
 )
+from tests.examples import examples
 from tests.sched.drive import by_hand
 from tests.sched.guides import HandGuides, allowed_at
 
@@ -335,7 +336,7 @@ def run(chance: random.Random, num_requests: int = 12) -> Run:
     return drawn
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.integers(0, 2**32))
 def test_whatever_comes_together_it_comes_to_an_end(seed):
     run(random.Random(seed))

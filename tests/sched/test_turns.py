@@ -6,13 +6,14 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.budget import PATIENCE
 from kvasir.sched.scheduler import Scheduler
 from kvasir.types import Request, SamplingParams, ServiceClass
+from tests.examples import examples
 from tests.sched.drive import Drive, by_hand, request
 from tests.sched.guides import HandGuides
 
@@ -89,7 +90,7 @@ class Watch:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 2**32))
 def test_under_any_budget_everyone_comes_on_in_bounded_steps(ahead, seed):
     draw = random.Random(seed)

@@ -12,6 +12,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.serve.running import Live, assert_idle
 
 SCALARS = (
@@ -25,7 +26,7 @@ SCALARS = (
 )
 NAMES = st.sampled_from(["role", "content", "type", "text", "name", "arguments", "url", "5"]) | st.text(max_size=5)
 VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=4) | st.dictionaries(NAMES, v, max_size=4), max_leaves=12)
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 CHECKS = [
     schemathesis.checks.not_a_server_error,
     schemathesis.checks.status_code_conformance,
@@ -82,7 +83,7 @@ def try_bodies(
 ) -> None:
     method = "DELETE" if route == "/api/delete" else "POST"
 
-    @settings(FEW, max_examples=most)
+    @settings(examples(most), suppress_health_check=FEW.suppress_health_check)
     @given(bodies)
     def check(body: object) -> None:
         judge(send(http, route, body, method), shape)
@@ -101,7 +102,7 @@ def keep_to_schema(http: httpx.Client, path: str, count: int, most: int = 5) -> 
     assert len(operations) >= count
     for operation in operations:
 
-        @settings(FEW, max_examples=most)
+        @settings(examples(most), suppress_health_check=FEW.suppress_health_check)
         @given(operation.as_strategy())
         def check(case: schemathesis.Case) -> None:
             case.call_and_validate(checks=CHECKS)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import httpx
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
@@ -20,6 +20,7 @@ from kvasir.serve.batches.upload import parse_form
 from kvasir.serve.keys import Key, Limits
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import ServiceClass
+from tests.examples import examples
 from tests.serve.fakes import POISON
 from tests.serve.running import client, live, make_front
 
@@ -93,7 +94,7 @@ def test_a_form_is_read_as_it_was_written(data, filename, fields):
     assert (upload.data, upload.fields) == (data, fields)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.binary(max_size=200), st.sampled_from(["multipart/form-data; boundary=x", "multipart/form-data", "a/b", "é"]))
 def test_any_other_body_is_refused(data, kind):
     with pytest.raises(InvalidRequest):

@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
@@ -16,6 +16,7 @@ from kvasir.serve.batches.lines import Journal, Task, answered, read_tasks
 from kvasir.serve.batches.upload import parse_form
 from kvasir.serve.records import Records, new_id
 from kvasir.serve.settings import ServeSettings
+from tests.examples import examples
 from tests.serve.running import make_front
 from tests.serve.test_batches import ANN, AS_ANN, AS_BOB, BOB, CHAT, line, lines_of, serving, start, until, upload
 
@@ -50,7 +51,7 @@ async def test_a_name_that_is_no_text_is_refused_and_leaves_nothing(name):
         assert await http.app.state.batches.files._contents.all() == []
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.lists(st.tuples(st.sampled_from(HEADS), st.sampled_from(TEXTS)), max_size=4), max_size=3))
 @example([[("filename*", "x"), ("filename*0", "x"), ("name", "file")]])
 def test_any_form_is_taken_or_refused(parts):

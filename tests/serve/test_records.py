@@ -8,11 +8,12 @@ import stat
 from collections import OrderedDict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import ConfigError, LimitExceeded
 from kvasir.serve.records import Records, is_id, new_id
+from tests.examples import examples
 
 IDS = [f"resp_{i:048x}" for i in range(5)]
 OWNERS = ["", "ann", "Ann", "..", "a.b-c_d"]
@@ -52,7 +53,7 @@ class Model:
         return data
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(steps=st.lists(STEP, max_size=40), on_disk=st.booleans())
 def test_it_does_what_the_definition_says(tmp_path_factory, steps, on_disk):
     folder = tmp_path_factory.mktemp("data") / "records" if on_disk else None

@@ -7,7 +7,7 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.config import EngineOptions
@@ -16,6 +16,7 @@ from kvasir.serve.room import unloading
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.several import Several
 from kvasir.store.entry import Details
+from tests.examples import examples
 from tests.serve.shelf import MIB, NAMES, Broken, Launcher, Shelf, offer, several
 
 
@@ -252,7 +253,7 @@ async def test_models_that_fit_are_loaded_at_once_unless_their_memory_cannot_be_
 SIZES = st.fixed_dictionaries({name: st.integers(1, 7) for name in "abcd"})
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(SIZES, st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 6), st.integers(0, 6)), max_size=14))
 def test_memory_is_never_promised_twice_and_whoever_fits_is_served(sizes, leases):
     async def run() -> None:
@@ -366,7 +367,7 @@ LEASE = st.tuples(st.sampled_from(NAMES), KEEP, st.integers(0, 8), st.integers(0
 CHANGE = st.tuples(st.integers(0, 12), st.sampled_from(NAMES), st.sampled_from(["fail", "mend", "change", "remove"]))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(LEASE, max_size=12), st.lists(CHANGE, max_size=4), st.integers(1, 3))
 def test_whatever_happens_nothing_that_is_leased_goes_and_nobody_stays(leases, changes, max_loaded):
     async def run() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -24,6 +24,7 @@ from kvasir.store.modelfile import Modelfile, parse_modelfile
 from kvasir.store.names import parse_name
 from kvasir.store.progress import Progress
 from kvasir.store.store import Store
+from tests.examples import examples
 from tests.store import made
 from tests.weights import _files as write
 
@@ -406,5 +407,5 @@ class Life(RuleBasedStateMachine):
         shutil.rmtree(self.tmp, ignore_errors=True)
 
 
-Life.TestCase.settings = settings(max_examples=20, stateful_step_count=20)
+Life.TestCase.settings = examples(20, stateful_step_count=20)
 test_life = Life.TestCase

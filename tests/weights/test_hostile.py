@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import ModelFileError
 from kvasir.quant.gguf_types import dequantize
 from kvasir.weights.gguf import GGUFFile
 from kvasir.weights.safetensors import SafetensorsFile
+from tests.examples import examples
 from tests.weights import _files as write
 
 # What a reader may use beside what the file itself takes: Python objects are larger than their bytes.
@@ -86,19 +87,19 @@ def check_bytes(read, content: bytes) -> bool:
         return check(read, path)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(damaged(GGUF))
 def test_damaged_gguf(content):
     check_bytes(read_gguf, content)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(damaged(SAFETENSORS))
 def test_damaged_safetensors(content):
     check_bytes(read_safetensors, content)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.binary(max_size=200))
 def test_random_bytes_after_a_valid_beginning(content):
     check_bytes(read_gguf, b"GGUF\3\0\0\0" + content)
