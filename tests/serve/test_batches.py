@@ -274,7 +274,9 @@ async def test_a_line_gets_what_its_route_says(endpoint, on_disk, tmp_path):
         tokens = direct["usage"].get("prompt_tokens", direct["usage"].get("input_tokens"))
         assert batch["usage"]["input_tokens"] == tokens
         if on_disk:
-            assert not list((tmp_path / "data" / "batch-lines").iterdir())
+            async with asyncio.timeout(60):  # the batch is told to be complete first
+                while list((tmp_path / "data" / "batch-lines").iterdir()):
+                    await asyncio.sleep(0.01)
 
 
 async def test_many_lines_answer_in_their_order_and_failures_apart():
