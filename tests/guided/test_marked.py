@@ -89,6 +89,9 @@ def test_what_may_be_null_may_be_null(choice):
         ({"anyOf": [{"type": "string"}], "type": "string"}, "'type' beside 'anyOf'"),
         ({"anyOf": [{}], "oneOf": [{}]}, "'oneOf' beside 'anyOf'"),
         ({"enum": []}, "'enum' is no list of choices"),
+        ({"type": "object", "required": 7, "properties": {"a": {}}}, "'required' is no list of names"),
+        ({"type": "object", "required": [[]]}, "'required' is no list of names"),
+        ({"type": "object", "properties": 7}, "'properties' is no object"),
     ],
 )
 def test_a_strict_tool_is_enforced_or_refused(schema, message):

@@ -87,10 +87,12 @@ class MarkedValues:
         raise InvalidRequest(f"the type {str(kind)[:80]!r} is none of JSON Schema's", param="tools")
 
     def _object(self, schema: Mapping[str, Any]) -> str:
-        properties = schema.get("properties")
-        properties = properties if isinstance(properties, Mapping) else {}
+        properties, needed = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, Mapping):
+            raise InvalidRequest("'properties' is no object", "give schemas by their names", param="tools")
+        if not isinstance(needed, list) or not all(isinstance(name, str) for name in needed):
+            raise InvalidRequest("'required' is no list of names", "give one", param="tools")
         keys = sorted(properties, key=str.lower)  # as the template writes them
-        needed = schema.get("required") or ()
         pairs = {key: f"{self._lark.words(self._key(key) + ':')} {self.value(properties[key])}" for key in keys}
         return f'"{{" {self._lark.listed(self._new(), pairs, needed, ",")} "}}"'
 
