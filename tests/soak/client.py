@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -19,23 +20,28 @@ CLASSES = {FREE: ("interactive", "batch", "background"), BATCH: ("batch", "backg
 
 @dataclass
 class Tally:
-    """What happened, by name. fired: of what was injected, that of which the effect was seen. seen: the most that a
-    counter of the engine showed at a moment of rest. wrong: a line for each thing that must not happen. patience:
-    seconds after which a piece of load or harm counts as lost, however many signs of life its stream gives."""
+    """What happened, by name. fired: of what was injected, that of which the effect was seen. longest: the most seconds
+    that one took. seen: the most that a counter of the engine showed at a moment of rest. wrong: a line for each thing
+    that must not happen. patience: seconds after which a piece of load or harm counts as lost, however many signs of
+    life its stream gives. slowness: how many times longer things take than on a machine that does nothing else."""
 
     patience: float = 300.0
+    slowness: float = 1.0
     injected: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
     survived: Counter[str] = field(default_factory=Counter)
+    longest: dict[str, float] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
     async def count(self, name: str, work: Awaitable[bool], patience: float | None = None) -> None:
         """Runs one piece of load or harm, which says whether it had its effect; what it raises is lost or wrong."""
         self.injected[name] += 1
+        begun = time.monotonic()
         try:
             async with asyncio.timeout(patience or self.patience) as limit:
                 fired = await work
+            self.longest[name] = max(self.longest.get(name, 0.0), time.monotonic() - begun)
             self.fired[name] += fired
             self.survived[name] += 1
         except TimeoutError as error:
@@ -122,9 +128,11 @@ class Client:
         raise AssertionError(f"{route} {str(body)[:200]} was answered: {str(found)[:200]}")
 
 
-async def repeat(work: Callable[[], Awaitable[Any]], until: float, pause: Callable[[], float]) -> None:
-    """Again and again until that time of the loop's clock."""
-    loop = asyncio.get_running_loop()
-    while loop.time() < until:
+async def repeat(work: Callable[[], Awaitable[Any]], goes_on: Callable[[], bool], pause: Callable[[], float]) -> None:
+    """Again and again, as long as it goes on, which is asked every second."""
+    while goes_on():
         await work()
-        await asyncio.sleep(max(0.0, min(pause(), until - loop.time())))
+        left = pause()
+        while left > 0 and goes_on():
+            await asyncio.sleep(min(left, 1.0))
+            left -= 1.0

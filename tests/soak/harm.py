@@ -68,7 +68,7 @@ async def stop_reading(c: Client) -> bool:
         writer.write(_request("/v1/completions", json.dumps(UNREAD).encode()))
         await writer.drain()
         since = time.monotonic()
-        paused = await _rises(c, "answer_pauses_total", before, STREAM_IDLE_TIMEOUT / 2)
+        paused = await _rises(c, "answer_pauses_total", before, c.tally.patience / 4)
         unread = time.monotonic() - since
         try:
             found = await _answer(c, reader, kills)
@@ -87,7 +87,7 @@ async def stop_reading(c: Client) -> bool:
 
 async def _answer(c: Client, reader: asyncio.StreamReader, kills: int, sips: int = 0) -> dict[int, Choice] | None:
     """A streamed answer; None where it was refused for a good reason. kills: those when it was asked."""
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 300)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), c.tally.patience)
     if b" 200 " not in head.split(b"\r\n")[0]:
         assert (b" 503 " in head and c.server.kills >= kills + 2) or b" 429 " in head, head
         return None
@@ -114,8 +114,9 @@ async def never_read(c: Client) -> bool:
     async with _connection(c, buffer=4096) as (_, writer):
         writer.write(_request("/v1/completions", json.dumps(UNREAD).encode()))
         await writer.drain()
-        paused = await _rises(c, "answer_pauses_total", before, STREAM_IDLE_TIMEOUT)
-        return await _rises(c, "http_stalled_total", before, 4 * STREAM_IDLE_TIMEOUT) and paused
+        paused = await _rises(c, "answer_pauses_total", before, c.tally.patience / 3)
+        stalled = await _rises(c, "http_stalled_total", before, c.tally.patience / 2)
+        return paused and stalled
 
 
 async def _rises(c: Client, name: str, before: dict[str, float], seconds: float) -> bool:
@@ -265,7 +266,7 @@ async def stop_engine(c: Client) -> bool:
 
 async def freeze_engine(c: Client) -> bool:
     """The engine's process stands still until the server replaces it."""
-    return await c.server.freeze_engine()
+    return await c.server.freeze_engine(0.9 * c.tally.patience)
 
 
 async def kill_starting(c: Client) -> bool:
@@ -275,7 +276,7 @@ async def kill_starting(c: Client) -> bool:
 
 async def fill_disk(c: Client) -> bool:
     """The disk takes nothing for a while: what cannot be written is not kept, and nobody notices."""
-    return await c.server.refuse_disk(c.rng.uniform(0.5, 3.0))
+    return await c.server.refuse_disk(c.rng.uniform(0.5, 3.0), c.tally.patience / 4)
 
 
 async def set_clock(c: Client) -> bool:
@@ -363,7 +364,7 @@ async def _refusal(c: Client, sent: bytes, *statuses: bytes) -> bool:
             writer.write(sent)
             await writer.drain()
         with contextlib.suppress(ConnectionError):
-            line = await asyncio.wait_for(reader.readline(), 60)
+            line = await asyncio.wait_for(reader.readline(), c.tally.patience)
         # A server that closes while we still send may take the answer with it.
         assert not line or any(s in line for s in statuses), f"{line!r}, expected {statuses}"
         return bool(line)

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ class Server:
         self.kills += 1
         return True
 
-    async def freeze_engine(self, seconds: float = 60.0) -> bool:
+    async def freeze_engine(self, seconds: float) -> bool:
         """It stands still for ever; returns when another one has taken its place."""
         try:
             process = psutil.Process(self.engine)
@@ -153,19 +154,20 @@ class Server:
         except (AssertionError, psutil.Error):
             return False
 
-    async def refuse_disk(self, seconds: float) -> bool:
-        """No file of the engine can grow for so long, as on a disk that is full; whether that met a write."""
+    async def refuse_disk(self, seconds: float, patience: float) -> bool:
+        """No file of the engine can grow for so long, as on a disk that is full, and then until that has met a write;
+        whether it did with patience."""
         no_limit = resource.RLIM_INFINITY
         try:
             pid, before = self.engine, await self._disk_errors()
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, no_limit))
             try:
                 await asyncio.sleep(seconds)
-                for _ in range(20):
-                    if met := await self._disk_errors() > before:
-                        break
+                for _ in range(int(patience / 0.5)):
+                    if await self._disk_errors() > before:
+                        return True
                     await asyncio.sleep(0.5)
-                return met
+                return False
             finally:
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (no_limit, no_limit))
         except (AssertionError, psutil.Error, ProcessLookupError):
@@ -228,6 +230,12 @@ class Server:
             await asyncio.sleep(0.1)
         return left
 
+    def seconds(self) -> tuple[float, float]:
+        """Of the clock, and of processors: those that the server's processes and this one have used."""
+        server = psutil.Process(self.process.pid)
+        times = [p.cpu_times() for p in (psutil.Process(), server, *server.children(recursive=True))]
+        return time.monotonic(), sum(t.user + t.system for t in times)
+
     async def facts(self) -> dict[str, Facts]:
         return {"server": Facts.of(self.process.pid), "engine": Facts.of(self.engine)}
 
@@ -254,7 +262,8 @@ class Server:
     def complaints(self) -> list[str]:
         """Lines of the log that no fault of ours explains: deaths by anything but SIGKILL, tracebacks."""
         lines = self.log.read_text(errors="replace").splitlines()
-        deaths = [line for line in lines if "the engine process ended with status" in line]
+        repeated = "the next attempt to start it is in"  # behind what the line before has said
+        deaths = [x for x in lines if "the engine process ended with status" in x and repeated not in x]
         found = [line for line in deaths if not re.search(r"status -9\b", line)]  # ours may also hit one that starts
         if len(deaths) > self.kills:
             found.append(f"{len(deaths)} deaths of the engine, {self.kills} by the soak")

@@ -31,6 +31,18 @@ def patience(seconds: float) -> float:
     return min(300.0, max(60.0, seconds))
 
 
+def slowness(begun: tuple[float, float], ended: tuple[float, float]) -> float:
+    """How many times longer one thing after another takes here than it would on a machine that does nothing else.
+    begun, ended: (seconds of the clock, seconds of processors)."""
+    clock, used = (b - a for a, b in zip(begun, ended, strict=True))
+    return max(1.0, clock / used)
+
+
+def unproven(tally: Tally) -> list[str]:
+    """The harms of which no effect was seen yet."""
+    return [name for name in HARMS if not tally.fired[name]]
+
+
 async def soak(seconds: float, seed: int, plant: str = "") -> Tally:
     """Whatever was lost, leaked or wrong is in the tally's `wrong`; the load ends at the next moment of rest after it.
     plant: Python code that the server runs before its own, to prove that a fault is found."""
@@ -49,14 +61,18 @@ async def soak(seconds: float, seed: int, plant: str = "") -> Tally:
 
 def idle(tally: Tally) -> list[str]:
     """The harms and the counters of which no effect was seen: a soak that is long enough must have all of them."""
-    harms = [f"no effect of: {name}" for name in (*HARMS, KILL, JUMPS) if not tally.fired[name]]
+    rest = [name for name in (KILL, JUMPS) if not tally.fired[name]]
+    harms = [f"no effect of: {name}" for name in (*unproven(tally), *rest)]
     return harms + [f"counter {name} stayed at 0" for name in EVENTS if not tally.seen[name]]
 
 
 async def _soak(server: Server, tally: Tally, rng: random.Random, seconds: float) -> None:
     rests = max(2, min(6, int(seconds // 60)))
     part = seconds / (rests + 1)
+    begun = server.seconds()
     plain = await _plain(server, tally, rng)
+    tally.slowness = slowness(begun, server.seconds())
+    tally.patience *= tally.slowness
     # A first part without deaths warms up: pools of threads, pages of memory.
     await _busy(server, tally, rng, plain, part, 0.0)
     if tally.wrong:
@@ -66,7 +82,7 @@ async def _soak(server: Server, tally: Tally, rng: random.Random, seconds: float
     await tally.count("warming up", _warmed(server, base), limit)
     while rests and not tally.wrong:
         rests -= 1
-        await _busy(server, tally, rng, plain, part, max(KILL_SECONDS, seconds / KILLS))
+        await _busy(server, tally, rng, plain, part, max(KILL_SECONDS, seconds / KILLS), last=not rests)
         await tally.count("moments of rest", _rested(server, tally, base), limit)
 
 
@@ -103,12 +119,27 @@ async def _rested(server: Server, tally: Tally, base: dict[str, Facts]) -> bool:
 
 
 async def _busy(
-    server: Server, tally: Tally, rng: random.Random, plain: list[tuple[Question, Any]], seconds: float, mean: float
+    server: Server,
+    tally: Tally,
+    rng: random.Random,
+    plain: list[tuple[Question, Any]],
+    seconds: float,
+    mean: float,
+    last: bool = False,
 ) -> None:
-    """Load and harm for so long; returns when all of it has ended. mean: seconds between two kills; 0: none."""
-    until = asyncio.get_running_loop().time() + seconds
+    """Load and harm for so long, and until each harm was done once; returns when all of it has ended, or something
+    was wrong. mean: seconds between two kills; 0: none. last: a harm without an effect so far is done again."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
     names, weights = list(HARMS), [weight for _, weight in HARMS.values()]
-    first = rng.sample(names, len(names))  # each of them once, whatever chance says later
+    first = rng.sample(names, len(names))
+
+    def goes_on() -> bool:
+        if tally.wrong:
+            return False
+        again = last and bool(unproven(tally)) and loop.time() < until + tally.patience
+        return loop.time() < until or bool(first) or again
+
     async with _http() as http:
         c = Client(server, http, rng, tally, plain)
 
@@ -116,15 +147,16 @@ async def _busy(
             return tally.count("questions", c.answer())
 
         def harm() -> Awaitable[Any]:
-            name = first.pop() if first else rng.choices(names, weights)[0]
+            again = unproven(tally) if last and loop.time() > until else []
+            name = first.pop() if first else rng.choice(again) if again else rng.choices(names, weights)[0]
             return tally.count(name, HARMS[name][0](c))
 
         def kill() -> Awaitable[Any]:
             return tally.count(KILL, kill_engine(c))
 
-        work = [repeat(ask, until, lambda: 0.0) for _ in range(ASKERS)]
-        work += [repeat(harm, until, lambda: rng.uniform(0, 0.5)) for _ in range(HARMERS)]
+        work = [repeat(ask, goes_on, lambda: 0.0) for _ in range(ASKERS)]
+        work += [repeat(harm, goes_on, lambda: rng.uniform(0, 0.5)) for _ in range(HARMERS)]
         if mean:
             await asyncio.sleep(rng.uniform(0, min(2.0, seconds / 2)))
-            work.append(repeat(kill, until, lambda: rng.expovariate(1 / mean)))
+            work.append(repeat(kill, goes_on, lambda: rng.expovariate(1 / mean)))
         await asyncio.gather(*work)
