@@ -14,7 +14,7 @@ using namespace kvasir;
 using kvasir_test::Builder;
 using kvasir_test::Numbers;
 
-constexpr int64_t VOCAB = 50, ROWS = 3, MAX_IDS = 40, GROUPS = 2, TABLE = (MAX_IDS + 15) / 16;
+constexpr int64_t VOCAB = 50, ROWS = 3, MAX_IDS = 40, GROUPS = Builder::GROUPS, TABLE = (MAX_IDS + 15) / 16;
 
 // The layers of a decoder, chosen by the input; both teams build the same.
 void build(Builder& b, Input in) {
@@ -52,31 +52,7 @@ class Session {
   public:
     Session(Input shape, Input in, int32_t threads) : b(threads), pool_(pool_create(threads, false)) {
         build(b, shape);
-        kvasir_test::Memory& m = b.memory;
-        p.instrs = b.instrs.data();
-        p.count = static_cast<int64_t>(b.instrs.size());
-        p.chosen_from = b.chosen_from;
-        p.max_rows = Builder::MAX_ROWS;
-        p.max_chosen = Builder::MAX_CHOSEN;
-        p.max_work = Builder::MAX_WORK;
-        p.max_states = ROWS;
-        p.groups = GROUPS;
-        p.block_size = Builder::BLOCK;
-        p.tokens = m.work<int64_t>(p.max_rows);
-        p.positions = m.work<int64_t>(p.max_rows);
-        for (int64_t g = 0; g < GROUPS; ++g) {
-            p.num_blocks[g] = Builder::BLOCKS;
-            p.windows[g] = b.windows[g];
-            p.slots[g] = m.work<int64_t>(p.max_rows);
-            p.spans[g] = m.work<Span>(p.max_work);
-        }
-        p.chosen = m.work<int64_t>(p.max_work);
-        p.sampler_rows = m.work<int32_t>(p.max_work);
-        p.specs = m.work<SampleRow>(p.max_work);
-        p.states = m.keep<RowState>(p.max_states);
-        p.results = m.work<Sampled>(p.max_work);
-        p.scratch_bytes = b.scratch_bytes;
-        p.scratch = m.work<uint8_t>(threads * p.scratch_bytes);
+        p = b.program(ROWS);
         for (int64_t i = 0; i < ROWS; ++i) join(i, in);
     }
     ~Session() { pool_destroy(pool_); }
@@ -132,6 +108,8 @@ class Session {
         state.spec.top_p = in.one_of({1.0, 0.9});
         state.spec.top_k = in.one_of({0, 5});
         state.spec.repetition_penalty = in.one_of({1.0f, 1.3f});
+        state.spec.typical_p = in.one_of({1.0, 0.9});
+        state.spec.repetition_last_n = -1;
         state.spec.seed = in.byte();
         state.spec.prompt_len = 0;
         state.spec.logprobs = -1;

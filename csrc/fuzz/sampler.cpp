@@ -3,6 +3,7 @@
 #include "../sampler.h"
 
 #include <memory>
+#include <set>
 
 #include "../pool.h"
 #include "input.h"
@@ -17,42 +18,127 @@ using kvasir::SampleRow;
 
 constexpr int64_t MOST_IDS = 40;
 
+// Up to three short lists, in ascending order and none twice, in arrays that end at forbidden pages.
+struct Lists {
+    Guarded<int32_t> ids{9};
+    Guarded<int64_t> ends{3};
+
+    kvasir::IdLists of(Input& in, int64_t among) {
+        std::set<std::vector<int32_t>> lists;
+        for (int64_t n = in.between(0, 3); n > 0; --n) {
+            std::vector<int32_t> list(static_cast<size_t>(in.between(1, 3)));
+            for (int32_t& id : list) id = static_cast<int32_t>(in.between(0, among - 1));
+            lists.insert(list);
+        }
+        std::vector<int32_t> all;
+        const int64_t count = static_cast<int64_t>(lists.size());
+        int64_t* end = ends.data + 3 - count;
+        for (const auto& list : lists) {
+            all.insert(all.end(), list.begin(), list.end());
+            *end++ = static_cast<int64_t>(all.size());
+        }
+        int32_t* first = ids.data + 9 - all.size();
+        std::copy(all.begin(), all.end(), first);
+        return {first, ends.data + 3 - count, count};
+    }
+};
+
 // A row's parameters, in arrays that end at forbidden pages.
 struct Asked {
-    Guarded<int32_t> ids, stop_ids, bias_ids, mask;
+    Guarded<int32_t> ids, stop_ids, bias_ids, mask, breakers, heads, room;
     Guarded<float> bias;
+    Lists bad_words, sequences;
     SampleRow spec = {};
 
     Asked(Input& in, int64_t vocab)
-        : ids(MOST_IDS), stop_ids(3), bias_ids(3), mask((vocab + 31) / 32), bias(3) {
+        : ids(MOST_IDS), stop_ids(3), bias_ids(3), mask((vocab + 31) / 32), breakers((vocab + 31) / 32),
+          heads((vocab + 31) / 32), room(MOST_IDS), bias(3) {
         spec.temperature = in.one_of({0.0, 1.0, 0.3, 100.0, 1e-5, 1e-300, 0.9999});
         spec.top_p = in.one_of({1.0, 0.9, 1e-9, 0.5, 0.999999});
         spec.min_p = in.one_of({0.0, 0.0, 0.05, 1.0});
         spec.top_k = in.one_of({0, 1, 5, 64, 65, 300, 1 << 30});
-        spec.presence_penalty = in.one_of({0.0f, 0.5f, -2.0f});
-        spec.frequency_penalty = in.one_of({0.0f, -0.3f, 2.0f});
-        spec.repetition_penalty = in.one_of({1.0f, 1.3f, 0.01f, 10.0f});
         spec.seed = in.any<uint64_t>();
         spec.position = in.between(0, 1 << 15);
+        spec.logprobs = in.one_of({-1, 0, 3, kvasir::MAX_LOGPROBS});
+        if (in.byte() % 16 == 15) spec.given = 1 + static_cast<int32_t>(in.between(0, vocab - 1));
+        fill_ids(in, vocab);
+        fill_bias(in, vocab);
+        fill_penalties(in, vocab);
+        fill_chain(in);
+    }
+
+    // Of the whole vocabulary and beyond, or of few, so that they repeat. The last one ends at the page.
+    void fill_ids(Input& in, int64_t vocab) {
+        const bool few = in.flag();
         spec.num_ids = in.between(0, MOST_IDS);
         spec.prompt_len = in.between(0, spec.num_ids);
-        spec.min_tokens = in.between(0, 50);
-        int32_t* first = ids.data + MOST_IDS - spec.num_ids;  // so that the last one ends at the page
-        for (int64_t i = 0; i < spec.num_ids; ++i) first[i] = static_cast<int32_t>(in.between(-1, vocab));
-        for (int64_t i = 0; i < 3; ++i) stop_ids[i] = static_cast<int32_t>(in.between(-1, vocab));
-        for (int64_t i = 0; i < 3; ++i) bias[i] = in.number(true);
+        int32_t* first = ids.data + MOST_IDS - spec.num_ids;
+        for (int64_t i = 0; i < spec.num_ids; ++i) {
+            first[i] = static_cast<int32_t>(few ? in.byte() % std::min<int64_t>(vocab, 3) : in.between(-1, vocab));
+        }
         spec.ids = first;
-        spec.stop_ids = stop_ids.data;
+        spec.min_tokens = in.between(0, 50);
+        for (int64_t i = 0; i < 3; ++i) stop_ids[i] = static_cast<int32_t>(in.between(-1, vocab));
         spec.num_stop_ids = in.between(0, 3);
+        spec.stop_ids = stop_ids.data + 3 - spec.num_stop_ids;
+        spec.bad_words = bad_words.of(in, few ? std::min<int64_t>(vocab, 3) : vocab);
+    }
+
+    void fill_bias(Input& in, int64_t vocab) {
         spec.num_bias = std::min(in.between(0, 3), vocab);
-        for (int64_t i = 0; i < spec.num_bias; ++i) bias_ids[i] = static_cast<int32_t>(vocab - 1 - i);
-        if (in.byte() % 16 == 15) bias_ids[0] = static_cast<int32_t>(vocab);
-        spec.bias_ids = bias_ids.data;
-        spec.bias = bias.data;
+        spec.bias_ids = bias_ids.data + 3 - spec.num_bias;
+        spec.bias = bias.data + 3 - spec.num_bias;
+        for (int64_t i = 0; i < 3; ++i) bias[i] = in.number(true);
+        for (int64_t i = 0; i < 3; ++i) bias_ids[i] = static_cast<int32_t>(vocab - 1 - i);
+        if (in.byte() % 16 == 15) bias_ids[2] = static_cast<int32_t>(vocab);
         in.bits(reinterpret_cast<uint8_t*>(mask.data), (vocab + 31) / 32 * 4);
         if (in.byte() % 3 == 1) spec.mask = mask.data;
         spec.mask_words = in.between(0, (vocab + 31) / 32);
-        spec.logprobs = in.one_of({-1, 0, 3, kvasir::MAX_LOGPROBS});
+    }
+
+    void fill_penalties(Input& in, int64_t vocab) {
+        spec.presence_penalty = in.one_of({0.0f, 0.5f, -2.0f});
+        spec.frequency_penalty = in.one_of({0.0f, -0.3f, 2.0f});
+        spec.repetition_penalty = in.one_of({1.0f, 1.3f, 0.01f, 10.0f});
+        spec.repetition_last_n = in.one_of({-1, 0, 1, 7, 1 << 30});
+        spec.occurrence_last_n = in.one_of({0, -1, 1, 7, 1 << 30});
+        kvasir::Dry& dry = spec.dry;
+        dry.multiplier = in.one_of({0.0, 0.8, 1e30});
+        dry.base = in.one_of({1.75, 1.0, 0.5, 1e300});
+        dry.allowed_length = in.between(0, 5);
+        dry.last_n = in.one_of({-1, 1, 2, 20, 1 << 30});
+        const int64_t looked_at = dry.last_n > 0 ? std::min(dry.last_n, spec.num_ids) : spec.num_ids;
+        dry.room = room.data + MOST_IDS - looked_at;
+        dry.breakers = breakers.data;
+        dry.breaker_words = in.between(0, (vocab + 31) / 32);
+        for (int64_t n = in.between(0, 2); n > 0; --n) mark(breakers, in.between(0, vocab - 1));
+        dry.sequences = sequences.of(in, std::min<int64_t>(vocab, 3));
+        for (int64_t i = 0; i < dry.sequences.count; ++i) {
+            mark(heads, dry.sequences.ids[i ? dry.sequences.ends[i - 1] : 0]);
+        }
+        dry.heads = heads.data;
+        dry.head_words = (vocab + 31) / 32;
+    }
+
+    // The filters beyond top-k, top-p and min-p; half of the rows have none of them.
+    void fill_chain(Input& in) {
+        spec.typical_p = 1.0;
+        spec.top_n_sigma = -1.0;
+        if (!in.flag()) return;
+        spec.typical_p = in.one_of({1.0, 0.9, 0.2, 1e-9});
+        spec.top_n_sigma = in.one_of({-1.0, 1e-9, 0.7, 1000.0});
+        spec.xtc_probability = in.one_of({0.0, 0.5, 1.0});
+        spec.xtc_threshold = in.one_of({0.1, 0.0, 0.5, 0.6});
+        spec.dynatemp_range = in.one_of({0.0, 0.5, 100.0});
+        spec.dynatemp_exponent = in.one_of({1.0, 0.0, 3.0});
+        spec.mirostat = in.one_of({0, 2});
+        spec.mirostat_tau = in.one_of({5.0, 0.0, 100.0});
+        spec.mirostat_eta = in.one_of({0.1, 1.0});
+        spec.mu = in.one_of({10.0, -1.0, 0.0, 1e300});
+    }
+
+    static void mark(Guarded<int32_t>& words, int64_t id) {
+        words[id / 32] = static_cast<int32_t>(static_cast<uint32_t>(words[id / 32]) | 1u << (id % 32));
     }
 };
 
@@ -82,8 +168,12 @@ void put(std::vector<float>& to, const Sampled& result, const SampleRow& spec, i
     require(result.error >= kvasir::SAMPLE_OK && result.error <= kvasir::SAMPLE_BIAS_OUTSIDE, "a known error");
     require((result.token == -1) == (result.error != kvasir::SAMPLE_OK), "a token, or an error");
     require(result.token >= -1 && result.token < vocab, "a token of the vocabulary");
+    require(!spec.given || result.error || result.token == spec.given - 1, "the token that is given");
     to.push_back(static_cast<float>(result.token));
     to.push_back(static_cast<float>(result.error));
+    uint16_t mu[4];  // each of them exact as a float
+    std::memcpy(mu, &result.mu, sizeof mu);
+    to.insert(to.end(), mu, mu + 4);
     if (result.error || spec.logprobs < 0) return;
     require(result.rank >= 1 && result.rank <= vocab, "a rank");
     to.push_back(result.logprob);

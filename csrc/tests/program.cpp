@@ -12,7 +12,7 @@ namespace {
 
 using namespace kvasir_test;
 
-constexpr int64_t VOCAB = 300, WIDTH = 32, ANSWER = 6, GROUPS = 2;
+constexpr int64_t VOCAB = 300, WIDTH = 32, ANSWER = 6, GROUPS = Builder::GROUPS;
 constexpr int64_t PROMPTS[] = {33, 17, 1, 40, 5};
 constexpr int64_t SEQUENCES = 5, MAX_IDS = 40 + ANSWER;
 
@@ -150,32 +150,8 @@ class Session {
     Session(const Case& c, int32_t threads, bool apart = false)
         : b(threads), pool_(pool_create(threads, false, apart)) {
         c.build(b, c.numbers);
-        Memory& m = b.memory;
-        p.instrs = b.instrs.data();
-        p.count = static_cast<int64_t>(b.instrs.size());
-        p.chosen_from = b.chosen_from;
-        p.max_rows = Builder::MAX_ROWS;
-        p.max_chosen = Builder::MAX_CHOSEN;
-        p.max_work = Builder::MAX_WORK;
-        p.max_states = SEQUENCES;
-        p.groups = GROUPS;
-        p.block_size = Builder::BLOCK;
-        p.tokens = m.work<int64_t>(p.max_rows);
-        p.positions = m.work<int64_t>(p.max_rows);
-        for (int64_t g = 0; g < GROUPS; ++g) {
-            p.num_blocks[g] = Builder::BLOCKS;
-            p.windows[g] = b.windows[g];
-            p.slots[g] = m.work<int64_t>(p.max_rows);
-            p.spans[g] = m.work<Span>(p.max_work);
-        }
-        p.chosen = m.work<int64_t>(p.max_work);
-        p.sampler_rows = m.work<int32_t>(p.max_work);
-        p.specs = m.work<SampleRow>(p.max_work);
-        p.states = m.keep<RowState>(p.max_states);
-        p.results = m.work<Sampled>(p.max_work);
-        p.scratch_bytes = b.scratch_bytes;
-        p.scratch = m.work<uint8_t>(threads * p.scratch_bytes);
-        p.nanoseconds = m.keep<uint64_t>(p.count + 1);
+        p = b.program(SEQUENCES);
+        p.nanoseconds = b.memory.keep<uint64_t>(p.count + 1);
         for (int64_t i = 0; i < SEQUENCES; ++i) join(i);
     }
     ~Session() { pool_destroy(pool_); }

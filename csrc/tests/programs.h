@@ -87,6 +87,7 @@ struct Call {  // what a call out is given: out = -x
 class Builder {
   public:
     static constexpr int64_t MAX_ROWS = 40, MAX_CHOSEN = 2, MAX_WORK = 5, BLOCK = 16, BLOCKS = 17;
+    static constexpr int64_t GROUPS = 2;  // of layers: 0 sees all, 1 a window
 
     explicit Builder(int32_t team) : threads(team) {}
 
@@ -153,7 +154,7 @@ class Builder {
         }
         add(OP_LINEAR, {parts, x}, {count});
     }
-    // Attention of a layer with its own cache. Group 0 sees all, group 1 a window.
+    // Attention of a layer with its own cache.
     void attention(const Numbers& numbers, float* out, float* q, float* k, float* v, int32_t heads, int32_t kv_heads,
                    int32_t dim, int64_t group) {
         const CacheLayout layout = {numbers.cache, kv_heads, dim, static_cast<int32_t>(BLOCK)};
@@ -207,6 +208,36 @@ class Builder {
         scratch_bytes = std::max(scratch_bytes, kvasir_sample_scratch(vocab));
     }
 
+    // The program of these instructions, with buffers for any step and room for so many rows that stay.
+    Program program(int64_t states) {
+        Program p = {};
+        p.instrs = instrs.data();
+        p.count = static_cast<int64_t>(instrs.size());
+        p.chosen_from = chosen_from;
+        p.max_rows = MAX_ROWS;
+        p.max_chosen = MAX_CHOSEN;
+        p.max_work = MAX_WORK;
+        p.max_states = states;
+        p.groups = GROUPS;
+        p.block_size = BLOCK;
+        p.tokens = memory.work<int64_t>(MAX_ROWS);
+        p.positions = memory.work<int64_t>(MAX_ROWS);
+        for (int64_t g = 0; g < GROUPS; ++g) {
+            p.num_blocks[g] = BLOCKS;
+            p.windows[g] = windows[g];
+            p.slots[g] = memory.work<int64_t>(MAX_ROWS);
+            p.spans[g] = memory.work<Span>(MAX_WORK);
+        }
+        p.chosen = memory.work<int64_t>(MAX_WORK);
+        p.sampler_rows = memory.work<int32_t>(MAX_WORK);
+        p.specs = memory.work<SampleRow>(MAX_WORK);
+        p.states = memory.keep<RowState>(states);
+        p.results = memory.work<Sampled>(MAX_WORK);
+        p.scratch_bytes = scratch_bytes;
+        p.scratch = memory.work<uint8_t>(threads * scratch_bytes);
+        return p;
+    }
+
     struct Cache {
         uint8_t *k, *v;
         int64_t block_bytes;
@@ -217,7 +248,7 @@ class Builder {
     std::vector<Instr> instrs;
     std::vector<Cache> caches;
     std::map<const void*, int64_t> widths;  // of buffers
-    int64_t windows[2] = {0, 20};
+    int64_t windows[GROUPS] = {0, 20};
     int64_t chosen_from = -1, vocab = 0, hidden_width = 0, scratch_bytes = 64;
     float *hidden = nullptr, *logits = nullptr;
     std::mt19937 random{11};
