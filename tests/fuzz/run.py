@@ -72,7 +72,7 @@ def fuzz(job: Job, seconds: int) -> Outcome:
     limits = (f"-max_total_time={seconds}", f"-timeout={SECONDS_OF_ONE}", f"-rss_limit_mb={RSS_MB}")
     options = (*limits, f"-max_len={MAX_INPUT}", f"-artifact_prefix={prefix}", "-print_final_stats=1", *_words(job))
     process = _run(job, *options, str(job.grown), str(job.seeds), seconds=seconds + 300)
-    log = process.stdout + process.stderr
+    log = process.stdout + process.stderr + f"it ended with status {process.returncode}\n"
     crash = re.search(rf"Test unit written to ({re.escape(prefix)}\S+)", log)
     path = Path(crash[1]) if crash else None
     if process.returncode and path is None:
