@@ -80,10 +80,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def _decoder(f: Fields, shapes: Shapes, *, partial: bool = False) -> dict[str, Any]:
     """What all decoders of the llama kind share. partial: the caller reads how much of a head turns."""
-    hidden, heads = (
-        f.integer("embedding_length", 1, MAX_WIDTH),
-        f.integer("attention.head_count", 1, MAX_HEADS),
-    )
+    hidden = f.integer("embedding_length", 1, MAX_WIDTH)
+    heads = f.integer("attention.head_count", 1, min(MAX_HEADS, hidden))
     head_dim = f.integer("attention.key_length", 1, MAX_WIDTH, hidden // heads)
     f.expect("attention.value_length", head_dim)
     if not partial:
