@@ -250,7 +250,6 @@ def test_a_budget_without_reasoning_is_refused(api):
     [
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "nobody"),
-        ({"tools": [WEATHER], "tool_choice": "required", "response_format": FORMAT}, "cannot be kept"),
         ({"tools": [WEATHER], "tool_choice": "required", "extra_body": {"ignore_eos": True}}, "ignore_eos"),
         ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),
     ],
@@ -259,6 +258,40 @@ def test_a_budget_without_reasoning_is_refused(api):
 def test_a_choice_that_cannot_be_kept_is_refused(api, fields, message):
     with pytest.raises(openai.BadRequestError, match=message):
         ask(api, **fields)
+
+
+def test_a_schema_beside_a_required_call_is_for_answers_without_a_call(api):
+    """What agents with a type of output send: a call is required first, and the answer after its result is typed."""
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named):
+        fields = {"tools": [WEATHER], "temperature": 1.0, "parallel_tool_calls": False}
+        wanted = {**fields, "tool_choice": choice, "response_format": FORMAT}
+        called = ask(api, **wanted).choices[0]
+        assert called.finish_reason == "tool_calls" and not called.message.content
+        check_calls(called.message.tool_calls)
+        with api.chat.completions.stream(model=MODEL, messages=ASK, max_tokens=120, seed=1, **wanted) as stream:
+            assert stream.get_final_completion().choices[0].message.tool_calls
+    result = {"role": "tool", "tool_call_id": called.message.tool_calls[0].id, "content": "sunny"}
+    messages = [*ASK, called.message.model_dump(exclude_none=True), result]
+    said = ask(api, **fields, messages=messages, response_format=FORMAT).choices[0]
+    assert said.message.tool_calls or is_person(said.message.content)
+    said = ask(api, **fields, messages=messages, tool_choice="none", response_format=FORMAT).choices[0]
+    assert is_person(said.message.content)
+    with pytest.raises(openai.BadRequestError, match="extends"):
+        bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"extends": {}}}}
+        ask(api, **fields, tool_choice="required", response_format=bad)
+
+
+@pytest.mark.parametrize("more", [{"response_format": FORMAT}, {"tools": [WEATHER], "tool_choice": "required"}],
+                         ids=["schema", "call"])  # fmt: skip
+def test_a_structure_does_not_make_a_chat_think(api, more):
+    def thought(think: bool | None) -> list[bool]:
+        body = {} if think is None else {"extra_body": {"chat_template_kwargs": {"enable_thinking": think}}}
+        answers = ask(api, **more, **body, n=4, temperature=1.0, max_tokens=200).choices
+        return [bool(getattr(answer.message, "reasoning_content", None)) for answer in answers]
+
+    assert not any(thought(None)), "it does not think without a structure"
+    assert not any(thought(False)) and all(thought(True))
 
 
 def test_what_was_masked_and_forced_is_counted(api):

@@ -171,7 +171,7 @@ def test_a_token_belongs_to_the_same_kind_of_event_however_the_answer_is_cut(cut
     params = SamplingParams(stop=stops)
 
     def kinds(cuts: list[int]) -> tuple[list[type], Usage]:
-        text = AnswerText(TOKENIZER, (), params, Reading(format, None, False, False, frozenset()))
+        text = AnswerText(TOKENIZER, (), params, Reading(format, None, False, True, frozenset()))
         ids, found, usage, sizes = list(THOUGHT.encode()[:size]), [], Usage(), list(cuts)
         while ids and not text.done:
             count = sizes.pop(0) if sizes else 1

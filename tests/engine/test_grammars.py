@@ -70,7 +70,7 @@ async def test_a_tokenizer_that_does_not_go_with_grammars_is_said_when_one_comes
 @pytest.mark.parametrize("count", [1, 100])
 def test_tools_whose_parameters_are_no_object_are_refused_and_others_are_loosened(count):
     grammars = Grammars(lambda: Vocabulary(byte_tokenizer(), VOCAB))
-    reading = Reading(choose(tools="hermes"), {}, False, False, frozenset())
+    reading = Reading(choose(tools="hermes"), {}, False, True, frozenset())
     odd = {"type": "object", "properties": {"x": {"$ref": "#/no"}}}
     fine = Calling([(f"f{i}", odd, False) for i in range(count)], True, True)
     rule = grammars.answer(reading, SamplingParams(), fine)

@@ -60,6 +60,34 @@ async def test_reasoning_ends_at_its_budget_and_the_answer_goes_on(n, tools):
     assert bounded["message"]["content"] == "hink>ijkl", "the echo goes on where it would be without"
 
 
+DEFAULT_OFF = SAID + "{% if enable_thinking %} /think{% endif %}#"
+THINKS = [
+    (SAID, "Hi", {}, True),  # no switch: the model decides
+    (SAID, "Hi", {"enable_thinking": False}, False),
+    (SWITCH, "Hi", {}, True),
+    (SWITCH, "Hi", {"enable_thinking": False}, False),
+    (DEFAULT_OFF, "Hi", {}, False),
+    (DEFAULT_OFF, "Hi", {"enable_thinking": True}, True),
+    (DEFAULT_OFF, "Hi", {"enable_thinking": None}, False),
+    (DEFAULT_OFF, "Hi /think", {}, True),  # what the switch would add is there
+    (SAID + "{% if thinking %}<think>{% endif %}", "Hi", {}, False),
+]
+
+
+@pytest.mark.parametrize(("template", "said", "variables", "thinks"), THINKS)
+async def test_whether_a_chat_thinks_is_read_from_its_template(template, said, variables, thinks):
+    messages = [{"role": "user", "content": said}]
+    assert await front(template).thinks(messages, variables=variables) is thinks
+
+
+@pytest.mark.parametrize(("template", "said", "variables", "thinks"), THINKS)
+async def test_a_structure_comes_after_reasoning_only_where_the_chat_thinks(template, said, variables, thinks):
+    wanted = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 5}}}}
+    answer = await ask(template, "<think>a</think>" + said, **wanted, chat_template_kwargs=variables)
+    assert answer["message"]["content"] == "5"
+    assert bool(answer["message"].get("reasoning_content")) is thinks
+
+
 async def test_a_budget_of_a_model_that_marks_no_reasoning_is_refused():
     error = await ask("{{ messages[0].content }}", thinking_token_budget=3, status=400)
     assert error["param"] == "thinking_token_budget" and "marks no reasoning" in error["message"]

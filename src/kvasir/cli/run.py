@@ -53,7 +53,8 @@ async def _run(
         # What the model recommends, over it what the store has for it, over that what the user asks for.
         params = SamplingParams(**{"max_tokens": None, **llm.info.default_sampling, **own, **asked})
         await front.learn(params)
-        request = await front.resolve_chat(ids, params) if chat else front.resolve(ids, params)
+        thinks = params.structured_outputs is None or await front.thinks(messages)
+        request = await front.resolve_chat(ids, params, thinks) if chat else front.resolve(ids, params)
         await _stream(front, request, quiet)
 
 

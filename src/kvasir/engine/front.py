@@ -20,7 +20,7 @@ from kvasir.engine.answer import Answer, AnswerText, TextDelta
 from kvasir.engine.client import Engine
 from kvasir.engine.grammars import Grammars
 from kvasir.engine.meter import Meter
-from kvasir.engine.reading import Reader, Reading
+from kvasir.engine.reading import SWITCHES, Reader, Reading, switched_off
 from kvasir.engine.turns import LONG_BYTES, Turns, batches, size_of
 from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, TextTooLong
 from kvasir.guided.vocabulary import Vocabulary
@@ -230,6 +230,29 @@ class Front:
             bound=bound,
         )
 
+    async def thinks(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **template: Any,
+    ) -> bool:
+        """Whether an answer to a conversation may reason first, as far as its variables and the chat template's switch
+        say: not where its prompt is the one with the switch off, and does not say itself what switching on would add.
+
+        Arguments as in `render_chat`, and errors."""
+        given, switch = variables or {}, self.reader.switch(tools)
+        if any(given.get(name) is False for name in SWITCHES):
+            return False
+        if switch is None or given.get(switch) is True:
+            return True
+        prompt, off, on = [
+            (await self.render_chat(messages, tools=tools, variables={**given, **more}, **template)).text
+            for more in ({}, {switch: False}, {switch: True})
+        ]
+        return not switched_off(prompt, off, on)
+
     async def in_turn(self, size: int, work: Callable[[], T]) -> T:
         """What `work`, which tokenizes texts of `size` characters in all, gives in a thread when its key has its turn.
         Raises QueueFull, and what `work` raises."""
@@ -370,9 +393,12 @@ class Front:
         params = replace(params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens)
         return Request(id or _new_id(), tuple(prompt_ids), params, eos_ids=self._eos_ids(), **fields)
 
-    async def resolve_chat(self, prompt_ids: Sequence[int], params: SamplingParams, **fields: Any) -> Request:
-        """`resolve` for a conversation without tools: its reasoning may come before what is asked for."""
-        reading = self.reader.reading(prompt_ids, None)
+    async def resolve_chat(
+        self, prompt_ids: Sequence[int], params: SamplingParams, thinks: bool = True, **fields: Any
+    ) -> Request:
+        """`resolve` for a conversation without tools: where it `thinks`, its reasoning may come before what is asked
+        for."""
+        reading = self.reader.reading(prompt_ids, None, thinks)
         grammar = await self.grammars.later(self.grammars.answer, reading, params)
         params = replace(params, structured_outputs=None)
         return self.resolve(prompt_ids, params, grammar=grammar, param="messages", **fields)

@@ -91,13 +91,16 @@ class Grammars:
     def _calls(self, calling: Calling, reading: Reading, said: StructuredOutputs | None) -> Rule:
         vocabulary, format = self._vocabulary(), reading.format
         content = None if said is None else {"type": "object"} if said.json_object else _parsed(said.json)
+        if said is not None and calling.required:
+            self.of(said)  # which is for answers without a call; one that cannot be enforced is refused all the same
+            content = None
 
         def grammar(functions: Sequence[Function]) -> str:
             return self._checker.check(
                 tool_grammar(
                     format, functions, vocabulary.specials,
                     required=calling.required, parallel=calling.parallel, opened=reading.opened, content=content,
-                    ends=vocabulary.ends,
+                    ends=vocabulary.ends, thinks=reading.thinks,
                 ),
                 param="tools",
             )  # fmt: skip
@@ -137,7 +140,7 @@ class Grammars:
     def _said(self, wanted: StructuredOutputs, reading: Reading | None) -> str:
         """Of answers that may think first, and then follow what is wanted."""
         grammar = self.of(wanted)
-        if reading is None or reading.format.thinking is None or reading.closed or wanted.tags is not None:
+        if reading is None or reading.format.thinking is None or not reading.thinks or wanted.tags is not None:
             return grammar
         vocabulary = self._vocabulary()
         whole = behind_reasoning(grammar, reading.format, vocabulary.specials, vocabulary.ends, reading.opened)

@@ -140,7 +140,8 @@ class AsyncLLM:
         ids = await self.front.encode_chat(messages, **template)
         params = params or SamplingParams()
         await self.front.learn(params)
-        return await self._finish(None, await self.front.resolve_chat(ids, params, slo=ServiceClass.BATCH))
+        thinks = params.structured_outputs is None or await self.front.thinks(messages, **template)
+        return await self._finish(None, await self.front.resolve_chat(ids, params, thinks, slo=ServiceClass.BATCH))
 
     async def embed(self, prompt: Prompt) -> EmbeddingOutput:
         text, ids = await self._ids(prompt)

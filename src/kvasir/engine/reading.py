@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,17 +14,18 @@ from kvasir.text.chat import ChatTemplate
 from kvasir.text.tokenizer import Tokenizer
 
 TAIL = 64  # the prompt's last tokens, among which it would open the reasoning
+SWITCHES = ("enable_thinking", "thinking")  # the names that templates give their switch for thinking
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the answers of one request are taken apart. opened, closed: the prompt has opened the reasoning, or ended
-    it. marks: the special ids that have to become text."""
+    """How the answers of one request are taken apart. opened: the prompt has opened the reasoning. thinks: a structure
+    may come after reasoning. marks: the special ids that have to become text."""
 
     format: Format
     tools: Mapping[str, Mapping[str, Any]] | None
     opened: bool
-    closed: bool
+    thinks: bool
     marks: frozenset[int]
 
     @property
@@ -72,22 +74,59 @@ class Reader:
             self._said[format] = tuple(text for text, _ in added if format.says(text))
         return self._said.get(format, ())
 
-    def reading(self, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None) -> Reading | None:
+    def switch(self, tools: object = None) -> str | None:
+        """The variable with which the chat template turns thinking on and off; None where it has none."""
+        source = self._source(tools)
+        found = (name for name in SWITCHES if re.search(rf"(?<![.\w'\"]){name}(?![\w'\"])", source))
+        return next(found, None)
+
+    def reading(
+        self, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None, thinks: bool = True
+    ) -> Reading | None:
         """For a prompt and the tools that may be called; None where there is nothing to take apart.
 
         tools: as the API gives them, {"type": "function", "function": {"name": ..., "parameters": ...}}.
+        thinks: see `Front.thinks`.
         """
         format, marks = self._format(tools)
         if self._tokenizer is None or not (format.thinking or (tools and format.calls.style is not Style.NONE)):
             return None
         functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or ()}
         end = self._tokenizer.decode(prompt_ids[-TAIL:], skip_special_tokens=False)
-        return Reading(format, functions or None, format.opened_by(end), format.closed_by(end), marks)
+        opened = format.opened_by(end)
+        thinks = opened or (thinks and not format.closed_by(end))
+        return Reading(format, functions or None, opened, thinks, marks)
+
+    def _source(self, tools: object) -> str:
+        return self._template.select(tools) if self._template and self._template.sources else ""
 
     def _format(self, tools: object) -> tuple[Format, frozenset[int]]:
-        source = self._template.select(tools) if self._template and self._template.sources else ""
+        source = self._source(tools)
         if source not in self._known:
             format = choose(source, self._special.values(), *self._names)
             marks = frozenset(id for id, text in self._special.items() if format.uses(text))
             self._known[source] = (format, marks)
         return self._known[source]
+
+
+def switched_off(prompt: str, off: str, on: str) -> bool:
+    """Whether a prompt is the one with thinking off, which differs from that with thinking on, and says nowhere itself
+    what switching on would add."""
+    return prompt == off != on and not _says(prompt, _added(off, on))
+
+
+def _added(off: str, on: str) -> str:
+    """What switching thinking on adds to a prompt."""
+    begin = _alike(off, on)
+    end = _alike(off[begin:][::-1], on[begin:][::-1])
+    return on[begin : len(on) - end].strip()
+
+
+def _alike(a: str, b: str) -> int:
+    """The length of their common beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _says(prompt: str, word: str) -> bool:
+    """Whether a switch such as /think stands in a prompt, as a word of its own."""
+    return bool(word) and re.search(rf"(?<!\S){re.escape(word)}(?![\w>])", prompt) is not None

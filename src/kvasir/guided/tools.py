@@ -71,16 +71,18 @@ def tool_grammar(
     opened: bool = False,
     content: Mapping[str, Any] | bool | None = None,
     ends: Collection[str] = (),
+    thinks: bool = True,
 ) -> str:
     """A grammar in llguidance's Lark. Where no call is required and `content` is not given it is one of what begins at
     a place of `free_text`, with that text.
 
     required: the answer calls at once, but for reasoning before. parallel: there may be several calls. opened: the
     prompt has opened the reasoning. content: a schema of what is said instead of a call. specials: as in sources. ends:
-    texts of the tokens that end an answer. Raises ValueError for a format without calls, InvalidRequest for parameters
-    that are no object.
+    texts of the tokens that end an answer. thinks: what is required, and `content`, may come after reasoning. Raises
+    ValueError for a format without calls, InvalidRequest for parameters that are no object.
     """
-    return _Grammar(format, functions, specials, ends).made(required, parallel, opened, content)
+    grammar = _Grammar(format, functions, specials, ends)
+    return grammar.made(required, parallel, grammar.lead(format, opened) if thinks else "", content)
 
 
 def free_text(format: Format) -> Free:
@@ -112,7 +114,7 @@ class _Grammar(Lark):
         self.parts = [replace(part, end=self.cut(part.end)) for part in parts]
         self.arguments = [self._arguments(i, f, p) for i, (f, p) in enumerate(zip(functions, self.parts, strict=True))]
 
-    def made(self, required: bool, parallel: bool, opened: bool, content: Mapping[str, Any] | bool | None) -> str:
+    def made(self, required: bool, parallel: bool, lead: str, content: Mapping[str, Any] | bool | None) -> str:
         several = parallel and not self.ends_turn
         separator, close = (self.words(getattr(self.parts[0], name)) for name in ("separator", "close"))
         self.rule("behind", (f"({separator} ({self._calls('begin_next')}))* " if several else "") + close)
@@ -121,11 +123,11 @@ class _Grammar(Lark):
         at_once = f"({header} ({self._calls('begin')}) behind)"
         if required:
             again = "(/[ \\n]*/ " + at_once + ")*" if several and not close else ""
-            self.rule("start", f"{self.lead(self.format, opened)} {at_once} {again}")
+            self.rule("start", f"{lead} {at_once} {again}")
         elif content is not None:
             before, behind = self.around(self.format)
             said = f"{before} %json {json.dumps(spelt(content))} {behind}"
-            self.rule("start", f"{self.lead(self.format, opened)} ({at_once} | {said})")
+            self.rule("start", f"{lead} ({at_once} | {said})")
         else:
             self._start_free(at_once, parallel)
         return self.text()

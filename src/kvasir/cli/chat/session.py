@@ -108,7 +108,8 @@ class Session:
 
     async def _request(self, question: str) -> tuple[Request, Thinking]:
         switches = {} if self.settings.think is None else {THINK_SWITCH: self.settings.think}
-        ids = await self.front.encode_chat(self.conversation.messages(question), variables=switches)
+        messages = self.conversation.messages(question)
+        ids = await self.front.encode_chat(messages, variables=switches)
         params = self.settings.params(self.front.info.default_sampling)
         context, answer = self.front.info.max_model_len, params.max_tokens or 1
         if len(ids) + answer > context:
@@ -118,7 +119,8 @@ class Session:
                 "/undo takes back the last exchange, /clear begins anew, /max shortens the answer",
             )
         await self.front.learn(params)
-        request = await self.front.resolve_chat(ids, params)
+        thinks = params.structured_outputs is None or await self.front.thinks(messages, variables=switches)
+        request = await self.front.resolve_chat(ids, params, thinks)
         return request, Thinking(inside=await self._opens_thinking(ids))
 
     async def _opens_thinking(self, ids: Sequence[int]) -> bool:

@@ -46,7 +46,7 @@ from kvasir.serve.openai.wire import (
     Tool,
     ToolCall,
 )
-from kvasir.serve.thinking import LEVELS, switch_of
+from kvasir.serve.thinking import LEVELS
 from kvasir.serve.wire import refuse_fields
 
 ALLOWED = {
@@ -192,7 +192,7 @@ def _thinking(wire: Conversation, front: Front) -> dict[str, Any]:
         return fields
     thinks = front.reader.format(wire.tools).thinking is not None
     disabled = isinstance(wire.thinking, ThinkingDisabled)
-    if switch := switch_of(front, wire.tools):
+    if switch := front.reader.switch(wire.tools):
         fields["chat_template_kwargs"] = {switch: not disabled}
     elif disabled and thinks:
         fields["thinking_token_budget"] = 0

@@ -15,7 +15,7 @@ from kvasir.serve.ollama.params import check_fits, context_of, options_of, room_
 from kvasir.serve.ollama.prompt import Prompter, must_be_kept_from_thinking, thinking_variables, to_messages
 from kvasir.serve.ollama.route import STREAMED, OllamaRoute
 from kvasir.serve.ollama.wire import ChatRequest
-from kvasir.serve.openai.tools import callable_tools, shown_tools, tool_grammar
+from kvasir.serve.openai.tools import callable_tools, follows, shown_tools, tool_grammar
 from kvasir.serve.openai.wire import ChatRequest as OpenAIChat
 from kvasir.serve.openai.wire import FunctionDefinition
 from kvasir.serve.openai.wire import Tool as OpenAITool
@@ -52,7 +52,8 @@ async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, cloc
         ids = await prompter.ids(messages)
     check_fits(len(ids), context, "messages")
     params = to_params(wire, options, front.info, context - len(ids))
-    reading = front.reader.reading(ids, callable_tools(asked))
+    thinks = not follows(asked, params) or await front.thinks(messages, tools=shown, variables=variables)
+    reading = front.reader.reading(ids, callable_tools(asked), thinks)
     fields = serving.fields(request, wire)
     grammar = await tool_grammar(asked, front, reading, params)
     if grammar is not None:  # the structure of what is said is part of it

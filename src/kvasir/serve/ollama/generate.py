@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest
 from kvasir.serve.ollama.answer import Clock, Job, as_response
 from kvasir.serve.ollama.asking import answer
@@ -66,7 +67,7 @@ async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, 
         ids, cut = cut_ids(ids, context - room_for_answer(options, context), keep)
     check_fits(len(ids), context, "prompt")
     params = to_params(wire, options, front.info, context - len(ids))
-    reading = None if wire.raw or wire.suffix else front.reader.reading(ids, None)
+    reading = None if wire.raw or wire.suffix else front.reader.reading(ids, None, await _thinks(wire, front))
     fields = serving.fields(request, wire)
     if reading is not None:
         grammar = await front.grammars.later(front.grammars.answer, reading, params)
@@ -81,6 +82,13 @@ async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, 
     return Job(
         wire.model, serving, core, reading, clock, as_response, truncated, with_context=not (wire.raw or wire.suffix)
     )
+
+
+async def _thinks(wire: GenerateRequest, front: Front) -> bool:
+    if wire.template or wire.format is None:
+        return True
+    variables = thinking_variables(wire.think, front, None, wire.model)
+    return await front.thinks([{"role": "user", "content": wire.prompt or ""}], variables=variables)
 
 
 async def prompt_ids(wire: GenerateRequest, serving: Serving, trust: bool | None = None) -> tuple[int, ...]:

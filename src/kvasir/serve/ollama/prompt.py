@@ -8,7 +8,7 @@ from typing import Any
 from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest, TemplateError, TextTooLong
 from kvasir.serve.ollama.wire import Message
-from kvasir.serve.thinking import LEVELS, switch_of
+from kvasir.serve.thinking import LEVELS
 from kvasir.serve.wire import refuse_fields
 
 Messages = Sequence[Mapping[str, Any]]
@@ -55,7 +55,7 @@ def thinking_variables(think: bool | str | None, front: Front, tools: object, na
     """The template's variables for `think`; left to the template where it is not given. Raises InvalidRequest."""
     if think is None:
         return {}
-    switch = switch_of(front, tools)
+    switch = front.reader.switch(tools)
     if isinstance(think, str):
         if not front.template_mentions(LEVELS, tools):
             raise InvalidRequest(f"think is {think!r}; {name!r} has no levels of thinking", "true or false", "think")
@@ -69,7 +69,7 @@ def thinking_variables(think: bool | str | None, front: Front, tools: object, na
 
 def must_be_kept_from_thinking(think: bool | str | None, front: Front, tools: object) -> bool:
     """Whether thinking is not wanted and only its end, forced at once, can avoid it."""
-    return think is False and switch_of(front, tools) is None and _thinks(front, tools)
+    return think is False and front.reader.switch(tools) is None and _thinks(front, tools)
 
 
 def _thinks(front: Front, tools: object) -> bool:

@@ -38,13 +38,13 @@ from kvasir.serve.openai.shapes import (
     usage_object,
 )
 from kvasir.serve.openai.structured import named
-from kvasir.serve.openai.tools import callable_tools, shown_tools, tool_grammar
+from kvasir.serve.openai.tools import callable_tools, follows, shown_tools, tool_grammar
 from kvasir.serve.openai.wire import ChatRequest, Message, Part
 from kvasir.serve.serving import Serving, check_finish
 from kvasir.serve.sse import DONE
 from kvasir.serve.thinking import effort_variables
 from kvasir.serve.wire import refuse_fields
-from kvasir.types import Request, Usage
+from kvasir.types import Request, SamplingParams, Usage
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -76,7 +76,7 @@ async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) 
     logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
     params = to_params(wire, serving.front.info, serving.own, max_tokens=max_tokens, logprobs=logprobs)
     front = serving.front
-    reading = front.reader.reading(prompt_ids, callable_tools(wire))
+    reading = front.reader.reading(prompt_ids, callable_tools(wire), await _thinks(wire, serving, params))
     fields = serving.fields(request, wire, TIERS.get(wire.service_tier or ""))
     with named(wire):
         grammar = await tool_grammar(wire, front, reading, params)
@@ -116,6 +116,14 @@ async def chat_ids(
         bound=bound,
         **template,
     )
+
+
+async def _thinks(wire: ChatRequest, serving: Serving, params: SamplingParams) -> bool:
+    """Whether reasoning may come before what the answer has to follow."""
+    if not follows(wire, params):
+        return True
+    messages, template = _shown(wire, serving)
+    return await serving.front.thinks(messages, **template)
 
 
 async def chat_text(wire: ChatRequest, serving: Serving) -> tuple[str, Sequence[tuple[int, int]]]:

@@ -51,6 +51,11 @@ def _names(choice: Choice) -> set[str]:
     return set()
 
 
+def follows(wire: ChatRequest, params: SamplingParams) -> bool:
+    """Whether an answer has to follow a structure or a call from its beginning, or behind its reasoning."""
+    return params.structured_outputs is not None or wire.tool_choice not in (None, "auto", "none")
+
+
 async def tool_grammar(wire: ChatRequest, front: Front, reading: Reading | None, params: SamplingParams) -> str | None:
     """What the answers of a chat follow: calls of its tools, the structure of what is said, the budget of the
     reasoning; None where nothing is asked for. Raises InvalidRequest."""
@@ -81,9 +86,7 @@ def _calling(wire: ChatRequest, reading: Reading | None) -> Calling | None:
 
 def _check_ends(calling: Calling, params: SamplingParams) -> None:
     """Raises InvalidRequest for what goes against a call, or calls, that end the answer."""
-    content = _content(params.structured_outputs)
-    if calling.required and content is not None:
-        raise InvalidRequest("response_format cannot be kept where a tool has to be called", param="response_format")
+    _check_content(params.structured_outputs)
     if calling.required or not calling.parallel:
         for name in ("min_tokens", "ignore_eos"):
             if getattr(params, name):
@@ -91,13 +94,8 @@ def _check_ends(calling: Calling, params: SamplingParams) -> None:
                 raise InvalidRequest(message, f"leave {name} out", param=name)
 
 
-def _content(wanted: StructuredOutputs | None) -> dict[str, Any] | bool | None:
-    """The schema of what is said instead of a call."""
-    if wanted is None:
-        return None
-    if wanted.json_object:
-        return {"type": "object"}
-    if wanted.json is None or isinstance(wanted.json, str):
+def _check_content(wanted: StructuredOutputs | None) -> None:
+    """Raises InvalidRequest for what cannot be said instead of a call."""
+    if wanted is not None and not wanted.json_object and (wanted.json is None or isinstance(wanted.json, str)):
         message = "beside tools an answer can have a JSON schema, and no other structure"
         raise InvalidRequest(message, "leave tools or this out", param="structured_outputs")
-    return wanted.json
