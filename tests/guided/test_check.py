@@ -22,7 +22,10 @@ def checker():
 
 
 BAD = {
-    "a keyword that is not enforced": (sources.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+    "a keyword that is not enforced": (
+        sources.json_schema({"type": "array", "unevaluatedItems": False}),
+        "unevaluatedItems",
+    ),
     "an unknown type": (sources.json_schema({"type": "banana"}), "Invalid type: banana"),
     "a reference to nothing": (sources.json_schema({"$ref": "#/nope"}), "does not exist"),
     "a reference to elsewhere": (sources.json_schema({"$ref": "http://example.org/schema"}), "example.org"),

@@ -136,8 +136,8 @@ def test_an_id_that_may_not_come_is_an_error_and_nothing_else():
 
 def test_a_grammar_that_does_not_compile_is_an_error_each_time():
     for _ in range(2):
-        with pytest.raises(GuideError, match="uniqueItems"):
-            GUIDES.take(GUIDES.begin(sources.json_schema({"type": "array", "uniqueItems": True})))
+        with pytest.raises(GuideError, match="unevaluatedItems"):
+            GUIDES.take(GUIDES.begin(sources.json_schema({"type": "array", "unevaluatedItems": False})))
 
 
 def test_the_cache_is_bounded_and_answers_do_not_share_a_state():

@@ -84,7 +84,7 @@ REFUSED = [
     ({"thinking": {"type": "enabled"}}, "budget_tokens"),
     ({"thinking": {"type": "adaptive", "block_binding": {}}}, "block_binding"),
     ({"output_config": {"task_budget": {"type": "tokens", "total": 5}}}, "task_budget"),
-    ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, r"not"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {"multipleOf": 2}}}}}, r"not"),
     ({"output_config": {"effort": "endless"}}, r"output_config\.effort"),
     ({"container": "c"}, "container"),
     ({"mcp_servers": [{"type": "url", "url": "http://x"}]}, "mcp_servers"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from kvasir.errors import InvalidRequest
 
-LARGEST = 2**53  # beyond it, whole numbers are not told apart
+LARGEST = 2**53  # beyond it, not every whole number has a float of its own, and llguidance computes with floats
+_MOST, _LEAST = 2**63 - 1, -(2**63) + 1024  # the whole numbers that llguidance writes; it cuts a bound at the first
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _ONE = (
@@ -17,7 +19,7 @@ _ONE = (
     *("not", "if", "then", "else", "contains", "propertyNames"),
 )
 _NOTES = ("title", "description", "examples", "default", "$comment", "deprecated", "readOnly", "writeOnly")
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "enum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _OLD = {"extends": "allOf", "disallow": "not", "divisibleBy": "multipleOf"}  # of the third draft
@@ -42,6 +44,8 @@ def _prepared(schema: Any, lenient: bool) -> Any:
     for key in _COUNTS:
         if isinstance(found.get(key), float) and found[key].is_integer():
             found[key] = int(found[key])
+    if _is_whole(found):
+        _bound(found)
     for key, problem, hint in _wrong(found):
         if not lenient:
             raise InvalidRequest(f"{key}: {problem}", hint)
@@ -63,29 +67,75 @@ def _wrong(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     wrong = [(key, "a keyword of an older draft", f"use {new}") for key, new in _OLD.items() if key in schema]
     if schema.get("required") is True:
         wrong.append(("required", "true is of an older draft", "list the names in the object that has them"))
+    whole = _is_whole(schema)
     for key in _NUMBERS:
-        number = _too_large(schema.get(key), exact=key in ("const", "enum") or "integer" in str(schema.get("type")))
-        if number is not None:
+        number = _too_large(schema.get(key), whole or key in ("const", "enum"))
+        if number is not None and (not whole or (key, number) != ("maximum", _MOST)):
             wrong.append((key, f"{number} is beyond 2^53, where numbers are not exact", "use smaller ones, or strings"))
     for key in ("const", "enum", "properties", "required"):
         said = schema.get(key)
         if _is_unwritable(list(said) if key == "properties" and isinstance(said, Mapping) else said):
             wrong.append((key, "a text has control characters that only \\uXXXX can write", "leave them out"))
-    least, required = schema.get("minProperties"), schema.get("required")
-    named = len(required) if isinstance(required, list) else 0
-    if isinstance(least, int) and least > named + 1:
-        wrong.append(("minProperties", "a key may come twice, so they are not told apart", "name them in required"))
+    if key := _misread(schema):
+        hint = "use a bound that is inclusive, or another"
+        wrong.append((key, "beside a fraction next to it, llguidance would allow the bound itself", hint))
+    step = schema.get("multipleOf")
+    if isinstance(step, int) and step > LARGEST:
+        wrong.append(("multipleOf", f"{step} is beyond 2^53", "use a smaller one"))
     return wrong
 
 
-def _too_large(value: Any, exact: bool) -> int | float | None:
-    """A number that is, or that is in the value. exact: floats count, too."""
+def _misread(schema: Mapping[str, Any]) -> str | None:
+    """The exclusive bound, a whole number, of a span that is shorter than 1 and ends in a fraction."""
+
+    def bound(*keys: str) -> list[float]:
+        said = (schema.get(key) for key in keys)
+        return [n for n in said if isinstance(n, int | float) and not isinstance(n, bool)]
+
+    for key, others in (
+        ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
+        ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
+    ):
+        if any(n == int(n) and 0 < abs(n - other) < 1 for n in bound(key) for other in bound(*others)):
+            return key
+    return None
+
+
+def _is_whole(schema: Mapping[str, Any]) -> bool:
+    """Whether the only numbers of a schema are whole."""
+    kinds = schema.get("type")
+    return "integer" in (kinds if isinstance(kinds, list) else [kinds]) and "number" not in kinds
+
+
+def _too_large(value: Any, whole: bool) -> int | float | None:
+    """A number that is, or that is in the value. whole: it stands for itself, or bounds whole numbers."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return value if abs(value) > LARGEST and (isinstance(value, int) or exact) else None
+        return value if abs(value) > LARGEST and not _is_exact(value, whole) else None
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return next((number for one in inner if (number := _too_large(one, exact)) is not None), None)
+    return next((number for one in inner if (number := _too_large(one, whole)) is not None), None)
+
+
+def _is_exact(number: float, whole: bool) -> bool:
+    """llguidance keeps a number as a float, and spells it as a whole one or with as few digits as tell it apart."""
+    if whole:
+        return isinstance(number, int) and abs(number) <= _MOST and number == float(number)
+    return isinstance(number, float) or (number < 10**300 and Decimal(repr(float(number))) == number)
+
+
+def _bound(schema: dict[str, Any]) -> None:
+    """Bounds of whole numbers beyond 2^53 as floats can hold them: inclusive, and within 64 bits."""
+    sides = (("exclusiveMinimum", "minimum", 1, max), ("exclusiveMaximum", "maximum", -1, min))
+    for exclusive, bound, step, narrower in sides:
+        said = schema.get(exclusive)
+        if isinstance(said, int) and not isinstance(said, bool) and abs(said) >= LARGEST:
+            del schema[exclusive]
+            schema[bound] = narrower(said + step, schema.get(bound, said + step))
+    if isinstance(schema.get("maximum"), int | float) and schema["maximum"] > LARGEST:
+        schema["maximum"] = min(schema["maximum"], _MOST)
+    if isinstance(schema.get("minimum"), int | float) and schema["minimum"] < -LARGEST:
+        schema["minimum"] = max(schema["minimum"], _LEAST)
 
 
 def _is_unwritable(value: Any) -> bool:

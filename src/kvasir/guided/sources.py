@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir.errors import InvalidRequest
+from kvasir.guided.cases import enforceable
 from kvasir.guided.schema import prepared
 
 # Each text has one spelling (no \uXXXX), so that a free key is never one of the named ones in disguise.
@@ -131,6 +132,6 @@ def by_id(grammar: str, specials: Mapping[str, int]) -> str:
 
 def spelt(schema: Mapping[str, Any] | bool, lenient: bool = False) -> dict[str, Any]:
     """Made ready, and with how its JSON is written. Raises InvalidRequest that names what cannot be enforced."""
-    schema = prepared(schema, lenient)
+    schema = enforceable(prepared(schema, lenient), lenient)
     options = {**_SPELLING, "lenient": lenient, "coerce_one_of": lenient}
     return {**(schema if isinstance(schema, Mapping) else {}), "x-guidance": options}

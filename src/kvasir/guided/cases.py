@@ -1,0 +1,253 @@
+"""A schema without the keywords that llguidance does not know, in other words that say exactly the same: alternatives,
+absent keys, the kinds and texts that are left. What cannot be said is refused by its keyword.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvasir.errors import InvalidRequest
+from kvasir.guided import counts
+from kvasir.guided.apart import apart, constants, flat, has_all, holds, shared
+from kvasir.guided.formats import FORMATS
+from kvasir.guided.logic import KINDS, MAX_CASES, NOTES, Scope, also, negated, types_of
+from kvasir.guided.pointers import Pointers
+from kvasir.guided.texts import Unknown, as_ecma
+
+_IN_PLACE = ("const", "enum", "allOf", "anyOf", "oneOf", "$ref")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_ONE = ("items", "additionalItems", "additionalProperties")
+_MOST = 20_000  # schemas, of all that is said
+
+
+def enforceable(schema: Any, lenient: bool = False) -> Any:
+    """lenient: what cannot be said is left as it is. Raises InvalidRequest that names the keyword."""
+    if not isinstance(schema, Mapping):
+        return schema
+    try:
+        pointers = Pointers(schema)
+        return pointers.schema if pointers.mixed else _Cases(pointers, lenient).of(pointers.schema)
+    except RecursionError as error:
+        raise InvalidRequest("the schema is nested too deeply", "make it simpler") from error
+
+
+class _Cases:
+    def __init__(self, scope: Scope, lenient: bool):
+        self._scope, self._lenient = scope, lenient
+        self._schemas = 0
+
+    def of(self, schema: Any) -> Any:
+        if not isinstance(schema, Mapping):
+            return schema
+        self._schemas += 1
+        if self._schemas > _MOST:
+            raise InvalidRequest("the schema has too many cases", "make it simpler")
+        told = dict(schema)
+        for key, rewrite in _REWRITES.items():
+            if key in told:
+                self._try(key, rewrite, told)
+        for key in _MAPS:
+            if isinstance(told.get(key), Mapping):
+                told[key] = {name: self.of(one) for name, one in told[key].items()}
+        for key in _LISTS:
+            if isinstance(told.get(key), list):
+                told[key] = [self.of(one) for one in told[key]]
+        for key in _ONE:
+            if isinstance(told.get(key), Mapping):
+                told[key] = self.of(told[key])
+        return _arranged(told)
+
+    def _try(self, key: str, rewrite: Callable[[dict[str, Any], Scope], None], told: dict[str, Any]) -> None:
+        before = dict(told)
+        try:
+            rewrite(told, self._scope)
+        except Unknown as error:
+            if not self._lenient and key != "oneOf":  # of which llguidance knows some that are not known here
+                message = f"{key}: it cannot be enforced here ({error})"
+                raise InvalidRequest(message, "say it in another way, or leave it out") from error
+            told.clear()
+            told.update({k: v for k, v in before.items() if k != key or key == "oneOf"})  # which is read as anyOf then
+        except (TypeError, AttributeError, ValueError, KeyError):  # of a shape that llguidance will refuse
+            told.clear()
+            told.update(before)
+
+
+def _arranged(schema: dict[str, Any]) -> dict[str, Any]:
+    """With all that is said of a value directly in one place: llguidance reads keywords in their order, and those on
+    both sides of a choice as if they had nothing to do with each other."""
+    places = [i for i, key in enumerate(schema) if key not in _IN_PLACE and key not in NOTES]
+    if not places or all(key not in _IN_PLACE for key in list(schema)[places[0] : places[-1]]):
+        return schema
+    pivot = "properties" if "properties" in schema else list(schema)[places[0]]
+    direct = {key: value for key, value in schema.items() if key not in _IN_PLACE and key not in NOTES}
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == pivot:
+            found |= direct
+        elif key not in direct:
+            found[key] = value
+    return found
+
+
+# -- rewrites: each takes its keyword away ---------------------------------------------------------------------------
+
+
+def _not(told: dict[str, Any], scope: Scope) -> None:
+    also(told, negated(told.pop("not"), scope))
+
+
+def _one_of(told: dict[str, Any], scope: Scope) -> None:
+    options = told["oneOf"]
+    if len(options) > MAX_CASES:
+        raise Unknown("too many choices")
+    alone = [_alone(one, [o for j, o in enumerate(options) if j != i], scope) for i, one in enumerate(options)]
+    place = {key: ("anyOf" if key == "oneOf" else key) for key in told}
+    if "anyOf" in told:
+        del told["oneOf"]
+        also(told, {"anyOf": alone})
+        return
+    found = {place[key]: (alone if key == "oneOf" else value) for key, value in told.items()}
+    told.clear()
+    told.update(found)
+
+
+def _alone(one: Any, others: list[Any], scope: Scope) -> Any:
+    """One schema without the values of others."""
+    values = constants(one, scope)
+    if values is not None and not any(isinstance(value, list | dict) for value in values):
+        kept = [v for v in values if holds(one, v, scope) and not any(holds(other, v, scope) for other in others)]
+        return {"enum": kept} if kept else False
+    taken: set[str] = set()
+    excluded: list[Any] = []
+    for other in others:
+        both = shared(one, other, scope)
+        whole = {kind for kind in both if has_all(other, kind)}
+        taken |= whole
+        if both - whole:
+            excluded.append(negated(other, scope, among=_keys(one, scope)))
+    if taken:
+        excluded.append({"type": types_of(KINDS - taken)})
+    return {"allOf": [one, *excluded]} if excluded else one
+
+
+def _keys(schema: Any, scope: Scope) -> frozenset[str] | None:
+    """The only keys that there may be; None for any."""
+    cases = flat(schema, scope)
+    if not all(case.closed for case in cases):
+        return None
+    return frozenset().union(*(case.closed[0] for case in cases))
+
+
+def _if(told: dict[str, Any], scope: Scope) -> None:
+    condition, then, other = told.pop("if"), told.pop("then", True), told.pop("else", True)
+    if then is not True or other is not True:
+        also(told, _either(condition, then, other, scope))
+
+
+def _either(condition: Any, then: Any, other: Any, scope: Scope) -> Any:
+    no = negated(condition, scope)
+    yes = [{"allOf": [condition, then]}] if then is not False else []
+    return {"anyOf": [*yes, {"allOf": [no, other]} if other is not True else no]}
+
+
+def _all_of(told: dict[str, Any], scope: Scope) -> None:
+    """Conditions of which no two hold at once are cases of one choice."""
+    plain = [one for one in told["allOf"] if not _is_condition(one)]
+    chain = [one for one in told["allOf"] if _is_condition(one)]
+    if len(chain) < 2:
+        return
+    conditions = [one["if"] for one in chain]
+    if len(chain) > MAX_CASES or not all(
+        apart(a, b, scope) for i, a in enumerate(conditions) for b in conditions[i + 1 :]
+    ):
+        return
+    cases = [{"allOf": [one["if"], one["then"]]} for one in chain]
+    none = _none_of(conditions, scope)
+    told["allOf"] = [*plain, {"anyOf": [*cases, none]}]
+
+
+def _is_condition(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and set(schema) - NOTES == {"if", "then"}
+
+
+def _none_of(conditions: list[Any], scope: Scope) -> Any:
+    """None of them holds; in few words where each says which values of one key it is for."""
+    told = [_by_key(condition) for condition in conditions]
+    first = told[0]
+    if first is not None and all(one is not None and one[0] == first[0] for one in told):
+        (key, required), values = first[0], [value for one in told if one for value in one[1]]
+        at_all = {"required": [key]} if required else {}
+        return negated({"properties": {key: {"enum": values}}, **at_all}, scope)
+    return {"allOf": [negated(condition, scope) for condition in conditions]}
+
+
+def _by_key(condition: Any) -> tuple[tuple[str, bool], list[Any]] | None:
+    """The one key, whether it has to be there, and its values."""
+    if not isinstance(condition, Mapping) or set(condition) - NOTES - {"properties", "required", "type"}:
+        return None
+    properties, required = condition.get("properties", {}), condition.get("required", [])
+    if condition.get("type", "object") != "object" or len(properties) != 1 or "type" in condition:
+        return None
+    (key, schema), *_ = properties.items()
+    if required not in ([], [key]) or not isinstance(schema, Mapping):
+        return None
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return ((key, bool(required)), values) if values is not None and len(set(schema) - NOTES) == 1 else None
+
+
+def _dependencies(told: dict[str, Any], scope: Scope) -> None:
+    for name in ("dependencies", "dependentRequired", "dependentSchemas"):
+        for key, needed in told.pop(name, {}).items():
+            then: list[Any] = (
+                [{"required": [key, *needed]}] if isinstance(needed, list) else [{"required": [key]}, needed]
+            )
+            if isinstance(needed, str):
+                then = [{"required": [key, needed]}]
+            if needed != [] and needed is not True:
+                also(told, {"anyOf": [{"properties": {key: False}}, {"allOf": then}]})
+
+
+def _format(told: dict[str, Any], scope: Scope) -> None:
+    said = told["format"]
+    pattern = FORMATS.get(said, "")
+    if pattern is None:
+        raise Unknown(f"no pattern tells what is of the format {said}")
+    if pattern and "pattern" in told:
+        also(told, {"pattern": pattern})
+    elif pattern:
+        told["pattern"] = pattern
+    if pattern:
+        del told["format"]
+
+
+def _pattern(told: dict[str, Any], scope: Scope) -> None:
+    told["pattern"] = as_ecma(told["pattern"])
+
+
+def _patterns(told: dict[str, Any], scope: Scope) -> None:
+    told["patternProperties"] = {as_ecma(pattern): one for pattern, one in told["patternProperties"].items()}
+
+
+_REWRITES: dict[str, Callable[[dict[str, Any], Scope], None]] = {
+    "format": _format,
+    "not": _not,
+    "oneOf": _one_of,
+    "allOf": _all_of,
+    "if": _if,
+    "then": lambda told, _: told.pop("then"),
+    "else": lambda told, _: told.pop("else"),
+    "dependencies": _dependencies,
+    "dependentRequired": _dependencies,
+    "dependentSchemas": _dependencies,
+    "propertyNames": counts.property_names,
+    "contains": counts.contains,
+    "minContains": lambda told, _: told.pop("minContains"),
+    "maxContains": lambda told, _: told.pop("maxContains"),
+    "uniqueItems": counts.unique_items,
+    "minProperties": counts.properties,
+    "maxProperties": counts.properties,
+    "pattern": _pattern,
+    "patternProperties": _patterns,
+}

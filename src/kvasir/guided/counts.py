@@ -1,0 +1,208 @@
+"""Rewrites of keywords that count: few items, few keys, spelt out one way at a time (see cases)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, permutations
+from math import comb, perm
+from typing import Any
+
+from kvasir.guided.apart import apart, flat
+from kvasir.guided.logic import KINDS, MAX_CASES, NOTES, Scope, also, negated, same, types_of
+from kvasir.guided.texts import Unknown, spelt_out
+
+_MAX_ITEMS, _MAX_WAYS = 16, 100
+
+
+# -- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def contains(told: dict[str, Any], scope: Scope) -> None:
+    wanted = told.pop("contains")
+    least, most = told.pop("minContains", 1), told.pop("maxContains", None)
+    if most is not None and most < least:
+        also(told, {"type": types_of(KINDS - {"array"})})
+        return
+    if wanted is True or wanted == {}:
+        also(told, {"minItems": least} | ({"maxItems": most} if most is not None else {}))
+        return
+    if least > 0:
+        also(told, _at_least(wanted, least, told))
+    if most is not None:
+        also(told, _at_most(wanted, most, told, scope))
+
+
+def _size(told: Mapping[str, Any]) -> int:
+    """The most items that there may be. Raises Unknown where there is no small bound."""
+    most = told.get("maxItems")
+    if most is None and (told.get("items") is False or told.get("additionalItems") is False):
+        prefix = told.get("prefixItems", told.get("items"))
+        most = len(prefix) if isinstance(prefix, list) else 0
+    if not isinstance(most, int) or most > _MAX_ITEMS:
+        raise Unknown("without a small maxItems")
+    return most
+
+
+def _at_least(wanted: Any, least: int, told: Mapping[str, Any]) -> Any:
+    size = _size(told)
+    if comb(size, least) > MAX_CASES:
+        raise Unknown("too many cases")
+    ways = [
+        {"prefixItems": [wanted if i in places else True for i in range(places[-1] + 1)], "minItems": places[-1] + 1}
+        for places in combinations(range(size), least)
+    ]
+    return {"anyOf": ways} if ways else {"type": types_of(KINDS - {"array"})}
+
+
+def _at_most(wanted: Any, most: int, told: Mapping[str, Any], scope: Scope) -> Any:
+    other = negated(wanted, scope)
+    if most == 0:
+        return {"items": other}
+    size = _size(told)
+    if size <= most:
+        return True
+    if comb(size, most) > MAX_CASES:
+        raise Unknown("too many cases")
+    return {
+        "anyOf": [
+            {"prefixItems": [True if i in places else other for i in range(size)]}
+            for places in combinations(range(size), most)
+        ]
+    }
+
+
+def unique_items(told: dict[str, Any], scope: Scope) -> None:
+    if told.pop("uniqueItems") is not True or told.get("maxItems", 2) < 2:
+        return
+    kinds = told.get("type", ["array"])
+    if "array" not in ([kinds] if isinstance(kinds, str) else kinds):
+        return
+    prefix, items = told.get("prefixItems", []), told.get("items", True)
+    if isinstance(items, list):
+        prefix, items = items, told.get("additionalItems", True)
+    if items is False and all(apart(a, b, scope) for a, b in combinations(prefix, 2)):
+        return
+    values = None if prefix else _values(items, scope)
+    if values is None:
+        raise Unknown("items of which there are many")
+    counts = range(told.get("minItems", 0), min(told.get("maxItems", len(values)), len(values)) + 1)
+    if sum(perm(len(values), n) for n in counts) > _MAX_WAYS:
+        raise Unknown("items of which there are many")
+    ways = [list(way) for n in counts for way in permutations(values, n)]
+    kept = {key: value for key, value in told.items() if key not in ("items", "minItems", "maxItems", "type")}
+    others = [{"type": t} for t in ([kinds] if isinstance(kinds, str) else kinds) if t != "array"]
+    if "type" not in told:
+        others = [{"type": types_of(KINDS - {"array"})}]
+    told.clear()
+    told.update(kept)
+    also(told, {"anyOf": [*others, {"enum": ways}]} if others else {"enum": ways})
+
+
+def _values(schema: Any, scope: Scope) -> list[Any] | None:
+    """All values of a schema, where they are few and told one by one."""
+    if not isinstance(schema, Mapping):
+        return None
+    if isinstance(schema.get("$ref"), str) and not set(schema) - NOTES - {"$ref"}:
+        return _values(scope.find(schema["$ref"]), scope)
+    if schema.get("type") == "boolean" and not set(schema) - NOTES - {"type"}:
+        return [True, False]
+    if set(schema) - NOTES - {"enum", "const", "type"} or not {"enum", "const"} & set(schema):
+        return None
+    found: list[Any] = []
+    for case in flat(schema, scope):
+        for value in case.values or ():
+            if not apart({"const": value}, schema, scope) and not any(same(value, one) for one in found):
+                found.append(value)
+    return found if len(found) <= 8 else None
+
+
+_TWICE = "a key may come twice, so they are not told apart"
+
+# -- objects ------------------------------------------------------------------------------------------------------
+
+
+def properties(told: dict[str, Any], scope: Scope) -> None:
+    """Counts that llguidance does not know are those beside keys that may be left out."""
+    named = {name: one for name, one in told.get("properties", {}).items() if one is not False}
+    required = list(dict.fromkeys(told.get("required", ())))
+    optional = [name for name in named if name not in required]
+    least, most = told.get("minProperties", 0), told.get("maxProperties")
+    if not optional or "patternProperties" in told:
+        if least > len(required) + 1:
+            raise Unknown(_TWICE)
+        return
+    if told.get("additionalProperties") is False:
+        told.pop("minProperties", None)
+        told.pop("maxProperties", None)
+        missing = least - len(required)
+        if missing > 0:
+            also(told, _choice(optional, missing, lambda some: {"required": list(some)}))
+        if most is not None and most - len(required) < len(optional):
+            also(told, _choice(optional, max(0, most - len(required)), lambda some: _only(optional, some)))
+        if most is not None and most < len(required):
+            also(told, {"type": types_of(KINDS - {"object"})})
+        return
+    if most is None and least == len(required) + 1:  # one more, of those with a name or a free one
+        none = {**_only(optional, ()), "minProperties": told.pop("minProperties")}
+        also(told, {"anyOf": [*({"required": [name]} for name in optional), none]})
+        return
+    if len(optional) > 4:
+        raise Unknown("too many cases")
+    counts = {key: told.pop(key) for key in ("minProperties", "maxProperties") if key in told}
+    ways = [some for n in range(len(optional) + 1) for some in combinations(optional, n)]
+    if any(least - len(required) - len(some) > 1 for some in ways):
+        raise Unknown(_TWICE)
+    also(told, {"anyOf": [{**_only(optional, some), "required": [*required, *some], **counts} for some in ways]})
+
+
+def _choice(names: Sequence[str], count: int, way: Any) -> Any:
+    if comb(len(names), count) > MAX_CASES:
+        raise Unknown("too many cases")
+    ways = [way(some) for some in combinations(names, count)]
+    return {"anyOf": ways} if ways else {"type": types_of(KINDS - {"object"})}
+
+
+def _only(names: Sequence[str], some: Sequence[str]) -> dict[str, Any]:
+    return {"properties": {name: False for name in names if name not in some}}
+
+
+def property_names(told: dict[str, Any], scope: Scope) -> None:
+    said = told.pop("propertyNames")
+    for _ in range(8):
+        if isinstance(said, Mapping) and isinstance(said.get("$ref"), str) and not set(said) - NOTES - {"$ref"}:
+            said = scope.find(said["$ref"])
+    if said is True:
+        return
+    if said is False:
+        also(told, {"properties": {}, "additionalProperties": False})
+        return
+    said = {key: value for key, value in said.items() if key not in NOTES and (key, value) != ("type", "string")}
+    if not said:
+        return
+    names = said.get("enum", [said["const"]] if "const" in said else spelt_out(said.get("pattern", "")))
+    if names is not None and len(said) == 1:
+        texts = [name for name in names if isinstance(name, str)]
+        also(told, {"properties": dict.fromkeys(texts, True), "additionalProperties": False})
+        return
+    _by_pattern(told, said)
+
+
+def _by_pattern(told: dict[str, Any], said: Mapping[str, Any]) -> None:
+    """Free keys alone, since whether a name is of a pattern is not asked here."""
+    free = told.get("additionalProperties", True)
+    least, most = said.get("minLength", 0), said.get("maxLength", "")
+    if set(said) <= {"minLength", "maxLength"}:
+        pattern = f"^(?s:.{{{least},{most}}})$"
+    elif set(said) == {"pattern"}:
+        pattern = said["pattern"]
+    else:
+        raise Unknown("more than one thing is asked of a name")
+    if told.get("properties") or told.get("required") or "patternProperties" in told or _chosen(told):
+        raise Unknown("beside other keywords of objects")
+    if free is not False:
+        told["patternProperties"] = {pattern: free}
+    told["additionalProperties"] = False
+
+
+def _chosen(told: Mapping[str, Any]) -> bool:
+    return any(key in told for key in ("allOf", "anyOf", "oneOf", "$ref", "enum", "const", "not", "if"))

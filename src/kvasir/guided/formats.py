@@ -1,0 +1,94 @@
+"""The formats of JSON Schema as patterns, by their RFCs. A format that it does not define is a note, and constrains
+nothing."""
+
+from __future__ import annotations
+
+_YEAR = "[0-9]{4}"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = (
+    f"(?:{_YEAR}-(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|{_YEAR}-(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|{_YEAR}-02-(?:0[1-9]|1[0-9]|2[0-8])|{_LEAP_YEAR}-02-29)"
+)
+_FRACTION = r"(?:\.[0-9]+)?"
+_HOUR, _MINUTE = "(?:[01][0-9]|2[0-3])", "[0-5][0-9]"
+
+
+def _leap_seconds() -> str:
+    """The last second of a day in UTC, in the zones of the world, which differ by quarters of an hour."""
+    found = [f"23:59:60{_FRACTION}[zZ]"]
+    for minutes in range(0, 24 * 60, 15):
+        for sign, direction in (("+", 1), ("-", -1)):
+            hour, minute = divmod((23 * 60 + 59 + direction * minutes) % (24 * 60), 60)
+            zone = f"{minutes // 60:02}:{minutes % 60:02}"
+            found.append(f"{hour:02}:{minute:02}:60{_FRACTION}[{sign}]{zone}")
+    return "|".join(found)
+
+
+_ZONE = f"(?:[zZ]|[+-]{_HOUR}:{_MINUTE})"
+_TIME = f"(?:{_HOUR}:{_MINUTE}:{_MINUTE}{_FRACTION}{_ZONE}|{_leap_seconds()})"
+
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = rf"(?:{_OCTET}\.){{3}}{_OCTET}"
+_GROUP = "[0-9a-fA-F]{1,4}"
+_LAST = f"(?:{_GROUP}:{_GROUP}|{_IPV4})"
+
+
+def _ipv6() -> str:
+    found = [f"(?:{_GROUP}:){{6}}{_LAST}", f"::(?:{_GROUP}:){{5}}{_LAST}"]
+    for before in range(6):
+        lead = f"(?:(?:{_GROUP}:){{0,{before}}}{_GROUP})?::"
+        rest = 4 - before
+        if rest >= 0:
+            found.append(lead + (f"(?:{_GROUP}:){{{rest}}}" if rest else "") + _LAST)
+    found += [f"(?:(?:{_GROUP}:){{0,5}}{_GROUP})?::{_GROUP}", f"(?:(?:{_GROUP}:){{0,6}}{_GROUP})?::"]
+    return f"(?:{'|'.join(found)})"
+
+
+_IPV6 = _ipv6()
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
+_QUOTED = r'"(?:[ !#-\[\]-~]|\\[ -~])*"'
+_EMAIL = rf"(?:{_ATOM}(?:\.{_ATOM})*|{_QUOTED})@(?:{_LABEL}(?:\.{_LABEL})*|\[(?:{_IPV4}|IPv6:{_IPV6})\])"
+
+_BEYOND = "\xa0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef" + "".join(
+    f"{chr((plane << 16) + (0x1000 if plane == 14 else 0))}-{chr((plane << 16) + 0xFFFD)}" for plane in range(1, 15)
+)
+
+
+def _resources(more: str = "") -> tuple[str, str]:
+    """Identifiers with a scheme, and those and relative ones. more: characters beyond ASCII."""
+    percent, plain = "%[0-9a-fA-F]{2}", rf"a-zA-Z0-9._~!$&'()*+,;={more}-"
+    char = f"(?:[:@{plain}]|{percent})"
+    host = rf"(?:\[(?:{_IPV6}|v[0-9a-fA-F]+\.[:{plain}]+)\]|(?:[{plain}]|{percent})*)"
+    authority = f"(?:(?:[:{plain}]|{percent})*@)?{host}(?::[0-9]*)?"
+    absolute = f"/(?:{char}+(?:/{char}*)*)?"
+    rooted = f"//{authority}(?:/{char}*)*|{absolute}"
+    tail = rf"(?:\?(?:[/?:@{plain}]|{percent})*)?(?:#(?:[/?:@{plain}]|{percent})*)?"
+    whole = rf"[a-zA-Z][a-zA-Z0-9+.-]*:(?:{rooted}|{char}+(?:/{char}*)*|){tail}"
+    relative = f"(?:{rooted}|(?:[@{plain}]|{percent})+(?:/{char}*)*|){tail}"
+    return f"(?:{whole})", f"(?:{whole}|{relative})"
+
+
+_URI, _URI_REFERENCE = _resources()
+_IRI, _IRI_REFERENCE = _resources(_BEYOND)
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+_VARIABLE = r"(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2})(?:\.?(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2}))*(?::[1-9][0-9]{0,3}|\*)?"
+_TEMPLATE = (
+    rf"(?:[!#$&()*+,./0-9:;=?@A-Z\[\]_a-z~{_BEYOND}-]|%[0-9a-fA-F]{{2}}"
+    rf"|\{{[+#./;?&=,!@|]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
+)
+
+_PATTERNS = {
+    "date": _DATE, "time": _TIME, "date-time": f"{_DATE}[tT]{_TIME}",
+    "email": _EMAIL, "ipv4": _IPV4, "ipv6": _IPV6,
+    "uri": _URI, "uri-reference": _URI_REFERENCE, "iri": _IRI, "iri-reference": _IRI_REFERENCE,
+    "uri-template": _TEMPLATE, "json-pointer": _POINTER,
+    "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
+}  # fmt: skip
+
+# None: no pattern tells which texts are of it. "": llguidance has its own.
+FORMATS: dict[str, str | None] = {
+    **{name: f"^(?:{pattern})$" for name, pattern in _PATTERNS.items()},
+    **dict.fromkeys(("duration", "hostname", "uuid"), ""),
+    **dict.fromkeys(("idn-email", "idn-hostname", "regex")),
+}

@@ -1,0 +1,206 @@
+"""`not` of a schema in other words. They say exactly the same, or Unknown is raised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+from kvasir.guided.texts import Unknown, none_of, unlike
+
+KINDS = frozenset(("null", "boolean", "integer", "fraction", "string", "array", "object"))
+NOTES = frozenset((
+    *("title", "description", "examples", "default", "$comment", "deprecated", "readOnly", "writeOnly"),
+    *("$schema", "$id", "id", "$defs", "definitions", "$anchor", "contentMediaType", "contentEncoding"),
+))  # fmt: skip
+KEYWORDS = frozenset((
+    *("type", "const", "enum", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef"),
+    *("required", "properties", "patternProperties", "additionalProperties", "propertyNames", "dependencies"),
+    *("dependentRequired", "dependentSchemas", "minProperties", "maxProperties", "unevaluatedProperties"),
+    *("items", "prefixItems", "additionalItems", "contains", "minContains", "maxContains", "minItems", "maxItems"),
+    *("uniqueItems", "unevaluatedItems", "minLength", "maxLength", "pattern", "format", "multipleOf"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "$recursiveRef", "nullable"),
+))  # fmt: skip
+MAX_CASES = 64
+MAX_DEPTH = 12
+
+
+class Scope(Protocol):
+    """Where a schema stands."""
+
+    def find(self, reference: Any) -> Any:
+        """The schema that a reference names. Raises Unknown."""
+        ...
+
+    def spend(self) -> None:
+        """Called for each step of work. Raises Unknown when there were too many."""
+        ...
+
+
+def also(told: dict[str, Any], *schemas: Any) -> None:
+    """Adds to a schema others that have to hold, too."""
+    told["allOf"] = [*told.get("allOf", ()), *schemas]
+
+
+def kinds_of(types: Any) -> frozenset[str]:
+    """`number` is made of integers and fractions."""
+    types = [types] if isinstance(types, str) else types
+    return frozenset(kind for t in types for kind in (("integer", "fraction") if t == "number" else (t,)))
+
+
+def types_of(kinds: frozenset[str]) -> list[str]:
+    """Raises Unknown for fractions without integers, for which there is no type."""
+    if "fraction" in kinds and "integer" not in kinds:
+        raise Unknown("numbers that are not whole")
+    named = kinds - {"integer", "fraction"}
+    number = ["number"] if "fraction" in kinds else ["integer"] if "integer" in kinds else []
+    return sorted(named) + number
+
+
+def kind_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "integer" if value.is_integer() else "fraction"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def same(a: Any, b: Any) -> bool:
+    """As JSON Schema compares: 1 is 1.0, and neither is true."""
+    if kind_of(a) != kind_of(b):
+        return False
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return a == b
+
+
+# -- not ---------------------------------------------------------------------------------------------------------
+
+
+def negated(schema: Any, scope: Scope, depth: int = 0, among: frozenset[str] | None = None) -> Any:
+    """A schema of all values that are not of this one. among: only these keys are possible. Raises Unknown."""
+    scope.spend()
+    if isinstance(schema, bool):
+        return not schema
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        raise Unknown("a schema nested too deeply")
+    options: list[Any] = []
+    for key, said in schema.items():
+        if key in KEYWORDS:
+            options += _without(key, said, schema, scope, depth + 1, among)
+    options = [option for option in options if option is not False]
+    if len(options) > MAX_CASES:
+        raise Unknown("too many cases")
+    if True in options:
+        return True
+    return {"anyOf": options} if len(options) > 1 else options[0] if options else False
+
+
+def _without(
+    key: str, said: Any, schema: Mapping[str, Any], scope: Scope, depth: int, among: frozenset[str] | None
+) -> list[Any]:
+    """What values are like for which one keyword does not hold: one of these."""
+
+    def no(inner: Any) -> Any:
+        return negated(inner, scope, depth)
+
+    match key:
+        case "type":
+            rest = KINDS - kinds_of(said)
+            return [{"type": types_of(rest)}] if rest else []
+        case "const" | "enum":
+            return _others([said] if key == "const" else said)
+        case "not":
+            return [said]
+        case "anyOf":
+            return [{"allOf": [no(one) for one in said]}]
+        case "allOf":
+            return [no(one) for one in said]
+        case "$ref":
+            return [negated(scope.find(said), scope, depth, among)]
+        case "required":
+            return [{"type": "object", "properties": {name: False}} for name in said]
+        case "properties":
+            return [_with(name, no(one)) for name, one in said.items()]
+        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" if not isinstance(said, bool):
+            if any(isinstance(schema.get(k), bool) for k in ("exclusiveMinimum", "exclusiveMaximum")):
+                raise Unknown(key)  # of the fourth draft
+            return [{"type": "number", _BOUNDS[key]: said}]
+        case "minLength" | "minItems" | "minProperties":
+            kind, other = _COUNTED[key]
+            return [{"type": kind, other: said - 1}] if said > 0 else []
+        case "maxLength" | "maxItems" | "maxProperties":
+            kind, other = _COUNTED[key]
+            return [{"type": kind, other: said + 1}]
+        case "pattern":
+            return [{"type": "string", "pattern": unlike(said)}]
+        case "contains" if not {"minContains", "maxContains"} & set(schema):
+            return [{"type": "array", "items": no(said)}]
+        case "items" if said is True or said == {}:
+            return []
+        case "items" if isinstance(said, Mapping) and "prefixItems" not in schema:
+            return [{"type": "array", "contains": no(said)}]
+        case "additionalProperties" if said is True or said == {}:
+            return []
+        case "additionalProperties" if said is False and among is not None and "patternProperties" not in schema:
+            others = sorted(among - set(schema.get("properties", ())))
+            return [{"type": "object", "required": [name]} for name in others]
+    raise Unknown(key)
+
+
+_BOUNDS = {
+    "minimum": "exclusiveMaximum", "maximum": "exclusiveMinimum",
+    "exclusiveMinimum": "maximum", "exclusiveMaximum": "minimum",
+}  # fmt: skip
+_COUNTED = {
+    "minLength": ("string", "maxLength"), "maxLength": ("string", "minLength"),
+    "minItems": ("array", "maxItems"), "maxItems": ("array", "minItems"),
+    "minProperties": ("object", "maxProperties"), "maxProperties": ("object", "minProperties"),
+}  # fmt: skip
+
+
+def _with(name: str, schema: Any) -> Any:
+    return schema and {"type": "object", "properties": {name: schema}, "required": [name]}
+
+
+def _others(values: Sequence[Any]) -> list[Any]:
+    """Schemas that have all other values together."""
+    by_kind: dict[str, list[Any]] = {}
+    for value in values:
+        kind = kind_of(value)
+        by_kind.setdefault("number" if kind in ("integer", "fraction") else kind, []).append(value)
+    untouched = types_of(KINDS - kinds_of(list(by_kind)))
+    found: list[Any] = [{"type": untouched}] if untouched else []
+    for kind, some in by_kind.items():
+        match kind:
+            case "boolean":
+                found += [{"enum": [value]} for value in (True, False) if value not in some]
+            case "number" if all(abs(n) <= 2**53 and n == int(n) for n in some):
+                found += _between(sorted(set(some)))
+            case "null":
+                continue
+            case "string":
+                found.append({"type": "string", "pattern": none_of(some)})
+            case "array" | "object" if all(not value for value in some):
+                found.append({"type": kind, "minItems" if kind == "array" else "minProperties": 1})
+            case _:
+                raise Unknown(f"a constant {kind}")
+    return found
+
+
+def _between(numbers: list[float]) -> list[Any]:
+    ends = [None, *numbers, None]
+    spans = pairwise(ends)
+    named = ({"exclusiveMinimum": low, "exclusiveMaximum": high} for low, high in spans)
+    return [{"type": "number", **{k: v for k, v in span.items() if v is not None}} for span in named]

@@ -1,0 +1,131 @@
+"""A schema as it stands in its draft: what its references name, and the same in the words of the latest draft."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kvasir.guided.formats import FORMATS
+from kvasir.guided.texts import Unknown
+
+_NAMED = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
+_DRAFT = re.compile(r"https?://json-schema\.org/(?:draft-0([3-7])|draft/(2019-09|2020-12))/schema#?")
+_DATA = ("const", "enum", "default", "examples")
+_BESIDE_REFERENCES = ("$schema", "$id", "id", "$defs", "definitions")  # where all else counts for nothing
+_SINCE = {  # the keywords of a draft, which say nothing in those before
+    6: ("const", "contains", "propertyNames"),
+    7: ("if", "then", "else"),
+    8: ("dependentRequired", "dependentSchemas", "minContains", "maxContains", "unevaluatedItems",
+        "unevaluatedProperties", "$recursiveRef", "$recursiveAnchor"),
+    9: ("prefixItems", "$dynamicRef", "$dynamicAnchor"),
+}  # fmt: skip
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+_STEPS = 20_000
+
+
+class Pointers:
+    """Of one schema. `schema` is it in the words of the latest draft, with references to itself or its definitions
+    alone. mixed: parts of it are of drafts of their own, and it is as it was."""
+
+    def __init__(self, schema: Mapping[str, Any]):
+        self._root = schema
+        self._steps = 0
+        self._moved: dict[str, str] = {}
+        self._draft = _draft_of(schema)
+        self._based = _within(schema, ("$id", "id"))
+        others = _within(schema, ("$schema",)) or ("$schema" in schema and not _DRAFT.fullmatch(str(schema["$schema"])))
+        self.mixed = others or (self._based and self._draft < 9)
+        self.schema: Any = schema if self.mixed else self._told_all(schema)
+
+    def find(self, reference: Any) -> Any:
+        if self._based or not isinstance(reference, str) or not reference.startswith("#"):
+            raise Unknown("a reference to elsewhere")
+        return _step(self.schema, reference)
+
+    def spend(self) -> None:
+        self._steps += 1
+        if self._steps > _STEPS:
+            raise Unknown("too many cases")
+
+    def _told_all(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        told = self._told({key: value for key, value in schema.items() if key != "$schema"})
+        moved: dict[str, Any] = {}
+        while rest := [(pointer, name) for pointer, name in self._moved.items() if name not in moved]:
+            moved |= {name: self._told(_step(self._root, pointer)) for pointer, name in rest}
+        return {**told, "$defs": {**told.get("$defs", {}), **moved}} if moved else told
+
+    def _told(self, schema: Any, names: bool = False) -> Any:
+        """names: its keys are names and no keywords."""
+        if isinstance(schema, list):
+            return [self._told(one) for one in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        if names:
+            return {name: self._told(one) for name, one in schema.items()}
+        told = self._latest(schema)
+        if isinstance(told.get("$ref"), str):
+            told["$ref"] = self._name(told["$ref"])
+        return {k: v if k in _DATA else self._told(v, k in _MAPS) for k, v in told.items()}
+
+    def _latest(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        newer = {key for since, keys in _SINCE.items() if since > self._draft for key in keys}
+        told = {key: value for key, value in schema.items() if key not in newer}
+        if self._draft < 8 and isinstance(told.get("$ref"), str):
+            told = {key: value for key, value in told.items() if key in ("$ref", *_BESIDE_REFERENCES)}
+        for key in ("$id", "id"):
+            if isinstance(told.get(key), str) and told[key].startswith("#"):
+                anchor = told.pop(key)[1:]
+                if anchor and "/" not in anchor:
+                    told["$anchor"] = anchor
+        if self._draft < 6 and isinstance(told.get("id"), str):
+            told["$id"] = told.pop("id")
+        if isinstance(told.get("items"), list) and "prefixItems" not in told:
+            told["prefixItems"] = told.pop("items")
+            if "additionalItems" in told:
+                told["items"] = told["additionalItems"]
+        told.pop("additionalItems", None)
+        if isinstance(told.get("format"), str) and told["format"] not in FORMATS:
+            del told["format"]  # one that JSON Schema does not define is a note
+        for bound, other in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if isinstance(told.get(other), bool) and told.pop(other) and bound in told:
+                told[other] = told.pop(bound)
+        return told
+
+    def _name(self, reference: str) -> str:
+        if self._based or not reference.startswith("#/") or _NAMED.fullmatch(reference):
+            return reference
+        try:
+            _step(self._root, reference)
+        except Unknown:
+            return reference
+        return f"#/$defs/{self._moved.setdefault(reference, f'moved-{len(self._moved)}')}"
+
+
+def _draft_of(schema: Mapping[str, Any]) -> int:
+    """Of 2019-09: 8; of 2020-12, and without one: 9."""
+    found = _DRAFT.fullmatch(str(schema.get("$schema", "")))
+    return 9 if not found else int(found[1]) if found[1] else 8 if found[2] == "2019-09" else 9
+
+
+def _step(found: Any, reference: str) -> Any:
+    if reference[1:2] not in ("", "/"):
+        raise Unknown("an anchor")
+    for part in reference[1:].split("/")[1:]:
+        part = re.sub("%([0-9a-fA-F]{2})", lambda m: chr(int(m[1], 16)), part).replace("~1", "/").replace("~0", "~")
+        try:
+            found = found[int(part)] if isinstance(found, list) else found[part]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise Unknown("a reference to nothing") from None
+    return found
+
+
+def _within(schema: Any, keys: tuple[str, ...], top: bool = True) -> bool:
+    """Whether a schema inside of one has one of these keywords."""
+    if isinstance(schema, list):
+        return any(_within(one, keys, False) for one in schema)
+    if not isinstance(schema, Mapping):
+        return False
+    if not top and any(str(schema.get(key, "#")).startswith("#") is False for key in keys):
+        return True
+    return any(_within(value, keys, False) for key, value in schema.items() if key not in _DATA)
