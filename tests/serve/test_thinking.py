@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvasir.engine.front import Front
+from kvasir.engine.reading import may_think
 from kvasir.text.chat import ChatTemplate
 from tests.serve.fakes import EchoEngine, byte_tokenizer
 from tests.serve.running import client
@@ -77,7 +78,7 @@ THINKS = [
 @pytest.mark.parametrize(("template", "said", "variables", "thinks"), THINKS)
 async def test_whether_a_chat_thinks_is_read_from_its_template(template, said, variables, thinks):
     messages = [{"role": "user", "content": said}]
-    assert await front(template).thinks(messages, variables=variables) is thinks
+    assert await may_think(front(template), messages, variables=variables) is thinks
 
 
 @pytest.mark.parametrize(("template", "said", "variables", "thinks"), THINKS)

@@ -12,6 +12,7 @@ from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import AsyncLLM
+from kvasir.engine.reading import may_think
 from kvasir.errors import KvasirError
 from kvasir.store.entry import Entry
 from kvasir.store.parameters import sampling_of
@@ -53,7 +54,7 @@ async def _run(
         # What the model recommends, over it what the store has for it, over that what the user asks for.
         params = SamplingParams(**{"max_tokens": None, **llm.info.default_sampling, **own, **asked})
         await front.learn(params)
-        thinks = params.structured_outputs is None or await front.thinks(messages)
+        thinks = params.structured_outputs is None or await may_think(front, messages)
         request = await front.resolve_chat(ids, params, thinks) if chat else front.resolve(ids, params)
         await _stream(front, request, quiet)
 

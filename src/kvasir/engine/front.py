@@ -20,7 +20,7 @@ from kvasir.engine.answer import Answer, AnswerText, TextDelta
 from kvasir.engine.client import Engine
 from kvasir.engine.grammars import Grammars
 from kvasir.engine.meter import Meter
-from kvasir.engine.reading import SWITCHES, Reader, Reading, switched_off
+from kvasir.engine.reading import Reader, Reading
 from kvasir.engine.turns import LONG_BYTES, Turns, batches, size_of
 from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, TextTooLong
 from kvasir.guided.vocabulary import Vocabulary
@@ -229,29 +229,6 @@ class Front:
             param="messages",
             bound=bound,
         )
-
-    async def thinks(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
-        **template: Any,
-    ) -> bool:
-        """Whether an answer to a conversation may reason first, as far as its variables and the chat template's switch
-        say: not where its prompt is the one with the switch off, and does not say itself what switching on would add.
-
-        Arguments as in `render_chat`, and errors."""
-        given, switch = variables or {}, self.reader.switch(tools)
-        if any(given.get(name) is False for name in SWITCHES):
-            return False
-        if switch is None or given.get(switch) is True:
-            return True
-        prompt, off, on = [
-            (await self.render_chat(messages, tools=tools, variables={**given, **more}, **template)).text
-            for more in ({}, {switch: False}, {switch: True})
-        ]
-        return not switched_off(prompt, off, on)
 
     async def in_turn(self, size: int, work: Callable[[], T]) -> T:
         """What `work`, which tokenizes texts of `size` characters in all, gives in a thread when its key has its turn.

@@ -21,6 +21,7 @@ from kvasir.engine.client import Engine
 from kvasir.engine.front import Front
 from kvasir.engine.inproc import InProcessEngine
 from kvasir.engine.load_text import load_text
+from kvasir.engine.reading import may_think
 from kvasir.errors import InvalidRequest, KvasirError
 from kvasir.types import FinishReason, ModelInfo, Request, SamplingParams, ServiceClass
 
@@ -140,7 +141,7 @@ class AsyncLLM:
         ids = await self.front.encode_chat(messages, **template)
         params = params or SamplingParams()
         await self.front.learn(params)
-        thinks = params.structured_outputs is None or await self.front.thinks(messages, **template)
+        thinks = params.structured_outputs is None or await may_think(self.front, messages, **template)
         return await self._finish(None, await self.front.resolve_chat(ids, params, thinks, slo=ServiceClass.BATCH))
 
     async def embed(self, prompt: Prompt) -> EmbeddingOutput:

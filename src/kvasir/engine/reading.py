@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvasir.parse.format import Format, Style
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import choose
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from kvasir.engine.front import Front
 
 TAIL = 64  # the prompt's last tokens, among which it would open the reasoning
 SWITCHES = ("enable_thinking", "thinking")  # the names that templates give their switch for thinking
@@ -86,7 +89,7 @@ class Reader:
         """For a prompt and the tools that may be called; None where there is nothing to take apart.
 
         tools: as the API gives them, {"type": "function", "function": {"name": ..., "parameters": ...}}.
-        thinks: see `Front.thinks`.
+        thinks: see `may_think`.
         """
         format, marks = self._format(tools)
         if self._tokenizer is None or not (format.thinking or (tools and format.calls.style is not Style.NONE)):
@@ -107,6 +110,31 @@ class Reader:
             marks = frozenset(id for id, text in self._special.items() if format.uses(text))
             self._known[source] = (format, marks)
         return self._known[source]
+
+
+async def may_think(
+    front: Front,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    **template: Any,
+) -> bool:
+    """Whether the answer to a conversation may reason first: not where its variables switch that off, or where its
+    prompt is the one with the template's switch off and does not say itself what switching on would add. Without a
+    switch, the model decides.
+
+    Arguments as in `Front.render_chat`, and errors."""
+    given, switch = variables or {}, front.reader.switch(tools)
+    if any(given.get(name) is False for name in SWITCHES):
+        return False
+    if switch is None or given.get(switch) is True:
+        return True
+    prompt, off, on = [
+        (await front.render_chat(messages, tools=tools, variables={**given, **more}, **template)).text
+        for more in ({}, {switch: False}, {switch: True})
+    ]
+    return not switched_off(prompt, off, on)
 
 
 def switched_off(prompt: str, off: str, on: str) -> bool:

@@ -13,6 +13,7 @@ from kvasir.cli.chat.conversation import Conversation
 from kvasir.cli.chat.screen import OPEN, Screen, Thinking
 from kvasir.engine.answer import Answer
 from kvasir.engine.front import Front
+from kvasir.engine.reading import may_think
 from kvasir.errors import InvalidRequest, KvasirError
 from kvasir.types import FinishReason, Request, SamplingParams
 
@@ -119,7 +120,7 @@ class Session:
                 "/undo takes back the last exchange, /clear begins anew, /max shortens the answer",
             )
         await self.front.learn(params)
-        thinks = params.structured_outputs is None or await self.front.thinks(messages, variables=switches)
+        thinks = params.structured_outputs is None or await may_think(self.front, messages, variables=switches)
         request = await self.front.resolve_chat(ids, params, thinks)
         return request, Thinking(inside=await self._opens_thinking(ids))
 

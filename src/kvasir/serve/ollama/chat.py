@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from kvasir.engine.reading import may_think
 from kvasir.serve.ollama.answer import Clock, Job, as_message
 from kvasir.serve.ollama.asking import answer
 from kvasir.serve.ollama.params import check_fits, context_of, options_of, room_for_answer, to_params
@@ -52,7 +53,7 @@ async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, cloc
         ids = await prompter.ids(messages)
     check_fits(len(ids), context, "messages")
     params = to_params(wire, options, front.info, context - len(ids))
-    thinks = not follows(asked, params) or await front.thinks(messages, tools=shown, variables=variables)
+    thinks = not follows(asked, params) or await may_think(front, messages, tools=shown, variables=variables)
     reading = front.reader.reading(ids, callable_tools(asked), thinks)
     fields = serving.fields(request, wire)
     grammar = await tool_grammar(asked, front, reading, params)

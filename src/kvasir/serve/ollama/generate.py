@@ -12,6 +12,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.engine.front import Front
+from kvasir.engine.reading import may_think
 from kvasir.errors import InvalidRequest
 from kvasir.serve.ollama.answer import Clock, Job, as_response
 from kvasir.serve.ollama.asking import answer
@@ -88,7 +89,7 @@ async def _thinks(wire: GenerateRequest, front: Front) -> bool:
     if wire.template or wire.format is None:
         return True
     variables = thinking_variables(wire.think, front, None, wire.model)
-    return await front.thinks([{"role": "user", "content": wire.prompt or ""}], variables=variables)
+    return await may_think(front, [{"role": "user", "content": wire.prompt or ""}], variables=variables)
 
 
 async def prompt_ids(wire: GenerateRequest, serving: Serving, trust: bool | None = None) -> tuple[int, ...]:

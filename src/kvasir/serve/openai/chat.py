@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from kvasir.engine.answer import Answer, TextDelta
 from kvasir.engine.front import Bound
-from kvasir.engine.reading import Reading
+from kvasir.engine.reading import Reading, may_think
 from kvasir.errors import InvalidRequest
 from kvasir.parse.events import CallStart
 from kvasir.serve.asgi import while_connected
@@ -123,7 +123,7 @@ async def _thinks(wire: ChatRequest, serving: Serving, params: SamplingParams) -
     if not follows(wire, params):
         return True
     messages, template = _shown(wire, serving)
-    return await serving.front.thinks(messages, **template)
+    return await may_think(serving.front, messages, **template)
 
 
 async def chat_text(wire: ChatRequest, serving: Serving) -> tuple[str, Sequence[tuple[int, int]]]:
