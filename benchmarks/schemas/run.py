@@ -105,21 +105,29 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_collections(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", type=Path, help="json/tests of the official suite")
     parser.add_argument("--store", type=Path, help="SchemaStore's schemas")
     parser.add_argument("--api", action="store_true", help="types of the packages openai and anthropic")
     parser.add_argument("--only", default="", help="names that have this in them")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="a folder for the table and what is behind it")
-    asked = parser.parse_args()
+
+
+def collected(asked: argparse.Namespace) -> Iterator[Case]:
     cases = itertools.chain(
         collections.suite(asked.suite) if asked.suite else (),
         collections.store(asked.store) if asked.store else (),
         collections.api() if asked.api else (),
     )
-    results = list(judge_all((case for case in cases if asked.only in case.name), asked.processes))
+    return (case for case in cases if asked.only in case.name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_collections(parser)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="a folder for the table and what is behind it")
+    asked = parser.parse_args()
+    results = list(judge_all(collected(asked), asked.processes))
     print(table(results))
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,101 @@ def check(schema, values=VALUES) -> bool:
     return found is not None
 
 
+def keyed(value, *needed):
+    return {"if": {"properties": {"k": {"const": value}}, "required": ["k"]}, "then": {"required": list(needed)}}
+
+
+CLOSED = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "additionalProperties": False}
+TOP = 2**63 - 1
+SAID = [
+    ({"not": {"type": ["number", "string"]}}, [None, [1]], [1, 1.5, "a"]),
+    ({"type": "string", "not": {"enum": ["foo", "fo", "bar"]}}, ["f", "", "foob", "x", "ba"], ["foo", "fo", "bar"]),
+    ({"type": "string", "not": {"pattern": "^x-"}}, ["", "x", "y-"], ["x-", "x-a"]),
+    ({"not": {"required": ["a"]}}, [{}, {"b": 1}], [{"a": 1}, 1]),
+    ({"type": "integer", "not": {"const": 5}}, [4, 6], [5]),
+    ({"oneOf": [{"$ref": "#/$defs/s"}, {"type": "null"}], "$defs": {"s": {"enum": ["a"]}}}, ["a", None], ["b"]),
+    ({**CLOSED, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, [{"a": 1}, {"b": 1}], [{}, {"a": 1, "b": 1}]),
+    ({"oneOf": [{"enum": ["any", "none"]}, {"type": "string", "pattern": "^a"}]}, ["none", "a"], ["any", "b"]),
+    ({"oneOf": [{"type": "string", "pattern": "^a-"}, {"type": "string", "pattern": "^b"}]}, ["a-", "b"], ["c"]),
+    ({"oneOf": [{"properties": {"a": {"type": "string"}}, "additionalProperties": False},
+                {"properties": {"b": {"type": "string"}}, "additionalProperties": False}]},
+     [{"a": "x"}, {"b": "x"}], [{}, 1, {"a": "x", "b": "x"}]),
+    ({"properties": {"k": {"enum": ["x", "y"]}}, "required": ["k"], "if": {"properties": {"k": {"const": "x"}}},
+      "then": {"required": ["a"]}, "else": {"required": ["b"]}},
+     [{"k": "x", "a": 1}, {"k": "y", "b": 1}], [{"k": "x"}, {"k": "y", "a": 1}]),
+    ({"type": "object", "allOf": [keyed("x", "a"), keyed("y", "b"), keyed("z", "c")]},
+     [{"k": "x", "a": 1}, {"k": "w"}, {}], [{"k": "x"}, {"k": "y", "a": 1}]),
+    ({"dependentRequired": {"a": ["b"]}}, [{}, {"b": 1}, {"a": 1, "b": 1}, 3], [{"a": 1}]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "dependencies": {"a": {"required": ["b"]}}},
+     [{}, {"a": 1, "b": 1}], [{"a": 1}]),
+    ({"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True}, [[], ["c", "a"]], [["a", "a"]]),
+    ({"type": "array", "contains": {"const": 5}, "maxItems": 4}, [[5], [1, 5]], [[], [1]]),
+    ({"type": "array", "contains": {"const": 5}, "maxContains": 1, "maxItems": 3}, [[5], [1, 5]], [[5, 5], []]),
+    ({"propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}}, [{"a": 1}, {}],
+     [{"A": 1}, {"a": "x"}]),
+    ({"propertyNames": {"enum": ["p", "q"]}}, [{"p": 1}, {}], [{"A": 1}]),
+    ({**CLOSED, "minProperties": 2, "maxProperties": 2}, [{"a": 1, "c": 1}], [{"a": 1}, {"a": 1, "b": 1, "c": 1}]),
+    ({"type": "object", "properties": {"a": {}}, "maxProperties": 1}, [{}, {"a": 1}, {"z": 1}], [{"a": 1, "z": 1}]),
+    ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, [{"z": 1}, {"a": 1, "z": 1}], [{}]),
+    ({"type": "integer", "minimum": 0, "maximum": TOP}, [TOP, 2**60 + 1], [TOP + 1, -1]),
+    ({"type": "integer", "minimum": -TOP - 1, "maximum": 2**64 - 1}, [TOP, -(2**60) - 1], [-(2**64)]),
+    ({"enum": [2**60]}, [2**60], [2**60 + 1]),
+    ({"type": "string", "format": "color"}, ["red"], [1]),
+    ({"format": "date"}, ["2024-02-29"], ["2023-02-29", "2024-13-01"]),
+    ({"format": "date-time"}, ["2024-02-29T12:00:00+05:30", "1990-12-31T15:59:60-08:00"], ["1998-12-31T23:58:60Z"]),
+    ({"format": "email"}, ['"joe bloggs"@example.com', "a@[IPv6:::1]"], ["a@b@c", "a..b@c.d"]),
+    ({"format": "ipv6"}, ["::", "1::d6:192.168.0.1"], ["1::2::3", "::12345"]),
+    ({"format": "uri-reference"}, ["/a/b#c", "", "http://a/b"], ["\\\\a", "a b"]),
+    ({"format": "iri"}, ["http://ƒøø.com/ßar"], ["/a", "http://a b"]),
+    ({"format": "json-pointer"}, ["", "/a~1b/0"], ["a", "/~2"]),
+    ({"format": "uri-template"}, ["/a/{b,c}{?d*}"], ["/a/{b"]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/a", "maxItems": 1,
+      "definitions": {"a": {"type": "array"}}}, [[1, 2]], [1]),
+    ({"properties": {"a": {"oneOf": [{"type": "null"}, {"type": "string"}]}, "b": {"$ref": "#/properties/a/oneOf/1"}}},
+     [{"a": None, "b": "x"}], [{"b": None}]),
+    ({"type": "string", "pattern": "^\\S$"}, ["a"], ["\ufeff", "\u2028"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), SAID, ids=lambda value: str(value)[:60])
+def test_a_keyword_is_enforced(schema, good, bad):
+    found = Writer(TOKENIZER, sources.json_schema(schema))
+    assert [value for value in good if not found.writes(value)] == []
+    assert [value for value in bad if found.writes(value)] == []
+    valid = jsonschema_rs.validator_for(schema, validate_formats=True)
+    assert all(map(valid.is_valid, good)) and not any(map(valid.is_valid, bad))
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "contains": {"const": 5}}, "contains"),
+        ({"not": {"type": "integer"}}, "not"),
+        ({"not": {"multipleOf": 2}}, "not"),
+        ({"if": {"format": "uuid"}, "then": {"maxLength": 3}}, "if"),
+        ({"format": "idn-hostname"}, "format"),
+        ({"propertyNames": {"pattern": "^a"}, "properties": {"b": {}}}, "propertyNames"),
+        ({"type": "object", "properties": {"a": {}}, "minProperties": 3}, "minProperties"),
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, "exclusiveMinimum"),
+        ({"exclusiveMaximum": -1, "minimum": -1.5}, "exclusiveMaximum"),
+    ],
+)
+def test_what_cannot_be_said_exactly_is_refused_by_name(schema, keyword):
+    for whole in (schema, {"type": "array", "items": schema}, {"anyOf": [{}, schema]}):
+        with pytest.raises(InvalidRequest, match=f"^{keyword}: "):
+            sources.json_schema(whole)
+        sources.json_schema(whole, lenient=True)
+
+
+def test_work_on_a_hostile_schema_has_a_bound():
+    choices = [{"properties": {f"k{i}": {"type": "string", "pattern": "a"}}} for i in range(60)]
+    for _ in range(3):
+        choices = [{"oneOf": choices}, {"not": {"oneOf": choices}}]
+    with pytest.raises((InvalidRequest, ValueError)):
+        Writer(TOKENIZER, sources.json_schema({"oneOf": choices}))
+
+
 NAMES = st.sampled_from(["a", "b", "c"])
 COUNTS = st.integers(0, 3)
 KINDS = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kvasir.guided.formats import FORMATS
 from kvasir.guided.texts import Unknown
 
 _NAMED = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
@@ -85,8 +84,6 @@ class Pointers:
             if "additionalItems" in told:
                 told["items"] = told["additionalItems"]
         told.pop("additionalItems", None)
-        if isinstance(told.get("format"), str) and told["format"] not in FORMATS:
-            del told["format"]  # one that JSON Schema does not define is a note
         for bound, other in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if isinstance(told.get(other), bool) and told.pop(other) and bound in told:
                 told[other] = told.pop(bound)
@@ -126,6 +123,6 @@ def _within(schema: Any, keys: tuple[str, ...], top: bool = True) -> bool:
         return any(_within(one, keys, False) for one in schema)
     if not isinstance(schema, Mapping):
         return False
-    if not top and any(str(schema.get(key, "#")).startswith("#") is False for key in keys):
+    if not top and any(isinstance(name := schema.get(key), str) and not name.startswith("#") for key in keys):
         return True
     return any(_within(value, keys, False) for key, value in schema.items() if key not in _DATA)

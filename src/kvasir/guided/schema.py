@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from kvasir.errors import InvalidRequest
+from kvasir.guided.formats import FORMATS
 
 LARGEST = 2**53  # beyond it, not every whole number has a float of its own, and llguidance computes with floats
 _MOST, _LEAST = 2**63 - 1, -(2**63) + 1024  # the whole numbers that llguidance writes; it cuts a bound at the first
@@ -41,6 +42,8 @@ def _prepared(schema: Any, lenient: bool) -> Any:
     for key, value in _NOTHING:
         if found.get(key) is value:
             del found[key]
+    if isinstance(found.get("format"), str) and found["format"] not in FORMATS:
+        del found["format"]  # one that JSON Schema does not define is a note
     for key in _COUNTS:
         if isinstance(found.get(key), float) and found[key].is_integer():
             found[key] = int(found[key])
