@@ -21,7 +21,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence id, a stop id or a stop string
     LENGTH = "length"  # max_tokens or the context's end
     ABORT = "abort"  # the client left, or asked to cancel
-    ERROR = "error"  # a fault of the engine; `Delta.error` says which
+    ERROR = "error"  # `Delta.error` says which, and `Delta.refused` whether the request is why
     TIMEOUT = "timeout"  # the request's deadline passed; what was answered by then stands
 
 
@@ -228,6 +228,7 @@ class Delta:
     prompt_logprobs come once, with the first delta of answer 0: one entry per prompt token, the first None.
     embedding: for Task.EMBED, float32 values.
     carry: the sampler's state behind these tokens, where it has one: what is resumed there needs it.
+    refused: what the request asked for is why it ends with an error, and no fault of the engine.
     """
 
     id: str
@@ -241,6 +242,7 @@ class Delta:
     cached_tokens: int = 0
     error: str | None = None
     carry: bytes = b""
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class TextDelta:
     stop_reason: str | int | None = None
     usage: Usage = field(default_factory=Usage)
     error: str | None = None
+    refused: bool = False  # what was asked for is why
 
 
 class AnswerText:
@@ -139,6 +140,7 @@ class AnswerText:
             stop_reason=self._stop_id(delta) if matched is None else matched,
             usage=Usage(len(self._prompt_ids), self.num_tokens, self.cached_tokens, self._num_reasoning),
             error=delta.error,
+            refused=delta.refused,
         )
 
     def _read(self, text: str) -> list[tuple[Event, int]]:
@@ -225,6 +227,7 @@ class Answer:
     stop_reason: str | int | None = None
     usage: Usage = field(default_factory=Usage)
     error: str | None = None
+    refused: bool = False  # what was asked for is why
     _pieces: list[str] = field(default_factory=list, compare=False)
     _events: list[Event] = field(default_factory=list, compare=False)
 
@@ -247,4 +250,4 @@ class Answer:
         self.logprobs += delta.logprobs
         self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-        self.usage, self.error = delta.usage, delta.error
+        self.usage, self.error, self.refused = delta.usage, delta.error, delta.refused

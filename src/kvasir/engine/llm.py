@@ -318,6 +318,8 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _raise_fault(answer: Answer) -> None:
+    if answer.finish_reason is FinishReason.ERROR and answer.refused:
+        raise InvalidRequest(answer.error or "the request cannot be followed")
     if answer.finish_reason is FinishReason.ERROR:
         raise KvasirError(f"the engine failed on this request: {answer.error}")
 

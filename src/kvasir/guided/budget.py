@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from kvasir.guided.grammar import Guide, GuideError
 from kvasir.guided.rule import Reasoning
 from kvasir.guided.thought import Thought
 from kvasir.guided.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from kvasir.guided.free import FreeGuide
-    from kvasir.guided.guide import Guide
 
 
 class BudgetGuide:
@@ -55,8 +55,6 @@ class BudgetGuide:
 
     def advance(self, ids: Iterable[int]) -> None:
         """Raises GuideError for an id that may not come next."""
-        from kvasir.guided.guide import GuideError
-
         for token in ids:
             if self._pending and token != self._pending.pop(0):
                 raise GuideError(f"id {token} where the reasoning has to end")

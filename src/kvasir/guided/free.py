@@ -7,26 +7,21 @@ of the grammar can follow; all others are allowed, whatever their bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+from kvasir.guided.grammar import Guide
 from kvasir.guided.rule import Rule
 from kvasir.guided.thought import Thought, overlap
 from kvasir.guided.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
-    from kvasir.guided.guide import Guide
 
 
 class Triggers:
     """What the answers of one rule share: which tokens complete a trigger, and the masks by what the text ends with."""
 
-    def __init__(self, rule: Rule, vocabulary: Vocabulary, matcher: LLMatcher):
-        """Takes ownership of the matcher, which is at its beginning."""
+    def __init__(self, rule: Rule, vocabulary: Vocabulary, guide: Guide):
+        """Takes ownership of the guide, which is at its beginning. Raises GuideError."""
         assert rule.free
-        self.vocabulary, self._matcher = vocabulary, matcher
+        self.vocabulary, self._guide = vocabulary, guide
         self.reasoning = rule.reasoning
         self.first = rule.free.first.encode()
         self._marks = tuple(tuple(t.encode() for t in texts) for texts in (rule.free.triggers, rule.free.inside))
@@ -52,10 +47,13 @@ class Triggers:
         text = text.lstrip()
         return text if text[:1] and text[:1] in self.first else b""
 
-    def matcher(self, text: bytes) -> LLMatcher | None:
-        """Behind this text; None where the grammar does not allow it."""
-        matcher, ids = self._matcher.deep_copy(), self._ids(text)
-        return matcher if ids and matcher.try_consume_tokens(ids) == len(ids) else None
+    def guide(self, text: bytes) -> Guide | None:
+        """Behind this text; None where the grammar does not allow it. Raises GuideError."""
+        guide, ids = self._guide.copy(), self._ids(text)
+        if not ids or not guide.accepts(ids):
+            return None
+        guide.advance(ids)
+        return guide
 
     def mask(self, inside: bool, start: bool, tail: bytes) -> bytes | None:
         """What may come behind free text that ends with `tail`; None for everything. start: nothing was said yet."""
@@ -81,7 +79,7 @@ class Triggers:
     def _is_valid(self, text: bytes) -> bool:
         if text not in self._valid:
             ids = self._ids(text)
-            self._valid[text] = bool(ids) and self._matcher.validate_tokens(ids) == len(ids)
+            self._valid[text] = bool(ids) and self._guide.accepts(ids)
         return self._valid[text]
 
     def _ids(self, text: bytes) -> list[int]:
@@ -94,10 +92,10 @@ class Triggers:
 class FreeGuide:
     """Of one answer: a Guide, as far as there is something to follow."""
 
-    __slots__ = ("_anchored", "_call", "_guide", "_start", "_tail", "_thought", "_triggers")
+    __slots__ = ("_anchored", "_call", "_start", "_tail", "_thought", "_triggers")
 
-    def __init__(self, triggers: Triggers, guide: Callable[[LLMatcher], Guide]):
-        self._triggers, self._guide = triggers, guide
+    def __init__(self, triggers: Triggers):
+        self._triggers = triggers
         self._thought = Thought(triggers.reasoning) if triggers.reasoning else None
         self._call: Guide | None = None
         self._anchored = False  # the call began without a mark, and may not be one
@@ -155,9 +153,9 @@ class FreeGuide:
         if self._start and not inside:
             opening = self._triggers.opens(text)
             self._start = not text.strip() or (self._thought is not None and not self._thought.over)
-        matcher = self._triggers.matcher(text[at:] if at >= 0 else opening) if at >= 0 or opening else None
-        if matcher:
-            self._call, self._anchored, self._start = self._guide(matcher), at < 0, False
+        call = self._triggers.guide(text[at:] if at >= 0 else opening) if at >= 0 or opening else None
+        if call:
+            self._call, self._anchored, self._start = call, at < 0, False
             if self._thought:
                 self._thought.leave()
         else:

@@ -1,4 +1,4 @@
-"""Guide: where one answer stands in its grammar, and which tokens may come next.
+"""Guides: a guide for each answer, which says where it stands in its rule and which tokens may come next.
 
 A guide is a function of the ids it was advanced by: it can be made anew from them, after a preemption or in another
 process. Where the grammar leaves one continuation alone, the mask allows its canonical first token and nothing else, so
@@ -8,71 +8,21 @@ that taking all of it at once (`forced`) and sampling it token by token give the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from kvasir.errors import KvasirError
 from kvasir.guided.budget import BudgetGuide
 from kvasir.guided.free import FreeGuide, Triggers
+from kvasir.guided.grammar import LIMITS, Grammar, Guide, GuideError, Limits
 from kvasir.guided.rule import Rule
 from kvasir.guided.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # the library is loaded when the first grammar comes
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
 CACHED_GRAMMARS = 64
-
-
-class GuideError(KvasirError):
-    """A grammar that cannot be followed (any further)."""
-
-
-class Guide:
-    """Of one answer, which follows its grammar from the first token to the last.
-
-    quiet: whether most probably everything is allowed. in_call: whether a call has begun in free text.
-    """
-
-    __slots__ = ("_matcher",)
-    quiet = in_call = False
-
-    def __init__(self, matcher: LLMatcher):
-        self._matcher = matcher
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing may follow."""
-        return self._matcher.is_stopped()
-
-    @property
-    def complete(self) -> bool:
-        """Whether the answer may end here."""
-        return self._matcher.is_accepting()
-
-    def allowed(self) -> bytes:
-        """int32 words, bit i & 31 of word i >> 5 says whether token i may come next. Raises GuideError."""
-        mask = self._matcher.compute_bitmask()
-        self._check()
-        return mask
-
-    def forced(self) -> list[int]:
-        """The ids that must come next, in order; none where there is a choice. Raises GuideError."""
-        ids = self._matcher.compute_ff_tokens()
-        self._check()
-        return ids
-
-    def advance(self, ids: Iterable[int]) -> None:
-        """Raises GuideError for an id that may not come next."""
-        for token in ids:
-            self._matcher.consume_token(token)
-            self._check()
-
-    def _check(self) -> None:
-        # A matcher that failed goes on without complaint and allows what it should not.
-        if self._matcher.is_error():
-            raise GuideError(f"the grammar cannot be followed: {self._matcher.get_error()[:1000]}")
 
 
 AnyGuide = Guide | FreeGuide | BudgetGuide
@@ -81,21 +31,21 @@ AnyGuide = Guide | FreeGuide | BudgetGuide
 class Compiled:
     """A rule that was understood; `begin` gives each answer a guide of its own."""
 
-    def __init__(self, rule: Rule, vocabulary: Vocabulary, tokenizer: LLTokenizer):
+    def __init__(self, rule: Rule, vocabulary: Vocabulary, tokenizer: LLTokenizer, limits: Sequence[Limits] = LIMITS):
         """Raises GuideError."""
         self._rule, self._vocabulary = rule, vocabulary
-        self._matcher = _matcher(tokenizer, rule.grammar) if rule.grammar else None
+        self.grammar = Grammar(tokenizer, rule.grammar, *limits) if rule.grammar else None
         self._end = vocabulary.ids(rule.reasoning.end) if rule.reasoning else []
         self._triggers = None
-        if rule.free and self._matcher:
-            self._triggers = Triggers(rule, vocabulary, self._matcher.deep_copy())
+        if rule.free and self.grammar:
+            self._triggers = Triggers(rule, vocabulary, self.grammar.begin())
 
     def begin(self) -> AnyGuide:
         guide: Guide | FreeGuide | None = None
         if self._triggers:
-            guide = FreeGuide(self._triggers, Guide)
-        elif self._matcher:
-            guide = Guide(self._matcher.deep_copy())
+            guide = FreeGuide(self._triggers)
+        elif self.grammar:
+            guide = self.grammar.begin()
         if self._rule.reasoning and self._rule.budget is not None:
             return BudgetGuide(guide, self._vocabulary, self._rule.reasoning, self._end, self._rule.budget)
         assert guide, "a rule that asks for nothing"
@@ -112,6 +62,7 @@ class Guides:
         """vocabulary: raises KvasirError for a model without."""
         self._load = vocabulary
         self._loaded: tuple[Vocabulary, LLTokenizer] | None = None
+        self.limits = LIMITS
         self._thread = ThreadPoolExecutor(1, "kvasir-grammar")
         self._compiled: OrderedDict[str, Future[Compiled]] = OrderedDict()
         self._lock = Lock()
@@ -148,22 +99,13 @@ class Guides:
         self._thread.shutdown(cancel_futures=True)
 
     def _compile(self, rule: str) -> Compiled:
-        return Compiled(Rule.of(rule), *self._vocabulary())
+        return Compiled(Rule.of(rule), *self._vocabulary(), self.limits)
 
     def _vocabulary(self) -> tuple[Vocabulary, LLTokenizer]:
         if self._loaded is None:
             vocabulary = self._load()
             self._loaded = vocabulary, make_tokenizer(vocabulary)
         return self._loaded
-
-
-def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    from llguidance import LLMatcher, LLParserLimits
-
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
-    if matcher.is_error():
-        raise GuideError(f"the grammar does not compile: {matcher.get_error()[:1000]}")
-    return matcher
 
 
 def make_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:

@@ -102,11 +102,14 @@ def masked(seq: Sequence) -> bool:
 
 
 def mask(seq: Sequence) -> bytes | None:
-    """What the step under way may sample for it; None for everything."""
+    """What the step under way may sample for it; None for everything. Where the guide cannot say, nothing, and
+    `seq.astray` says why."""
     assert seq.guide is not None
+    seq.astray = None
     try:
         return seq.guide.allowed()
-    except KvasirError:
+    except KvasirError as error:
+        seq.astray = error
         return NOTHING
 
 

@@ -191,7 +191,7 @@ class Scheduler:
                 guidance.enter(seq, self.guides)
                 self.forced_tokens += seq.unsent
             except KvasirError as error:
-                ended.append(self._fail(seq, str(error)))
+                ended.append(self._fail(seq, error))
         return ended
 
     def masks(self, plan: StepPlan) -> dict[int, bytes]:
@@ -260,7 +260,7 @@ class Scheduler:
             if seq.status is Status.FINISHED:
                 continue
             if row.error:
-                deltas.append(self._fail(seq, row.error))
+                deltas.append(self._fail(seq, seq.astray or row.error))
                 continue
             delta = self._take(seq, work, row, current=seq.preemptions == epoch)
             if delta is not None:
@@ -290,7 +290,7 @@ class Scheduler:
             try:
                 delta = answer.take_tokens(seq, row)
             except KvasirError as error:
-                return self._fail(seq, str(error))
+                return self._fail(seq, error)
             self.generated_tokens += len(delta.token_ids)
             self.forced_tokens += seq.known - known
         else:
@@ -330,9 +330,10 @@ class Scheduler:
         self.tiering.forget(plan.step)
         return replace(plan, work=(), copies=(), saves=(), loads=())
 
-    def _fail(self, seq: Sequence, message: str) -> Delta:
+    def _fail(self, seq: Sequence, why: KvasirError | str) -> Delta:
         self._end(seq, FinishReason.ERROR)
-        return Delta(seq.request.id, seq.index, finish_reason=FinishReason.ERROR, error=message)
+        refused = isinstance(why, InvalidRequest)
+        return Delta(seq.request.id, seq.index, finish_reason=FinishReason.ERROR, error=str(why), refused=refused)
 
     # -- leaving -----------------------------------------------------------------------------------------------
 

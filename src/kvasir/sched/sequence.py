@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from kvasir.errors import KvasirError
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.store import Fetch
 from kvasir.plan import SamplingSpec
@@ -41,6 +42,7 @@ class Sequence:
     promoted: goes first until it ends, having waited too long
     turn: the last step that was planned to compute some of it
     guide, coming, untold, jumps: see guidance; compiling: what the guide is made of, as long as there is none
+    astray: why its guide cannot say what may come next
     unsent: so many of the last tokens no delta has told of
     unread: the first known id of which a log-probability is wanted and no step was planned to read it; see to_read
     owed: log-probabilities of the first of the unsent tokens
@@ -80,6 +82,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     compiling: Future[Any] | None = None
     guide: Guide | None = None
+    astray: KvasirError | None = None
     coming: list[int] = field(default_factory=list)
     untold: list[int] = field(default_factory=list)
     jumps: bool = False

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from kvasir import __version__
 from kvasir.engine.front import Front
+from kvasir.engine.answer import Answer, TextDelta
 from kvasir.errors import DeadlineExceeded, InvalidRequest
 from kvasir.serve import access
 from kvasir.serve.faults import AnswerFailed, ClassNotAllowed, Fault, log
@@ -152,10 +153,14 @@ def json_response(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def check_finish(reason: FinishReason | None, error: str | None, request_id: str) -> None:
-    """Raises AnswerFailed for an answer that did not end by itself; the details go to the log alone."""
+def check_finish(answer: TextDelta | Answer, request_id: str) -> None:
+    """Raises for an answer that did not end by itself: InvalidRequest where what was asked for is why; AnswerFailed
+    where the engine is, with the details in the log alone."""
+    reason = answer.finish_reason
+    if reason is FinishReason.ERROR and answer.refused:
+        raise InvalidRequest(answer.error or "the request cannot be followed")
     if reason is FinishReason.ERROR:
-        log.error("request %s failed in the engine: %s", request_id, error)
+        log.error("request %s failed in the engine: %s", request_id, answer.error)
         raise AnswerFailed(f"the engine failed on request {request_id}", "the server's log has the details")
     if reason is FinishReason.TIMEOUT:
         raise DeadlineExceeded("the deadline of the request passed", "what was streamed before stands")

@@ -126,7 +126,7 @@ class Job:
         last = TextDelta(0)
         async with aclosing(self.serving.front.stream(self.core, self.reading)) as deltas:
             async for last in deltas:
-                check_finish(last.finish_reason, last.error, self.core.id)
+                check_finish(last, self.core.id)
                 read += self._shown(last)
         whole = content(read, self.reading, omits(self.wire))
         called = any(block["type"] == "tool_use" for block in whole)
@@ -137,7 +137,7 @@ class Job:
         first = True
         async with aclosing(self.serving.front.stream(self.core, self.reading)) as deltas:
             async for delta in deltas:
-                check_finish(delta.finish_reason, delta.error, self.core.id)
+                check_finish(delta, self.core.id)
                 told = [{"type": "message_start", "message": self._head(delta)}] if first else []
                 first = False
                 told += blocks.push(self._shown(delta))

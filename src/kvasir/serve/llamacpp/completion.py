@@ -222,7 +222,7 @@ class Job:
                 told = self.told[i * core.params.n + delta.index]
                 if told.stop_type:
                     continue
-                check_finish(delta.finish_reason, delta.error, core.id)
+                check_finish(delta, core.id)
                 text = told.add(delta, self.only_prompt)
                 if told.stop_type:
                     left -= 1

@@ -238,7 +238,7 @@ class Job:
         calls = [Calls(self.reading) for _ in range(self.core.params.n)]
         async with aclosing(self.serving.front.stream(self.core, self.reading)) as deltas:
             async for delta in deltas:
-                check_finish(delta.finish_reason, delta.error, self.core.id)
+                check_finish(delta, self.core.id)
                 self.clock.token()
                 yield delta, calls[delta.index].push(delta.events)
 

@@ -203,7 +203,7 @@ def to_response(
 
 
 def _choice(wire: ChatRequest, core: Request, reading: Reading | None, answer: Answer) -> dict[str, Any]:
-    check_finish(answer.finish_reason, answer.error, core.id)
+    check_finish(answer, core.id)
     message = answer.message
     choice: dict[str, Any] = {
         "index": answer.index,
@@ -239,7 +239,7 @@ async def chat_events(
     called: set[int] = set()  # the answers that have called
     async with aclosing(serving.front.stream(core, reading)) as deltas:
         async for delta in deltas:
-            check_finish(delta.finish_reason, delta.error, core.id)
+            check_finish(delta, core.id)
             first_of_all, first = not usages, delta.index not in usages
             usages[delta.index] = delta.usage
             usage = usage_object([usages.values()], len(core.prompt_ids)) if always_usage else None

@@ -179,7 +179,7 @@ class Job:
     def _choice(self, i: int, answer: Answer, scores: tuple[TokenInfo, ...] | None) -> dict[str, Any]:
         """`scores` are the prompt's, which come with its first answer and belong to all of them."""
         core = self.prompts[i]
-        check_finish(answer.finish_reason, answer.error, self.id)
+        check_finish(answer, self.id)
         choice = self._text(i, answer, with_prompt=bool(self.wire.echo), scores=scores)
         choice |= self._ending(core, answer)
         if self.wire.prompt_logprobs is not None:
@@ -235,7 +235,7 @@ class Job:
         streams = [self.serving.front.stream(core) for core in self.prompts]
         async with aclosing(merge(streams)) as deltas:
             async for i, delta in deltas:
-                check_finish(delta.finish_reason, delta.error, self.id)
+                check_finish(delta, self.id)
                 is_first = delta.index not in usages[i]
                 usages[i][delta.index] = self._usage(delta.usage)
                 choice = self._chunk(i, delta, is_first)

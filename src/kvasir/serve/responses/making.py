@@ -60,7 +60,7 @@ class Making:
         async with aclosing(front.stream(self.core, self._reading)) as deltas:
             async for delta in deltas:
                 self.response["usage"] = usage_object(delta.usage)
-                check_finish(delta.finish_reason, delta.error, self.core.id)
+                check_finish(delta, self.core.id)
                 events = list(self._output.push(delta))
                 if delta.finish_reason is not None:
                     whole = delta.finish_reason is not FinishReason.LENGTH

@@ -1,0 +1,194 @@
+"""Grammar: one text of rules, and guides, which say where an answer stands in it.
+
+The library's copies of a matcher share its lexer: a cache of automaton states, filled as answers go on, with a limit on
+its size and on the work of a step. Once a lexer has passed a limit it is wrong for all who share it, in places without
+saying so. So what a matcher answers counts only if its lexer is sound afterwards. If not, the guide is made anew from its
+ids, in the end on a lexer of its own and under wider limits. What fails there fails for these ids, whatever others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, TypeVar
+
+from kvasir.errors import InvalidRequest, KvasirError
+
+if TYPE_CHECKING:  # the library is loaded when the first grammar comes
+    from llguidance import LLMatcher, LLTokenizer
+
+T = TypeVar("T")
+
+MAX_ERROR_CHARS = 500
+_NOT_ALLOWED = "doesn't satisfy the grammar"  # the library, of an id that may not come next
+
+
+class GuideError(KvasirError):
+    """A grammar that cannot be followed (any further)."""
+
+
+class GrammarError(GuideError, InvalidRequest):
+    """It is the grammar's fault: it asks for more than the limits allow, or leads to where nothing can follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one lexer. states: that it remembers, 1 to 2 kB each. fuel: for the work of one mask, 10 to 100 ns each."""
+
+    states: int = 100_000
+    fuel: int = 200_000
+
+
+LIMITS = (Limits(), Limits(250_000, 1_600_000))  # of the lexer that answers share, and of one for a single answer
+
+
+class Lexer:
+    """A matcher at its beginning, and the copies that share its lexer. alone: there is one."""
+
+    def __init__(self, tokenizer: LLTokenizer, text: str, limits: Limits, first: int | None = None, alone: bool = False):
+        """first: an id that may come first, where it is known. Raises GrammarError for what does not compile."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        bounds = LLParserLimits(max_lexer_states=limits.states, step_lexer_fuel=limits.fuel, verbose_errors=False)
+        self._matcher = LLMatcher(tokenizer, text, log_level=0, limits=bounds)
+        self.first, self.alone = first, alone
+        if self._matcher.is_error():
+            raise GrammarError(f"the grammar does not compile: {_reason(self._matcher)}", "make it simpler")
+
+    def begin(self) -> LLMatcher:
+        return self._matcher.deep_copy()
+
+    def is_sound(self) -> bool:
+        """Whether it has passed no limit: then an id that may come first can be taken."""
+        return self.first is None or self.begin().consume_token(self.first)
+
+
+class Grammar:
+    """A grammar over one vocabulary. Owns the lexer that its guides share."""
+
+    def __init__(self, tokenizer: LLTokenizer, text: str, shared: Limits = LIMITS[0], alone: Limits = LIMITS[1]):
+        """Raises GrammarError."""
+        self._tokenizer, self._text, self._limits = tokenizer, text, (shared, alone)
+        self._lock = Lock()
+        self.renewed = 0  # how often a guide was made anew
+        self._first: int | None = None
+        self._lexer: Lexer | None = Lexer(tokenizer, text, shared)
+        begin = Guide(self, self._lexer)
+        mask = int.from_bytes(begin.allowed(), "little")
+        for i in tokenizer.eos_tokens:
+            mask &= ~(1 << i) if i < mask.bit_length() else -1
+        self._first = (mask & -mask).bit_length() - 1 if mask else None
+        if self._lexer:
+            self._lexer.first = self._first
+
+    def begin(self) -> Guide:
+        with self._lock:
+            return Guide(self, self._shared())
+
+    def instead_of(self, failed: Lexer) -> Lexer:
+        """Where a guide goes on. The first that finds the shared lexer failed gets one of its own, since most often its
+        own answer is why; the others share the next one. Raises GrammarError."""
+        with self._lock:
+            self.renewed += 1
+            if not failed.alone and failed is not self._lexer:
+                return self._shared()
+            if failed is self._lexer:
+                self._lexer = None
+            return Lexer(self._tokenizer, self._text, self._limits[1], self._first, alone=True)
+
+    def _shared(self) -> Lexer:
+        if self._lexer is None:
+            self._lexer = Lexer(self._tokenizer, self._text, self._limits[0], self._first)
+        return self._lexer
+
+
+class Guide:
+    """Where one answer stands, which follows its grammar from the first token to the last.
+
+    quiet: whether most probably everything is allowed. in_call: whether a call has begun in free text.
+    """
+
+    __slots__ = ("_failure", "_grammar", "_ids", "_lexer", "_matcher")
+    quiet = in_call = False
+
+    def __init__(self, grammar: Grammar, lexer: Lexer):
+        self._grammar, self._lexer = grammar, lexer
+        self._matcher = lexer.begin()
+        self._ids: list[int] = []
+        self._failure: GuideError | None = None
+
+    def copy(self) -> Guide:
+        other = Guide(self._grammar, self._lexer)
+        other._matcher, other._ids, other._failure = self._matcher.deep_copy(), list(self._ids), self._failure
+        return other
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing may follow."""
+        return self._matcher.is_stopped()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer may end here."""
+        return self._matcher.is_accepting()
+
+    def allowed(self) -> bytes:
+        """int32 words, bit i & 31 of word i >> 5 says whether token i may come next. Raises GuideError."""
+        # The library checks its lexer behind a mask, but not where the mask comes of what is forced.
+        return self._ask(_mask, lambda answer: answer[1])[0]
+
+    def forced(self) -> list[int]:
+        """The ids that must come next, in order; none where there is a choice. Raises GuideError."""
+        return self._ask(lambda matcher: matcher.compute_ff_tokens(), bool)
+
+    def accepts(self, ids: list[int]) -> bool:
+        """Whether all of them may come next, in order. Raises GuideError."""
+        return self._ask(lambda matcher: matcher.validate_tokens(ids)) == len(ids)
+
+    def advance(self, ids: Iterable[int]) -> None:
+        """Raises GuideError for an id that may not come next."""
+        ids = list(ids)
+        self._ask(lambda matcher: all(map(matcher.consume_token, ids)))
+        self._ids += ids
+
+    def _ask(self, question: Callable[[LLMatcher], T], doubtful: Callable[[T], object] = lambda _: True) -> T:
+        """What the matcher answers on a sound lexer. doubtful: an answer of which the library may not say that it is
+        wrong."""
+        if self._failure:
+            raise self._failure
+        alone = False
+        while True:
+            answer = question(self._matcher)
+            if not self._matcher.is_error() and (not doubtful(answer) or self._lexer.is_sound()):
+                return answer
+            if alone:
+                self._failure = self._error()
+                raise self._failure
+            alone = self._renew()
+
+    def _renew(self) -> bool:
+        """Makes the matcher anew from the ids; returns whether no other shares its lexer."""
+        self._lexer = self._grammar.instead_of(self._lexer)
+        self._matcher = self._lexer.begin()
+        all(map(self._matcher.consume_token, self._ids))
+        return self._lexer.alone
+
+    def _error(self) -> GuideError:
+        reason = _reason(self._matcher)
+        if _NOT_ALLOWED in reason:
+            return GuideError(f"the grammar cannot be followed: {reason}")
+        return GrammarError(f"the grammar cannot be followed within its limits: {reason}", "make it simpler")
+
+
+def _mask(matcher: LLMatcher) -> tuple[bytes, bool]:
+    """The mask, and whether it comes of what is forced."""
+    forced = not matcher.is_stopped() and bool(matcher.compute_ff_tokens())
+    return matcher.compute_bitmask(), forced
+
+
+def _reason(matcher: LLMatcher) -> str:
+    reason = matcher.get_error().removesuffix("<non-verbose/>").strip()[:MAX_ERROR_CHARS]
+    if reason == "NoExtensionBias":
+        return "no token of this model can follow"
+    return reason or "more work than a step may take"
