@@ -356,6 +356,47 @@ def deaf_to_masks(core: Any) -> None:
         return take(pending, {})
 
 
+@fault(
+    "answers go on with a lexer that one of them made fail",
+    ("grammar: small lexers",),
+    ("grammar: small lexers", "n", "neighbours"),
+)
+def failed_lexer(core: Any) -> None:
+    @wrap(core.scheduler.guides, "_compile")
+    def compiled(run: Callable, rule: str) -> Any:
+        made = run(rule)
+
+        @wrap(made.grammar, "instead_of")
+        def same(_: Callable, failed: Any) -> Any:
+            failed.alone = True
+            return failed
+
+        return made
+
+
+@fault(
+    "a guide made anew forgets what its answer said",
+    ("grammar: small lexers",),
+    ("grammar: small lexers", "chunks of 13"),
+)
+def forgetful(core: Any) -> None:
+    class Forgetful(list):
+        def __iadd__(self, ids: Any) -> Any:
+            return self
+
+    @wrap(core.scheduler.guides, "_compile")
+    def compiled(run: Callable, rule: str) -> Any:
+        made = run(rule)
+
+        @wrap(made.grammar, "begin")
+        def begin(make: Callable) -> Any:
+            guide = make()
+            guide._ids = Forgetful()
+            return guide
+
+        return made
+
+
 @fault("an id that a grammar forces is told to nobody", ("grammar: jumped",), ("grammar: jumped", "n", "chunks of 13"))
 def untold_id(core: Any) -> None:
     @wrap(core.scheduler, "enter_grammars")

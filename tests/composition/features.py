@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvasir.config import EVICTIONS
 from kvasir.guided import sources
+from kvasir.guided.grammar import LIMITS, Limits
 from kvasir.guided.rule import Reasoning, Rule
 from kvasir.guided.tools import Function, free_text, tool_grammar
 from kvasir.parse.format import Calls, Format, Style, Texts
@@ -63,9 +64,9 @@ def preempt(run: Run) -> None:
 
 
 def abort_neighbours(run: Run) -> None:
-    """Others come and are gone a step later, or three."""
+    """Others come and are gone a step later, or three. The former follow no grammar, which might force all they say."""
     if run.step % 2 == 0 and run.step < 10:
-        run.submit_neighbour(f"gone {run.step}")
+        run.submit_neighbour(f"gone {run.step}", **({"grammar": None} if run.step % 4 == 0 else {}))
     if run.step % 4 == 1:
         run.abort(f"gone {run.step - 1}")
     run.abort(f"gone {run.step - 3}")
@@ -273,6 +274,14 @@ MARKED = Format(Calls("marked", Style.NAMED, Texts(" {name}", "."), begins=(" ",
 TOOLS = [Function("of", {"properties": {"of": {"type": "string"}}, "required": ["of"]}), Function("kinds", SCHEMA)]
 
 
+def small_lexers(run: Run) -> None:
+    """What answers share of a grammar remembers so little that it fails in most of their steps."""
+    guides = run.core.scheduler.guides
+    if guides.limits is LIMITS:
+        guides.limits = (Limits(states=5), LIMITS[1])
+        guides._compiled.clear()
+
+
 OPEN = ("grammar: calls in free text", "grammar: reasoning budget")  # these do not say where an answer ends
 
 
@@ -334,6 +343,9 @@ ASKED = [
     Feature("grammar: jumped", "grammar", "the same, and nothing is read of them unless asked for", jumped,
             {"jump_ahead": True}, ask=lambda p: {"logprobs": None} if p.get("logprobs", 1) == 1 else {},
             fields=lambda i: {"grammar": sources.json_schema(SCHEMA)}),
+    Feature("grammar: small lexers", "grammar", "guides made anew, since what they share had failed",
+            lambda run: sum(core.scheduler.guides.renewed for core in run.cores), {"jump_ahead": True},
+            fields=lambda i: {"grammar": sources.regex("By( [A-Za-z0-9]+[.,;!?-]?)+")}, act=small_lexers),
     grammar("regex", sources.regex("(The )?([A-Za-z0-9]+[ .,;!?-])+")),
     grammar("tools", tool_grammar(choose(tools="pythonic"), TOOLS, {}, required=True)),
     grammar("tags", sources.structural_tags([sources.Tag("e", SCHEMA, ".")], ["e"])),

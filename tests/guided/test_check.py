@@ -7,11 +7,21 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
 from kvasir.guided import sources
 from kvasir.guided.check import MAX_CHARS, GrammarCheck
-from tests.guided.walk import BROKEN, VOCABULARY
+from tests.guided.walk import BROKEN, VOCABULARY, make_guides, walk
+
+GUIDES = make_guides()
+LENGTHS = r"^$|(^(?:\S+\s+){0,99}\S+$)"
+SOUND = {
+    f"{least} to {most}": sources.json_schema({"pattern": LENGTHS, "type": "string"} | least | most)
+    for least in ({}, {"minLength": 1})
+    for most in ({}, {"maxLength": 100}, {"maxLength": 500})
+} | {"forty of ninety-nine": sources.regex("a{99}" * 40)}
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +41,39 @@ BAD = {
     "a reference to elsewhere": (sources.json_schema({"$ref": "http://example.org/schema"}), "example.org"),
     "a pattern with lookahead": (sources.regex("a(?=b)"), "look-around"),
     "an open bracket": (sources.regex("(a"), "unclosed group"),
-    "a rule that never ends": ("start: start", "NoExtension|no text"),
+    "a rule that never ends": ("start: start", "no token of this model can follow"),
     "an unknown special token": ("start: <|nothing|>", "unknown special token"),
     "a schema without end": (
         sources.json_schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
-        "NoExtension|no text|ref",
+        "no token of this model can follow",
     ),
     "a list of no grammars": ('{"grammars": []}', "empty"),
     "more than it may have": ("x" * (MAX_CHARS + 1), f"{MAX_CHARS + 1} characters"),
     "a lone surrogate": (sources.choice(["a\ud800"]), "surrogate|hex escape"),
 }
+
+# What compiles, and fails where answers follow it.
+STRANDED = {
+    "a million characters at once": (sources.regex("a{1000000}"), "limits.*too many expressions"),
+    "a million characters of a string": (sources.json_schema({"pattern": "^a{1000000}$", "type": "string"}), "limits"),
+    "repeats of repeats": (sources.regex("(((a{99}){99}){99})"), "limits.*too many expressions"),
+    "an end that cannot be reached": ("start: /[a-z]{3}/ end\nend: end", "no token of this model can follow|no text"),
+}
+
+
+@pytest.mark.parametrize(("grammar", "message"), STRANDED.values(), ids=STRANDED.keys())
+def test_a_grammar_that_answers_could_not_follow_is_refused(checker, grammar, message):
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        checker.check(grammar, param="structured_outputs")
+    assert caught.value.param == "structured_outputs" and "verbose" not in str(caught.value)
+    assert checker.check(GOOD) == GOOD
+
+
+@settings(max_examples=10)
+@given(st.sampled_from(sorted(SOUND)), st.integers(0, 2**32))
+def test_what_is_taken_can_be_followed(checker, name, seed):
+    assert checker.check(SOUND[name]) == SOUND[name]
+    walk(GUIDES.take(GUIDES.begin(SOUND[name])), seed, jump=True)
 
 
 @pytest.mark.parametrize(("grammar", "message"), BAD.values(), ids=BAD.keys())

@@ -1,5 +1,5 @@
-"""The process in which grammars are compiled for the first time, started as a script: it imports llguidance and nothing
-of ours (see text/sandbox.py for the frames).
+"""The process in which grammars are compiled and followed for the first time, started as a script (see text/sandbox.py
+for the frames).
 
     first   {"tokens", "special_ids", "eos_ids"}        {} or {"error", "kind"}
     then    {"grammar", "convert", "seconds"}           {"grammar"} or {"error", "kind"}
@@ -13,20 +13,26 @@ import resource
 import signal
 import struct
 import sys
+from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path[:] = json.loads(sys.argv[1])["path"]
+    # This file's folder would shadow nothing here, but the package may be found through an import hook alone.
+    sys.path[:] = [*json.loads(sys.argv[1])["path"], str(Path(__file__).parents[2])]
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from kvasir.guided.explore import Explorer
+from kvasir.guided.grammar import Grammar, GuideError
+from kvasir.guided.spelling import Pieces
 
 MAX_MESSAGE_CHARS = 1000
 _LENGTH = struct.Struct("<I")
 
 
 class Vocabulary:
-    """Tokens as llguidance asks for them (its TokenizerWrapper). Texts are spelt greedily: how a text is spelt has no
-    part in whether a grammar is sound."""
+    """Tokens as llguidance asks for them (its TokenizerWrapper). Texts are spelt greedily where they can be: in which
+    tokens has no part in whether a grammar is sound, but that there are some has."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -36,20 +42,30 @@ class Vocabulary:
         self.special_token_ids = job["special_ids"]
         self.eos_token_id = next(iter(job["eos_ids"]), None)
         self.library = LLTokenizer(self, eos_token=job["eos_ids"] or None)  # type: ignore[arg-type]
+        self.pieces = Pieces(self.tokens, self.special_token_ids)
+        self.explorer = Explorer(self.tokens, job["eos_ids"])
+        self.unspelt = ""  # what no tokens spell
 
     def __call__(self, text: str) -> list[int]:
-        return self.library.greedy_tokenize(text)
+        ids = self.library.greedy_tokenize(text)
+        if b"".join(self.tokens[i] for i in ids) == text.encode():
+            return ids
+        found = self.pieces.spell(text.encode())
+        if found is None:
+            self.unspelt = text
+            raise ValueError("no tokens spell it")
+        return found
 
 
 class Worker:
-    tokenizer: LLTokenizer | None = None
+    vocabulary: Vocabulary | None = None
 
     def answer(self, job: dict) -> dict:
         """Does one job; every failure becomes an answer."""
         # Should the parent be gone when its time is up, nobody else ends a compilation that never ends.
         signal.setitimer(signal.ITIMER_REAL, job.get("seconds", 60))
         try:
-            return self._tokenizer(job) if "tokens" in job else self._check(job)
+            return self._load(job) if "tokens" in job else self._check(job)
         except GbnfToLarkError as error:
             return _failure("grammar", f"the grammar is neither Lark nor GBNF: {error}")
         except (MemoryError, RecursionError, OverflowError) as error:
@@ -59,24 +75,29 @@ class Worker:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _tokenizer(self, job: dict) -> dict:
+    def _load(self, job: dict) -> dict:
         try:
-            self.tokenizer = Vocabulary(job).library
+            self.vocabulary = Vocabulary(job)
         except (ValueError, RuntimeError) as error:
             return _failure("grammar", f"this model's tokenizer does not go with grammars: {error}")
         return {}
 
     def _check(self, job: dict) -> dict:
-        assert self.tokenizer is not None, "the first job brings it"
+        assert self.vocabulary is not None, "the first job brings it"
         grammar = any_to_lark(job["grammar"]) if job["convert"] else job["grammar"]
-        is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, self.tokenizer)
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, self.vocabulary.library)
         if is_error:
             return _failure("grammar", messages[0])
-        matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
-        if not matcher.is_error() and matcher.is_stopped():
-            return _failure("grammar", "it allows no text at all")
-        matcher.compute_bitmask()  # what is too large shows here first
-        return _failure("grammar", matcher.get_error()) if matcher.is_error() else {"grammar": grammar}
+        self.vocabulary.unspelt = ""
+        try:
+            found = Grammar(self.vocabulary.library, grammar)
+            if found.begin().done:
+                return _failure("grammar", "it allows no text at all")
+            self.vocabulary.explorer.walk(found)
+        except GuideError as error:
+            unspelt = self.vocabulary.unspelt
+            return _failure("grammar", f"this model has no tokens for {unspelt[:80]!r}" if unspelt else error.message)
+        return {"grammar": grammar}
 
 
 def _failure(kind: str, message: str) -> dict:

@@ -2,8 +2,9 @@
 
 The library's copies of a matcher share its lexer: a cache of automaton states, filled as answers go on, with a limit on
 its size and on the work of a step. Once a lexer has passed a limit it is wrong for all who share it, in places without
-saying so. So what a matcher answers counts only if its lexer is sound afterwards. If not, the guide is made anew from its
-ids, in the end on a lexer of its own and under wider limits. What fails there fails for these ids, whatever others do.
+saying so. So what a matcher answers counts only if its lexer is sound afterwards. If not, the guide is made anew from
+its ids, in the end on a lexer of its own and under wider limits. What fails there fails for these ids, whatever others
+do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from kvasir.errors import InvalidRequest, KvasirError
 
 if TYPE_CHECKING:  # the library is loaded when the first grammar comes
     from llguidance import LLMatcher, LLTokenizer
+
+    from kvasir.guided.numbers import Numbers
 
 T = TypeVar("T")
 
@@ -46,7 +49,9 @@ LIMITS = (Limits(), Limits(250_000, 1_600_000))  # of the lexer that answers sha
 class Lexer:
     """A matcher at its beginning, and the copies that share its lexer. alone: there is one."""
 
-    def __init__(self, tokenizer: LLTokenizer, text: str, limits: Limits, first: int | None = None, alone: bool = False):
+    def __init__(
+        self, tokenizer: LLTokenizer, text: str, limits: Limits, first: int | None = None, alone: bool = False
+    ):
         """first: an id that may come first, where it is known. Raises GrammarError for what does not compile."""
         from llguidance import LLMatcher, LLParserLimits
 
@@ -59,19 +64,28 @@ class Lexer:
     def begin(self) -> LLMatcher:
         return self._matcher.deep_copy()
 
-    def is_sound(self) -> bool:
-        """Whether it has passed no limit: then an id that may come first can be taken."""
-        return self.first is None or self.begin().consume_token(self.first)
+    def failure(self) -> str:
+        """Which limit it has passed; "" where none: then an id that may come first can be taken."""
+        probe = self.begin()
+        return "" if self.first is None or probe.consume_token(self.first) else _reason(probe)
 
 
 class Grammar:
     """A grammar over one vocabulary. Owns the lexer that its guides share."""
 
-    def __init__(self, tokenizer: LLTokenizer, text: str, shared: Limits = LIMITS[0], alone: Limits = LIMITS[1]):
-        """Raises GrammarError."""
+    def __init__(
+        self,
+        tokenizer: LLTokenizer,
+        text: str,
+        shared: Limits = LIMITS[0],
+        alone: Limits = LIMITS[1],
+        numbers: Numbers | None = None,
+    ):
+        """numbers: keeps those in JSON within bounds. Raises GrammarError."""
+        self.run = numbers.run(text) if numbers else None
         self._tokenizer, self._text, self._limits = tokenizer, text, (shared, alone)
         self._lock = Lock()
-        self.renewed = 0  # how often a guide was made anew
+        self.renewed = 0  # how often a guide of an answer was made anew
         self._first: int | None = None
         self._lexer: Lexer | None = Lexer(tokenizer, text, shared)
         begin = Guide(self, self._lexer)
@@ -81,6 +95,7 @@ class Grammar:
         self._first = (mask & -mask).bit_length() - 1 if mask else None
         if self._lexer:
             self._lexer.first = self._first
+        self.renewed = 0
 
     def begin(self) -> Guide:
         with self._lock:
@@ -109,7 +124,7 @@ class Guide:
     quiet: whether most probably everything is allowed. in_call: whether a call has begun in free text.
     """
 
-    __slots__ = ("_failure", "_grammar", "_ids", "_lexer", "_matcher")
+    __slots__ = ("_failure", "_grammar", "_ids", "_lexer", "_matcher", "_run")
     quiet = in_call = False
 
     def __init__(self, grammar: Grammar, lexer: Lexer):
@@ -117,10 +132,12 @@ class Guide:
         self._matcher = lexer.begin()
         self._ids: list[int] = []
         self._failure: GuideError | None = None
+        self._run = grammar.run and grammar.run.copy()
 
     def copy(self) -> Guide:
         other = Guide(self._grammar, self._lexer)
         other._matcher, other._ids, other._failure = self._matcher.deep_copy(), list(self._ids), self._failure
+        other._run = self._run and self._run.copy()
         return other
 
     @property
@@ -136,7 +153,8 @@ class Guide:
     def allowed(self) -> bytes:
         """int32 words, bit i & 31 of word i >> 5 says whether token i may come next. Raises GuideError."""
         # The library checks its lexer behind a mask, but not where the mask comes of what is forced.
-        return self._ask(_mask, lambda answer: answer[1])[0]
+        mask, forced = self._ask(_mask, lambda answer: answer[1])
+        return self._run.bounded(mask) if self._run and not forced else mask
 
     def forced(self) -> list[int]:
         """The ids that must come next, in order; none where there is a choice. Raises GuideError."""
@@ -151,6 +169,8 @@ class Guide:
         ids = list(ids)
         self._ask(lambda matcher: all(map(matcher.consume_token, ids)))
         self._ids += ids
+        if self._run:
+            self._run.feed(ids)
 
     def _ask(self, question: Callable[[LLMatcher], T], doubtful: Callable[[T], object] = lambda _: True) -> T:
         """What the matcher answers on a sound lexer. doubtful: an answer of which the library may not say that it is
@@ -160,10 +180,11 @@ class Guide:
         alone = False
         while True:
             answer = question(self._matcher)
-            if not self._matcher.is_error() and (not doubtful(answer) or self._lexer.is_sound()):
+            failure = _reason(self._matcher) or (self._lexer.failure() if doubtful(answer) else "")
+            if not failure:
                 return answer
             if alone:
-                self._failure = self._error()
+                self._failure = _error(failure)
                 raise self._failure
             alone = self._renew()
 
@@ -174,12 +195,6 @@ class Guide:
         all(map(self._matcher.consume_token, self._ids))
         return self._lexer.alone
 
-    def _error(self) -> GuideError:
-        reason = _reason(self._matcher)
-        if _NOT_ALLOWED in reason:
-            return GuideError(f"the grammar cannot be followed: {reason}")
-        return GrammarError(f"the grammar cannot be followed within its limits: {reason}", "make it simpler")
-
 
 def _mask(matcher: LLMatcher) -> tuple[bytes, bool]:
     """The mask, and whether it comes of what is forced."""
@@ -188,7 +203,13 @@ def _mask(matcher: LLMatcher) -> tuple[bytes, bool]:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    reason = matcher.get_error().removesuffix("<non-verbose/>").strip()[:MAX_ERROR_CHARS]
-    if reason == "NoExtensionBias":
-        return "no token of this model can follow"
-    return reason or "more work than a step may take"
+    """Why a matcher has failed; "" where it has not."""
+    return matcher.get_error().removesuffix("<non-verbose/>").strip()[:MAX_ERROR_CHARS]
+
+
+def _error(reason: str) -> GuideError:
+    if _NOT_ALLOWED in reason:
+        return GuideError(f"the grammar cannot be followed: {reason}")
+    if "NoExtension" in reason:
+        return GrammarError("the grammar comes to a place where no token of this model can follow", "change it")
+    return GrammarError(f"the grammar cannot be followed within its limits: {reason}", "make it simpler")

@@ -34,7 +34,7 @@ class Compiled:
     def __init__(self, rule: Rule, vocabulary: Vocabulary, tokenizer: LLTokenizer, limits: Sequence[Limits] = LIMITS):
         """Raises GuideError."""
         self._rule, self._vocabulary = rule, vocabulary
-        self.grammar = Grammar(tokenizer, rule.grammar, *limits) if rule.grammar else None
+        self.grammar = Grammar(tokenizer, rule.grammar, *limits, vocabulary.numbers) if rule.grammar else None
         self._end = vocabulary.ids(rule.reasoning.end) if rule.reasoning else []
         self._triggers = None
         if rule.free and self.grammar:
@@ -95,6 +95,12 @@ class Guides:
         guide.advance(ids)
         return guide
 
+    @property
+    def renewed(self) -> int:
+        """How often a guide was made anew, of those grammars that are remembered."""
+        done = [f.result() for f in self._compiled.values() if f.done() and not f.exception()]
+        return sum(compiled.grammar.renewed for compiled in done if compiled.grammar)
+
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
@@ -127,10 +133,11 @@ class Wrapped:
 
     def __init__(self, vocabulary: Vocabulary):
         """Raises UnsupportedModel."""
-        self._spell = vocabulary.spell
+        assert vocabulary.spell
+        self._vocabulary = vocabulary
         self.tokens = vocabulary.tokens
         self.eos_token_id = next(iter(vocabulary.eos_ids), None)
         self.special_token_ids = list(vocabulary.hidden.values())
 
     def __call__(self, text: str) -> list[int]:
-        return self._spell(text)
+        return self._vocabulary.spelt_as(text)

@@ -31,7 +31,7 @@ class Lark:
     def words(self, text: str) -> str:
         """A text as literals; a number where it says that of a call."""
         pieces = [" ".join(literals(piece, self.specials)) for piece in text.split(NUMBER)]
-        return " /[0-9]+/ ".join(pieces).strip()
+        return " /[0-9]{1,4}/ ".join(pieces).strip()
 
     def cut(self, text: str) -> str:
         """Without what ends the answer: there the grammar is complete, and any token that ends an answer may follow."""

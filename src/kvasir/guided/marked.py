@@ -12,7 +12,7 @@ from kvasir.parse.marked_text import PLAIN_KEY, QUOTE
 from kvasir.parse.values import resolve
 
 _INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
-_NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,3})?/"
+_NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/"
 _ENFORCED = frozenset(("type", "enum", "const", "properties", "required", "items", "anyOf", "oneOf", "$ref"))
 _SAYS_NOTHING = frozenset((
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),

@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvasir.errors import UnsupportedModel
+from kvasir.errors import InvalidRequest, UnsupportedModel
+from kvasir.guided.numbers import Numbers
+from kvasir.guided.spelling import Pieces
 from kvasir.text.special_tokens import HIDDEN
 from kvasir.text.tokenizer import Speller, Tokenizer
 
@@ -43,9 +45,24 @@ class Vocabulary:
         return self.tokenizer.speller(self.hidden)
 
     def ids(self, text: str) -> list[int]:
-        """The ids of a text, special tokens among them."""
+        """The ids of a text, special tokens among them. Raises InvalidRequest where no ids spell it."""
         pieces = self._pieces.split(text) if self.specials else [text]
-        return [i for p in pieces if p for i in ([self.specials[p]] if p in self.specials else self.spell(p))]
+        return [i for p in pieces if p for i in ([self.specials[p]] if p in self.specials else self.spelt_as(p))]
+
+    def spelt_as(self, text: str) -> list[int]:
+        """Ids that give exactly this text: those of the tokenizer, unless it changes the text before it looks for them.
+        Raises InvalidRequest where no ids spell it."""
+        ids, data = self.spell(text), text.encode()
+        if b"".join(map(self.tokenizer.token_bytes, ids)) == data:
+            return ids
+        found = self._bytewise.spell(data)
+        if found is None:
+            raise InvalidRequest(f"this model has no tokens for {text[:80]!r}", "ask for other text")
+        return found
+
+    @cached_property
+    def _bytewise(self) -> Pieces:
+        return Pieces([self.tokenizer.token_bytes(i) for i in range(self.size)], [*self.hidden.values(), *self.eos_ids])
 
     @cached_property
     def _pieces(self) -> re.Pattern[str]:
@@ -55,6 +72,10 @@ class Vocabulary:
     def spelt(self) -> tuple[tuple[int, bytes], ...]:
         """All ids that stand for bytes, with these."""
         return tuple((i, data) for i in range(self.size) if (data := self.tokenizer.token_bytes(i)))
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        return Numbers(self.spelt, self.tokenizer.token_bytes)
 
     @cached_property
     def _containing(self) -> dict[frozenset[int], tuple[tuple[int, bytes], ...]]:

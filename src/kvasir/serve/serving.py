@@ -13,8 +13,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir import __version__
-from kvasir.engine.front import Front
 from kvasir.engine.answer import Answer, TextDelta
+from kvasir.engine.front import Front
 from kvasir.errors import DeadlineExceeded, InvalidRequest
 from kvasir.serve import access
 from kvasir.serve.faults import AnswerFailed, ClassNotAllowed, Fault, log

@@ -9,6 +9,7 @@ from typing import Any
 import tokenizers
 
 from kvasir.text.library import library_errors
+from kvasir.text.parts import normalized
 from kvasir.text.special_tokens import HIDDEN
 
 
@@ -17,33 +18,54 @@ class LibrarySpeller:
 
     def __init__(self, backend: tokenizers.Tokenizer, hidden: Mapping[str, int]):
         """hidden: ids by their texts; what looks like one of them is spelt in other tokens."""
-        parts = {"normalizer": _in_the_midst(backend.normalizer), "pre_tokenizer": _in_the_midst(backend.pre_tokenizer)}
-        model = {"type": "BPE", "vocab": {}, "merges": []}
-        empty = {"version": "1.0", "added_tokens": [], "post_processor": None, "decoder": None, "model": model}
+        normalizer, pre_tokenizer = _in_the_midst(backend.normalizer), _in_the_midst(backend.pre_tokenizer)
+        kept = _as_it_is(normalizer) if normalizer else None
         with library_errors("the tokenizer cannot spell"):
-            self._backend = tokenizers.Tokenizer.from_str(json.dumps(empty | parts))
-            self._backend.model = backend.model
-            self._backend.add_tokens(self._added(backend, hidden))
+            self._usual = self._made(backend, hidden, normalizer, pre_tokenizer)
+            # What a normalizer would make another text of is spelt without it.
+            self._exact = self._usual if kept == normalizer else self._made(backend, hidden, kept, pre_tokenizer)
         # Most vocabularies keep such tokens apart from their model; where it has them itself, it may use them.
         self._texts = {i: text for text, i in hidden.items() if len(text) > 1}
 
     def __call__(self, text: str) -> list[int]:
         with library_errors("the tokenizer failed on a text"):
-            ids = self._backend.encode(text, add_special_tokens=False).ids
+            changed = self._exact is not self._usual and normalized(self._usual, text) != normalized(self._exact, text)
+            ids = (self._exact if changed else self._usual).encode(text, add_special_tokens=False).ids
         if self._texts.keys().isdisjoint(ids):
             return ids
         pieces = ((self._texts[i][:1], self._texts[i][1:]) if i in self._texts else i for i in ids)
         return [i for p in pieces for i in ([p] if isinstance(p, int) else [*self(p[0]), *self(p[1])])]
 
-    def _added(self, backend: tokenizers.Tokenizer, hidden: Mapping[str, int]) -> list[tokenizers.AddedToken]:
-        """In the order of their ids, since one that the model lacks gets the next that is free."""
-        added = [token for _, token in sorted(backend.get_added_tokens_decoder().items(), key=lambda item: item[0])]
-        lacks = self._backend.token_to_id
-        return [
-            tokenizers.AddedToken(HIDDEN + token.content, normalized=False) if token.content in hidden else token
-            for token in added
-            if token.content not in hidden or lacks(token.content) is None
-        ]
+    def _made(self, backend: tokenizers.Tokenizer, hidden: Mapping[str, int], *parts: Any) -> tokenizers.Tokenizer:
+        """parts: a normalizer and a pre-tokenizer, in JSON."""
+        model = {"type": "BPE", "vocab": {}, "merges": []}
+        empty = {"version": "1.0", "added_tokens": [], "post_processor": None, "decoder": None, "model": model}
+        made = tokenizers.Tokenizer.from_str(json.dumps({**empty, "normalizer": parts[0], "pre_tokenizer": parts[1]}))
+        made.model = backend.model
+        made.add_tokens(_added(made, backend, hidden))
+        return made
+
+
+def _added(
+    made: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, hidden: Mapping[str, int]
+) -> list[tokenizers.AddedToken]:
+    """In the order of their ids, since one that the model lacks gets the next that is free."""
+    added = [token for _, token in sorted(backend.get_added_tokens_decoder().items(), key=lambda item: item[0])]
+    lacks = made.token_to_id
+    return [
+        tokenizers.AddedToken(HIDDEN + token.content, normalized=False) if token.content in hidden else token
+        for token in added
+        if token.content not in hidden or lacks(token.content) is None
+    ]
+
+
+def _as_it_is(step: dict[str, Any]) -> dict[str, Any] | None:
+    """Of a normalizer what only writes the characters of a text in its own way: spaces, or bytes as letters."""
+    if step["type"] == "Sequence":
+        kept = [one for inner in step["normalizers"] if (one := _as_it_is(inner))]
+        return step | {"normalizers": kept} if kept else None
+    spaces = step["type"] == "Replace" and step["pattern"] == {"String": " "}
+    return step if spaces or step["type"] == "ByteLevel" else None
 
 
 def _in_the_midst(part: Any) -> Any:

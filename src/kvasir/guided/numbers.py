@@ -1,0 +1,109 @@
+"""Numbers in JSON end where a double or a 64-bit integer can hold no more of them.
+
+The library's numbers have no end, and small models write digits for ever. Of the tokens that a grammar allows, those
+are taken away with which a number would have more digits, or a larger exponent, than fit. Where nothing else may
+follow, as where a schema asks for more digits, all stay.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+INTEGER_DIGITS = 20  # 2^64 - 1 has as many
+FRACTION_DIGITS = 20
+EXPONENT_DIGITS = 3
+MOST_BYTES = 64  # of a number that are looked at; one that fits has fewer
+_NUMBER = re.compile(rb"(-?)(\d+)(?:\.(\d*))?(?:[eE][+-]?(\d*))?")
+_LETTERS = b"0123456789+-.eE"
+_TEXT = (b'"', b"q", b"z")  # where one of them may follow, it is no number
+_PURE = '{"grammars": [{"json_schema": {'
+
+
+def fits(number: bytes) -> bool:
+    """Whether a number may begin like this; true as well for what is none."""
+    found = _NUMBER.fullmatch(number)
+    if found is None:
+        return True
+    sign, whole, fraction, exponent = found.groups()
+    if len(whole) > INTEGER_DIGITS or int(whole) > (1 << 63 if sign else (1 << 64) - 1):
+        return False
+    if len(fraction or b"") > FRACTION_DIGITS or len(exponent or b"") > EXPONENT_DIGITS:
+        return False
+    return not exponent or math.isfinite(float(number))
+
+
+class Numbers:
+    """What the answers over one vocabulary share. Masks are integers: bit i says whether token i may come next."""
+
+    def __init__(self, tokens: Sequence[tuple[int, bytes]], token_bytes: Callable[[int], bytes]):
+        """tokens: all ids that stand for bytes, with these."""
+        self.token_bytes = token_bytes
+        leads = [(i, data[: len(data) - len(data.lstrip(_LETTERS))]) for i, data in tokens]
+        self._digits = sorted(((i, lead) for i, lead in leads if lead.isdigit()), key=lambda one: -len(one[1]))
+        self._others = [(i, lead) for i, lead in leads if lead and not lead.isdigit()]
+        self._text = sum(1 << i for i, data in tokens if data in _TEXT)
+        self.beyond = lru_cache(64)(self._beyond)
+
+    def run(self, grammar: str) -> Run | None:
+        """For an answer that follows a grammar; None where there is no JSON in it."""
+        has_json = '"json_schema": {' in grammar or "%json" in grammar
+        return Run(self, grammar.startswith(_PURE)) if has_json else None
+
+    def bounded(self, mask: int, number: bytes) -> int:
+        """The mask without what no number can have, behind one that has begun like this."""
+        left = mask & ~self.beyond(number)
+        return left if left and not mask & self._text else mask
+
+    def _beyond(self, number: bytes) -> int:
+        if _NUMBER.fullmatch(number) is None:
+            return 0
+        beyond = [i for i, lead in self._others if not fits(number + lead)]
+        for i, lead in self._digits:  # the longest first
+            if not fits(number + lead):
+                beyond.append(i)
+            elif b"e" not in number.lower() and len(lead) + len(number) < INTEGER_DIGITS:
+                break  # shorter ones fit as well
+        return sum(1 << i for i in beyond)
+
+
+class Run:
+    """Of one answer: the letters of a number with which its text ends.
+
+    pure: all of the text is JSON, so quotation marks tell what is in a string; else what may follow tells a number.
+    """
+
+    __slots__ = ("_escaped", "_numbers", "_pure", "_quoted", "_text")
+
+    def __init__(self, numbers: Numbers, pure: bool):
+        self._numbers, self._pure = numbers, pure
+        self._quoted = self._escaped = False
+        self._text = b""
+
+    def copy(self) -> Run:
+        other = Run(self._numbers, self._pure)
+        other._quoted, other._escaped, other._text = self._quoted, self._escaped, self._text
+        return other
+
+    def feed(self, ids: Iterable[int]) -> None:
+        for token in ids:
+            text = self._text + self._numbers.token_bytes(token)
+            if self._pure:
+                self._follow(text[len(self._text) :])
+            self._text = text[len(text.rstrip(_LETTERS)) :][-MOST_BYTES:]
+
+    def bounded(self, mask: bytes) -> bytes:
+        if self._quoted or not self._numbers.beyond(self._text):
+            return mask
+        return self._numbers.bounded(int.from_bytes(mask, "little"), self._text).to_bytes(len(mask), "little")
+
+    def _follow(self, data: bytes) -> None:
+        for byte in data:
+            if self._escaped:
+                self._escaped = False
+            elif byte == ord("\\"):
+                self._escaped = self._quoted
+            elif byte == ord('"'):
+                self._quoted = not self._quoted
