@@ -7,7 +7,9 @@ import time
 
 import pytest
 
+from kvasir.guided.grammar import Limits
 from kvasir.serve.settings import ServeSettings
+from tests.serve import fakes
 from tests.serve.fakes import POISON
 from tests.serve.running import client, events
 
@@ -278,6 +280,20 @@ async def test_an_answer_that_fails_is_an_error_and_no_answer(http):
     assert "Secret" not in whole.text
     stream = await http.post("/v1/completions", json={**fields, "stream": True})
     assert stream.status_code == 500 and "Secret" not in stream.text
+
+
+async def test_a_grammar_that_passes_its_limits_is_the_requests_fault(monkeypatch):
+    """The server says which limit; the next request of the same grammar is answered."""
+    monkeypatch.setattr(fakes._guides(), "limits", (Limits(states=22), Limits(states=22)))
+    regex = {"structured_outputs": {"regex": "[a-z ]+|X(.{0,9}y.{0,9}z){9}"}, "max_tokens": 9, "temperature": 0}
+    async with client() as http:
+        for _ in range(2):
+            bad = await http.post("/v1/completions", json={"prompt": "Xaybzaaybz", **regex})
+            assert bad.status_code == 400, bad.text
+            assert bad.json()["error"]["code"] == "invalid_value"
+            assert "within its limits" in bad.json()["error"]["message"]
+            good = await http.post("/v1/completions", json={"prompt": "words", **regex})
+            assert good.json()["choices"][0]["text"] == "wordsword"
 
 
 async def test_an_error_in_mid_stream_is_an_event_and_no_finish():
