@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.guided import sources
-from kvasir.guided.grammar import Grammar, GrammarError, Limits
+from kvasir.guided.grammar import LIMITS, Grammar, GrammarError, Limits
 from kvasir.guided.guide import Guides, make_tokenizer
 from kvasir.guided.vocabulary import Vocabulary
 from tests._shared import need
@@ -75,7 +75,7 @@ def test_random_letters_leave_the_grammar_as_it_was(json):
 @given(st.sampled_from(sorted(GRAMMARS)), st.integers(0, 2**32), st.integers(3, 60))
 def test_small_lexers_change_no_answer(name, seed, states):
     """They are made anew again and again, shared or not, and nothing shows it."""
-    small = Grammar(LIBRARY, GRAMMARS[name], Limits(states=states))
+    small = Grammar(LIBRARY, GRAMMARS[name], (Limits(states=states), LIMITS[1]))
     expected = walk(Grammar(LIBRARY, GRAMMARS[name]).begin(), seed, jump=True)
     a, b = small.begin(), small.begin()
     assert walk(a, seed) == expected
@@ -84,14 +84,14 @@ def test_small_lexers_change_no_answer(name, seed, states):
 
 
 def test_small_lexers_are_made_anew():
-    small = Grammar(LIBRARY, GRAMMARS["schema"], Limits(states=20))
+    small = Grammar(LIBRARY, GRAMMARS["schema"], (Limits(states=20), LIMITS[1]))
     walk(small.begin(), 0)
     assert small.renewed
 
 
 def test_what_passes_the_limits_alone_is_the_grammars_fault():
     tight = Limits(states=30)
-    guide = Grammar(LIBRARY, GRAMMARS["schema"], tight, tight).begin()
+    guide = Grammar(LIBRARY, GRAMMARS["schema"], (tight, tight)).begin()
     with pytest.raises(GrammarError, match=r"too many states.*make it simpler"):
         walk(guide, 0)
     with pytest.raises(GrammarError, match="does not compile"):

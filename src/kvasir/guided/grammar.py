@@ -43,7 +43,8 @@ class Limits:
     fuel: int = 200_000
 
 
-LIMITS = (Limits(), Limits(250_000, 1_600_000))  # of the lexer that answers share, and of one for a single answer
+Both = tuple[Limits, Limits]  # of the lexer that answers share, and of one for a single answer
+LIMITS: Both = (Limits(), Limits(250_000, 1_600_000))
 
 
 class Lexer:
@@ -77,17 +78,16 @@ class Grammar:
         self,
         tokenizer: LLTokenizer,
         text: str,
-        shared: Limits = LIMITS[0],
-        alone: Limits = LIMITS[1],
+        limits: Both = LIMITS,
         numbers: Numbers | None = None,
     ):
         """numbers: keeps those in JSON within bounds. Raises GrammarError."""
         self.run = numbers.run(text) if numbers else None
-        self._tokenizer, self._text, self._limits = tokenizer, text, (shared, alone)
+        self._tokenizer, self._text, self._limits = tokenizer, text, limits
         self._lock = Lock()
         self.renewed = 0  # how often a guide of an answer was made anew
         self._first: int | None = None
-        self._lexer: Lexer | None = Lexer(tokenizer, text, shared)
+        self._lexer: Lexer | None = Lexer(tokenizer, text, limits[0])
         begin = Guide(self, self._lexer)
         mask = int.from_bytes(begin.allowed(), "little")
         for i in tokenizer.eos_tokens:

@@ -8,14 +8,14 @@ that taking all of it at once (`forced`) and sampling it token by token give the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from kvasir.guided.budget import BudgetGuide
 from kvasir.guided.free import FreeGuide, Triggers
-from kvasir.guided.grammar import LIMITS, Grammar, Guide, GuideError, Limits
+from kvasir.guided.grammar import LIMITS, Both, Grammar, Guide, GuideError
 from kvasir.guided.rule import Rule
 from kvasir.guided.vocabulary import Vocabulary
 
@@ -31,10 +31,10 @@ AnyGuide = Guide | FreeGuide | BudgetGuide
 class Compiled:
     """A rule that was understood; `begin` gives each answer a guide of its own."""
 
-    def __init__(self, rule: Rule, vocabulary: Vocabulary, tokenizer: LLTokenizer, limits: Sequence[Limits] = LIMITS):
+    def __init__(self, rule: Rule, vocabulary: Vocabulary, tokenizer: LLTokenizer, limits: Both = LIMITS):
         """Raises GuideError."""
         self._rule, self._vocabulary = rule, vocabulary
-        self.grammar = Grammar(tokenizer, rule.grammar, *limits, vocabulary.numbers) if rule.grammar else None
+        self.grammar = Grammar(tokenizer, rule.grammar, limits, vocabulary.numbers) if rule.grammar else None
         self._end = vocabulary.ids(rule.reasoning.end) if rule.reasoning else []
         self._triggers = None
         if rule.free and self.grammar:
@@ -62,7 +62,7 @@ class Guides:
         """vocabulary: raises KvasirError for a model without."""
         self._load = vocabulary
         self._loaded: tuple[Vocabulary, LLTokenizer] | None = None
-        self.limits = LIMITS
+        self.limits: Both = LIMITS
         self._thread = ThreadPoolExecutor(1, "kvasir-grammar")
         self._compiled: OrderedDict[str, Future[Compiled]] = OrderedDict()
         self._lock = Lock()
