@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import jsonschema_rs
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.schemas.writer import Writer, bytes_tokenizer
 from kvasir.errors import InvalidRequest
 from kvasir.guided import sources
+from kvasir.guided.logic import KEYWORDS
 
 TOKENIZER = bytes_tokenizer()
 TEXTS = ("", "a", "b", "ab", "ba", "c d")
@@ -183,6 +186,27 @@ def around(inner):
 
 
 SCHEMAS = st.recursive(LEAVES, around, max_leaves=6)
+
+
+WORDS = st.sampled_from([*sorted(KEYWORDS), "$defs", "$schema", "$id", "a"])
+ODD = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.sampled_from(["#", "#/$defs/a", "object", "^a", "date"]),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(WORDS, ODD, max_size=5), st.booleans())
+def test_whatever_is_given_is_said_or_refused(schema, lenient):
+    with suppress(InvalidRequest):
+        sources.json_schema(schema, lenient)
 
 
 @settings(max_examples=150, deadline=None)

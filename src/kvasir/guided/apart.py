@@ -31,7 +31,7 @@ def flat(schema: Any, scope: Scope, depth: int = 0) -> list[Flat]:
     scope.spend()
     if schema is False:
         return []
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return [Flat()]
     cases = [_own(schema)]
     for key, said in schema.items():
@@ -83,7 +83,7 @@ def _own(schema: Mapping[str, Any]) -> Flat:
     if isinstance(schema.get("enum"), list):
         case = _and(case, Flat(values=tuple(schema["enum"])))
     properties = schema.get("properties")
-    properties = properties if isinstance(properties, Mapping) else {}
+    properties = properties if isinstance(properties, dict) else {}
     required = schema.get("required")
     closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     pattern = schema.get("pattern")
@@ -114,10 +114,20 @@ def shared(a: Any, b: Any, scope: Scope, depth: int = 0) -> frozenset[str]:
     if depth > MAX_DEPTH:
         return KINDS
     found: set[str] = set()
-    for x in flat(a, scope, depth):
-        for y in flat(b, scope, depth):
+    for x in _known(a, scope, depth):
+        for y in _known(b, scope, depth):
             found |= _shared(x, y, scope, depth + 1)
     return frozenset(found)
+
+
+def _known(schema: Any, scope: Scope, depth: int) -> list[Flat]:
+    """`flat`, once for each schema."""
+    if id(schema) not in scope.seen:
+        scope.seen[id(schema)] = (
+            schema,
+            flat(schema, scope, depth),
+        )  # its identity is its own while it is kept
+    return scope.seen[id(schema)][1]
 
 
 def _shared(a: Flat, b: Flat, scope: Scope, depth: int) -> set[str]:
@@ -153,7 +163,7 @@ _OF_ANY = KEYWORDS - {"type"} - {key for keys in _OF_KIND.values() for key in ke
 
 def has_all(schema: Any, kind: str) -> bool:
     """Whether a schema has all values of a kind, for certain."""
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         return schema is True
     if "type" in schema and kind not in kinds_of(schema["type"]):
         return False

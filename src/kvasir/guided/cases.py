@@ -4,7 +4,7 @@ absent keys, the kinds and texts that are left. What cannot be said is refused b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from kvasir.errors import InvalidRequest
@@ -24,7 +24,7 @@ _MOST = 20_000  # schemas, of all that is said
 
 def enforceable(schema: Any, lenient: bool = False) -> Any:
     """lenient: what cannot be said is left as it is. Raises InvalidRequest that names the keyword."""
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         return schema
     try:
         pointers = Pointers(schema)
@@ -39,7 +39,7 @@ class _Cases:
         self._schemas = 0
 
     def of(self, schema: Any) -> Any:
-        if not isinstance(schema, Mapping):
+        if not isinstance(schema, dict):
             return schema
         self._schemas += 1
         if self._schemas > _MOST:
@@ -49,13 +49,13 @@ class _Cases:
             if key in told:
                 self._try(key, rewrite, told)
         for key in _MAPS:
-            if isinstance(told.get(key), Mapping):
+            if isinstance(told.get(key), dict):
                 told[key] = {name: self.of(one) for name, one in told[key].items()}
         for key in _LISTS:
             if isinstance(told.get(key), list):
                 told[key] = [self.of(one) for one in told[key]]
         for key in _ONE:
-            if isinstance(told.get(key), Mapping):
+            if isinstance(told.get(key), dict):
                 told[key] = self.of(told[key])
         return _arranged(told)
 
@@ -169,7 +169,7 @@ def _all_of(told: dict[str, Any], scope: Scope) -> None:
 
 
 def _is_condition(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and set(schema) - NOTES == {"if", "then"}
+    return isinstance(schema, dict) and set(schema) - NOTES == {"if", "then"}
 
 
 def _none_of(conditions: list[Any], scope: Scope) -> Any:
@@ -185,13 +185,13 @@ def _none_of(conditions: list[Any], scope: Scope) -> Any:
 
 def _by_key(condition: Any) -> tuple[tuple[str, bool], list[Any]] | None:
     """The one key, whether it has to be there, and its values."""
-    if not isinstance(condition, Mapping) or set(condition) - NOTES - {"properties", "required", "type"}:
+    if not isinstance(condition, dict) or set(condition) - NOTES - {"properties", "required", "type"}:
         return None
     properties, required = condition.get("properties", {}), condition.get("required", [])
     if condition.get("type", "object") != "object" or len(properties) != 1 or "type" in condition:
         return None
     (key, schema), *_ = properties.items()
-    if required not in ([], [key]) or not isinstance(schema, Mapping):
+    if required not in ([], [key]) or not isinstance(schema, dict):
         return None
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     return ((key, bool(required)), values) if values is not None and len(set(schema) - NOTES) == 1 else None

@@ -100,7 +100,7 @@ def unique_items(told: dict[str, Any], scope: Scope) -> None:
 
 def _values(schema: Any, scope: Scope) -> list[Any] | None:
     """All values of a schema, where they are few and told one by one."""
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         return None
     if isinstance(schema.get("$ref"), str) and not set(schema) - NOTES - {"$ref"}:
         return _values(scope.find(schema["$ref"]), scope)
@@ -169,7 +169,7 @@ def _only(names: Sequence[str], some: Sequence[str]) -> dict[str, Any]:
 def property_names(told: dict[str, Any], scope: Scope) -> None:
     said = told.pop("propertyNames")
     for _ in range(8):
-        if isinstance(said, Mapping) and isinstance(said.get("$ref"), str) and not set(said) - NOTES - {"$ref"}:
+        if isinstance(said, dict) and isinstance(said.get("$ref"), str) and not set(said) - NOTES - {"$ref"}:
             said = scope.find(said["$ref"])
     if said is True:
         return

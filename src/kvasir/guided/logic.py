@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any, Protocol
 
 from kvasir.guided.texts import Unknown, none_of, unlike
@@ -36,10 +37,19 @@ class Scope(Protocol):
         """Called for each step of work. Raises Unknown when there were too many."""
         ...
 
+    @property
+    def seen(self) -> dict[int, tuple[Any, Any]]:
+        """Schemas by their identity, with what was found out about them."""
+        ...
+
 
 def also(told: dict[str, Any], *schemas: Any) -> None:
-    """Adds to a schema others that have to hold, too."""
+    """Adds to a schema others that have to hold, too. Raises Unknown where all choices together, which llguidance tells
+    one by one, are too many."""
     told["allOf"] = [*told.get("allOf", ()), *schemas]
+    choices = [len(one["anyOf"]) for one in (told, *told["allOf"]) if isinstance(one, dict) and one.get("anyOf")]
+    if prod(choices) > 2 * MAX_CASES:
+        raise Unknown("too many cases")
 
 
 def kinds_of(types: Any) -> frozenset[str]:
@@ -93,7 +103,7 @@ def negated(schema: Any, scope: Scope, depth: int = 0, among: frozenset[str] | N
     scope.spend()
     if isinstance(schema, bool):
         return not schema
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
         raise Unknown("a schema nested too deeply")
     options: list[Any] = []
     for key, said in schema.items():
@@ -149,7 +159,7 @@ def _without(
             return [{"type": "array", "items": no(said)}]
         case "items" if said is True or said == {}:
             return []
-        case "items" if isinstance(said, Mapping) and "prefixItems" not in schema:
+        case "items" if isinstance(said, dict) and "prefixItems" not in schema:
             return [{"type": "array", "contains": no(said)}]
         case "additionalProperties" if said is True or said == {}:
             return []

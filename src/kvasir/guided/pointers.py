@@ -30,6 +30,7 @@ class Pointers:
     def __init__(self, schema: Mapping[str, Any]):
         self._root = schema
         self._steps = 0
+        self.seen: dict[int, tuple[Any, Any]] = {}
         self._moved: dict[str, str] = {}
         self._draft = _draft_of(schema)
         self._based = _within(schema, ("$id", "id"))
@@ -58,7 +59,7 @@ class Pointers:
         """names: its keys are names and no keywords."""
         if isinstance(schema, list):
             return [self._told(one) for one in schema]
-        if not isinstance(schema, Mapping):
+        if not isinstance(schema, dict):
             return schema
         if names:
             return {name: self._told(one) for name, one in schema.items()}
@@ -121,7 +122,7 @@ def _within(schema: Any, keys: tuple[str, ...], top: bool = True) -> bool:
     """Whether a schema inside of one has one of these keywords."""
     if isinstance(schema, list):
         return any(_within(one, keys, False) for one in schema)
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         return False
     if not top and any(isinstance(name := schema.get(key), str) and not name.startswith("#") for key in keys):
         return True

@@ -93,21 +93,22 @@ def _misread(schema: Mapping[str, Any]) -> str | None:
 
     def bound(*keys: str) -> list[float]:
         said = (schema.get(key) for key in keys)
-        return [n for n in said if isinstance(n, int | float) and not isinstance(n, bool)]
+        return [n for n in said if isinstance(n, int | float) and not isinstance(n, bool) and abs(n) <= LARGEST]
 
     for key, others in (
         ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
         ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
     ):
-        if any(n == int(n) and 0 < abs(n - other) < 1 for n in bound(key) for other in bound(*others)):
+        if any(0 < abs(n - other) < 1 and n == int(n) for n in bound(key) for other in bound(*others)):
             return key
     return None
 
 
 def _is_whole(schema: Mapping[str, Any]) -> bool:
     """Whether the only numbers of a schema are whole."""
-    kinds = schema.get("type")
-    return "integer" in (kinds if isinstance(kinds, list) else [kinds]) and "number" not in kinds
+    said = schema.get("type")
+    kinds = said if isinstance(said, list) else [said]
+    return "integer" in kinds and "number" not in kinds
 
 
 def _too_large(value: Any, whole: bool) -> int | float | None:
@@ -124,7 +125,7 @@ def _is_exact(number: float, whole: bool) -> bool:
     """llguidance keeps a number as a float, and spells it as a whole one or with as few digits as tell it apart."""
     if whole:
         return isinstance(number, int) and abs(number) <= _MOST and number == float(number)
-    return isinstance(number, float) or (number < 10**300 and Decimal(repr(float(number))) == number)
+    return isinstance(number, float) or (abs(number) < 10**300 and Decimal(repr(float(number))) == number)
 
 
 def _bound(schema: dict[str, Any]) -> None:
