@@ -55,6 +55,25 @@ async def test_calls_and_reasoning_come_apart_from_the_content():
         assert alone["content"] is None and "reasoning_content" not in alone
 
 
+# As DeepSeek-R1-Distill-Llama has it: calls are shown beside null alone, and their arguments are pasted as text.
+NULL_ONLY = (
+    "{% for m in messages %}{% if m.role == 'assistant' and m['content'] is none %}{% for c in m.tool_calls %}"
+    "{{ '[' + c.function.name + c.function.arguments + ']' }}{% endfor %}{% else %}{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}])
+async def test_calls_of_the_history_reach_the_model(content):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    asked = {"role": "assistant", "tool_calls": [call], **content}
+    messages = [{"role": "user", "content": "a"}, asked, {"role": "tool", "tool_call_id": "1", "content": "x<eos>"}]
+    echo = Front(EchoEngine(), byte_tokenizer(), ChatTemplate(NULL_ONLY), trust_special_tokens=True)
+    async with client(front=echo) as http:
+        answer = await ask(http, messages=messages, tools=None)
+    assert answer["message"]["content"] == 'a[f{"a": 1}]x'
+
+
 async def test_tools_have_names_of_their_own():
     async with client(front=front()) as http:
         answer = await http.post("/v1/chat/completions", json=body(tools=TOOLS * 2, tool_choice="none"))

@@ -260,6 +260,54 @@ def test_arguments_of_tool_calls_come_in_the_form_the_template_takes(expression,
     assert chat(CALLS % expression, renderer).render([HELLO, called(arguments)]).text == text + HELLO["content"]
 
 
+# DeepSeek-R1-Distill-Llama pastes text, and shows calls only beside null; gpt-oss fails on null.
+NULL_ONLY = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}"
+    "{% for c in m['tool_calls'] %}{{ '<call>' + c['function']['name'] + c['function']['arguments'] }}{% endfor %}"
+    "{% else %}{{ '<' + m['role'] + '>' + m['content'] }}{% endif %}{% endfor %}"
+)
+NO_NULL = (
+    "{% for m in messages %}{% if '<|' in m.content %}{{ raise_exception('!') }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+    "{{ m.content }}{% endfor %}"
+)
+BOTH = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}"
+    "{{ c.function.arguments | tojson }}{% endfor %}{{ 'null' if m.content is none else m.content }}{% endfor %}"
+)
+PRINTS_NONE = BOTH.replace("'null' if m.content is none else m.content", "m.content")
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "text"),
+    [
+        (NULL_ONLY, None, '<user>a<call>f{"a": 1}'),
+        (NULL_ONLY, "", '<user>a<call>f{"a": 1}'),
+        (NULL_ONLY, "Wait.", '<user>a<assistant>Wait.<call>f{"a": 1}'),
+        (NO_NULL, None, 'a<call>f{"a": 1}'),
+        (NO_NULL, "", 'a<call>f{"a": 1}'),
+        (BOTH, None, 'a<call>f{"a": 1}null'),
+        (BOTH, "", 'a<call>f{"a": 1}'),
+        (BOTH, "Wait.", 'a<call>f{"a": 1}Wait.'),
+        (PRINTS_NONE, None, 'a<call>f{"a": 1}'),
+    ],
+)
+def test_calls_are_shown_whatever_content_the_template_wants_beside_them(source, content, text, renderer):
+    message = {**called('{"a": 1}'), "content": content}
+    assert chat(source, renderer).render([ONE, message]).text == text
+
+
+def test_a_message_without_a_content_shows_its_calls(renderer):
+    message = called('{"a": 1}')
+    del message["content"]
+    assert chat(NULL_ONLY, renderer).render([ONE, message]).text == '<user>a<call>f{"a": 1}'
+
+
+def test_null_without_calls_is_empty(renderer):
+    message = {"role": "assistant", "content": None, "reasoning_content": "hm"}
+    assert chat(NULL_ONLY, renderer).render([ONE, message]).text == "<user>a<assistant>"
+
+
 @pytest.mark.parametrize("arguments", ["{", "[1]", "[" * 100_000])
 def test_arguments_that_are_no_object_are_refused(arguments, renderer):
     with pytest.raises(InvalidRequest, match="arguments of a tool call"):

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from kvasir.errors import InvalidRequest, TemplateError
 from kvasir.text.messages import (
+    CallStyle,
     Message,
+    call_style,
     check_messages,
     normalize_messages,
-    takes_argument_objects,
     takes_parts,
     takes_strings,
 )
@@ -21,6 +22,8 @@ RESERVED = frozenset(
     "messages tools documents add_generation_prompt raise_exception strftime_now namespace range dict lipsum "
     "cycler joiner self loop bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
 )
+
+T = TypeVar("T")
 
 _TAG = "CONTINUE_HERE "  # the space at its end shows whether the template trims a message
 _PROBE_TOOL = {
@@ -48,7 +51,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._renderer = renderer or TemplateRenderer()
         self._clock = clock
-        self._facts: dict[tuple[Callable, str], bool] = {}
+        self._facts: dict[tuple[Callable, str], Any] = {}
 
     def render(
         self,
@@ -79,6 +82,8 @@ class ChatTemplate:
             **(template_kwargs or {}),
         }
         if continue_final_message:
+            if messages and messages[-1].get("content") is None:
+                raise _nothing_to_continue()
             return self._render_open(source, prepared, variables)
         return self._render(source, prepared, variables)
 
@@ -110,10 +115,10 @@ class ChatTemplate:
             messages,
             strings=strings,
             parts=(has_parts or not strings) and self._learned(takes_parts, source),
-            argument_objects=not has_calls or self._learned(takes_argument_objects, source),
+            calls=self._learned(call_style, source) if has_calls else CallStyle(),
         )
 
-    def _learned(self, fact: Callable[[Callable[[list[Message]], str]], bool], source: str) -> bool:
+    def _learned(self, fact: Callable[[Callable[[list[Message]], str]], T], source: str) -> T:
         """What the template takes, found out once; templates of requests are not remembered."""
         key = (fact, source)
         if key in self._facts:
@@ -158,6 +163,10 @@ def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
         )
 
 
+def _nothing_to_continue() -> InvalidRequest:
+    return InvalidRequest("the final message has no text that could be continued", param="messages")
+
+
 def _tagged(messages: list[Message]) -> list[Message]:
     last = dict(messages[-1]) if messages else {}
     content = last.get("content")
@@ -166,7 +175,7 @@ def _tagged(messages: list[Message]) -> list[Message]:
     elif isinstance(content, list):
         last["content"] = _tagged_parts(content)
     if content is None or last["content"] == content:
-        raise InvalidRequest("the final message has no text that could be continued", param="messages")
+        raise _nothing_to_continue()
     return [*messages[:-1], last]
 
 

@@ -1,12 +1,14 @@
 """Chat messages brought into the form that a template can read.
 
 Templates differ: some take a message's content only as a string, some only as a list of parts, some as
-either; some print a tool call's arguments as an object, some paste them as text. What a template can do is
+either; some print a tool call's arguments as an object, some paste them as text; some show calls only beside a content of null,
+others fail on null. What a template can do is
 found out by rendering a small conversation and looking whether the words come out whole.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvasir.errors import InvalidRequest, TemplateError
@@ -32,24 +34,36 @@ def takes_parts(render: Render) -> bool:
     return _WORD in text and not any(f"{q}text{q}: {q}{_WORD}" in text for q in "'\"")
 
 
-def takes_argument_objects(render: Render) -> bool:
-    """Whether the template reads a tool call's arguments as an object; some can only paste text."""
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """How a template reads messages that call tools. argument_objects: arguments as an object, not as JSON text.
+    empty: which contents a message may have that only calls: "", None."""
 
-    def conversation(arguments: object) -> list[Message]:
-        call = {
-            "id": "call00001",
-            "type": "function",
-            "function": {"name": "look_up", "arguments": arguments},
-        }
-        return [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
+    argument_objects: bool = True
+    empty: tuple[str | None, ...] = ("",)
 
-    as_object = _rendered(render, conversation({_WORD: _OTHER}), otherwise="")
-    if _OTHER in as_object and f"{{'{_WORD}'" not in as_object:
-        return True
-    return _OTHER not in _rendered(render, conversation(json.dumps({_WORD: _OTHER})), otherwise="")
+
+def call_style(render: Render) -> CallStyle:
+    """The style in which the template shows a call; some show it only if the content is null, others fail on that."""
+    for argument_objects in (True, False):
+        texts = {content: _rendered(render, _calling(content, argument_objects), otherwise="") for content in ("", None)}
+        empty = tuple(content for content, text in texts.items() if _shows_call(text, argument_objects))
+        if "" in empty and texts[None].count("None") > texts[""].count("None"):
+            empty = ("",)
+        if empty:
+            return CallStyle(argument_objects, empty)
+    return CallStyle()
+
+
+def _calling(content: str | None, argument_objects: bool) -> list[Message]:
+    arguments = {_WORD: _OTHER}
+    function = {"name": "look_up", "arguments": arguments if argument_objects else json.dumps(arguments)}
+    call = {"id": "call00001", "type": "function", "function": function}
+    return [{"role": "user", "content": "?"}, {"role": "assistant", "content": content, "tool_calls": [call]}]
+
+
+def _shows_call(text: str, argument_objects: bool) -> bool:
+    return _OTHER in text and not (argument_objects and f"{{'{_WORD}'" in text)
 
 
 def _rendered(render: Render, messages: list[Message], otherwise: str) -> str:
@@ -74,29 +88,46 @@ def normalize_messages(
     messages: Sequence[Mapping[str, Any]],
     strings: bool = True,
     parts: bool = False,
-    argument_objects: bool = True,
+    calls: CallStyle = CallStyle(),
 ) -> list[Message]:
     """Copies of the messages with contents, reasoning and tool calls as the template takes them.
 
-    `strings`, `parts` and `argument_objects` say what it takes. Text parts are joined with newlines where it
-    takes no parts; a string becomes one part where it takes no strings. Arguments given as JSON text become
-    objects, or the other way round. Raises `InvalidRequest` for what cannot be brought into that form.
+    `strings`, `parts` and `calls` say what it takes. Text parts are joined with newlines where it takes no parts; a
+    string becomes one part where it takes no strings. Arguments given as JSON text become objects, or the other way
+    round. A content of null stays null beside calls, unless the template takes only "" there; elsewhere it becomes "".
+    Raises `InvalidRequest` for what cannot be brought into that form.
     """
-    return [_normalized(dict(message), strings, parts, argument_objects) for message in messages]
+    return [made for message in messages for made in _normalized(dict(message), strings, parts, calls)]
 
 
-def _normalized(message: Message, strings: bool, parts: bool, argument_objects: bool) -> Message:
+def _normalized(message: Message, strings: bool, parts: bool, calls: CallStyle) -> list[Message]:
     content = message.get("content")
     if isinstance(content, list) and not parts:
         message["content"] = "\n".join(_part_text(part) for part in content)
-    elif isinstance(content, str) and parts and not strings:
+    elif isinstance(content, str) and parts and not strings and not _only_calls(message):
         message["content"] = [{"type": "text", "text": content}]
     reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
     if reasoning is not None:
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
     if message.get("tool_calls"):
-        message["tool_calls"] = [_tool_call(call, argument_objects) for call in message["tool_calls"]]
-    return message
+        message["tool_calls"] = [_tool_call(call, calls.argument_objects) for call in message["tool_calls"]]
+        return _with_calls(message, calls.empty)
+    return [{**message, "content": ""} if "content" in message and message["content"] is None else message]
+
+
+def _only_calls(message: Message) -> bool:
+    return not message.get("content") and bool(message.get("tool_calls"))
+
+
+def _with_calls(message: Message, empty: Sequence[str | None]) -> list[Message]:
+    """The message with a content beside which the template shows the calls; two where it shows no calls beside text."""
+    content = message.get("content")
+    if not content:
+        return [message if content in empty and "content" in message else {**message, "content": empty[0]}]
+    if "" in empty:
+        return [message]
+    said = {key: value for key, value in message.items() if key != "tool_calls"}
+    return [said, {"role": message["role"], "content": None, "tool_calls": message["tool_calls"]}]
 
 
 def _part_text(part: object) -> str:

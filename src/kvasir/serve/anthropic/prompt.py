@@ -137,7 +137,7 @@ def _assistant(turn: Sequence[Block], names: dict[str, str]) -> Message:
             calls.append(ToolCall(id=block.id, function=FunctionCall(name=block.name, arguments=block.input)))
     return Message(
         role="assistant",
-        content=_parts(texts),
+        content=_parts(texts) if texts or not calls else None,
         reasoning_content="\n".join(thoughts) or None,
         tool_calls=calls or None,
     )

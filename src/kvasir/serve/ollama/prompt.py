@@ -22,7 +22,7 @@ def to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     count = 0
     for i, message in enumerate(messages):
         refuse_fields(message, f"messages.{i}")
-        made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        made: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.thinking:
             made["reasoning_content"] = message.thinking
         if message.tool_calls:

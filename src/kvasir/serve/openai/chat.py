@@ -159,7 +159,7 @@ def to_message(message: Message, index: int, roles: dict[str, str]) -> dict[str,
     content = message.content
     if isinstance(content, list):
         content = [to_part(part, f"{where}.content.{i}") for i, part in enumerate(content)]
-    result["content"] = content if content is not None else message.refusal or ""
+    result["content"] = content if content is not None else message.refusal
     calls = [call.model_dump(exclude={"index"}, exclude_none=True) for call in message.tool_calls or ()]
     if message.function_call is not None:
         calls.append({"type": "function", "function": message.function_call.model_dump()})
