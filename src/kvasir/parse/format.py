@@ -12,11 +12,15 @@ class Style(Enum):
 
     NONE = "none"
     OBJECTS = "objects"  # {"name": ..., "arguments": {...}}, one or a list of them
+    KEYED = "keyed"  # {NAME: {...}}, one or a list of them
     NAMED = "named"  # the name, then the arguments as a JSON object
     MARKED = "marked"  # the name, then an object with bare keys and strings between marks
     PARAMETERS = "parameters"  # the name, then each parameter between marks, its value as plain text
     PYTHON = "python"  # [name(key=value, ...), ...]
     CHANNELS = "channels"  # messages with headers, a call being a message to a function
+
+
+JSON_STYLES = (Style.OBJECTS, Style.KEYED)  # in which the name is a JSON string, too
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ def grammar_parts(format: Format, name: str, index: int | str = 0) -> GrammarPar
     calls, texts = format.calls, format.calls.texts
     if calls.style is Style.NONE:
         raise ValueError("this format has no tool calls")
-    written = json.dumps(name, ensure_ascii=False)[1:-1] if calls.style is Style.OBJECTS else name
+    written = json.dumps(name, ensure_ascii=False)[1:-1] if calls.style in JSON_STYLES else name
     begin = texts.begin.replace("{name}", written).replace("{index}", str(index))
     trigger = "" if calls.bare or not calls.begins else calls.begins[0]
     return GrammarParts(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Generator
 
 from kvasir.parse import nested
-from kvasir.parse.json_text import quoted
+from kvasir.parse.json_text import NUMBER, WORDS, quoted
 from kvasir.parse.tape import Emit, Tape, marks
 
 QUOTE = '<|"|>'
@@ -17,8 +17,6 @@ _BRACKETS = {"{": "}", "[": "]"}
 PLAIN_KEY = re.compile(r"[^\s:,{}\[\]<]+")  # a key that needs no marks
 _KEY = re.compile(rf"(?:{PLAIN_KEY.pattern})?")
 _WORD = re.compile(r"[A-Za-z0-9+\-.]*")
-_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _MAX_SCALAR = 512
 _MARK = marks(QUOTE, before="")
 
@@ -34,8 +32,9 @@ def container(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
 def _key(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
     if (yield from tape.blank()) == "<":
         return (yield from _string(tape, emit))
-    key = yield from tape.read(_KEY, _MAX_SCALAR)
+    key = (yield from tape.read(_KEY, _MAX_SCALAR)) or ""
     if not key or tape.at_end:
+        tape.pos -= len(key)
         return False
     emit(f'"{quoted(key)}"')
     return True
@@ -45,8 +44,9 @@ def _scalar(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
     if (yield from tape.peek()) == "<":
         return (yield from _string(tape, emit))
     word = (yield from tape.read(_WORD, _MAX_SCALAR)) or ""
-    text = _WORDS.get(word) or (word if _NUMBER.fullmatch(word) else None)
+    text = WORDS.get(word) or (word if NUMBER.fullmatch(word) else None)
     if text is None or tape.at_end:
+        tape.pos -= len(word)
         return False
     emit(text)
     return True

@@ -6,13 +6,11 @@ import re
 from collections.abc import Generator
 
 from kvasir.parse import nested
-from kvasir.parse.json_text import quoted
+from kvasir.parse.json_text import NUMBER, WORDS, quoted
 from kvasir.parse.tape import Emit, Tape
 
-_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _WORD = re.compile(r"[A-Za-z]*")
 _NUMBER_TEXT = re.compile(r"[0-9eE+\-._]*")
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _MAX_SCALAR = 512
 _BRACKETS = {"[": "]", "(": ")", "{": "}"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
@@ -32,13 +30,11 @@ def _scalar(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
     character = yield from tape.peek()
     if character in ("'", '"'):
         return (yield from _string(tape, emit))
-    if character.isalpha():
-        word = yield from tape.read(_WORD, _MAX_SCALAR)
-        text = _WORDS.get(word or "")
-    else:
-        number = yield from tape.read(_NUMBER_TEXT, _MAX_SCALAR)
-        text = _number(number or "")
+    is_word = character.isalpha()
+    written = (yield from tape.read(_WORD if is_word else _NUMBER_TEXT, _MAX_SCALAR)) or ""
+    text = WORDS.get(written) if is_word else _number(written)
     if text is None or tape.at_end:
+        tape.pos -= len(written)
         return False
     emit(text)
     return True
@@ -49,7 +45,7 @@ def _number(text: str) -> str | None:
     text = text.replace("_", "").removeprefix("+")
     text = re.sub(r"^(-?)\.", r"\g<1>0.", text)
     text = re.sub(r"\.(?![0-9])", ".0", text)
-    return text if _NUMBER.fullmatch(text) else None
+    return text if NUMBER.fullmatch(text) else None
 
 
 def _string(tape: Tape, emit: Emit) -> Generator[None, None, bool]:

@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from kvasir.parse import python_text
+from kvasir.parse.tape import Tape
+
 Schema = Mapping[str, Any]
 
 STRING = frozenset(("string",))
@@ -64,17 +67,32 @@ def _type(value: object) -> str:
 def to_json(text: str, types: frozenset[str]) -> str:
     """A parameter's text as JSON: what it reads as, if that is of one of the `types`, else a string.
 
-    Without types, text that reads as something other than a string is that.
+    Without types, text that reads as something other than a string is that. Lists and objects may also be Python's.
     """
     stripped = text.strip()
     literal = _LITERALS.get(stripped, stripped)
     kind = _json_type(literal)
+    if not kind and stripped[:1] in ("[", "{") and (python := _from_python(stripped)) is not None:
+        literal, kind = python, _json_type(python)
     if kind and types == JSON:
         return literal
     fits = kind in types or (kind == "integer" and "number" in types) if types else kind != "string"
     if kind and fits and not (kind == "string" and "string" in types):
         return literal
     return json.dumps(text, ensure_ascii=False)
+
+
+def _from_python(text: str) -> str | None:
+    """A Python literal as JSON; None where the text is none."""
+    tape, pieces = Tape(), list[str]()
+    tape.push(text)
+    tape.ended = True
+    steps = python_text.value(tape, pieces.append)
+    try:
+        next(steps)
+    except StopIteration as found:
+        return "".join(pieces) if found.value and tape.at_end else None
+    raise AssertionError("the text has ended: nothing is waited for")
 
 
 def _json_type(text: str) -> str:

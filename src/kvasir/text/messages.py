@@ -1,9 +1,9 @@
 """Chat messages brought into the form that a template can read.
 
-Templates differ: some take a message's content only as a string, some only as a list of parts, some as
-either; some print a tool call's arguments as an object, some paste them as text; some show calls only beside a content of null,
-others fail on null. What a template can do is
-found out by rendering a small conversation and looking whether the words come out whole.
+Templates differ: some take a message's content only as a string, some only as a list of parts, some as either; some
+print a tool call's arguments as an object, some paste them as text; some show calls only beside a content of null,
+others fail on null. What a template can do is found out by rendering a small conversation and looking whether the words
+come out whole.
 """
 
 import json
@@ -46,7 +46,9 @@ class CallStyle:
 def call_style(render: Render) -> CallStyle:
     """The style in which the template shows a call; some show it only if the content is null, others fail on that."""
     for argument_objects in (True, False):
-        texts = {content: _rendered(render, _calling(content, argument_objects), otherwise="") for content in ("", None)}
+        texts = {
+            content: _rendered(render, _calling(content, argument_objects), otherwise="") for content in ("", None)
+        }
         empty = tuple(content for content, text in texts.items() if _shows_call(text, argument_objects))
         if "" in empty and texts[None].count("None") > texts[""].count("None"):
             empty = ("",)

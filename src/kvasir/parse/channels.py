@@ -1,0 +1,55 @@
+"""Answers that are messages with headers, a call being a message to a function (harmony)."""
+
+from __future__ import annotations
+
+import re
+
+from kvasir.parse import json_text
+from kvasir.parse.tape import Emit, Tape, marks
+from kvasir.parse.telling import Steps, Telling
+
+MAX_HEADER = 1024
+
+_HEADER_BEGINS = marks("<|start|>", "<|channel|>", "to=")
+_HEADER_ENDS = marks("<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_MESSAGE_ENDS = marks("<|end|>", "<|call|>", "<|return|>", "<|start|>", before="")
+_ARGUMENTS = marks("{", "<|call|>", "<|end|>")
+_RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+def messages(tell: Telling, calls: bool, thinks: bool) -> Steps:
+    """<|start|>ROLE to=RECIPIENT<|channel|>CHANNEL TYPE<|message|>TEXT<|end|>, again and again. The prompt has written
+    the first role. What has no header is content. thinks: the channel `analysis` is reasoning."""
+    tape = tell.tape
+    while (yield from tape.peek()):
+        tape.hold()
+        header = ""
+        if (yield from tape.skip(_HEADER_BEGINS)) and (yield from tape.before(_HEADER_ENDS, MAX_HEADER)):
+            text = tape.held()
+            header = text if (yield from tape.skip(marks("<|message|>"))) else ""
+        if not header:
+            tell.content(tape.release())
+            yield from _message(tape, tell.content)
+            continue
+        recipient = _RECIPIENT.search(header)
+        if calls and recipient and tell.is_name(recipient[1]) and (yield from tape.is_next(_ARGUMENTS)):
+            tell.start(recipient[1])
+            if (yield from tape.blank()) == "{":
+                yield from json_text.value(tape, tell.arguments)
+            else:
+                tell.arguments("{}")
+            tell.end()
+            yield from tape.blank()
+            yield from _message(tape, tell.content)
+        else:
+            tape.release()
+            channel = _CHANNEL.search(header)
+            is_thought = thinks and channel is not None and channel[1] == "analysis"
+            yield from _message(tape, tell.reasoning if is_thought else tell.content)
+
+
+def _message(tape: Tape, emit: Emit) -> Steps:
+    found = yield from tape.until(_MESSAGE_ENDS, emit)
+    if found and found[1] != "<|start|>":
+        tape.pos = found.end()

@@ -1,0 +1,133 @@
+"""Calls with a head that names the function, and the arguments after it: an object, or parameters between marks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+
+from kvasir.parse import json_text, marked_text, values
+from kvasir.parse.format import Style
+from kvasir.parse.tape import MAX_HELD, Emit, marks
+from kvasir.parse.telling import Steps, Telling
+
+MAX_HEAD = 1024  # characters from a call's mark to its arguments
+MAX_KEY = 256
+
+
+def headed(tell: Telling, bare: bool) -> Steps:
+    """From the mark on."""
+    tape, calls, parameters = tell.tape, tell.calls, tell.calls.parameters
+    yield from tape.skip(marks(*calls.begins))
+    mark_size = tape.num_held
+    arguments = marks(parameters.key_begin if parameters else "{", *calls.ends[:1])
+    found = yield from tape.before(arguments, MAX_HEAD)
+    head = re.fullmatch(calls.head, tape.held().strip()) if found else None
+    if head is None or not tell.is_name(head["name"].strip()):
+        tape.rewind(mark_size)
+        return
+    name, id = head["name"].strip(), head.groupdict().get("id")
+    tell.start(name, id if id and id.isprintable() and len(id) <= MAX_HEAD else None)
+    if parameters:
+        whole = yield from _parameters(tell, name)
+    elif (yield from tape.blank()) == "{":
+        kind = marked_text.container if calls.style is Style.MARKED else json_text.value
+        whole = yield from kind(tape, tell.arguments)
+    else:
+        tell.arguments("{}")
+        whole = True
+    tell.end()
+    if whole:
+        tape.hold()
+        yield from tell.closed(*calls.fence, *calls.ends[bool(parameters) :])
+
+
+def _parameters(tell: Telling, name: str) -> Generator[None, None, bool]:
+    """Parameters between marks, up to and with the mark that closes the call; False where they break off, with what was
+    read of a broken one still held."""
+    tape, parameters = tell.tape, tell.calls.parameters
+    assert parameters is not None
+    schema = tell.tools.get(name) if tell.tools else None
+    tell.arguments("{")
+    separator = ""
+    tape.hold()
+    while (yield from tape.skip(marks(parameters.key_begin))):
+        key_start = tape.num_held
+        if not (yield from tape.before(marks(parameters.key_end, before=""), MAX_KEY)):
+            return False
+        key = tape.held(key_start).strip()
+        yield from tape.skip(marks(parameters.key_end, before=""))
+        types = values.types_of(schema, key)
+        if parameters.kinds:
+            if (kind := (yield from tape.skip(marks(*parameters.kinds, before="")))) is None:
+                return False
+            types = values.STRING if kind == parameters.kinds[0] else values.JSON
+        if parameters.value_begin and not (yield from tape.skip(marks(parameters.value_begin))):
+            return False
+        tape.release()
+        tell.arguments(f'{separator}"{json_text.quoted(key)}": ')
+        separator = ", "
+        if not (yield from _value(tell, types)):
+            return False
+        tape.hold()
+    if not (yield from tape.skip(marks(tell.calls.ends[0]))):
+        return False
+    tape.release()
+    tell.arguments("}")
+    return True
+
+
+def _value(tell: Telling, types: frozenset[str]) -> Generator[None, None, bool]:
+    """A parameter's value with the mark behind it; False where the text ends first. A string is passed on as it comes,
+    anything else at its end; what is too long to be held is a string."""
+    tape, parameters = tell.tape, tell.calls.parameters
+    assert parameters is not None
+    value = _Value(types, tell.arguments)
+    if parameters.lines and (yield from tape.peek()) == "\n":
+        tape.pos += 1
+    closing = marks(parameters.value_end, before=r"\n?" if parameters.lines else "")
+    following = marks(parameters.key_begin, tell.calls.ends[0])
+    while found := (yield from tape.until(closing, value.add)):
+        tape.hold()
+        tape.pos = found.end()
+        if (yield from tape.is_next(following)):
+            tape.release()
+            value.close()
+            return True
+        value.add(tape.release())  # the value itself has such a mark in it
+    value.break_off()
+    return False
+
+
+class _Value:
+    """The text of a parameter on its way to JSON."""
+
+    def __init__(self, types: frozenset[str], emit: Emit):
+        self._types = types
+        self._emit = emit
+        self._size = 0
+        self._pieces: list[str] = []
+        self._is_string = types == values.STRING
+        if self._is_string:
+            emit('"')
+
+    def add(self, text: str) -> None:
+        self._size += len(text)
+        if not self._is_string:
+            self._pieces.append(text)
+            if self._size > MAX_HELD:
+                self._as_string()
+        else:
+            self._emit(json_text.quoted(text))
+
+    def _as_string(self) -> None:
+        self._is_string = True
+        self._emit('"' + json_text.quoted("".join(self._pieces)))
+        self._pieces.clear()
+
+    def close(self) -> None:
+        self._emit('"' if self._is_string else values.to_json("".join(self._pieces), self._types))
+
+    def break_off(self) -> None:
+        """The end never came: what there is of the value, as a string without its end."""
+        if not self._is_string:
+            self._as_string()

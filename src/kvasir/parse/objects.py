@@ -1,0 +1,160 @@
+"""Calls that are JSON objects with a name and arguments, one or a list of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+
+from kvasir.parse import json_text
+from kvasir.parse.format import Style
+from kvasir.parse.tape import Emit, Tape, marks, nothing
+from kvasir.parse.telling import Steps, Telling
+
+_FACTS = {key: "name" for key in ("name", "tool_name")}
+_FACTS |= {key: "arguments" for key in ("arguments", "parameters", "args")}
+_FACTS |= {key: "nothing" for key in ("id", "tool_call_id", "type")}
+_FACTS |= {"function": "function"}
+
+
+def objects(tell: Telling, bare: bool) -> Steps:
+    """From the mark on, or from the first bracket if `bare`."""
+    tape, calls = tell.tape, tell.calls
+    if not bare:
+        yield from tape.skip(marks(*calls.begins))
+        yield from tape.skip(marks(*calls.fence[:1]))
+    is_list = bool((yield from tape.skip(marks("["))))
+    separator = marks("," if is_list else calls.texts.separator.strip() or ",")
+    some = False
+    while (yield from tape.skip(marks("{"))):
+        if not (yield from (_keyed(tell) if calls.style is Style.KEYED else _object(tell, strict=bare))):
+            return
+        some = True
+        tape.hold()
+        if not (yield from tape.skip(separator)) and is_list:
+            break
+    if some:
+        yield from tell.closed("]" if is_list else "", *calls.fence[1:], *calls.ends)
+
+
+def _object(tell: Telling, strict: bool) -> Generator[None, None, bool]:
+    """Behind its opening brace. strict: with no keys but a call's, its name before its arguments, all in plain
+    strings: so much can be told of text by a regular expression, as grammars do. False where it breaks off, or says
+    what a call does not."""
+    tape = tell.tape
+    facts: dict[str, str] = {}  # JSON texts
+    while (character := (yield from tape.blank())) != "}":
+        if (key := (yield from _key(tape))) is None:
+            return False
+        character = yield from tape.blank()
+        fact = _FACTS.get(key[1:-1] if strict else json.loads(key), "")
+        name = _string(facts.get("name"))
+        if fact == "function" and character == "{" and not strict and name is None:
+            tape.pos += 1
+            return (yield from _object(tell, strict)) and (yield from _rest_of_object(tape))
+        if fact == "arguments" and character == "{" and name is not None and tell.is_name(name):
+            return (yield from _called(tell, name))
+        if fact in ("", "function") or fact in facts:
+            return False
+        if strict and (character != '"' or fact not in ("name", "nothing")):
+            return False
+        if (value := (yield from _json(tape, json_text.value))) is None:
+            return False
+        if strict and fact == "name" and not _is_plain_name(tell, value):
+            return False
+        if fact != "nothing":
+            facts[fact] = value
+        character = yield from tape.blank()
+        if character == ",":
+            tape.pos += 1
+        elif character != "}":
+            return False
+    tape.pos += 1
+    name, arguments = _string(facts.get("name")), _object_text(facts.get("arguments"))
+    if name is None or not tell.is_name(name) or arguments is None:
+        return False
+    tell.start(name)
+    tell.arguments(arguments)
+    tell.end()
+    return True
+
+
+def _keyed(tell: Telling) -> Generator[None, None, bool]:
+    """{NAME: ARGUMENTS}, behind the opening brace."""
+    tape = tell.tape
+    if (key := (yield from _key(tape))) is None or (yield from tape.blank()) != "{":
+        return False
+    name = json.loads(key)
+    return tell.is_name(name) and (yield from _called(tell, name))
+
+
+def _called(tell: Telling, name: str) -> Generator[None, None, bool]:
+    """The arguments, as they come, and the rest of the object they are in."""
+    tell.start(name)
+    whole = yield from json_text.value(tell.tape, tell.arguments)
+    tell.end()
+    if not whole:
+        return False
+    tell.tape.hold()
+    return (yield from _rest_of_object(tell.tape))
+
+
+def _rest_of_object(tape: Tape) -> Generator[None, None, bool]:
+    """What stands behind the arguments, up to the closing brace, may say nothing more of the call."""
+    while (yield from tape.blank()) == ",":
+        tape.pos += 1
+        key = yield from _key(tape)
+        if key is None or _FACTS.get(json.loads(key)) != "nothing":
+            return False
+        yield from tape.blank()
+        if not (yield from json_text.value(tape, nothing)):
+            return False
+    closes = (yield from tape.peek()) == "}"
+    tape.pos += closes
+    return closes
+
+
+def _key(tape: Tape) -> Generator[None, None, str | None]:
+    """A key as JSON text, with the colon behind it; None where something else comes."""
+    if (yield from tape.blank()) != '"' or (key := (yield from _json(tape, json_text.string))) is None:
+        return None
+    if (yield from tape.blank()) != ":":
+        return None
+    tape.pos += 1
+    return key
+
+
+def _json(tape: Tape, kind: Callable[[Tape, Emit], Generator[None, None, bool]]) -> Generator[None, None, str | None]:
+    """The text of a string or value, which is held; None where it breaks off."""
+    pieces: list[str] = []
+    return "".join(pieces) if (yield from kind(tape, pieces.append)) else None
+
+
+def _is_plain_name(tell: Telling, value: str) -> bool:
+    name = _string(value)
+    return tell.is_name(name) and "\\" not in str(name) and value == json.dumps(name, ensure_ascii=False)
+
+
+def _string(text: str | None) -> str | None:
+    """A JSON string decoded; None for anything else."""
+    value = json.loads(text) if text is not None and text.startswith('"') else None
+    return value if isinstance(value, str) else None
+
+
+def _object_text(text: str | None) -> str | None:
+    """Arguments as JSON text: an object, also one written as a string of JSON, or none at all; else None."""
+    if text is None or text == "null":
+        return "{}"
+    try:
+        value = json.loads(text)
+        if isinstance(value, str):
+            value = json.loads(text := value, parse_constant=_refuse)
+            text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair in the string
+        text = json.dumps(value)
+    except (ValueError, RecursionError):
+        return None
+    return text if isinstance(value, dict) else None
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(constant)  # NaN and the infinities are not JSON

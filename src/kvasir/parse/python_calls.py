@@ -1,0 +1,72 @@
+"""Calls in Python: [name(key=value, ...), ...]"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+
+from kvasir.parse import json_text, python_text
+from kvasir.parse.tape import marks
+from kvasir.parse.telling import MAX_NAME, Steps, Telling
+
+MAX_KEY = 256
+
+_IDENTIFIER = re.compile(r"(?:[A-Za-z_][\w.\-]*)?")
+_KEYWORD = re.compile(r"(?:[^\W\d]\w*)?")
+
+
+def python_calls(tell: Telling, bare: bool) -> Steps:
+    """From the mark on, or from the opening bracket if `bare`."""
+    tape, calls = tell.tape, tell.calls
+    if not bare:
+        yield from tape.skip(marks(*calls.begins))
+        yield from tape.skip(marks(*calls.fence[:1]))
+    is_list = bool((yield from tape.skip(marks("["))))
+    if bare and not is_list:
+        return
+    some = False
+    while True:
+        yield from tape.blank()
+        name = yield from tape.read(_IDENTIFIER, MAX_NAME)
+        if not name or not tell.is_name(name) or (yield from tape.peek()) != "(":
+            break
+        tape.pos += 1
+        tell.start(name)
+        whole = yield from _keywords(tell)
+        tell.end()
+        if not whole:
+            return
+        some = True
+        tape.hold()
+        yield from tape.skip(marks(","))
+    if some:
+        tape.rewind(0)
+        yield from tell.closed("]" if is_list else "", *calls.fence[1:], *calls.ends)
+
+
+def _keywords(tell: Telling) -> Generator[None, None, bool]:
+    """key=value, ... and the closing parenthesis; False where they break off, with what was read of a broken key still
+    held."""
+    tape = tell.tape
+    tell.arguments("{")
+    separator = ""
+    while (yield from tape.blank()) != ")":
+        tape.hold()
+        key = yield from tape.read(_KEYWORD, MAX_KEY)
+        if not key or (yield from tape.blank()) != "=":
+            return False
+        tape.release()
+        tape.pos += 1
+        tell.arguments(f'{separator}"{json_text.quoted(key)}": ')
+        separator = ", "
+        yield from tape.blank()
+        if not (yield from python_text.value(tape, tell.arguments)):
+            return False
+        character = yield from tape.blank()
+        if character == ",":
+            tape.pos += 1
+        elif character != ")":
+            return False
+    tape.pos += 1
+    tell.arguments("}")
+    return True

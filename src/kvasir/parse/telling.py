@@ -1,0 +1,60 @@
+"""What the steps of a parser share: the text, what is told of it, and which functions there are."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+
+from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
+from kvasir.parse.format import Calls
+from kvasir.parse.tape import Tape, marks
+
+MAX_NAME = 256
+
+Schema = Mapping[str, object]
+Steps = Generator[None, None, None]
+
+
+class Telling:
+    """One answer in the making: `events` are those that have not been handed over yet."""
+
+    def __init__(self, calls: Calls, tools: Mapping[str, Schema] | None):
+        self.calls = calls
+        self.tools = tools
+        self.tape = Tape()
+        self.events: list[Event] = []
+        self.count = 0  # of calls that have ended
+        self.known = False  # only a function that there is counts
+        self._fresh = False  # a call ended, and nothing but blanks came since
+
+    def content(self, text: str) -> None:
+        if not text or (self._fresh and self.tape.ended and text.isspace()):
+            return
+        self._fresh = False
+        self.events.append(Content(text))
+
+    def reasoning(self, text: str) -> None:
+        self.events.append(Reasoning(text))
+
+    def start(self, name: str, id: str | None = None) -> None:
+        """A call is certain: what is held of it is no content any more."""
+        self.tape.release()
+        self.events.append(CallStart(self.count, name, id))
+
+    def arguments(self, text: str) -> None:
+        self.events.append(Arguments(self.count, text))
+
+    def end(self) -> None:
+        self.events.append(CallEnd(self.count))
+        self.count += 1
+        self._fresh = True
+
+    def is_name(self, name: object) -> bool:
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+            return False
+        return not self.known or self.tools is None or name in self.tools
+
+    def closed(self, *closing: str) -> Steps:
+        """Consume what closes a call, as far as it is there."""
+        for text in filter(None, closing):
+            if (yield from self.tape.skip(marks(text))):
+                self.tape.hold()
