@@ -23,7 +23,7 @@ from tests.guided.walk import SPECIALS, TOKENIZER, VOCAB, allowed_ids, ids_of, m
 from tests.parse.writing import format_of, written
 
 GUIDES = make_guides()
-FORMATS = {calls.name: calls for calls in CALLS if calls.style is not Style.NONE}
+FORMATS = {calls.name: calls for calls in CALLS if calls.enforced and calls.style is not Style.NONE}
 THINK = next(t for t in THINKING if t.name == "think")
 EOS = TOKENIZER.eos_ids[0]
 

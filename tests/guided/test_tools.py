@@ -32,7 +32,7 @@ LOOK_UP = {
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 FUNCTIONS = (Function("look_up", LOOK_UP), Function("end", NOTHING))
 TOOLS = {f.name: f.parameters for f in FUNCTIONS}
-FORMATS = {calls.name: calls for calls in CALLS if calls.style is not Style.NONE}
+FORMATS = {calls.name: calls for calls in CALLS if calls.enforced and calls.style is not Style.NONE}
 
 
 def read(text: str, format: Format, opened: bool = False) -> Message:

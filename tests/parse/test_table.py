@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 
+from kvasir.engine.reading import sample_of
 from kvasir.errors import ConfigError
+from kvasir.parse.detect import Found, detect
 from kvasir.parse.events import Message
-from kvasir.parse.format import Format, Style, grammar_parts
+from kvasir.parse.format import Format, grammar_parts
 from kvasir.parse.marked_text import PLAIN_KEY
-from kvasir.parse.table import CALLS, REASONING_FORMATS, TOOL_FORMATS, choose, detect
+from kvasir.parse.table import CALLS, REASONING_FORMATS, TOOL_FORMATS, choose
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.template_process import TemplateRenderer
 from tests._shared import need
@@ -76,6 +78,12 @@ def template(name: str) -> ChatTemplate:
     return ChatTemplate(source(name), {"bos_token": "<s>", "eos_token": "</s>"}, renderer())
 
 
+@functools.cache
+def found(name: str) -> Found:
+    shown = template(name).samples(source(name))
+    return detect(source(name), samples=map(sample_of, shown))
+
+
 def tool(name: str, keys: Iterable[str]) -> dict[str, Any]:
     properties = {key: {"type": "string", "description": "?"} for key in keys}
     parameters = {"type": "object", "properties": properties}
@@ -101,7 +109,7 @@ def has_plain_keys(value: Any) -> bool:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_format_is_detected(name):
-    format = detect(source(name))
+    format = found(name).format
     assert (format.calls.name, format.thinking and format.thinking.name) == FORMATS[name]
 
 
@@ -116,7 +124,7 @@ def test_format_is_detected(name):
     ],
 )
 def test_a_format_is_detected_by_its_marks(shown, calls, thinking):
-    format = detect(shown)
+    format = detect(shown).format
     assert (format.calls.name, format.thinking and format.thinking.name) == (calls, thinking)
 
 
@@ -132,7 +140,7 @@ def test_calls_of_a_template_come_back(name, calls):
         for i, (f, arguments) in enumerate(calls)
     ]
     prompt, text = said(name, {"role": "assistant", "content": "", "tool_calls": rendered}, tools)
-    format = detect(source(name))
+    format = found(name).format
     opened = format.opened_by(prompt)
     message = Message.of(parsed(format, text, tools=schemas(calls), opened=opened))
     assert [(call.name, json.loads(call.arguments)) for call in message.calls] == calls
@@ -155,13 +163,13 @@ def test_the_texts_for_a_grammar_are_the_template_s(name):
         )
         .text
     )
-    parts = grammar_parts(detect(source(name)), "look_up")
+    parts = grammar_parts(found(name).format, "look_up")
     place = text.rfind(parts.begin.replace(" <|constrain|>json<|message|>", ""))
     assert place >= 0
     assert parts.end + parts.close in text[place:]
 
 
-@pytest.mark.parametrize("name", CALLING)
+@pytest.mark.parametrize("name", [name for name in CALLING if format_of(name).calls.enforced])
 def test_the_trigger_begins_a_call(name):
     parts = grammar_parts(format_of(name), "f")
     assert parts.begin.startswith(parts.trigger)
@@ -206,12 +214,14 @@ def test_marks_that_are_special_tokens_are_known(name, tokens, used):
 
 
 def test_reasoning_is_detected_from_the_vocabulary():
-    assert detect("{{ messages }}", ["<think>", "</think>"]).thinking == choose(reasoning="think").thinking
+    assert detect("{{ messages }}", ["<think>", "</think>"]).format.thinking == choose(reasoning="think").thinking
 
 
 def test_formats_are_chosen_by_name():
     assert choose(tools="glm45", reasoning="none") == Format(next(row for row in CALLS if row.name == "glm45"))
-    assert choose("<tool_call> <think>", tools="none").calls.style is Style.NONE
+    hermes = detect("<tool_call> <think>").format
+    assert choose(tools="none", found=hermes) == Format(choose().calls, hermes.thinking)
+    assert choose(found=hermes).calls.name == "hermes"
     for name in TOOL_FORMATS:
         assert choose(tools=name).calls.name == name
     for name in REASONING_FORMATS:

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvasir.parse.events import Event, merged
-from kvasir.parse.format import Format, Style, grammar_parts
+from kvasir.parse.format import Format, Parameters, Style, grammar_parts
 from kvasir.parse.marked_text import QUOTE
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import CALLS, THINKING
@@ -51,16 +51,23 @@ def _arguments(format: Format, arguments: dict[str, Any]) -> str:
     if format.calls.style is Style.PYTHON:
         return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     if format.calls.style is Style.MARKED:
-        return _marked(arguments)
+        return _marked(arguments).replace(QUOTE, format.calls.quote)
     if marks is None:
         return json.dumps(arguments, ensure_ascii=False)
     line = "\n" if marks.lines else ""
-    kinds = marks.kinds or ("", "")
     return "".join(
-        f"{marks.key_begin}{key}{marks.key_end}{kinds[not isinstance(value, str)]}{line}{marks.value_begin}"
-        f"{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}{line}{marks.value_end}\n"
+        f"{marks.key_begin}{key}{marks.key_end}{_kind(marks, value)}{line}{marks.value_begin}"
+        f"{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}{line}"
+        f"{marks.value_end.replace('{key}', key)}\n"
         for key, value in arguments.items()
     )
+
+
+def _kind(marks: Parameters, value: Any) -> str:
+    if isinstance(value, str) or not marks.kinds:
+        return marks.kinds[0] if marks.kinds else ""
+    kind = {"integer": "number"}.get(_type(value), _type(value))
+    return next((text for text in marks.kinds[1:] if text.startswith(kind)), marks.kinds[1])
 
 
 def _marked(value: Any) -> str:

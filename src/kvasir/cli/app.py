@@ -363,11 +363,15 @@ def inspect(
 
 
 @app.command()
-def doctor(json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """Show what this machine offers, and which executor, grade and kernels will run.
+def doctor(
+    models: Annotated[list[str] | None, typer.Argument(help="Models whose chat templates to look at, too.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show what this machine offers, and which executor, grade and kernels will run; how the models of the store, and
+    those named, write calls of tools.
 
     Example: kvasir doctor
     """
     from kvasir.cli import doctor as command
 
-    command.run(json)
+    command.run(json, models or ())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvasir.cli.formats import formats
 from kvasir.cli.machine import machine_facts, software_facts, versions
 from kvasir.cli.show import bytes_text, plain, print_json, print_pairs, print_table
 from kvasir.config import GIB, EngineOptions, env, prepare_torch
@@ -50,8 +51,9 @@ class Start:
     numerics: str = ""
 
 
-def run(json: bool) -> None:
-    facts, problems = examine()
+def run(json: bool, models: Sequence[str] = ()) -> None:
+    """models: those whose chat templates are looked at, besides the store's."""
+    facts, problems = examine(models)
     if json:
         print_json({**facts, "problems": [asdict(problem) for problem in problems]})
     else:
@@ -59,7 +61,7 @@ def run(json: bool) -> None:
     sys.exit(any(problem.fatal for problem in problems))
 
 
-def examine() -> tuple[dict[str, Any], list[Problem]]:
+def examine(models: Sequence[str] = ()) -> tuple[dict[str, Any], list[Problem]]:
     """All that is known, and what is wrong with it. Raises nothing that a part of the examination raises."""
     prepare_torch()
     broken = _broken_installation()
@@ -73,6 +75,7 @@ def examine() -> tuple[dict[str, Any], list[Problem]]:
         "ops": op_table(),
         "starts": [asdict(each) for each in starts],
         "extras": {extra: versions((name,))[name] for extra, (name, _) in EXTRAS.items()},
+        "formats": [asdict(each) for each in formats(models)],
     }
     return facts, [*_problems(facts, starts)]
 
@@ -150,6 +153,10 @@ def _problems(facts: dict[str, Any], starts: list[Start]) -> Iterator[Problem]:
             f"only {bytes_text(machine['memory_available_bytes'])} of memory are free",
             "end other programs, raise the container's limit, or choose a small model",
         )
+    for each in facts["formats"]:
+        if each["fault"]:
+            hint = "name the format with --tool-format; until then calls of tools come back as content"
+            yield Problem(f"{each['model']}: {each['fault']}", hint)
     try:
         remove_socket(make_socket_path())
     except (ConfigError, OSError) as error:
@@ -162,6 +169,9 @@ def show(facts: dict[str, Any], problems: list[Problem]) -> None:
     if "machine" in facts:
         _show_machine(facts)
     print_table(("package", "version"), ((k, v or "MISSING") for k, v in software.items()), "Software")
+    if facts.get("formats"):
+        rows = ((f["model"], f["tools"], f["reasoning"]) for f in facts["formats"])
+        print_table(("model", "tool calls", "reasoning"), rows, "Formats that the chat templates show")
     if "ops" in facts:
         print_table(
             ("op", "device", "runs as", "why not another"),

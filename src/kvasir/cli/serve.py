@@ -128,7 +128,7 @@ class FrontMaker:
         engine = ProcessEngine(options, hang_seconds=self._engine_timeout)
         front = self._front(options, engine, tokenizer, template)
         await front.start()
-        print("\n".join(("loaded", *(f"  {line}" for line in front.engine.summary))), flush=True)
+        print("\n".join(("loaded", *(f"  {line}" for line in front.summary()))), flush=True)
         return front
 
     def _front(self, options: EngineOptions, engine: ProcessEngine, *text: Any) -> Front:

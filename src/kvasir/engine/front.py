@@ -85,7 +85,12 @@ class Front:
 
     async def start(self) -> None:
         """Raises what `Engine.start` raises; nothing is left running then."""
-        await self.engine.start()
+        learning = asyncio.ensure_future(asyncio.to_thread(self.reader.learn_all)) if self._warm else None
+        try:
+            await self.engine.start()
+        finally:
+            if learning is not None:
+                await learning
         try:
             if self._warm and Task.GENERATE in self.info.tasks:
                 self.grammars.warm()
@@ -105,6 +110,12 @@ class Front:
 
     async def alive(self, timeout: float = 1.0) -> bool:
         return await self.engine.alive(timeout)
+
+    def summary(self) -> tuple[str, ...]:
+        """What the engine decided, and what the chat template does not say of tools, for people. After `start`."""
+        fault = self.reader.fault() if self._warm else ""
+        more = (f"tools     calls come back as content: {fault} (see --tool-format)",) if fault else ()
+        return (*self.engine.summary, *more)
 
     async def stats(self) -> EngineStats:
         return await self.engine.stats()
@@ -194,15 +205,20 @@ class Front:
         InvalidRequest."""
         if self.template is None:
             raise InvalidRequest("this model has no chat template", "use completions", param="messages")
-        return await asyncio.to_thread(
-            self.template.render,
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            template_kwargs=variables,
-        )
+        template = self.template
+
+        def render() -> Rendered:
+            self.reader.learn(tools)
+            return template.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                template_kwargs=variables,
+            )
+
+        return await asyncio.to_thread(render)
 
     async def encode_chat(
         self,

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from kvasir.errors import InvalidRequest, QueueFull
+from kvasir.parse.detect import Found, Sample, detect
 from kvasir.parse.format import Format, Style
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import choose
+from kvasir.text import samples
 from kvasir.text.chat import ChatTemplate
+from kvasir.text.template_process import TemplateLimit
 from kvasir.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from kvasir.engine.front import Front
 
+SOME_TOOL = samples.TOOLS[0]
 TAIL = 64  # the prompt's last tokens, among which it would open the reasoning
 SWITCHES = ("enable_thinking", "thinking")  # the names that templates give their switch for thinking
 
@@ -51,7 +57,11 @@ class Calling:
 
 
 class Reader:
-    """Knows the formats of a model's chat templates: as they show them, or as the options name them."""
+    """Knows the formats of a model's chat templates: as they show them, or as the options name them.
+
+    Before a template is asked (`learn`), or where it cannot be, its words alone decide. Safe to use from several
+    threads.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer | None, template: ChatTemplate | None, tools: str = "auto", reasoning: str = "auto"
@@ -61,13 +71,40 @@ class Reader:
         self._template = template
         self._names = (tools, reasoning)
         self._special = {id: tokenizer.token_text(id) for id in tokenizer.special_ids} if tokenizer else {}
-        self._known: dict[str, tuple[Format, frozenset[int]]] = {}
+        self._found: dict[str, Found] = {}
+        self._by_words: dict[str, Found] = {}
+        self._marks: dict[Format, frozenset[int]] = {}
         self._said: dict[Format, tuple[str, ...]] = {}
         choose(tools=tools, reasoning=reasoning)
 
+    def learn(self, tools: object = None) -> None:
+        """Find out the format of conversations with these tools by rendering a few, which takes milliseconds. What
+        cannot be learnt now is learnt later."""
+        with suppress(InvalidRequest, QueueFull):  # there is no template for these, or no worker is free
+            source = self._source(tools)
+            if source and source not in self._found:
+                self._found[source] = self._detect(source)
+
+    def learn_all(self) -> None:
+        """`learn` what conversations need with tools and without."""
+        for tools in ([SOME_TOOL], None):
+            self.learn(tools)
+
     def format(self, tools: object = None) -> Format:
         """Of conversations with these tools, for which a model may have a template of its own."""
-        return self._format(tools)[0]
+        source = self._source(tools)
+        found = self._found.get(source) or self._by_words.get(source)
+        if found is None:
+            found = self._by_words[source] = detect(source, self._special.values())
+        return choose(*self._names, found=found.format)
+
+    def fault(self, tools: object = (SOME_TOOL,)) -> str:
+        """Why calls of these tools cannot be told from text, for people; "" where they can. After `learn`."""
+        try:
+            found = self._found.get(self._source(tools))
+        except InvalidRequest:
+            return ""
+        return found.fault if found and self._names[0] == "auto" else ""
 
     def said(self, tools: object = None) -> tuple[str, ...]:
         """The added tokens that the model itself writes within its turns: marks of reasoning and of calls."""
@@ -91,25 +128,44 @@ class Reader:
         tools: as the API gives them, {"type": "function", "function": {"name": ..., "parameters": ...}}.
         thinks: see `may_think`.
         """
-        format, marks = self._format(tools)
+        format = self.format(tools)
         if self._tokenizer is None or not (format.thinking or (tools and format.calls.style is not Style.NONE)):
             return None
         functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or ()}
         end = self._tokenizer.decode(prompt_ids[-TAIL:], skip_special_tokens=False)
+        if format not in self._marks:
+            self._marks[format] = frozenset(id for id, text in self._special.items() if format.uses(text))
         opened = format.opened_by(end)
         thinks = opened or (thinks and not format.closed_by(end))
-        return Reading(format, functions or None, opened, thinks, marks)
+        return Reading(format, functions or None, opened, thinks, self._marks[format])
 
     def _source(self, tools: object) -> str:
         return self._template.select(tools) if self._template and self._template.sources else ""
 
-    def _format(self, tools: object) -> tuple[Format, frozenset[int]]:
-        source = self._source(tools)
-        if source not in self._known:
-            format = choose(source, self._special.values(), *self._names)
-            marks = frozenset(id for id, text in self._special.items() if format.uses(text))
-            self._known[source] = (format, marks)
-        return self._known[source]
+    def _detect(self, source: str) -> Found:
+        assert self._template is not None
+        special = tuple(sorted(self._special.values()))
+        key = source, special
+        if key not in _DETECTED:
+            try:
+                found = detect(source, special, map(sample_of, self._template.samples(source)))
+            except TemplateLimit as error:
+                found = replace(detect(source, special), fault=f"no calls can be shown: {error.message}")
+            if len(_DETECTED) >= MOST_DETECTED:
+                _DETECTED.pop(next(iter(_DETECTED)), None)
+            _DETECTED[key] = found
+        return _DETECTED[key]
+
+
+# What is found depends on the template and the vocabulary alone: a model that is loaded again is not asked again.
+MOST_DETECTED = 64
+_DETECTED: dict[tuple[str, tuple[str, ...]], Found] = {}
+
+
+def sample_of(shown: samples.Sample) -> Sample:
+    """What a template shows, as the table of formats is asked about it."""
+    calls = tuple((samples.NAME, arguments) for arguments in shown.calls)
+    return Sample(shown.prompt, shown.said, shown.turn_end, calls, {samples.NAME: samples.PARAMETERS})
 
 
 async def may_think(

@@ -25,11 +25,13 @@ _ANY = ("string", "number", "boolean", "null", "array", "object")
 class MarkedValues:
     """Adds rules to `lark`, their names beginning with `name`. An object has no other properties than it says."""
 
-    def __init__(self, lark: Lark, name: str, root: Mapping[str, Any], lenient: bool):
-        """root: the whole schema. lenient: keywords that cannot be enforced are ignored instead of refused."""
+    def __init__(self, lark: Lark, name: str, root: Mapping[str, Any], lenient: bool, quote: str = QUOTE):
+        """root: the whole schema. lenient: keywords that cannot be enforced are ignored instead of refused. quote: the
+        mark around strings."""
         self._lark, self._name, self._root, self._lenient = lark, name, root, lenient
         self._references: dict[str, str] = {}
         self._count = 0
+        self._quote = quote
         self._any: dict[str, str] = {}
 
     def value(self, schema: Any) -> str:
@@ -99,8 +101,8 @@ class MarkedValues:
     def _string(self) -> str:
         if "string" not in self._any:
             self._any["string"] = self._new()
-            self._lark.until(f"{self._any['string']}_text", QUOTE)
-            self._lark.rule(self._any["string"], f"{self._lark.words(QUOTE)} {self._any['string']}_text")
+            self._lark.until(f"{self._any['string']}_text", self._quote)
+            self._lark.rule(self._any["string"], f"{self._lark.words(self._quote)} {self._any['string']}_text")
         return self._any["string"]
 
     def _anything(self) -> str:
@@ -126,13 +128,12 @@ class MarkedValues:
     def _either(options: list[str]) -> str:
         return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
-    @staticmethod
-    def _key(key: str) -> str:
-        return key if PLAIN_KEY.fullmatch(key) else QUOTE + key + QUOTE
+    def _key(self, key: str) -> str:
+        return key if PLAIN_KEY.fullmatch(key) else self._quote + key + self._quote
 
     def _written(self, value: Any) -> str:
         if isinstance(value, str):
-            return QUOTE + value + QUOTE
+            return self._quote + value + self._quote
         if isinstance(value, Mapping):
             return "{" + ",".join(f"{self._key(key)}:{self._written(one)}" for key, one in value.items()) + "}"
         if isinstance(value, list):

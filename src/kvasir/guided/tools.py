@@ -190,7 +190,9 @@ class _Grammar(Lark):
             self.rule(name, self._keywords(name, schema, not function.strict))
         elif parts.style is Style.MARKED:
             object = schema if "$ref" in schema else {**schema, "type": "object"}
-            self.rule(name, MarkedValues(self, name, schema, not function.strict).value(object))
+            self.rule(
+                name, MarkedValues(self, name, schema, not function.strict, self.format.calls.quote).value(object)
+            )
         else:
             schema = schema if "$ref" in schema else {**schema, "type": "object"}
             self.rule(name, "%json " + json.dumps(spelt(schema, not function.strict)))
@@ -200,15 +202,16 @@ class _Grammar(Lark):
         """Each property between its marks, in the order of the schema; a string as plain text."""
         line, words = "\n" if marks.lines else "", []
         for i, (key, kind) in enumerate(schema.get("properties", {}).items()):
-            kind_mark = marks.kinds[not (self._is_text(kind) or self._choices(kind))] if marks.kinds else ""
-            lead = marks.key_begin + key + marks.key_end + kind_mark
-            begin = self.words(lead + (line or "\n" * bool(marks.value_begin)))
-            begin = f"{begin} {self.words(marks.value_begin)}"
+            lead, end = marks.key_begin + key + marks.key_end, line + marks.value_end.replace("{key}", key)
+            kinds = marks.kinds[:1] if self._is_text(kind) or self._choices(kind) else marks.kinds[1:]
+            between = (line or "\n" * bool(marks.value_begin)) + marks.value_begin
+            begin = " | ".join(self.words(lead + word + between) for word in kinds or ("",))
+            begin = f"({begin})"
             if self._is_text(kind):
-                self.until(f"{rule}_{i}", line + marks.value_end)
+                self.until(f"{rule}_{i}", end)
                 value = f"{rule}_{i}"
             else:
-                value = f"{self._plain(kind, schema, lenient)} {self.words(line + marks.value_end)}"
+                value = f"{self._plain(kind, schema, lenient)} {self.words(end)}"
             word = f'({begin} {value} "\\n")'
             words.append(word if key in schema.get("required", ()) else f"{word}?")
         return " ".join(words)

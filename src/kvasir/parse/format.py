@@ -41,16 +41,19 @@ class Texts:
 
 @dataclass(frozen=True)
 class Parameters:
-    """A parameter: key_begin KEY key_end KIND value_begin VALUE value_end. One line break at either end of the
-    value belongs to the marks where `lines`. kinds: what a string is marked with, and what anything else, which is
-    JSON then; none: the tool's schema decides."""
+    """A parameter: key_begin KEY key_end KIND value_begin VALUE value_end, where "{key}" in value_end is the key. One
+    line break at either end of the value belongs to the marks where `lines`. kinds: what a string is marked with, and
+    what other kinds of values, which are JSON then; none: the tool's schema decides. wrap: marks that may stand around
+    a value besides. tags: what stands before a tag where lists and objects are tags again, and not JSON."""
 
     key_begin: str
     key_end: str
     value_begin: str
     value_end: str
     lines: bool = False
-    kinds: tuple[str, str] | None = None
+    kinds: tuple[str, ...] = ()
+    wrap: tuple[str, str] = ("", "")
+    tags: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,10 @@ class Calls:
     ends: what closes a call, then what closes all of them; each may be missing, but the first of PARAMETERS.
     fence: what may stand around the JSON besides.
     id_size: the number of letters and digits that the template demands of a call's id; 0: any id will do.
-    signs: detected in a template that has all strings of one of these groups.
+    quote: for MARKED the mark around strings.
+    asides: marks that say to whom the model speaks, and are no content; "{name}" stands for any function.
+    enforced: whether there is a grammar of these calls.
+    signs: taken for the format of a template that has all strings of one of these groups, and shows no calls.
     """
 
     name: str
@@ -79,6 +85,9 @@ class Calls:
     id_size: int = 0
     also: tuple[str, ...] = ()  # marks that appear in none of the other fields
     turns: tuple[str, ...] = ()  # those of the marks that begin or end a turn
+    quote: str = '<|"|>'
+    asides: tuple[str, ...] = ()
+    enforced: bool = True
     signs: tuple[tuple[str, ...], ...] = ()
 
 
@@ -120,7 +129,13 @@ class Format:
         calls, texts = self.calls, self.calls.texts
         written = (texts.open, texts.begin, texts.end, texts.separator, texts.close)
         thinking = (self.thinking.start, self.thinking.end, *self.thinking.answer) if self.thinking else ()
-        return (*written, *calls.begins, *calls.ends, *calls.also, *thinking)
+        parameters = calls.parameters
+        inner = (
+            (parameters.key_begin, parameters.key_end, parameters.value_begin, parameters.value_end)
+            if parameters
+            else ()
+        )
+        return (*written, *calls.begins, *calls.ends, *calls.also, *calls.asides, *inner, *thinking)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ def headed(tell: Telling, bare: bool) -> Steps:
     tape, calls, parameters = tell.tape, tell.calls, tell.calls.parameters
     yield from tape.skip(marks(*calls.begins))
     mark_size = tape.num_held
+    if calls.begins[1:]:  # the first mark may open all calls, and be followed by that of one
+        yield from tape.skip(marks(*calls.begins[1:]))
     arguments = marks(parameters.key_begin if parameters else "{", *calls.ends[:1])
     found = yield from tape.before(arguments, MAX_HEAD)
     head = re.fullmatch(calls.head, tape.held().strip()) if found else None
@@ -30,8 +32,10 @@ def headed(tell: Telling, bare: bool) -> Steps:
     if parameters:
         whole = yield from _parameters(tell, name)
     elif (yield from tape.blank()) == "{":
-        kind = marked_text.container if calls.style is Style.MARKED else json_text.value
-        whole = yield from kind(tape, tell.arguments)
+        if calls.style is Style.MARKED:
+            whole = yield from marked_text.container(tape, tell.arguments, calls.quote)
+        else:
+            whole = yield from json_text.value(tape, tell.arguments)
     else:
         tell.arguments("{}")
         whole = True
@@ -50,7 +54,9 @@ def _parameters(tell: Telling, name: str) -> Generator[None, None, bool]:
     tell.arguments("{")
     separator = ""
     tape.hold()
-    while (yield from tape.skip(marks(parameters.key_begin))):
+    while not (yield from tape.skip(marks(tell.calls.ends[0]))):
+        if not (yield from tape.skip(marks(parameters.key_begin))):
+            return False
         key_start = tape.num_held
         if not (yield from tape.before(marks(parameters.key_end, before=""), MAX_KEY)):
             return False
@@ -66,30 +72,30 @@ def _parameters(tell: Telling, name: str) -> Generator[None, None, bool]:
         tape.release()
         tell.arguments(f'{separator}"{json_text.quoted(key)}": ')
         separator = ", "
-        if not (yield from _value(tell, types)):
+        if not (yield from _value(tell, key, types)):
             return False
         tape.hold()
-    if not (yield from tape.skip(marks(tell.calls.ends[0]))):
-        return False
     tape.release()
     tell.arguments("}")
     return True
 
 
-def _value(tell: Telling, types: frozenset[str]) -> Generator[None, None, bool]:
+def _value(tell: Telling, key: str, types: frozenset[str]) -> Generator[None, None, bool]:
     """A parameter's value with the mark behind it; False where the text ends first. A string is passed on as it comes,
     anything else at its end; what is too long to be held is a string."""
     tape, parameters = tell.tape, tell.calls.parameters
     assert parameters is not None
-    value = _Value(types, tell.arguments)
+    value = _Value(types, parameters.tags, tell.arguments)
+    end = parameters.value_end.replace("{key}", key)
     if parameters.lines and (yield from tape.peek()) == "\n":
         tape.pos += 1
-    closing = marks(parameters.value_end, before=r"\n?" if parameters.lines else "")
-    following = marks(parameters.key_begin, tell.calls.ends[0])
+    elif parameters.wrap[0] and (yield from tape.skip(marks(parameters.wrap[0], before=""))):
+        end = parameters.wrap[1] + end
+    closing = marks(end, before=r"\n?" if parameters.lines else "")
     while found := (yield from tape.until(closing, value.add)):
         tape.hold()
         tape.pos = found.end()
-        if (yield from tape.is_next(following)):
+        if (yield from _follows(tell)):
             tape.release()
             value.close()
             return True
@@ -98,11 +104,22 @@ def _value(tell: Telling, types: frozenset[str]) -> Generator[None, None, bool]:
     return False
 
 
+def _follows(tell: Telling) -> Generator[None, None, bool]:
+    """Whether the next parameter comes, or the end of the call."""
+    key_begin = tell.calls.parameters.key_begin if tell.calls.parameters else ""
+    if (yield from tell.tape.is_next(marks(tell.calls.ends[0]))):
+        return True
+    if key_begin.endswith("<") and (yield from tell.tape.is_next(marks(key_begin + "/"))):
+        return False  # where keys are tags, that is the end of one in which the value lies
+    return (yield from tell.tape.is_next(marks(key_begin)))
+
+
 class _Value:
     """The text of a parameter on its way to JSON."""
 
-    def __init__(self, types: frozenset[str], emit: Emit):
+    def __init__(self, types: frozenset[str], tags: str, emit: Emit):
         self._types = types
+        self._tags = tags
         self._emit = emit
         self._size = 0
         self._pieces: list[str] = []
@@ -125,7 +142,12 @@ class _Value:
         self._pieces.clear()
 
     def close(self) -> None:
-        self._emit('"' if self._is_string else values.to_json("".join(self._pieces), self._types))
+        if self._is_string:
+            self._emit('"')
+            return
+        text = "".join(self._pieces)
+        nested = values.from_tags(text, self._tags) if self._tags else None
+        self._emit(values.to_json(text, self._types) if nested is None else nested)
 
     def break_off(self) -> None:
         """The end never came: what there is of the value, as a string without its end."""

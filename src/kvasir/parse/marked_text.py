@@ -1,4 +1,4 @@
-"""Values as Gemma 4 writes them, turned into JSON as they come: keys without quotes, strings between marks.
+"""Values as Gemma writes them, turned into JSON as they come: keys without quotes, strings between marks.
 
 {city:<|"|>Oslo<|"|>,days:3,hourly:false}
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from functools import partial
 
 from kvasir.parse import nested
 from kvasir.parse.json_text import NUMBER, WORDS, quoted
-from kvasir.parse.tape import Emit, Tape, marks
+from kvasir.parse.tape import Emit, Marks, Tape, marks
 
 QUOTE = '<|"|>'
 _BRACKETS = {"{": "}", "[": "]"}
@@ -18,20 +19,20 @@ PLAIN_KEY = re.compile(r"[^\s:,{}\[\]<]+")  # a key that needs no marks
 _KEY = re.compile(rf"(?:{PLAIN_KEY.pattern})?")
 _WORD = re.compile(r"[A-Za-z0-9+\-.]*")
 _MAX_SCALAR = 512
-_MARK = marks(QUOTE, before="")
 
 
-def container(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
+def container(tape: Tape, emit: Emit, quote: str = QUOTE) -> Generator[None, None, bool]:
     """Consume an object or array, from its opening bracket to the one that closes it; False where something else comes
     or the text ends."""
     if (yield from tape.blank()) not in _BRACKETS:
         return False
-    return (yield from nested.value(tape, emit, _BRACKETS, _key, _scalar))
+    mark = marks(quote, before="")
+    return (yield from nested.value(tape, emit, _BRACKETS, partial(_key, mark=mark), partial(_scalar, mark=mark)))
 
 
-def _key(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
+def _key(tape: Tape, emit: Emit, mark: Marks) -> Generator[None, None, bool]:
     if (yield from tape.blank()) == "<":
-        return (yield from _string(tape, emit))
+        return (yield from _string(tape, emit, mark))
     key = (yield from tape.read(_KEY, _MAX_SCALAR)) or ""
     if not key or tape.at_end:
         tape.pos -= len(key)
@@ -40,9 +41,9 @@ def _key(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
     return True
 
 
-def _scalar(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
+def _scalar(tape: Tape, emit: Emit, mark: Marks) -> Generator[None, None, bool]:
     if (yield from tape.peek()) == "<":
-        return (yield from _string(tape, emit))
+        return (yield from _string(tape, emit, mark))
     word = (yield from tape.read(_WORD, _MAX_SCALAR)) or ""
     text = WORDS.get(word) or (word if NUMBER.fullmatch(word) else None)
     if text is None or tape.at_end:
@@ -52,11 +53,11 @@ def _scalar(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
     return True
 
 
-def _string(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
-    if not (yield from tape.skip(_MARK)):
+def _string(tape: Tape, emit: Emit, mark: Marks) -> Generator[None, None, bool]:
+    if not (yield from tape.skip(mark)):
         return False
     emit('"')
-    found = yield from tape.until(_MARK, lambda text: emit(quoted(text)))
+    found = yield from tape.until(mark, lambda text: emit(quoted(text)))
     if found is None:
         return False
     tape.pos = found.end()

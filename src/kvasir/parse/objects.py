@@ -21,6 +21,8 @@ def objects(tell: Telling, bare: bool) -> Steps:
     tape, calls = tell.tape, tell.calls
     if not bare:
         yield from tape.skip(marks(*calls.begins))
+        if calls.begins[1:]:  # the first mark may open all calls, and be followed by that of one
+            yield from tape.skip(marks(*calls.begins[1:]))
         yield from tape.skip(marks(*calls.fence[:1]))
     is_list = bool((yield from tape.skip(marks("["))))
     separator = marks("," if is_list else calls.texts.separator.strip() or ",")

@@ -12,7 +12,7 @@ breaks off or stops to make sense the call ends, and what follows is content.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 from kvasir.parse.channels import messages
 from kvasir.parse.events import Event, merged
@@ -50,6 +50,8 @@ class Parser:
         self._tell = Telling(format.calls, tools)
         self._tape = self._tell.tape
         self._begins = format.calls.begins if calls else ()
+        names = [*(tools or ())]
+        self._asides = tuple(a.replace("{name}", n) for a in format.calls.asides for n in _names_in(a, names))
         self._bare = format.calls.bare and calls
         channels = format.calls.style is Style.CHANNELS
         self._steps = messages(self._tell, calls, format.thinking is not None) if channels else self._answer()
@@ -72,16 +74,18 @@ class Parser:
 
     def _answer(self) -> Steps:
         tape, tell, thinking = self._tape, self._tell, self._format.thinking
-        stray_end: tuple[str, ...] = ()
+        stray_end = self._asides
         mark: str | None = None
         if thinking:
             answer_begin, answer_end = thinking.answer
-            lead = marks(thinking.start, *filter(None, [answer_begin]))
+            lead = marks(thinking.start, thinking.end, *filter(None, [answer_begin]))
             opened = self._opened
-            while opened or (mark := (yield from tape.skip(lead))) == thinking.start:
+            while opened or (mark := (yield from tape.skip(lead))) in (thinking.start, thinking.end):
+                if mark == thinking.end:  # some models say that they do not think
+                    yield from tape.blank()
+                elif (yield from self._think(thinking.end)):
+                    stray_end += (thinking.end,)
                 opened = False
-                if (yield from self._think(thinking.end)):
-                    stray_end = (thinking.end,)
             if mark:
                 yield from tape.blank()
                 stray_end += (answer_end,)
@@ -119,3 +123,7 @@ class Parser:
         if rest := tell.tape.release():
             (tell.content if tell.count > count else otherwise)(rest)
         return tell.count > count
+
+
+def _names_in(aside: str, names: Sequence[str]) -> Sequence[str]:
+    return names if "{name}" in aside else ("",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,6 +81,25 @@ def to_json(text: str, types: frozenset[str]) -> str:
     if kind and fits and not (kind == "string" and "string" in types):
         return literal
     return json.dumps(text, ensure_ascii=False)
+
+
+def from_tags(text: str, lead: str, depth: int = _MAX_DEPTH) -> str | None:
+    """A list or an object written as tags, <item> for the items of a list, as JSON; None for any other text. lead: what
+    stands before each tag."""
+    members: list[tuple[str, str]] = []
+    while text := text.lstrip() if members else text.strip():
+        head = re.match(rf"{re.escape(lead)}<([^<>/]+)>", text)
+        end = text.find(f"{lead}</{head[1]}>", head.end()) if head and depth else -1
+        if head is None or end < 0:
+            return None
+        inner = text[head.end() : end]
+        members.append((head[1], from_tags(inner, lead, depth - 1) or to_json(inner, frozenset())))
+        text = text[end + len(lead) + len(head[1]) + 3 :]
+    if not members:
+        return None
+    if {name for name, _ in members} == {"item"}:
+        return f"[{', '.join(value for _, value in members)}]"
+    return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in members) + "}"
 
 
 def _from_python(text: str) -> str | None:

@@ -268,7 +268,7 @@ async def summary(catalogue: Catalogue, port: int) -> str:
     return "\n".join(
         (
             f"Kvasir {__version__} serves {', '.join(names) or 'no model yet'}",
-            *(f"  {line}" for serving in loaded for line in serving.front.engine.summary),
+            *(f"  {line}" for serving in loaded for line in serving.front.summary()),
             f"  address   {scheme}://{host}:{port}/v1  ({keys})",
         )
     )

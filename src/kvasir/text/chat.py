@@ -1,6 +1,6 @@
 """Conversations to prompts: a model's chat templates and how one of them is chosen and rendered."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from kvasir.text.messages import (
     takes_strings,
 )
 from kvasir.text.rendered import Rendered
+from kvasir.text.samples import TOOLS, Sample, samples
 from kvasir.text.template_process import TemplateLimit, TemplateRenderer
 
 # What a caller may not set from outside: the template's own inputs and the functions it is given.
@@ -106,6 +107,20 @@ class ChatTemplate:
             "name one of them as chat_template",
             param="chat_template",
         )
+
+    def close(self) -> None:
+        """End the processes in which templates are rendered; a later rendering starts a new one."""
+        self._renderer.close()
+
+    def samples(self, source: str) -> Iterator[Sample]:
+        """What the model says when it calls tools, as a template of it shows; nothing where that cannot be told. Raises
+        TemplateLimit."""
+
+        def render(messages: list[Message], begins: bool) -> str:
+            variables = {"documents": None, "tools": TOOLS, "add_generation_prompt": begins}
+            return self._render(source, messages, variables).text
+
+        return samples(render, self._learned(call_style, source))
 
     def _prepare(self, source: str, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         has_parts = any(isinstance(message.get("content"), list) for message in messages)

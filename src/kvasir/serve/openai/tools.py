@@ -59,13 +59,13 @@ def follows(wire: ChatRequest, params: SamplingParams) -> bool:
 async def tool_grammar(wire: ChatRequest, front: Front, reading: Reading | None, params: SamplingParams) -> str | None:
     """What the answers of a chat follow: calls of its tools, the structure of what is said, the budget of the
     reasoning; None where nothing is asked for. Raises InvalidRequest."""
-    calling = _calling(wire, reading)
+    calling = _calling(wire, front, reading)
     if calling:
         _check_ends(calling, params)
     return await front.grammars.later(front.grammars.answer, reading, params, calling)
 
 
-def _calling(wire: ChatRequest, reading: Reading | None) -> Calling | None:
+def _calling(wire: ChatRequest, front: Front, reading: Reading | None) -> Calling | None:
     tools = callable_tools(wire)
     if not tools:
         return None
@@ -74,8 +74,14 @@ def _calling(wire: ChatRequest, reading: Reading | None) -> Calling | None:
     required = named or wire.tool_choice == "required" or (allowed is not None and allowed.mode == "required")
     if reading is None or not reading.calls:
         if required:
-            message = "this model's chat template says of no format of tool calls"
+            fault = front.reader.fault(tools) or "the chat template says of no format of tool calls"
+            message = f"no call can be required of this model: {fault}"
             raise InvalidRequest(message, 'use "auto", or name one with --tool-format', param="tool_choice")
+        return None
+    if not reading.format.calls.enforced:
+        if required or wire.parallel_tool_calls is False or any(t["function"].get("strict") for t in tools):
+            message = f"calls in the format {reading.format.calls.name!r} cannot be enforced"
+            raise InvalidRequest(message, 'use "auto", without strict or parallel_tool_calls', param="tool_choice")
         return None
     functions = [
         (t["function"]["name"], t["function"].get("parameters") or {}, bool(t["function"].get("strict")))

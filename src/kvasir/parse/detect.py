@@ -1,0 +1,110 @@
+"""How a model writes, found out from its chat template: calls by a round trip, reasoning by its words.
+
+A format is the template's if the calls that the template has written come back from the parser as they were, with
+nothing left over. Where the template writes no calls, its words decide: many say in the prompt how to call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from kvasir.parse.events import CallEnd, Content, Event, Message, Reasoning
+from kvasir.parse.format import Calls, Format, Thinking, grammar_parts
+from kvasir.parse.parser import Parser
+from kvasir.parse.table import CALLS, NO_CALLS, THINKING
+
+SHOWN = 160  # characters of what is not understood
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An answer as the template writes it, with the prompt before it. turn_end: what it writes behind any answer.
+    calls: names and arguments; tools: the functions' schemas by their names."""
+
+    prompt: str
+    said: str
+    turn_end: str
+    calls: tuple[tuple[str, Mapping[str, Any]], ...]
+    tools: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """fault: why calls cannot be read, for people; "" where they can, or where the template knows of no tools."""
+
+    format: Format
+    fault: str = ""
+
+
+def detect(template: str, special_tokens: Collection[str] = (), samples: Iterable[Sample] = ()) -> Found:
+    """template: its source. Reasoning may also show in the special tokens of the vocabulary."""
+    samples = iter(samples)
+    first = next(samples, None)
+    shown = (first.prompt, first.said) if first else ()  # some templates put their marks together
+    seen = "\n".join((template, *special_tokens, *shown))
+    thinking = next((row for row in THINKING if _shows(row.signs, seen)), None)
+    for sample in chain(filter(None, [first]), samples):
+        if (calls := _returning(sample, thinking, template)) is not None:
+            return Found(Format(calls, thinking))
+    if first is not None:
+        said = first.said if len(first.said) <= SHOWN else first.said[:SHOWN] + "..."
+        return Found(Format(NO_CALLS, thinking), f"the chat template writes tool calls in no known format: {said!r}")
+    calls = next((row for row in CALLS if _shows(row.signs, template)), NO_CALLS)
+    takes_tools = calls is NO_CALLS and re.search(r"\btools\b", template) is not None
+    return Found(Format(calls, thinking), "the chat template takes tools and shows no calls" if takes_tools else "")
+
+
+def _returning(sample: Sample, thinking: Thinking | None, template: str) -> Calls | None:
+    """The format whose parser gives the calls back. Of several, one that would itself write what the template wrote;
+    then one whose signs the template has."""
+    rows = [row for row in CALLS if row is not NO_CALLS and _returns(sample, Format(row, thinking))]
+    return min(rows, key=lambda row: (not _writes(row, sample), not _shows(row.signs, template)), default=None)
+
+
+def _returns(sample: Sample, format: Format) -> bool:
+    parser = Parser(format, sample.tools, opened=format.opened_by(sample.prompt))
+    events = [*parser.push(sample.said), *parser.finish()]
+    calls = [_loaded(call.name, call.arguments) for call in Message.of(events).calls]
+    return calls == list(sample.calls) and _is_clean(events, format.thinking, sample.turn_end)
+
+
+def _loaded(name: str, arguments: str) -> tuple[str, Any]:
+    try:
+        return name, json.loads(arguments)
+    except ValueError:
+        return name, None
+
+
+def _is_clean(events: Sequence[Event], thinking: Thinking | None, turn_end: str) -> bool:
+    """Whether there is nothing but what separates reasoning, and, behind the last call, what ends a turn."""
+    last = max(i for i, event in enumerate(events) if isinstance(event, CallEnd))
+    said = "".join(event.text for event in events[:last] if isinstance(event, Content | Reasoning))
+    for mark in (thinking.start, thinking.end, *thinking.answer) if thinking else ():
+        said = said.replace(mark, "") if mark else said
+    behind = "".join(event.text for event in events[last:] if isinstance(event, Content))
+    while behind and turn_end and behind[-1] == turn_end[-1]:
+        behind, turn_end = behind[:-1], turn_end[:-1]
+    return not said.strip() and _TURN_ENDS.fullmatch(behind) is not None
+
+
+_TURN_ENDS = re.compile(r"(?:\s*[<\[][^<>\[\]\s]{1,40}(?:[>\]]|\Z))*\s*")
+
+
+def _writes(row: Calls, sample: Sample) -> bool:
+    """Whether a grammar of the format would have a call begin and end as the template does, but for blanks."""
+    parts = grammar_parts(Format(row), sample.calls[0][0])
+    said = _squeezed(sample.said)
+    return _squeezed(parts.begin) in said and _squeezed(parts.end + parts.close) in said
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _shows(signs: tuple[tuple[str, ...], ...], text: str) -> bool:
+    return any(all(sign in text for sign in group) for group in signs)
