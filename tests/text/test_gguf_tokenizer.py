@@ -122,6 +122,52 @@ def test_trained_sentencepiece_models_give_the_ids_of_sentencepiece(tmp_path, mo
             assert tokenizer.encode(text) == oracle.encode(text), repr(text)
 
 
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize("dummy", [True, False])
+@pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
+def test_runs_of_spaces_that_are_pieces_are_matched(tmp_path, model_type, dummy, rule):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b c the cat sat on the mat hello world abba"] * 50),
+        model_writer=model,
+        vocab_size=40,
+        hard_vocab_limit=False,
+        model_type=model_type,
+        user_defined_symbols=["▁▁", "▁▁▁▁", "▁▁▁▁▁▁▁"],
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=dummy,
+        normalization_rule_name=rule,
+        minloglevel=3,
+    )
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    oracle = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    tokenizer = local_gguf(read_sentencepiece(tmp_path / "tokenizer.model"))
+    texts = ["a    b", "a  b", "  a", " ", "a   b       c", "the      cat  ", "", "a\n    b", "      a"]
+    texts += ["    "] * (rule == "identity")  # else it cannot be told from the piece itself
+    texts += [f"a{' ' * size}b{' ' * (17 - size)}" for size in range(18)]
+    for text in texts:
+        for parse_special in (True, False):
+            ids = tokenizer.encode(text, parse_special=parse_special)
+            expected = oracle.encode(text)
+            if model_type == "unigram":  # of several ways that score the same, SentencePiece takes one by rounding
+                ids, expected = sorted(ids), sorted(expected)
+            assert ids == expected, (text, [tokenizer.id_to_token(i) for i in ids])
+    assert tokenizer.speller({})("x    y")[1:-1] == [tokenizer.token_to_id("▁▁▁▁")]
+
+
+def test_a_control_token_that_the_file_calls_user_defined_is_spelt_out():
+    """As in Phi-3's files, whose `</s>` is a user-defined token."""
+    data = sentencepiece_metadata(add_bos_token=False)
+    data["tokenizer.ggml.token_type"][2] = 4
+    tokenizer = local_gguf(data)
+    assert tokenizer.id_to_token(2) == "</s>"
+    assert 2 in tokenizer.encode("he</s>") and 2 not in tokenizer.encode("he</s>", parse_special=False)
+    assert tokenizer.decode(tokenizer.encode("he</s>", parse_special=False)) == "he</s>"
+    user = tokenizer.token_to_id("<tool>")
+    assert user in tokenizer.encode("he<tool>", parse_special=False), "a token of the text's own stays one"
+
+
 # --- SentencePiece by scores ---------------------------------------------------------------------------
 
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import tokenizers
 
 from kvasir.text.byte_level import LETTERS
-from kvasir.text.parts import Step, normalized, steps_of
+from kvasir.text.parts import Step, normalized, prepends, steps_of
 
 # How many times more bytes a text can have than its normalized form. Composition shortens three-fold at most ("K" for
 # the Kelvin sign, a Hangul syllable for its letters), compatibility four-fold; larger values are as true.
-_SHORTEN = {"NFC": 4, "NFD": 4, "NFKC": 8, "NFKD": 8, "Lowercase": 4, "Prepend": 1, "ByteLevel": 1}
+_SHORTEN = {"NFC": 4, "NFD": 4, "NFKC": 8, "NFKD": 8, "Lowercase": 4, "ByteLevel": 1}
 _KEEP_ALL = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts"}
 _BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _MAX_CHARACTER = 4  # bytes
@@ -55,7 +55,8 @@ def _normalizer(steps: Sequence[Step]) -> int:
     """How many times more bytes a text can have than its normalized form; 0 where no bound is known."""
     product = 1
     for step in steps:
-        product *= _replace(step) if step["type"] == "Replace" else _SHORTEN.get(step["type"], 0)
+        if not prepends(step):
+            product *= _replace(step) if step["type"] == "Replace" else _SHORTEN.get(step["type"], 0)
     return product
 
 

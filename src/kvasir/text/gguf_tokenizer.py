@@ -12,6 +12,7 @@ llama.cpp, which the files are made for. `tokenizer.ggml.model` names the kind:
 Everything in the metadata is taken to be hostile and is checked before the library sees it.
 """
 
+import re
 from collections.abc import Callable, Mapping
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -20,6 +21,7 @@ from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.text import pretokenizers
 from kvasir.text.gguf_vocab import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocab
 from kvasir.text.library import library_errors
+from kvasir.text.parts import UNLESS
 from kvasir.text.special_tokens import SpecialTokens
 
 SPACE = "▁"  # U+2581, SentencePiece's visible space
@@ -32,6 +34,9 @@ _ENDS = frozenset(
     "<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <turn|> <|tool_response> "
     "<｜end▁of▁sentence｜> [e~[".split()
 )
+
+
+_CONTROLS = frozenset((USER_DEFINED, text) for text in ("<s>", "</s>", "<unk>", "<pad>"))
 
 
 def build(metadata: Mapping[str, object]) -> tuple[Tokenizer, SpecialTokens]:
@@ -110,9 +115,12 @@ def merges_from_scores(vocab: Vocab) -> list[tuple[str, str]]:
 
 
 def _unigram(vocab: Vocab) -> Tokenizer:
-    # User-defined tokens score 0: the best there is, since scores are log-probabilities.
+    # User-defined tokens score 0: the best there is, since scores are log-probabilities. Those in normalized text have
+    # SentencePiece's score.
+    best = max((s for s, kind in zip(vocab.scores, vocab.kinds, strict=True) if kind == NORMAL), default=0.0)
+    scores = {token: len(token.encode()) * max(best, 0.0) - 0.1 for token in _visible(vocab)}
     scored = [
-        (token, 0.0 if kind == USER_DEFINED else score)
+        (token, scores.get(token, 0.0) if kind == USER_DEFINED else score)
         for token, kind, score in zip(vocab.tokens, vocab.kinds, vocab.scores, strict=True)
     ]
     model = models.Unigram(scored, vocab.special_id("unknown", 2), BYTE in vocab.kinds)
@@ -124,17 +132,29 @@ def _over_visible_spaces(model: models.Model, vocab: Vocab) -> Tokenizer:
     token, unless the file says otherwise. There is no cutting before the model."""
     tokenizer = Tokenizer(model)
     add_space = vocab.flag("add_space_prefix", True)
-    charsmap = vocab.charsmap()
+    charsmap, visible = vocab.charsmap(), _visible(vocab)
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    if visible and add_space:  # the library normalizes tokens as it does texts, and they have to stay what they are
+        kept = visible if not charsmap else [steps[0].normalize_str(token) for token in visible]
+        tokens = "|".join(map(re.escape, kept))
+        steps.append(normalizers.Replace(Regex(rf"{UNLESS}(?:{tokens})\z)(?=[\s\S])"), SPACE))
     if vocab.flag("remove_extra_whitespaces", False):
         steps.append(normalizers.Replace(Regex(rf"\A +|[ {SPACE}]+\z"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     steps.append(normalizers.Replace(" ", SPACE))
-    if add_space:
+    if add_space and not visible:
         steps.append(normalizers.Prepend(SPACE))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.decoder = _sentencepiece_decoder(strip=add_space)
     return tokenizer
+
+
+def _visible(vocab: Vocab) -> list[str]:
+    """User-defined tokens with `▁` in them, such as runs of spaces: they are found in normalized text. None where runs
+    of spaces become single ones before."""
+    if vocab.model not in ("llama", "t5") or vocab.flag("remove_extra_whitespaces", False):
+        return []
+    return [token for token, kind in vocab.typed_tokens() if kind == USER_DEFINED and SPACE in token]
 
 
 def _wordpiece(vocab: Vocab) -> Tokenizer:
@@ -212,12 +232,16 @@ def _register_special_tokens(tokenizer: Tokenizer, vocab: Vocab) -> None:
     # Phi-3's tokenizer drops the spaces after its markers, which the file has no field for.
     rstrip = "phi-3" in vocab.name or "phi3" in vocab.name
     keeps = ("<unk>", "<s>", "<|endoftext|>")
-    special = [token for token, kind in vocab.typed_tokens() if kind in (CONTROL, UNKNOWN)]
-    plain = [token for token, kind in vocab.typed_tokens() if kind == USER_DEFINED]
+    # Some files call a control token user-defined: Phi-3's do it with </s>.
+    special = [t for t, kind in vocab.typed_tokens() if kind in (CONTROL, UNKNOWN) or (kind, t) in _CONTROLS]
+    plain = [t for t, kind in vocab.typed_tokens() if kind == USER_DEFINED and (kind, t) not in _CONTROLS]
+    visible = frozenset(_visible(vocab))
+    if vocab.model == "t5":  # whose model itself finds them
+        plain = [token for token in plain if token not in visible]
     tokenizer.add_special_tokens(
         [AddedToken(token, normalized=False, rstrip=rstrip and token not in keeps) for token in special]
     )
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in plain])
+    tokenizer.add_tokens([AddedToken(token, normalized=token in visible) for token in plain])
 
 
 def _bos_eos(vocab: Vocab) -> tuple[int | None, int | None]:

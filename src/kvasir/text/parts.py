@@ -10,6 +10,8 @@ import tokenizers
 
 Step = Mapping[str, Any]
 
+UNLESS = r"\A(?!"  # a Replace of a pattern that begins so puts a space before a text, unless that is a token
+
 
 def steps_of(part: Any) -> list[Step]:
     """The steps of a normalizer or pre-tokenizer, sequences taken apart; none where there is no such part."""
@@ -18,6 +20,12 @@ def steps_of(part: Any) -> list[Step]:
 
 def normalized(library: tokenizers.Tokenizer, text: str) -> str:
     return text if library.normalizer is None else library.normalizer.normalize_str(text)
+
+
+def prepends(step: Step) -> bool:
+    """Whether a normalizer puts a space before a text, and does nothing else."""
+    pattern = step["pattern"].get("Regex", "") if step["type"] == "Replace" else ""
+    return step["type"] == "Prepend" or (pattern.startswith(UNLESS) and step["content"] == "▁")
 
 
 def _flat(state: Step) -> list[Step]:

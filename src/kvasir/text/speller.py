@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 
 from kvasir.text.library import library_errors
-from kvasir.text.parts import normalized
+from kvasir.text.parts import normalized, prepends
 from kvasir.text.special_tokens import HIDDEN
 
 
@@ -74,7 +74,7 @@ def _in_the_midst(part: Any) -> Any:
 
 
 def _without_space(step: dict[str, Any]) -> dict[str, Any] | None:
-    if step["type"] == "Prepend":
+    if prepends(step):
         return None
     if step["type"] == "Metaspace":
         return step | {"prepend_scheme": "never"}
