@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -45,6 +46,20 @@ def quick(monkeypatch):
     """The engine's starts, which take the time, are left out."""
     good = doctor.Start("bfloat16", "exact", "eager", "cpu", ("fine",), numerics="0123456789abcdef" * 4)
     monkeypatch.setattr(doctor, "start", lambda dtype: good)
+
+
+def test_models_are_asked_how_they_write_calls(tmp_path, quick):
+    """Of a real folder, whose chat template alone decides."""
+    shutil.copytree(find.find_model("kvasir-mini").root, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+        "<call {{ c.function.name }} {{ c.function.arguments | tojson }}>{% endfor %}{% endfor %}"
+    )
+    facts, problems = doctor.examine([str(tmp_path / "model"), "kvasir-mini", str(tmp_path / "missing")])
+    told = {each["model"]: each for each in facts["formats"]}
+    assert told[str(tmp_path / "model")]["tools"] == "none"
+    assert any("<call look_up" in p.message and "--tool-format" in p.next and not p.fatal for p in problems)
+    assert told[str(tmp_path / "missing")]["fault"]
 
 
 def messages() -> dict[str, doctor.Problem]:

@@ -15,7 +15,7 @@ from kvasir.guided.rule import Free, Reasoning, Rule
 from kvasir.guided.thought import Thought
 from kvasir.guided.tools import Function, free_text, tool_grammar
 from kvasir.parse.events import Message
-from kvasir.parse.format import Format, Style
+from kvasir.parse.format import Format, Style, grammar_parts
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import CALLS, THINKING
 from tests.guided.test_tools import FUNCTIONS, TOOLS, check
@@ -174,16 +174,25 @@ def test_behind_a_call_the_text_is_free_again_and_ends_that_do_not_end_it_are_te
 
 @pytest.mark.parametrize("name", [n for n, calls in FORMATS.items() if calls.bare])
 def test_what_begins_like_a_call_without_a_mark_and_is_none_is_free(name):
-    said = '{"title": "Alice", "name": "Bob"}' if name == "llama3" else "[1, 2, look_up]"
+    objects = FORMATS[name].style is Style.OBJECTS
+    said = '{"title": "Alice", "name": "Bob"}' if objects else "[1, 2, look_up]"
     guide = make_guide(name)
     for token in ids_of(" " + said + "\nAnd that is all."):
         assert is_allowed(guide, token)
         guide.advance([token])
     assert is_allowed(guide, EOS)
-    call = '{"name": "look_up", "parameters": {"x' if name == "llama3" else "[look_up(x"
+    call = grammar_parts(Format(FORMATS[name]), "look_up").begin + ('{"x' if objects else "x")
     with pytest.raises(GuideError, match="cannot be followed"):
         make_guide(name).advance(ids_of(call))
     assert is_allowed(make_guide(name), EOS), "an answer may be empty"
+
+
+@pytest.mark.parametrize("name", [n for n, c in FORMATS.items() if c.bare and c.style is Style.OBJECTS])
+@pytest.mark.parametrize("text", ['{"name":"look_up"}', '{"name":"look_up", "parameters": {"number": "bad"}}'])
+def test_a_call_written_in_another_way_is_not_free_text(name, text):
+    guide = make_guide(name)
+    with pytest.raises(GuideError, match="cannot be followed"):
+        guide.advance(ids_of(text))
 
 
 def test_a_call_without_a_mark_may_say_first_what_it_is():

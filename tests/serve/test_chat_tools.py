@@ -74,6 +74,40 @@ async def test_calls_of_the_history_reach_the_model(content):
     assert answer["message"]["content"] == 'a[f{"a": 1}]x'
 
 
+UNKNOWN = (
+    "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "<call {{ c.function.name }} {{ c.function.arguments | tojson }}>{% endfor %}{% endfor %}{# <tool_call> #}"
+)
+
+
+async def test_calls_in_an_unknown_format_are_content_and_cannot_be_required():
+    """The template writes calls, in no known format: what it says besides is not taken for one."""
+    unknown = Front(EchoEngine(), byte_tokenizer(), ChatTemplate(UNKNOWN), trust_special_tokens=True)
+    async with client(front=unknown) as http:
+        choice = await ask(http, said=CALL)
+        assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+        for wanted in ("required", {"type": "function", "function": {"name": "f"}}):
+            response = await http.post("/v1/chat/completions", json=body(tool_choice=wanted))
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, "tool_choice")
+            assert "<call look_up" in error["message"] and "--tool-format" in error["message"]
+    named = Front(
+        EchoEngine(), byte_tokenizer(), ChatTemplate(UNKNOWN), tool_format="hermes", trust_special_tokens=True
+    )
+    async with client(front=named) as http:
+        assert (await ask(http, said=CALL))["finish_reason"] == "tool_calls"
+
+
+async def test_the_start_says_that_calls_are_in_an_unknown_format():
+    for source, told in ((UNKNOWN, True), (TEMPLATE, False)):
+        started = Front(EchoEngine(), byte_tokenizer(), ChatTemplate(source), warm=True)
+        await started.start()
+        try:
+            assert any("--tool-format" in line and "<call" in line for line in started.summary()) is told
+        finally:
+            await started.stop()
+
+
 async def test_tools_have_names_of_their_own():
     async with client(front=front()) as http:
         answer = await http.post("/v1/chat/completions", json=body(tools=TOOLS * 2, tool_choice="none"))

@@ -154,11 +154,15 @@ class _Grammar(Lark):
         self.rule("rest", "(free | section)*" if parallel else "free* section?")
         also = f"({self._calls_of_a_type()} behind) | " if self.format.calls.style is Style.OBJECTS else ""
         called = f"({also}{at_once}) {more if self.parts[0].close else ''}"
-        self.rule("start", f"section {more} | {called} | PLAIN rest")
+        # No TEXT comes right after PLAIN: what PLAIN may not become could be cut in two.
+        special = self.free("", marks).removeprefix(" | ")
+        rest = "section rest" if parallel else "section"
+        rest += f" | {special} rest" if special else ""
+        self.rule("start", f"section {more} | {called} | PLAIN ({rest})?")
 
     def _calls_of_a_type(self) -> str:
         """A call without a mark that says first what it is, as models do that have seen many APIs."""
-        parts = [replace(p, begin='{"type": "function", ' + p.begin.removeprefix("{")) for p in self.parts]
+        parts = [replace(p, begin=p.begin.replace("{", '{"type": "function", ', 1)) for p in self.parts]
         whole = zip(parts, self.arguments, strict=True)
         return f"({' | '.join(f'{self.words(p.begin)} {name} {self.words(p.end)}' for p, name in whole)})"
 

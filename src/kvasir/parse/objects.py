@@ -39,9 +39,9 @@ def objects(tell: Telling, bare: bool) -> Steps:
 
 
 def _object(tell: Telling, strict: bool) -> Generator[None, None, bool]:
-    """Behind its opening brace. strict: with no keys but a call's, its name before its arguments, all in plain
-    strings: so much can be told of text by a regular expression, as grammars do. False where it breaks off, or says
-    what a call does not."""
+    """Behind its opening brace. strict: with no keys but a call's, its name before its arguments, which are there, all
+    in plain strings: so much can be told of text by a regular expression, as grammars do. False where it breaks off, or
+    says what a call does not."""
     tape = tell.tape
     facts: dict[str, str] = {}  # JSON texts
     while (character := (yield from tape.blank())) != "}":
@@ -72,7 +72,7 @@ def _object(tell: Telling, strict: bool) -> Generator[None, None, bool]:
             return False
     tape.pos += 1
     name, arguments = _string(facts.get("name")), _object_text(facts.get("arguments"))
-    if name is None or not tell.is_name(name) or arguments is None:
+    if name is None or not tell.is_name(name) or arguments is None or (strict and "arguments" not in facts):
         return False
     tell.start(name)
     tell.arguments(arguments)
