@@ -167,7 +167,7 @@ THOUGHT = "<think>\nAa<b\n</think>\n\nCc <d> e<think>"
 
 @given(st.lists(st.integers(1, 5), max_size=40), st.sampled_from([(), ("e<",), ("b\n",)]), st.integers(1, len(THOUGHT)))
 def test_a_token_belongs_to_the_same_kind_of_event_however_the_answer_is_cut(cuts, stops, size):
-    format = choose("<think>")
+    format = choose(reasoning="think")
     params = SamplingParams(stop=stops)
 
     def kinds(cuts: list[int]) -> tuple[list[type], Usage]:
