@@ -153,7 +153,7 @@ def _without(
         case "maxLength" | "maxItems" | "maxProperties":
             kind, other = _COUNTED[key]
             return [{"type": kind, other: said + 1}]
-        case "pattern":
+        case "pattern" if isinstance(said, str):
             return [{"type": "string", "pattern": unlike(said)}]
         case "contains" if not {"minContains", "maxContains"} & set(schema):
             return [{"type": "array", "items": no(said)}]
