@@ -79,8 +79,18 @@ class InvalidRequest(KvasirError, ValueError):
         self.param = param if param is None else bounded(param, MAX_QUOTED)
 
 
-class TextTooLong(InvalidRequest):
-    """A text that cannot fit into the context, whatever its tokens are."""
+class PromptTooLong(InvalidRequest):
+    """A prompt that does not fit into the context. tokens: of the prompt. context: the tokens that it holds."""
+
+    def __init__(self, message: str, hint: str = "", param: str | None = None, *, tokens: int, context: int):
+        super().__init__(message, hint, param)
+        self.tokens = tokens
+        self.context = context
+
+
+class TextTooLong(PromptTooLong):
+    """A text that cannot fit into the context, whatever its tokens are: it was not tokenized to its end. tokens: the
+    fewest that it can have."""
 
 
 class ModelNotFound(InvalidRequest):

@@ -90,7 +90,7 @@ def test_they_are_listed_in_pages_the_newest_first(own):
     assert len(listed.data) == 2 and listed.has_more and listed.last_id == listed.data[-1].id
     before = own.messages.batches.list(limit=5, before_id=listed.data[1].id)
     assert [batch.id for batch in before.data] == [listed.data[0].id] and not before.has_more
-    for wrong in ({"limit": 0}, {"after_id": "msgbatch_0"}, {"after_id": ids[0], "before_id": ids[1]}):
+    for wrong in ({"limit": 0}, {"after_id": "msgbatch_0"}, {"after_id": ids[0], "before_id": "msgbatch_0"}):
         with pytest.raises(anthropic.BadRequestError):
             own.messages.batches.list(**wrong)
 

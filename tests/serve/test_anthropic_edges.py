@@ -215,21 +215,23 @@ def test_the_events_of_a_stream_to_the_letter(speaking):
         event.pop("usage", None)
         if event.get("delta", {}).get("type"):
             event["delta"] = event["delta"]["type"]
-    head = {"type": "message", "role": "assistant", "model": "fake", "content": []}
+    nothing = {"container": None, "stop_details": None, "stop_sequence": None}
+    head = {"type": "message", "role": "assistant", "model": "fake", "content": [], "context_management": None}
+    call = {"type": "tool_use", "name": "f", "input": {}, "caller": {"type": "direct"}}
     thinking = {"type": "thinking", "thinking": "", "signature": ""}
     assert merged == [
-        {"type": "message_start", "message": head | {"stop_reason": None, "stop_sequence": None}},
+        {"type": "message_start", "message": head | nothing | {"stop_reason": None}},
         {"type": "content_block_start", "index": 0, "content_block": thinking},
         {"type": "content_block_delta", "index": 0, "delta": "thinking_delta"},
         {"type": "content_block_delta", "index": 0, "delta": "signature_delta"},
         {"type": "content_block_stop", "index": 0},
-        {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "citations": None, "text": ""}},
         {"type": "content_block_delta", "index": 1, "delta": "text_delta"},
         {"type": "content_block_stop", "index": 1},
-        {"type": "content_block_start", "index": 2, "content_block": {"type": "tool_use", "name": "f", "input": {}}},
+        {"type": "content_block_start", "index": 2, "content_block": call},
         {"type": "content_block_delta", "index": 2, "delta": "input_json_delta"},
         {"type": "content_block_stop", "index": 2},
-        {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None}},
+        {"type": "message_delta", "context_management": None, "delta": nothing | {"stop_reason": "tool_use"}},
         {"type": "message_stop"},
     ]
 
@@ -266,7 +268,11 @@ def test_models_are_listed_in_pages():
             assert (model.id, model.type, model.lifecycle, model.max_input_tokens) == ("c", "model", "active", 512)
             with pytest.raises(anthropic.NotFoundError):
                 own.models.retrieve("z")
-            for wrong in ({"after_id": "z"}, {"limit": 0}, {"limit": 1001}, {"after_id": "a", "before_id": "b"}):
+            between = own.models.list(after_id="a", before_id="e", limit=2)
+            assert ([m.id for m in between.data], between.has_more) == (["c", "d"], True)
+            assert [m.id for m in between] == ["c", "d", "b"]  # the client goes on towards the front
+            assert own.models.list(after_id="c", before_id="b").data == []
+            for wrong in ({"after_id": "z"}, {"limit": 0}, {"limit": 1001}, {"after_id": "a", "before_id": "z"}):
                 with pytest.raises(anthropic.BadRequestError):
                     own.models.list(**wrong)
         openai_list = httpx.get(f"{server.url}/v1/models").json()

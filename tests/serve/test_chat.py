@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -191,7 +192,7 @@ async def test_the_template_can_be_steered_but_not_overridden(http):
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
         ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
-        ({"service_tier": "scale"}, "service_tier"),
+        ({"service_tier": "gold"}, "service_tier"),
         ({"store": True}, "store"),
         ({"verbosity": "low"}, "verbosity"),
         ({"web_search_options": {}}, "web_search_options"),
@@ -209,13 +210,40 @@ async def test_the_template_can_be_steered_but_not_overridden(http):
         ({"messages": [{"role": "user", "content": "x", "more": 1}]}, "messages.0.more"),
         ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages.0.audio"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_completion_tokens": 600}, "max_tokens"),
+        ({"max_completion_tokens": 600, "max_tokens": None}, "max_completion_tokens"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_by_name(http, fields, param):
     error = await refused(http, **fields)
     assert error["param"] == param and error["type"] == "invalid_request_error", error
+
+
+@pytest.mark.parametrize("tokens", [-1, 0, 500, 600, 2**40])
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 50}]}, "max_completion_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 50}]}, "max_tokens"),
+        ("/v1/responses", {"input": "x" * 50}, "max_output_tokens"),
+        ("/v1/completions", {"prompt": "x" * 50, "echo": False}, "max_tokens"),
+    ],
+)
+async def test_a_length_is_refused_by_the_name_that_it_was_given(http, path, body, name, tokens):
+    answer = await http.post(path, json={**body, name: tokens})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == name
+    said = set(re.findall(r"max_\w*tokens", error["message"]))
+    assert said == {name}, error["message"]
+
+
+@pytest.mark.parametrize("lengths", [(4, 4), (4, 7), (7, 4), (4, None), (None, 4), (4, 600), (600, 4)])
+async def test_of_two_lengths_the_lower_one_counts(http, lengths):
+    answer = await ask(http, **dict(zip(("max_tokens", "max_completion_tokens"), lengths, strict=True)))
+    assert answer["usage"]["completion_tokens"] == 4
+    for name in ("max_tokens", "max_completion_tokens"):
+        error = await refused(http, **{"max_tokens": 9, "max_completion_tokens": 9, name: -1})
+        assert error["param"] == name and error["message"].startswith(f"{name} is -1")
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
@@ -248,8 +276,7 @@ async def test_fields_without_a_meaning_here_change_nothing(http):
     assert more["choices"] == plain["choices"]
 
 
-async def test_max_completion_tokens_goes_before_max_tokens(http):
-    assert await content(http, max_completion_tokens=3) == "use"
+async def test_an_answer_without_a_length_ends_with_the_context(http):
     answer = await ask(http, max_tokens=None)
     assert answer["usage"]["total_tokens"] == 512
 

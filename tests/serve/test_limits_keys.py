@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import typing
 
 import pytest
 
 from kvasir.errors import ConfigError
 from kvasir.serve.keys import Key, Limits, read_keys
+from kvasir.serve.openai.wire import ServiceTier
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import Delta, FinishReason, ServiceClass
 from tests.serve.running import client, events, make_front
@@ -168,6 +170,9 @@ async def test_the_class_comes_from_field_tier_header_and_key(secret, fields, he
         ({"service_tier": "flex"}, None, "flex"),
         ({"service_tier": "flex", "service_class": "interactive"}, None, "default"),
         ({"service_tier": "priority"}, None, "priority"),
+        ({"service_tier": "fast"}, None, "priority"),
+        ({"service_tier": "scale"}, None, "default"),
+        ({"service_tier": "fast", "service_class": "batch"}, None, "flex"),
     ],
 )
 async def test_an_answer_says_in_which_tier_it_was_served_if_one_was_asked_for(fields, header, served):
@@ -179,6 +184,17 @@ async def test_an_answer_says_in_which_tier_it_was_served_if_one_was_asked_for(f
         assert found.get("service_tier") == served and ("service_tier" in found) == (served is not None)
 
 
+@pytest.mark.parametrize("tier", [*typing.get_args(typing.get_args(ServiceTier)[0]), "gold", "", 1])
+async def test_chat_and_responses_judge_a_tier_alike(tier):
+    async with client() as http:
+        told = []
+        for path, body in ((CHAT, {"messages": [{"role": "user", "content": "a"}]}), ("/v1/responses", {"input": "a"})):
+            answer = await http.post(path, json={**body, "service_tier": tier})
+            found = answer.json()
+            told.append((answer.status_code, found.get("service_tier"), found.get("error")))
+    assert told[0] == told[1]
+
+
 @pytest.mark.parametrize(
     ("secret", "fields", "header", "status", "code"),
     [
@@ -187,7 +203,7 @@ async def test_an_answer_says_in_which_tier_it_was_served_if_one_was_asked_for(f
         ("batch-key", {}, "interactive", 403, "class_not_allowed"),
         ("plain-key", {}, "urgent", 400, "invalid_value"),
         ("plain-key", {"service_class": "urgent"}, None, 400, "invalid_value"),
-        ("plain-key", {"service_tier": "scale"}, None, 400, "invalid_value"),
+        ("plain-key", {"service_tier": "gold"}, None, 400, "invalid_value"),
     ],
 )
 async def test_a_class_that_may_not_be_is_refused(secret, fields, header, status, code):

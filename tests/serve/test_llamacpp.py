@@ -138,7 +138,8 @@ async def test_an_answer_ends_with_the_context():
             answer = await ask(http, n_predict=n_predict)
             assert (answer["tokens_predicted"], answer["truncated"]) == (13, True)
         assert not (await ask(http, n_predict=13))["truncated"]
-        assert (await refused(http, prompt="x" * 16))["param"] == "prompt"
+        answer = await http.post("/completion", json={"prompt": "x" * 16})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
 
 
 async def test_several_answers_to_several_prompts(http):
@@ -156,7 +157,10 @@ async def test_several_answers_to_several_prompts(http):
 
 async def test_what_is_told_can_be_chosen(http):
     fields = ["content", "timings/prompt_n", "generation_settings/n_predict", "nothing", "content/more"]
-    assert await ask(http, response_fields=fields) == {"content": "abcab", "prompt_n": 3, "n_predict": 5}
+    told = {"content": "abcab", "timings/prompt_n": 3, "generation_settings/n_predict": 5}
+    assert await ask(http, response_fields=fields) == told
+    same = ["timings/prompt_n", "timings/cache_n", "tokens_evaluated"]  # no two of these are one name
+    assert list(await ask(http, response_fields=same)) == same
 
 
 async def test_streams_carry_probabilities_and_times(http):

@@ -230,7 +230,7 @@ FIELDS = [
     ({"logit_bias": {"x": 1.0}}, "logit_bias"),
     ({"metadata": {"k" * 65: "v"}}, None),
     ({"metadata": {str(i): "v" for i in range(17)}}, "metadata"),
-    ({"service_tier": "ultrafast"}, "service_tier"),
+    ({"service_tier": "gold"}, "service_tier"),
     ({"moderation": {"model": "x"}}, "moderation"),
     ({"context_management": [{"type": "compaction"}]}, "context_management"),
     ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),

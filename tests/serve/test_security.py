@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 
@@ -10,7 +11,9 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from kvasir.cli.app import app
 from kvasir.errors import ConfigError
 from kvasir.serve.app import create_app
 from kvasir.serve.auth import OPEN_PATHS, HostGuard
@@ -138,6 +141,16 @@ async def test_only_names_of_this_server_are_served(settings, host, status):
     async with client(settings) as http:
         response = await http.get("/health", headers={"Host": host})
         assert response.status_code == status, response.text
+
+
+async def test_what_is_refused_names_the_flag_that_allows_it():
+    """It is one of `kvasir serve`."""
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).output
+    async with client() as http:
+        for headers in ({"Host": "evil.com"}, {"Origin": "http://evil.com"}):
+            message = (await http.get("/v1/models", headers=headers)).json()["error"]["message"]
+            [flag] = re.findall(r"--[a-z-]+", message)
+            assert f"{flag} " in shown, flag
 
 
 @pytest.mark.parametrize(

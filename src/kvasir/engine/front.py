@@ -22,7 +22,7 @@ from kvasir.engine.grammars import Grammars
 from kvasir.engine.meter import Meter
 from kvasir.engine.reading import Reader, Reading
 from kvasir.engine.turns import LONG_BYTES, Turns, batches, size_of
-from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, TextTooLong
+from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, PromptTooLong, TextTooLong
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
@@ -180,7 +180,7 @@ class Front:
         work = partial(tokenizer.encode_many, texts, most=most, **told)
         many = await self._turns.run(sum(map(len, texts)), lambda hold: work(hold=hold))
         if fits and most and len(many[0]) > most:
-            raise self._too_long(size, f"{most} tokens", param)
+            raise self._too_long(size, len(many[0]), f"{most} tokens", param)
         return [self._some(ids, param) for ids in many]
 
     def _some(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
@@ -311,12 +311,14 @@ class Front:
         """Raises TextTooLong for a text of so many bytes, all of them in tokens, that no context can hold."""
         context, most = self.info.max_model_len, self._need_tokenizer(param).table.bytes_per_token
         if most and size > most * context:
-            raise self._too_long(size, f"at most {most * context} bytes", param)
+            raise self._too_long(size, -(-size // most), f"at most {most * context} bytes", param)
 
-    def _too_long(self, size: int, most: str, param: str) -> TextTooLong:
+    def _too_long(self, size: int, tokens: int, most: str, param: str) -> TextTooLong:
+        """tokens: the text has at least so many."""
         context, counted = self.info.max_model_len, self.count_bytes
         message = f"the text has {size} bytes; the context of {context} tokens can hold {most}"
-        return TextTooLong(message, f"shorten it (up to {counted} bytes are counted without fitting)", param=param)
+        hint = f"shorten it (up to {counted} bytes are counted without fitting)"
+        return TextTooLong(message, hint, param, tokens=tokens, context=context)
 
     def _need_tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -400,11 +402,10 @@ class Front:
         """A complete Request for the embedding of a text. Raises InvalidRequest."""
         self._need_task(Task.EMBED)
         self._check_ids(ids, "input")
-        if len(ids) > self.info.max_model_len:
-            raise InvalidRequest(
-                f"the input has {len(ids)} tokens; the context holds {self.info.max_model_len}",
-                "shorten it", param="input",
-            )  # fmt: skip
+        length, context = len(ids), self.info.max_model_len
+        if length > context:
+            message = f"the input has {length} tokens; the context holds {context}"
+            raise PromptTooLong(message, "shorten it", "input", tokens=length, context=context)
         params = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
         return Request(id or _new_id(), tuple(ids), params, Task.EMBED, **fields)
 
@@ -435,15 +436,15 @@ class Front:
         length, context = len(prompt_ids), self.info.max_model_len
         room = context - length
         if room < 1:
-            raise InvalidRequest(
-                f"the prompt has {length} tokens; the context holds {context}, one of them for the answer",
-                "shorten the prompt", param=param,
-            )  # fmt: skip
+            message = f"the prompt has {length} tokens; the context holds {context}, one of them for the answer"
+            raise PromptTooLong(message, "shorten the prompt", param, tokens=length, context=context)
+        if max_tokens is not None and max_tokens >= context:
+            message = f"the prompt has {length} tokens and max_tokens is {max_tokens}; the context holds {context}"
+            raise InvalidRequest(message, f"lower max_tokens to {room}", param="max_tokens")
         if max_tokens is not None and max_tokens > room:
-            raise InvalidRequest(
-                f"the prompt has {length} tokens and max_tokens is {max_tokens}; the context holds {context}",
-                f"lower max_tokens to {room}, or shorten the prompt", param="max_tokens",
-            )  # fmt: skip
+            message = f"the prompt has {length} tokens and max_tokens is {max_tokens}; the context holds {context}"
+            hint = f"lower max_tokens to {room}, or shorten the prompt"
+            raise PromptTooLong(message, hint, "max_tokens", tokens=length, context=context)
         return room
 
     # -- a request to text ---------------------------------------------------------------------------------

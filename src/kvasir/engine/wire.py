@@ -11,6 +11,7 @@ from kvasir.errors import (
     InvalidRequest,
     KvasirError,
     ModelFileError,
+    PromptTooLong,
     QueueFull,
     UnsupportedModel,
 )
@@ -72,6 +73,8 @@ class Fault(_Message, frozen=True):
     hint: str
     param: str | None = None
     retry_after: float = 1.0
+    tokens: int = 0
+    context: int = 0
 
 
 class Deltas(_Message, frozen=True):
@@ -105,6 +108,7 @@ _KINDS = {
     for c in (
         KvasirError,
         InvalidRequest,
+        PromptTooLong,
         QueueFull,
         ModelFileError,
         UnsupportedModel,
@@ -116,14 +120,16 @@ _KINDS = {
 
 def to_fault(request_id: str, error: KvasirError) -> Fault:
     kind = next(c.__name__ for c in type(error).__mro__ if c.__name__ in _KINDS)
-    param = getattr(error, "param", None)
-    return Fault(request_id, kind, error.message, error.hint, param, getattr(error, "retry_after", 1.0))
+    own = {name: getattr(error, name) for name in ("param", "retry_after", "tokens", "context") if hasattr(error, name)}
+    return Fault(request_id, kind, error.message, error.hint, **own)
 
 
 def to_error(fault: Fault) -> KvasirError:
     cls = _KINDS.get(fault.kind, KvasirError)
     if cls is InvalidRequest:
         return InvalidRequest(fault.message, fault.hint, fault.param)
+    if cls is PromptTooLong:
+        return PromptTooLong(fault.message, fault.hint, fault.param, tokens=fault.tokens, context=fault.context)
     if cls is QueueFull:
         return QueueFull(fault.message, fault.hint, fault.retry_after)
     return cls(fault.message, fault.hint)

@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence as Seq
 
-from kvasir.errors import InvalidRequest, quoted
+from kvasir.errors import InvalidRequest, PromptTooLong, quoted
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.manager import KVManager
 from kvasir.plan import Capacity, SamplingSpec
@@ -36,17 +36,13 @@ def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_c
         raise InvalidRequest(f"token id {bad} in the prompt", f"expected [0, {capacity.vocab_size})", param="prompt")
     generates = request.task is Task.GENERATE
     if length + generates > capacity.max_model_len:
-        raise InvalidRequest(
-            f"the prompt has {length} tokens; the context holds {capacity.max_model_len}",
-            "shorten it",
-            param="prompt",
-        )
+        context = capacity.max_model_len
+        message = f"the prompt has {length} tokens; the context holds {context}"
+        raise PromptTooLong(message, "shorten it", "prompt", tokens=length, context=context)
     if bidirectional and length > capacity.max_tokens_per_step:
-        raise InvalidRequest(
-            f"the prompt has {length} tokens; a step holds {capacity.max_tokens_per_step}",
-            "shorten it",
-            param="prompt",
-        )
+        most = capacity.max_tokens_per_step
+        message = f"the prompt has {length} tokens; a step holds {most}"
+        raise PromptTooLong(message, "shorten it", "prompt", tokens=length, context=most)
     most = min(length + (request.params.max_tokens or 1) * generates, capacity.max_model_len)
     if not kv.can_ever_hold(most, max_chunk):
         raise InvalidRequest(

@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
@@ -23,7 +24,9 @@ from kvasir.errors import (
     KvasirError,
     LimitExceeded,
     ModelNotFound,
+    PromptTooLong,
     QueueFull,
+    TextTooLong,
     bounded,
 )
 
@@ -40,6 +43,13 @@ class ClassNotAllowed(InvalidRequest):
     """A request asks for a better service class than its key may have."""
 
 
+class ThreadUnsupported(InvalidRequest):
+    """A request of the Messages API wants the server to keep the conversation. Clients that can do without send all of
+    it again."""
+
+    code = "thread_unsupported_request"
+
+
 class ScopeNeeded(KvasirError):
     """A key asks for what it is not good for."""
 
@@ -51,13 +61,19 @@ class AnswerFailed(KvasirError):
 @dataclass(frozen=True, slots=True)
 class Fault:
     """An HTTP status and what to say. `param` is the offending field, `code` a stable word for programs. The texts are
-    bounded, since they quote what clients send."""
+    bounded, since they quote what clients send.
+
+    too_long: what clients must know of a prompt that is; each dialect has words for it by which they recognize it.
+    details: what a client of Anthropic's decides by.
+    """
 
     status: int
     message: str
     code: str
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    too_long: PromptTooLong | None = None
+    details: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", bounded(self.message, 2 * MAX_MESSAGE))  # a message and its hint
@@ -76,6 +92,11 @@ def fault_of(error: BaseException) -> Fault:
             return Fault(403, str(error), "class_not_allowed", error.param)
         case ScopeNeeded():
             return Fault(403, str(error), "scope_needed")
+        case PromptTooLong():
+            return Fault(400, str(error), "context_length_exceeded", error.param, too_long=error)
+        case ThreadUnsupported():
+            details = {"error_code": error.code, "unsupported": [error.param]}
+            return Fault(400, str(error), error.code, error.param, details=details)
         case InvalidRequest():
             return Fault(400, str(error), "invalid_value", error.param)
         case QueueFull():
@@ -162,7 +183,11 @@ _ANTHROPIC = {
 def anthropic_error(fault: Fault, request_id: str | None) -> bytes:
     """https://docs.anthropic.com/en/api/errors"""
     kind = _ANTHROPIC.get(fault.status) or ("invalid_request_error" if fault.status < 500 else "api_error")
-    error = {"type": kind, "message": _with_field(fault)}
+    error: dict[str, Any] = {"type": kind, "message": _with_field(fault)}
+    if long := fault.too_long:
+        error["message"] = f"prompt is too long: {_count(long)} tokens > {long.context - 1} maximum ({long.hint})"
+    if fault.details:
+        error["details"] = fault.details
     return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
 
 
@@ -178,12 +203,23 @@ def llamacpp_error(fault: Fault) -> bytes:
     """https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md, with the field named as well"""
     kind = _LLAMACPP_KINDS.get(fault.status) or ("invalid_request_error" if fault.status < 500 else "server_error")
     error = {"code": fault.status, "message": fault.message, "type": kind, "param": fault.param}
+    if long := fault.too_long:
+        exceeds = f"the request ({_count(long)} tokens) exceeds the available context size ({long.context} tokens)"
+        error |= {"message": f"{exceeds}: {fault.message}", "type": "exceed_context_size_error"}
+        error |= {"n_prompt_tokens": long.tokens, "n_ctx": long.context}
     return msgspec.json.encode({"error": error})
 
 
 def ollama_error(fault: Fault) -> bytes:
     """https://docs.ollama.com/api/errors"""
-    return msgspec.json.encode({"error": _with_field(fault)})
+    message = _with_field(fault)
+    if fault.too_long:
+        message = f"the input length exceeds the context length: {message}"
+    return msgspec.json.encode({"error": message})
+
+
+def _count(long: PromptTooLong) -> str:
+    return f"at least {long.tokens}" if isinstance(long, TextTooLong) else str(long.tokens)
 
 
 def _with_field(fault: Fault) -> str:
@@ -197,6 +233,8 @@ def openai_error(fault: Fault) -> bytes:
     kind = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(fault.status)
     kind = kind or ("invalid_request_error" if fault.status < 500 else "server_error")
     error = {"message": fault.message, "type": kind, "param": fault.param, "code": fault.code}
+    if long := fault.too_long:
+        error["message"] = f"This model's maximum context length is {long.context} tokens: {fault.message}"
     return msgspec.json.encode({"error": error})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
@@ -146,9 +147,14 @@ def refuse_fields(wire: Wire, place: str = "") -> None:
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors name the field that the client used. names: ours -> theirs."""
+    """Errors name the fields that the client used. names: ours -> theirs. In a text, those are replaced that can be no
+    word of the language."""
     try:
         yield
     except InvalidRequest as error:
+        for ours, theirs in names.items():
+            if "_" in ours:
+                error.message = re.sub(rf"\b{ours}\b", theirs, error.message)
+                error.hint = re.sub(rf"\b{ours}\b", theirs, error.hint)
         error.param = names.get(error.param or "", error.param)
         raise

@@ -32,7 +32,7 @@ class Blocks:
         for event in events:
             match event:
                 case Content(text):
-                    yield from self._open("text", {"text": ""})
+                    yield from self._open("text", {"citations": None, "text": ""})
                     yield self._delta({"type": "text_delta", "text": text})
                 case Reasoning(text):
                     yield from self._open("thinking", {"thinking": "", "signature": ""})
@@ -42,7 +42,7 @@ class Blocks:
                 case CallStart(_, name, id):
                     self.called = True
                     yield from self.close()
-                    call = {"id": tool_id(id, self._reading), "name": name, "input": {}}
+                    call = {"id": tool_id(id, self._reading), "name": name, "input": {}, "caller": {"type": "direct"}}
                     yield from self._open("tool_use", call)
                 case Arguments(_, text):
                     yield self._delta({"type": "input_json_delta", "partial_json": text})

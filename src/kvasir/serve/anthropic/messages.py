@@ -144,7 +144,8 @@ class Job:
                 if delta.finish_reason:
                     told += blocks.close()
                     ending, usage = self._ending(delta, blocks.called), self._usage(delta.usage)
-                    told += [{"type": "message_delta", "delta": ending, "usage": usage}, {"type": "message_stop"}]
+                    last = {"type": "message_delta", "context_management": self._edits(), "usage": usage}
+                    told += [{**last, "delta": {"container": None, **ending}}, {"type": "message_stop"}]
                 if told:
                     yield b"".join(map(event, told))
 
@@ -160,7 +161,10 @@ class Job:
             "role": "assistant",
             "model": self.serving.names[0],
             "content": [],
+            "container": None,
+            "context_management": self._edits(),
             "stop_reason": None,
+            "stop_details": None,
             "stop_sequence": None,
             "usage": {**self._usage(delta.usage), "service_tier": TIERS[self.core.slo]},
             **seed,
@@ -169,14 +173,19 @@ class Job:
     def _ending(self, delta: TextDelta, called: bool) -> dict[str, Any]:
         """An answer that was asked to be longer than the context may end with it. A stop string of the store's is no
         matter of the client's."""
+        told = {"stop_details": None, "stop_sequence": None}
         if delta.stop_reason in (self.wire.stop_sequences or ()) and not self.only_prompt:
-            return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
+            return told | {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
         if delta.finish_reason is FinishReason.STOP and not self.only_prompt:
             reason = "tool_use" if called else "end_turn"
         else:
             full = delta.usage.completion_tokens < self.wire.max_tokens
             reason = "model_context_window_exceeded" if full else "max_tokens"
-        return {"stop_reason": reason, "stop_sequence": None}
+        return told | {"stop_reason": reason}
+
+    def _edits(self) -> dict[str, Any] | None:
+        """Those that can be asked for change nothing."""
+        return None if self.wire.context_management is None else {"applied_edits": []}
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
         """Tokens of the prompt are counted apart: those that the cache had, and the others."""

@@ -17,22 +17,16 @@ T = TypeVar("T")
 def page_of(
     items: Sequence[T], id_of: Callable[[T], str], limit: int, after: str | None, before: str | None
 ) -> tuple[Sequence[T], dict[str, Any]]:
-    """At most `limit` items behind one of them or in front of it, and what the page says beside them. Raises
-    InvalidRequest."""
-    if after is not None and before is not None:
-        raise InvalidRequest("after_id and before_id exclude each other", "give one of them", param="before_id")
+    """At most `limit` of the items after one of them and before another, and what the page says beside them: the first
+    of these, or with `before` the last, since its reader goes on towards the front. Raises InvalidRequest."""
     ids = [id_of(item) for item in items]
-    if before is not None:
-        end = _place(ids, before, "before_id")
-        start = max(0, end - limit)
-        more = start > 0
-    else:
-        start = 0 if after is None else _place(ids, after, "after_id") + 1
-        end = start + limit
-        more = end < len(ids)
+    first = 0 if after is None else _place(ids, after, "after_id") + 1
+    last = len(ids) if before is None else _place(ids, before, "before_id")
+    start, end = (first, min(first + limit, last)) if before is None else (max(first, last - limit), last)
+    more = start > first if before is not None else end < last
     shown = ids[start:end]
-    first, last = (shown[0], shown[-1]) if shown else (None, None)
-    return items[start:end], {"has_more": more, "first_id": first, "last_id": last}
+    ends = {"first_id": shown[0] if shown else None, "last_id": shown[-1] if shown else None}
+    return items[start:end], {"has_more": more, **ends}
 
 
 def _place(ids: Sequence[str], id: str, param: str) -> int:

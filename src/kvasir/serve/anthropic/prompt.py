@@ -35,6 +35,7 @@ from kvasir.serve.anthropic.wire import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from kvasir.serve.faults import ThreadUnsupported
 from kvasir.serve.openai.structured import JsonSchema, ResponseFormat
 from kvasir.serve.openai.wire import (
     FunctionCall,
@@ -58,8 +59,9 @@ CARRIES = "carries."  # a signature that holds the thinking itself, which the cl
 
 
 def chat_fields(wire: Conversation, front: Front) -> dict[str, Any]:
-    """The fields of ChatRequest that say the same. Raises InvalidRequest with the place of what cannot be honoured."""
-    refuse_fields(wire)
+    """The fields of ChatRequest that say the same. Raises InvalidRequest with the place of what cannot be honoured,
+    ThreadUnsupported."""
+    _refuse(wire)
     messages = list(_messages(wire))
     fields: dict[str, Any] = {"messages": messages, **_tools(wire), **_thinking(wire, front)}
     fields["trust_special_tokens"] = wire.trust_special_tokens
@@ -70,6 +72,16 @@ def chat_fields(wire: Conversation, front: Front) -> dict[str, Any]:
             raise InvalidRequest(message, "give the results of the calls", param=f"messages.{len(wire.messages) - 1}")
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     return fields
+
+
+def _refuse(wire: Conversation) -> None:
+    """A thread is the last field to be refused: without it, a client that sends all again is to be served."""
+    try:
+        refuse_fields(wire)
+    except InvalidRequest as error:
+        if error.param == "thread":
+            raise ThreadUnsupported(error.message, error.hint, error.param) from None
+        raise
 
 
 # -- messages ----------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def _cut(told: Told, context: int, wanted: int) -> bool:
 
 
 def _chosen(found: dict[str, Any], paths: list[str]) -> dict[str, Any]:
-    """The fields of these paths, each under its last name; what there is not is left out."""
+    """The fields of these paths, each under its path; what there is not is left out."""
     chosen = {}
     for path in paths:
         value: Any = found
@@ -130,7 +130,7 @@ def _chosen(found: dict[str, Any], paths: list[str]) -> dict[str, Any]:
                 break
             value = value[name]
         else:
-            chosen[path.rpartition("/")[2]] = value
+            chosen[path] = value
     return chosen
 
 

@@ -14,12 +14,12 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.serve.asgi import ClientGone
+from kvasir.serve.body import JsonRoute
 from kvasir.serve.catalogue import catalogue_of
 from kvasir.serve.ollama.manage import store_of
-from kvasir.serve.ollama.route import OllamaRoute
 from kvasir.serve.scopes import MANAGEMENT
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter(route_class=JsonRoute)
 
 _PIECE = 4 << 20  # bytes written at once
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}

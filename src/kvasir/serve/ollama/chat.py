@@ -10,11 +10,12 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.engine.reading import may_think
+from kvasir.serve.body import JsonRoute
 from kvasir.serve.ollama.answer import Clock, Job, as_message
 from kvasir.serve.ollama.asking import answer
 from kvasir.serve.ollama.params import check_fits, context_of, options_of, room_for_answer, to_params
 from kvasir.serve.ollama.prompt import Prompter, must_be_kept_from_thinking, thinking_variables, to_messages
-from kvasir.serve.ollama.route import STREAMED, OllamaRoute
+from kvasir.serve.ollama.route import STREAMED
 from kvasir.serve.ollama.wire import ChatRequest
 from kvasir.serve.openai.tools import callable_tools, follows, shown_tools, tool_grammar
 from kvasir.serve.openai.wire import ChatRequest as OpenAIChat
@@ -23,7 +24,7 @@ from kvasir.serve.openai.wire import Tool as OpenAITool
 from kvasir.serve.serving import Serving
 from kvasir.serve.wire import refuse_fields
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/api/chat", tags=["ollama"], responses=STREAMED)

@@ -10,19 +10,20 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.engine.front import Bound
-from kvasir.errors import InvalidRequest
+from kvasir.errors import InvalidRequest, PromptTooLong
 from kvasir.serve.asgi import while_connected
+from kvasir.serve.body import JsonRoute
 from kvasir.serve.concurrent import all_of
 from kvasir.serve.ollama.answer import Clock
 from kvasir.serve.ollama.params import context_of, options_of
 from kvasir.serve.ollama.prompt import cut_ids
-from kvasir.serve.ollama.route import OllamaRoute, serving_named
+from kvasir.serve.ollama.route import serving_named
 from kvasir.serve.ollama.wire import EmbeddingsRequest, EmbedRequest
 from kvasir.serve.serving import Serving, json_response
 from kvasir.serve.vectors import first_dimensions, raw
 from kvasir.types import Request
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/api/embed", tags=["ollama"])
@@ -80,7 +81,8 @@ async def to_requests(
             cut += left_out
         if len(ids) > context:
             message = f"the input has {len(ids)} tokens; the context holds {context}"
-            raise InvalidRequest(message, "shorten it, or let /api/embed do it with truncate: true", param)
+            hint = "shorten it, or let /api/embed do it with truncate: true"
+            raise PromptTooLong(message, hint, param, tokens=len(ids), context=context)
         requests.append(front.resolve_embedding(ids, **fields))
     return requests, cut
 

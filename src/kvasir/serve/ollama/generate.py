@@ -14,17 +14,18 @@ from starlette.responses import Response
 from kvasir.engine.front import Front
 from kvasir.engine.reading import may_think
 from kvasir.errors import InvalidRequest
+from kvasir.serve.body import JsonRoute
 from kvasir.serve.ollama.answer import Clock, Job, as_response
 from kvasir.serve.ollama.asking import answer
 from kvasir.serve.ollama.params import check_fits, context_of, options_of, room_for_answer, to_params
 from kvasir.serve.ollama.prompt import cut_ids, must_be_kept_from_thinking, thinking_variables
-from kvasir.serve.ollama.route import STREAMED, OllamaRoute
+from kvasir.serve.ollama.route import STREAMED
 from kvasir.serve.ollama.wire import GenerateRequest
 from kvasir.serve.serving import Serving
 from kvasir.serve.wire import refuse_fields
 from kvasir.store.templates import check_template
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter(route_class=JsonRoute)
 
 _KEPT = 4  # ids at the beginning that stay where a prompt is cut, unless num_keep says otherwise
 

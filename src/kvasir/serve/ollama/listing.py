@@ -10,17 +10,18 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir import __version__
+from kvasir.serve.body import JsonRoute
 from kvasir.serve.catalogue import Catalogue, catalogue_of
 from kvasir.serve.ollama.about import shown, shown_of, shown_of_one, summary, summary_of, summary_of_one
 from kvasir.serve.ollama.answer import timestamp
 from kvasir.serve.ollama.manage_wire import ShowRequest
-from kvasir.serve.ollama.route import OllamaRoute, faults_of_files, full_name
+from kvasir.serve.ollama.route import faults_of_files, full_name
 from kvasir.serve.serving import Serving, json_response
 from kvasir.serve.wire import refuse_fields
 from kvasir.store.entry import Entry
 from kvasir.store.store import Store
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter(route_class=JsonRoute)
 
 SPOKEN = "0.14.0"  # the version of Ollama whose API this is; clients ask for one, and some for a least one
 NEVER = "9999-12-31T23:59:59Z"

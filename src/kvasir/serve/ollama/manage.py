@@ -14,9 +14,10 @@ from starlette.responses import Response
 from kvasir.errors import InvalidRequest, QueueFull
 from kvasir.serve.asgi import while_connected
 from kvasir.serve.audit import set_outcome
+from kvasir.serve.body import JsonRoute
 from kvasir.serve.catalogue import catalogue_of
 from kvasir.serve.ollama.manage_wire import CopyRequest, CreateRequest, DeleteRequest, PullRequest, PushRequest
-from kvasir.serve.ollama.route import STREAMED, OllamaRoute, faults_of_files, line, stream_lines
+from kvasir.serve.ollama.route import STREAMED, faults_of_files, line, stream_lines
 from kvasir.serve.scopes import MANAGEMENT
 from kvasir.serve.serving import json_response
 from kvasir.serve.wire import refuse_fields
@@ -25,7 +26,7 @@ from kvasir.store.modelfile import Modelfile
 from kvasir.store.progress import Progress
 from kvasir.store.store import Store
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter(route_class=JsonRoute)
 
 AT_ONCE = 2  # pulls and creations
 SUCCESS = {"status": "success"}

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvasir.errors import InvalidRequest
+from kvasir.errors import InvalidRequest, PromptTooLong
 from kvasir.serve.ollama.wire import Asking, Options
 from kvasir.serve.openai.params import to_bias
 from kvasir.serve.wire import refuse_fields
@@ -72,10 +72,11 @@ def room_for_answer(options: Options, context: int) -> int:
 
 
 def check_fits(length: int, context: int, param: str) -> None:
-    """Raises InvalidRequest for a prompt that leaves no room in the context."""
+    """Raises PromptTooLong for a prompt that leaves no room in the context."""
     if length >= context:
         message = f"the prompt has {length} tokens; the context holds {context}, one of them for the answer"
-        raise InvalidRequest(message, "shorten it, raise num_ctx, or send truncate: true", param)
+        hint = "shorten it, raise num_ctx, or send truncate: true"
+        raise PromptTooLong(message, hint, param, tokens=length, context=context)
 
 
 def to_params(wire: Asking, options: Options, info: ModelInfo, room: int) -> SamplingParams:

@@ -1,18 +1,16 @@
-"""What the routes of this dialect share: how bodies are read, how models are named, how lines are streamed."""
+"""What the routes of this dialect share: how models are named, how lines are streamed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
 
 from kvasir.errors import InvalidRequest, ModelFileError, ModelNotFound, UnsupportedModel
-from kvasir.serve.body import JsonRoute
 from kvasir.serve.catalogue import Catalogue, catalogue_of, serving_of
 from kvasir.serve.faults import Fault, ollama_error
 from kvasir.serve.serving import Serving
@@ -21,24 +19,6 @@ from kvasir.serve.sse import LINES, EventStream
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer.", "content": {"application/json": {}, "application/x-ndjson": {}}}
 }
-
-
-class OllamaRoute(JsonRoute):
-    """Bodies are JSON whatever their Content-Type says: `curl -d` claims to send a form. (No page elsewhere gets in
-    with that: its Origin is refused before.)"""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-
-        async def as_json(request: Request) -> Response:
-            return await handler(Request(_json_scope(request.scope), request.receive))
-
-        return as_json
-
-
-def _json_scope(scope: Scope) -> Scope:
-    others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
-    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
 
 
 async def full_name(catalogue: Catalogue, name: str) -> str:

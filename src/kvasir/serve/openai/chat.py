@@ -72,20 +72,26 @@ async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) 
     serving.check_logprobs(top_logprobs=wire.top_logprobs, prompt_logprobs=wire.prompt_logprobs)
     _refuse(wire)
     prompt_ids = await chat_ids(wire, serving, request)
-    max_tokens = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
-    logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
-    params = to_params(wire, serving.front.info, serving.own, max_tokens=max_tokens, logprobs=logprobs)
     front = serving.front
     reading = front.reader.reading(prompt_ids, callable_tools(wire), await _thinks(wire, serving, params))
     fields = serving.fields(request, wire, TIERS.get(wire.service_tier or ""))
-    with named(wire):
+    length = _length(wire)
+    with named(wire, max_tokens=length):
+        logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
+        params = to_params(wire, front.info, serving.own, max_tokens=getattr(wire, length), logprobs=logprobs)
         grammar = await tool_grammar(wire, front, reading, params)
         if grammar is not None:  # the structure of what is said is part of it
             params = replace(params, structured_outputs=None)
             fields["grammar"] = grammar
         await front.learn(params)
-    id = f"chatcmpl-{secrets.token_hex(12)}"
-    return front.resolve(prompt_ids, params, id=id, param="messages", **fields), reading
+        id = f"chatcmpl-{secrets.token_hex(12)}"
+        return front.resolve(prompt_ids, params, id=id, param="messages", **fields), reading
+
+
+def _length(wire: ChatRequest) -> str:
+    """The field that bounds the answer: where there are two, the lower one."""
+    given = [n for n in ("max_tokens", "max_completion_tokens") if getattr(wire, n) is not None]
+    return min(given, key=lambda name: getattr(wire, name), default="max_tokens")
 
 
 def _refuse(wire: ChatRequest) -> None:

@@ -27,8 +27,8 @@ _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 # Mirostat takes the place of these: a model's recommendation is not for it. What the request asks for is.
 _FILTERS = ("top_p", "top_k", "min_p")
 
-# service_tier -> class; the other tiers ("auto", "default") leave it to the header and the key.
-TIERS = {"priority": ServiceClass.INTERACTIVE, "flex": ServiceClass.BATCH}
+# service_tier -> class; the other tiers ("auto", "default", "scale") leave it to the header and the key.
+TIERS = dict.fromkeys(("priority", "fast", "ultrafast"), ServiceClass.INTERACTIVE) | {"flex": ServiceClass.BATCH}
 
 
 def served_tier(asked: str | None, slo: ServiceClass) -> str | None:
@@ -37,7 +37,7 @@ def served_tier(asked: str | None, slo: ServiceClass) -> str | None:
         return None
     if slo is not ServiceClass.INTERACTIVE:
         return "flex"
-    return "priority" if asked == "priority" else "default"
+    return "priority" if TIERS.get(asked) is slo else "default"
 
 
 def to_params(wire: Sampling, info: ModelInfo, own: Mapping[str, Any] = NOTHING, **given: Any) -> SamplingParams:

@@ -96,6 +96,6 @@ def _own(wire: StructuredFields) -> StructuredOutputs:
     )
 
 
-def named(wire: Structured) -> AbstractContextManager[None]:
-    """Errors name the field that the client used."""
-    return renamed({} if wire.structured_outputs else {"structured_outputs": "response_format"})
+def named(wire: Structured, **more: str) -> AbstractContextManager[None]:
+    """Errors name the field that the client used. more: ours=theirs."""
+    return renamed(({} if wire.structured_outputs else {"structured_outputs": "response_format"}) | more)

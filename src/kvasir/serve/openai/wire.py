@@ -27,6 +27,8 @@ from kvasir.serve.wire import (
 )
 from kvasir.validate import MAX_BAD_WORDS, MAX_BREAKERS
 
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None
+
 
 class StreamOptions(Wire):
     REFUSED: ClassVar = {"include_obfuscation": ((False,), LEAVE_OUT)}
@@ -210,7 +212,7 @@ class ChatRequest(Sampling, Trust):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    service_tier: ServiceTier = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None

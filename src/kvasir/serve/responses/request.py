@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,7 +21,7 @@ from kvasir.serve.responses.wire import (
     ResponseRequest,
     TextFormat,
 )
-from kvasir.serve.wire import MAX_MESSAGES, Scheduling, refuse_fields
+from kvasir.serve.wire import MAX_MESSAGES, Scheduling, refuse_fields, renamed
 
 # Fields that a chat has under the same name.
 _SAME = ("model", "chat_template_kwargs", *Samplers.model_fields, *Scheduling.model_fields)
@@ -118,7 +118,7 @@ def to_chat(wire: Prompt, items: Sequence[Kept]) -> ChatRequest:
     if isinstance(wire, ResponseRequest):
         fields |= {name: getattr(wire, name) for name in _SAME}
         fields["max_tokens"] = wire.max_output_tokens
-        fields["service_tier"] = "priority" if wire.service_tier == "fast" else wire.service_tier
+        fields["service_tier"] = wire.service_tier
         if LOGPROBS in (wire.include or ()):
             fields |= {"logprobs": True, "top_logprobs": wire.top_logprobs}
     try:
@@ -158,13 +158,6 @@ def _format(format: TextFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"schema": format.schema_, "lenient": format.lenient}}
 
 
-@contextmanager
-def named() -> Iterator[None]:
+def named() -> AbstractContextManager[None]:
     """Errors of the chat name the fields as they are called here."""
-    try:
-        yield
-    except InvalidRequest as error:
-        error.param = _NAMES.get(error.param or "", error.param)
-        error.message = error.message.replace("max_tokens", "max_output_tokens")
-        error.hint = error.hint.replace("max_tokens", "max_output_tokens")
-        raise
+    return renamed(_NAMES)

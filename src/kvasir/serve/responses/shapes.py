@@ -15,7 +15,7 @@ from kvasir.types import Request, Usage
 
 def response_object(wire: ResponseRequest, core: Request, model: str, created: int) -> dict[str, Any]:
     """A response that has begun. created: seconds since 1970."""
-    params, tier = core.params, wire.service_tier
+    params = core.params
     effort = wire.reasoning.effort if wire.reasoning else None
     asked = wire.model_dump(include={"tools", "tool_choice", "text"}, exclude_none=True, by_alias=True)
     format = asked.get("text", {}).get("format", {"type": "text"})
@@ -39,7 +39,7 @@ def response_object(wire: ResponseRequest, core: Request, model: str, created: i
         "prompt_cache_key": wire.prompt_cache_key,
         "reasoning": {"effort": effort, "summary": None},
         "safety_identifier": wire.safety_identifier,
-        "service_tier": served_tier("priority" if tier == "fast" else tier, core.slo),
+        "service_tier": served_tier(wire.service_tier, core.slo),
         "store": wire.store is not False,
         "temperature": params.temperature,
         "text": {"format": format, "verbosity": "medium"},

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from kvasir.serve.openai.structured import Schema
-from kvasir.serve.openai.wire import Samplers, StreamOptions
+from kvasir.serve.openai.wire import Samplers, ServiceTier, StreamOptions
 from kvasir.serve.responses.items import Item, check_type
 from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, Scheduling, TemplateKwargs, Trust, Wire
 
@@ -165,7 +165,7 @@ class ResponseRequest(Prompt, Samplers, Scheduling):
     metadata: Metadata | None = None
     prompt_cache_key: Name | None = None
     safety_identifier: Name | None = None
-    service_tier: Literal["auto", "default", "flex", "priority", "fast"] | None = None
+    service_tier: ServiceTier = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -1,0 +1,108 @@
+"""A prompt that does not fit is refused in the words by which each dialect's clients know it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kvasir.engine import wire
+from kvasir.engine.front import Front
+from kvasir.errors import InvalidRequest, PromptTooLong
+from kvasir.runner.fake import FakeRunner
+from kvasir.sched.scheduler import Scheduler
+from kvasir.types import Request, SamplingParams
+from tests.serve.fakes import EchoEngine, byte_tokenizer, template
+from tests.serve.running import client
+
+CONTEXT = 64
+COUNTED = "x" * 100
+HUGE = "x" * 100_000  # refused before it is tokenized
+
+
+def chat(text: str, **more) -> dict:
+    return {"messages": [{"role": "user", "content": text}], **more}
+
+
+OPENAI = {
+    "/v1/chat/completions": chat,
+    "/v1/completions": lambda text: {"prompt": text},
+    "/v1/responses": lambda text: {"input": text, "store": False},
+    "/v1/embeddings": lambda text: {"input": text},
+}
+LLAMACPP = {
+    "/completion": lambda text: {"prompt": text},
+    "/embedding": lambda text: {"content": text},
+}
+OLLAMA = {
+    "/api/chat": lambda text: chat(text, model="fake", truncate=False),
+    "/api/generate": lambda text: {"model": "fake", "prompt": text, "truncate": False},
+    "/api/embed": lambda text: {"model": "fake", "input": text, "truncate": False},
+    "/api/embeddings": lambda text: {"model": "fake", "prompt": text},
+}
+
+
+@pytest.fixture
+async def http():
+    front = Front(EchoEngine(max_model_len=CONTEXT), byte_tokenizer(), template())
+    async with client(front=front) as http:
+        yield http
+
+
+async def refused(http, path: str, body: dict) -> dict:
+    answer = await http.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+@pytest.mark.parametrize("text", [COUNTED, HUGE], ids=["counted", "huge"])
+@pytest.mark.parametrize("path", OPENAI)
+async def test_openai_has_a_code_for_it(http, path, text):
+    """LiteLLM reads the message, langchain the code."""
+    error = await refused(http, path, OPENAI[path](text))
+    assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
+    assert error["message"].startswith(f"This model's maximum context length is {CONTEXT} tokens")
+    assert error["param"] in ("messages", "prompt", "input")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_and_its_answer_may_be_too_long_together(http, stream):
+    """A shorter prompt helps, but where the answer alone is too long."""
+    error = await refused(http, "/v1/chat/completions", chat("x" * 20, max_tokens=CONTEXT - 1, stream=stream))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+    error = await refused(http, "/v1/chat/completions", chat("x", max_tokens=CONTEXT, stream=stream))
+    assert (error["code"], error["param"]) == ("invalid_value", "max_tokens")
+
+
+@pytest.mark.parametrize("text", [COUNTED, HUGE], ids=["counted", "huge"])
+async def test_anthropic_has_a_text_for_it(http, text):
+    """Claude Code reads both numbers to see how much has to go."""
+    error = await refused(http, "/v1/messages", chat(text, max_tokens=5))
+    assert error["type"] == "invalid_request_error"
+    numbers = re.match(r"prompt is too long[^0-9]*(\d+) tokens? > (\d+)", error["message"])
+    assert numbers and int(numbers[1]) > int(numbers[2]) == CONTEXT - 1
+
+
+@pytest.mark.parametrize("path", LLAMACPP)
+async def test_llamacpp_has_a_type_and_two_numbers_for_it(http, path):
+    error = await refused(http, path, LLAMACPP[path](COUNTED))
+    assert (error["type"], error["code"]) == ("exceed_context_size_error", 400), error
+    assert error["n_ctx"] == CONTEXT and error["n_prompt_tokens"] >= len(COUNTED)
+    assert "exceeds the available context size" in error["message"]
+
+
+@pytest.mark.parametrize("path", OLLAMA)
+async def test_ollama_says_it_in_its_words(http, path):
+    error = await refused(http, path, OLLAMA[path](COUNTED))
+    assert error.startswith("the input length exceeds the context length"), error
+
+
+def test_the_engines_process_says_it_as_well():
+    """A request that came past the front half, and its error past a process."""
+    scheduler = Scheduler(FakeRunner(max_model_len=CONTEXT).capacity)
+    with pytest.raises(PromptTooLong) as caught:
+        scheduler.add(Request("r", (1,) * CONTEXT, SamplingParams(max_tokens=1)))
+    error = wire.to_error(wire.decode_event(wire.encode(wire.to_fault("r", caught.value))))
+    assert isinstance(error, PromptTooLong) and isinstance(error, InvalidRequest)
+    assert (error.tokens, error.context, error.param) == (CONTEXT, CONTEXT, "prompt")
+    assert str(error) == str(caught.value)
