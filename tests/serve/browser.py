@@ -113,13 +113,18 @@ def stream_of(*deltas: dict, finish: str = "stop") -> str:
     return "".join(f"data: {json.dumps({'choices': [c]})}\n\n" for c in choices) + "data: [DONE]\n\n"
 
 
-def answers_with(page: Page, *streams: str) -> list[dict]:
-    """The page is answered with these, in their order; returns the bodies that it sends, as they come."""
+def answers_with(page: Page, *streams: str | dict) -> list[dict]:
+    """The page is answered with these, in their order: streams, or errors; returns the bodies that it sends, as they
+    come."""
     bodies: list[dict] = []
 
     def respond(route) -> None:
         bodies.append(json.loads(route.request.post_data))
-        route.fulfill(body=streams[len(bodies) - 1], content_type="text/event-stream")
+        told = streams[len(bodies) - 1]
+        if isinstance(told, dict):
+            route.fulfill(status=400, json=told)
+        else:
+            route.fulfill(body=told, content_type="text/event-stream")
 
     page.route("**/v1/chat/completions", respond)
     return bodies

@@ -4,11 +4,12 @@ import { key } from "./store.js";
 
 /** What the server said against a request: `status` (0: nothing), and the text of its error object. */
 export class Refused extends Error {
-  /** seconds: after which to ask again, where the server says so. */
-  constructor(status, message, seconds = null) {
+  /** seconds: after which to ask again, where the server says so. code: its word for the error. */
+  constructor(status, message, seconds = null, code = null) {
     super(message);
     this.status = status;
     this.seconds = seconds;
+    this.code = code;
   }
 
   /** What was wrong, and what to do. */
@@ -33,16 +34,17 @@ async function ask(path, options = {}) {
     throw new Refused(0, "The server does not answer.");
   }
   if (response.ok) return response;
-  throw new Refused(response.status, await reason(response), Number(response.headers.get("retry-after")));
+  const { message, code } = await reason(response);
+  throw new Refused(response.status, message, Number(response.headers.get("retry-after")), code);
 }
 
 /** Its error object has a message in most dialects, and is one in Ollama's. */
 async function reason(response) {
   try {
     const { error } = await response.json();
-    return error.message ?? String(error);
+    return { message: error.message ?? String(error), code: error.code };
   } catch {
-    return `The server answered with status ${response.status}.`;
+    return { message: `The server answered with status ${response.status}.` };
   }
 }
 
@@ -74,7 +76,7 @@ export async function* stream(path, body, signal) {
         const data = event.slice(6);
         if (data === "[DONE]") return;
         const chunk = JSON.parse(data);
-        if (chunk.error) throw new Refused(500, chunk.error.message);
+        if (chunk.error) throw new Refused(500, chunk.error.message, null, chunk.error.code);
         yield chunk;
       }
     }

@@ -3,11 +3,13 @@
 import { Refused, stream } from "./api.js";
 import { Conversations } from "./conversations.js";
 import { find, make, say } from "./dom.js";
+import { End } from "./end.js";
 import { MessageView } from "./message.js";
 import { chats, loadChat, newChat, saveChat } from "./store.js";
 import { TokenMap } from "./tokens.js";
 import { take, wireMessages } from "./wire.js";
 
+const TOO_LONG = "context_length_exceeded"; // the code of an error
 const LEAVING = 1000; // milliseconds within which a stream breaks off when the page is left
 
 export class Chat {
@@ -21,6 +23,7 @@ export class Chat {
     this.abort = null; // of the answer that is being written
     this.edited = null; // the message that the next one will replace
     this.prompt = find("prompt");
+    this.end = new End(find("messages"));
     this.conversations = new Conversations(this);
     find("composer").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -82,7 +85,7 @@ export class Chat {
     const box = find("messages");
     box.replaceChildren(...this.chat.messages.map((message) => this.view(message).root));
     if (!this.chat.messages.length) box.append(make("p", { class: "welcome muted" }, "Ask something."));
-    this.toEnd();
+    this.end.go();
     this.conversations.draw();
   }
 
@@ -94,18 +97,13 @@ export class Chat {
     find("messages").querySelector(".welcome")?.remove();
     const view = this.view(message);
     find("messages").append(view.root);
-    this.toEnd();
+    this.end.go();
     return view;
-  }
-
-  toEnd() {
-    const box = find("messages");
-    box.scrollTop = box.scrollHeight;
   }
 
   notice(text) {
     find("messages").append(make("p", { class: "notice", role: "alert" }, text));
-    this.toEnd();
+    this.end.go();
   }
 
   fit() {
@@ -217,6 +215,7 @@ export class Chat {
     const view = this.add(message);
     this.abort = new AbortController();
     this.busy(true);
+    this.models.whileLoading(this.abort.signal, (text) => this.draw(view, text));
     const begun = performance.now();
     const seconds = () => (performance.now() - begun) / 1000;
     try {
@@ -225,7 +224,7 @@ export class Chat {
         if (body.model) message.model = chunk.model;
         for (const choice of chunk.choices) {
           if (take(message, choice, map)) message.first ??= seconds();
-          follow(view);
+          this.follow(view);
         }
       }
       message.finish ??= "stop";
@@ -233,13 +232,15 @@ export class Chat {
       if (error.name === "AbortError") message.finish = "stopped";
       else if (performance.now() - this.left < LEAVING) message.finish = "left";
       else message.error = error instanceof Refused ? error.words : `This page failed: ${error.message}`;
+      if (error.code === TOO_LONG) message.tooLong = true;
       if (error.status === 404) this.models.refresh().catch(() => {}); // what it said stands in the message
       if (error.status === 401) queueMicrotask(() => this.retryWithKey(message));
     }
     message.seconds = seconds();
+    this.abort.abort();
     this.abort = null;
     this.busy(false);
-    view.draw();
+    this.draw(view);
     this.save(chat);
     say(message.error ?? "The answer is complete.");
   }
@@ -253,21 +254,23 @@ export class Chat {
     find("stop").hidden = !busy;
     if (!busy && document.activeElement === document.body) this.prompt.focus();
   }
-}
 
-/** Draws a growing answer at the next frame, later where that takes long, and keeps its end in sight unless the reader
- *  has scrolled away from it. */
-function follow(view) {
-  if (view.due) return;
-  view.due = true;
-  setTimeout(() => {
-    requestAnimationFrame((begun) => {
-      const box = find("messages");
-      const near = box.scrollHeight - box.scrollTop - box.clientHeight < 80;
-      view.draw();
-      if (near) box.scrollTop = box.scrollHeight;
-      view.cost = performance.now() - begun;
-      view.due = false;
-    });
-  }, 3 * view.cost);
+  /** waiting: what a message without a text waits for. */
+  draw(view, waiting = "") {
+    view.draw(waiting);
+    this.end.keep();
+  }
+
+  /** Draws a growing answer at the next frame, later where that takes long. */
+  follow(view) {
+    if (view.due) return;
+    view.due = true;
+    setTimeout(() => {
+      requestAnimationFrame((begun) => {
+        this.draw(view);
+        view.cost = performance.now() - begun;
+        view.due = false;
+      });
+    }, 3 * view.cost);
+  }
 }

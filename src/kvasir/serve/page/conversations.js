@@ -30,7 +30,7 @@ export class Conversations {
       "li",
       {},
       make("button", { type: "button", class: "entry", title, "aria-current": current, onclick: open }, name, mark),
-      make("button", { type: "button", ...remove, onclick: () => this.remove(chat) }, "✕"),
+      make("button", { type: "button", ...remove, onclick: () => this.remove(chat) }, "×"),
     );
   }
 

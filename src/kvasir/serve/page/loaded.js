@@ -38,7 +38,8 @@ export class Loaded {
     const about = { class: "small", "aria-label": `${label} ${name}`, disabled: isBusy || isForbidden };
     const button = make("button", { type: "button", ...about, onclick: act }, label);
     if (isForbidden) button.title = CANNOT;
-    const state = isBusy ? "…" : model ? `loaded: ${told(model)}` : "not loaded";
+    const doing = model ? "is being unloaded …" : "is being loaded …";
+    const state = isBusy ? doing : model ? `loaded: ${told(model)}` : "not loaded";
     return make("tr", {}, [name, button, state].map((cell) => make("td", {}, cell)));
   }
 

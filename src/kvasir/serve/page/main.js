@@ -88,9 +88,7 @@ find("menu").addEventListener("click", (event) => {
   event.currentTarget.setAttribute("aria-expanded", String(open));
 });
 find("options").addEventListener("click", () => {
-  const open = find("settings").hidden || document.body.dataset.view !== "chat";
-  location.hash = "chat";
-  options.show(open);
+  options.show(find("settings").hidden);
 });
 find("key").addEventListener("click", async () => {
   if ((await needKey("")) && (await introduce())) showView();

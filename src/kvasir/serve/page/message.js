@@ -8,13 +8,16 @@ const ENDS = {
   length: "Cut off: the answer reached its longest length.",
   stopped: "Stopped.",
   left: "Incomplete: the page was left while this was being written.",
+  tooLong:
+    "It does not fit into the model's context, so this turn is left out of the conversation: edit the message, or go on" +
+    " with a shorter one. Where the conversation has become too long, begin a new one.",
   abort: "The server ended this answer.",
   timeout: "The server ran out of time for this answer.",
 };
 
 const MEASURABLE = 0.1; // seconds; a shorter answer comes in too few pieces to tell how fast it was
 
-/** A message: `{role, content, reasoning, calls, finish, error, usage, seconds, first, seed, model}`; `before` and
+/** A message: `{role, content, reasoning, calls, finish, error, tooLong, usage, seconds, first, seed, model}`; `before` and
  *  `after`: other answers in its place. */
 export class MessageView {
   /** actions: `regenerate(message)`, `turn(message, by)`, `edit(message)`, `answer(message, results)`. map: the
@@ -56,7 +59,8 @@ export class MessageView {
     this.draw();
   }
 
-  draw() {
+  /** waiting: what there is to say as long as there is no answer. */
+  draw(waiting = "") {
     const { message } = this;
     if (message.reasoning) {
       this.thinking.hidden = false;
@@ -66,7 +70,7 @@ export class MessageView {
     }
     this.drawText();
     this.drawCalls();
-    this.drawNotes();
+    this.drawNotes(waiting);
   }
 
   /** Blocks that have not changed stay as they are. */
@@ -97,13 +101,15 @@ export class MessageView {
     this.calls.append(...areas, make("button", { type: "button", onclick: send }, label));
   }
 
-  drawNotes() {
+  drawNotes(waiting = "") {
     const { message } = this;
     const notes = [];
     if (message.error) notes.push(make("p", { class: "error", role: "alert" }, message.error));
+    if (waiting) notes.push(make("p", { class: "small muted", role: "status" }, waiting));
+    if (message.tooLong) notes.push(make("p", { class: "small muted" }, ENDS.tooLong));
     else if (ENDS[message.finish]) notes.push(make("p", { class: "small muted" }, ENDS[message.finish]));
     this.notes.replaceChildren(...notes);
-    this.root.classList.toggle("growing", !message.finish && !message.error);
+    this.root.classList.toggle("growing", !message.finish && !message.error && !waiting);
     this.root.setAttribute("aria-busy", String(!message.finish && !message.error));
     if (message.role !== "assistant" || (!message.finish && !message.error)) return;
     const regenerate = () => this.actions.regenerate(message);

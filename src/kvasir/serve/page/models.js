@@ -4,6 +4,8 @@ import { get, Refused } from "./api.js";
 import { find, make } from "./dom.js";
 import { settings } from "./store.js";
 
+const LOOK = 1000; // milliseconds between looks at a model that is being loaded
+
 export class Models {
   constructor() {
     this.name = null; // null: the only one
@@ -33,6 +35,17 @@ export class Models {
     } catch (error) {
       if (error.status !== 404) throw error;
       await this.load(); // the one that was chosen is gone
+    }
+  }
+
+  /** Says of the one that is chosen that it is being loaded, as long as it is and the signal lasts. */
+  async whileLoading(signal, tell) {
+    const { name } = this;
+    while (this.several && name !== null && !signal.aborted) {
+      const info = await get(`/kvasir/info${this.query}`).catch(ignoreRefused);
+      if (signal.aborted || !info || info.model !== undefined || name !== this.name) return;
+      tell(`${name} is being loaded …`);
+      await new Promise((resolve) => setTimeout(resolve, LOOK));
     }
   }
 

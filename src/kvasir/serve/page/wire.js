@@ -1,10 +1,11 @@
 // A conversation as the chat API takes it, and what its chunks say as a message of the page.
 
-/** The messages as the API takes them. What failed or never began is left out; thoughts are the template's to keep or
- *  to drop. */
+/** The messages as the API takes them. What failed or never began is left out, and the whole turn where it was too long;
+ *  thoughts are the template's to keep or to drop. */
 export function wireMessages(system, messages) {
   const found = system ? [{ role: "system", content: system }] : [];
   for (const m of messages) {
+    if (m.tooLong) dropTurn(found);
     if (m.role === "assistant" && !m.content && !m.calls?.length) continue;
     const message = { role: m.role, content: m.content };
     if (m.tool_call_id) message.tool_call_id = m.tool_call_id;
@@ -13,6 +14,12 @@ export function wireMessages(system, messages) {
     found.push(message);
   }
   return found;
+}
+
+/** Takes the last question away, and what came after it. */
+function dropTurn(messages) {
+  const last = messages.findLastIndex((message) => message.role === "user");
+  if (last >= 0) messages.length = last;
 }
 
 /** Takes a choice of a chunk into the message; true when it brought some of the answer. */
