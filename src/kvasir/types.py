@@ -229,6 +229,7 @@ class Delta:
     embedding: for Task.EMBED, float32 values.
     carry: the sampler's state behind these tokens, where it has one: what is resumed there needs it.
     refused: what the request asked for is why it ends with an error, and no fault of the engine.
+    at: when the tokens were there, in seconds of the engine's time.monotonic; 0 where that is not known.
     """
 
     id: str
@@ -243,6 +244,7 @@ class Delta:
     error: str | None = None
     carry: bytes = b""
     refused: bool = False
+    at: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

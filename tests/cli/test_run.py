@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import kvasir.cli.chat
+import kvasir.cli.run
+import kvasir.engine.llm
+from kvasir.cli.app import app
+from kvasir.cli.chat.conversation import Conversation
+from kvasir.cli.chat.session import Session, Settings
 from kvasir.cli.run import _stream
+from kvasir.engine.fake import FakeEngine
+from kvasir.engine.front import Front
+from kvasir.engine.llm import AsyncLLM
+from kvasir.engine.load_text import load_text
 from kvasir.errors import KvasirError
 from kvasir.types import SamplingParams
+from tests.cli.running import VOCABULARY
+from tests.cli.test_chat import Recorder, text_half
 from tests.serve.fakes import POISON
 from tests.serve.running import make_front
 
@@ -32,3 +48,135 @@ async def test_an_engine_that_fails_is_an_error(capsys):
     finally:
         await front.stop()
     assert "tokens at" not in capsys.readouterr().err
+
+
+# -- arguments -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """Commands get fake engines; returns those that were started."""
+    started: list[AsyncLLM] = []
+
+    class Fake(AsyncLLM):
+        def __init__(self, model: str, **options):
+            super().__init__(model, engine=FakeEngine(vocab_size=VOCABULARY, max_model_len=256), **options)
+
+        async def start(self) -> AsyncLLM:
+            started.append(self)
+            return await super().start()
+
+    for module in (kvasir.cli.run, kvasir.cli.chat):
+        monkeypatch.setattr(module, "AsyncLLM", Fake)
+    return started
+
+
+def invoke(*arguments: str, stdin: str | bytes = "") -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+SCHEMA = '{"type": "array", "uniqueItems": true}'
+WRONG = [
+    (["--temperature", "-1"], "temperature is -1"),
+    (["--max-tokens", "0"], "max_tokens is 0"),
+    (["--top-p", "2"], "top_p is 2"),
+    (["--frequency-penalty", "9"], "frequency_penalty is 9"),
+    (["--seed", str(-(2**70))], "seed is"),
+    (["--thinking-token-budget", "-5"], "thinking_token_budget is -5"),
+    (["--json-schema", "schema.json"], "cannot be enforced"),
+    (["--json-schema", "missing.json"], "missing.json cannot be read"),
+    (["--grammar", "empty.lark"], "No 'root' rule"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=str)
+@pytest.mark.parametrize("command", [["run", "kvasir-mini", "hi"], ["chat", "kvasir-mini"]], ids=["run", "chat"])
+def test_arguments_are_looked_at_before_the_model_is_loaded(engines, tmp_path, monkeypatch, command, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    (tmp_path / "empty.lark").write_text("")
+    result = invoke(*command, *arguments, stdin="hi\n")
+    assert isinstance(result.exception, KvasirError) and said in str(result.exception), result.exception
+    assert not engines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "kvasir-mini", "hi", "--thinking-token-budget", "5"], "--chat"),
+        (["run", "kvasir-mini", ""], "the prompt is empty"),
+        (["run", "kvasir-mini", "-"], "the standard input is empty"),
+    ],
+    ids=str,
+)
+def test_what_a_prompt_cannot_have_is_said_before_the_model_is_loaded(engines, arguments, said):
+    result = invoke(*arguments)
+    assert isinstance(result.exception, KvasirError) and said in str(result.exception), result.exception
+    assert not engines
+
+
+def test_a_chat_needs_a_template_before_the_model_is_loaded(engines, monkeypatch):
+    monkeypatch.setattr(kvasir.engine.llm, "load_text", lambda options: (load_text(options)[0], None))
+    for command in (["run", "kvasir-mini", "hi", "--chat"], ["chat", "kvasir-mini"]):
+        result = invoke(*command)
+        assert "no chat template" in str(result.exception) and not engines
+
+
+@pytest.mark.parametrize("text", ["What is 23 + 45?", "one\ntwo\n\nthree", "é, €"])
+@pytest.mark.parametrize("chat", [[], ["--chat"]])
+def test_a_prompt_may_come_from_the_standard_input(engines, text, chat):
+    options = ["--temperature", "0", "--max-tokens", "5", "--quiet", *chat]
+    given = invoke("run", "kvasir-mini", text, *options)
+    assert given.exit_code == 0 and given.stdout.strip()
+    for end in ("", "\n"):
+        assert invoke("run", "kvasir-mini", "-", *options, stdin=text + end).stdout == given.stdout
+    assert invoke("run", "kvasir-mini", "-", *options, stdin=text + "\n\n").stdout != given.stdout
+
+
+def test_an_input_that_is_no_text_is_refused(engines):
+    result = invoke("run", "kvasir-mini", "-", stdin=b"\xff\xfe")
+    assert isinstance(result.exception, KvasirError) and "UTF-8" in str(result.exception) and not engines
+
+
+# -- rates -----------------------------------------------------------------------------------------------------
+
+
+class Late:
+    """A front half whose reader gets everything at once, some time after it was computed."""
+
+    def __init__(self, front):
+        self._front = front
+
+    def __getattr__(self, name):
+        return getattr(self._front, name)
+
+    async def stream(self, request):
+        deltas = [delta async for delta in self._front.stream(request)]
+        for delta in deltas:
+            yield delta
+
+
+async def test_the_rate_of_a_chat_is_the_engines_as_well():
+    front = Front(FakeEngine(vocab_size=VOCABULARY, max_model_len=256, step_seconds=0.02), *text_half())
+    await front.start()
+    try:
+        session = Session(Late(front), Recorder(), Conversation(), Settings(temperature=0.0, max_tokens=8))
+        await session.ask("Hello")
+    finally:
+        await front.stop()
+    assert session.figures.tokens_per_second <= 50
+
+
+async def test_a_rate_is_the_engines_however_late_its_tokens_are_read(capsys):
+    front = make_front(step_seconds=0.02)
+    await front.start()
+    try:
+        request = front.resolve(await front.encode("abc"), SamplingParams(max_tokens=8, seed=1, ignore_eos=True))
+        await _stream(Late(front), request, False)
+        request = front.resolve(await front.encode("abc"), SamplingParams(max_tokens=1, seed=1))
+        await _stream(Late(front), request, False)
+    finally:
+        await front.stop()
+    several, one = capsys.readouterr().err.splitlines()
+    assert 0 < float(re.search(r"8 tokens at ([\d.]+)/s", several)[1]) <= 50
+    assert "1 token," in one and "/s" not in one  # there is nothing to tell a rate by

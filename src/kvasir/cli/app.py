@@ -92,7 +92,7 @@ def serve(
 @sampler_flags
 def run(
     model: Model,
-    prompt: Annotated[str, typer.Argument(help="Text to go on from.")],
+    prompt: Annotated[str, typer.Argument(help="Text to go on from; - is the standard input.")],
     engine: EngineOptions,
     sampler: SamplerOptions,
     temperature: Temperature = None,
@@ -106,6 +106,8 @@ def run(
     Example: kvasir run kvasir-mini "What is 23 + 45?" --chat --temperature 0
 
     Example: kvasir run kvasir-mini "Who are you?" --chat --json-schema person.json --top-p 0.9
+
+    Example: kvasir run kvasir-mini - --chat < question.txt
     """
     from kvasir.cli import run as command
 

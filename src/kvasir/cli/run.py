@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from kvasir.cli.check import check_asked
+from kvasir.cli.pace import Pace
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import AsyncLLM
 from kvasir.engine.reading import may_think
-from kvasir.errors import KvasirError
+from kvasir.errors import ConfigError, InvalidRequest, KvasirError
 from kvasir.store.entry import Entry
 from kvasir.store.parameters import sampling_of
 from kvasir.types import SamplingParams
@@ -33,16 +34,34 @@ def run(
     quiet: bool,
     sampler: SamplerOptions,
 ) -> None:
+    text = _standard_input() if prompt == "-" else prompt
     engine, entry = resolve(engine)
     asked: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     asked = sampler.params() | {name: value for name, value in asked.items() if value is not None}
-    asyncio.run(_run(engine, entry, prompt, asked, chat, quiet))
+    own = sampling_of(entry.parameters) if entry else {}
+    wanted = {**own, **asked}
+    llm = AsyncLLM(**asdict(engine))
+    check_asked(llm.front, SamplingParams(**{"max_tokens": None, **wanted}), chat)
+    tokenizer = llm.front.tokenizer
+    if not text and not chat and tokenizer is not None and tokenizer.bos_id is None:
+        raise InvalidRequest("the prompt is empty", "give a text to go on from")
+    asyncio.run(_run(llm, entry, text, wanted, chat, quiet))
+
+
+def _standard_input() -> str:
+    """All of it, but for a newline at its end. Raises ConfigError."""
+    try:
+        text = sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the standard input is no UTF-8: {error.reason}", "give a text") from None
+    if not text:
+        raise ConfigError("the standard input is empty", "pipe the prompt into it, or give it as an argument")
+    return text
 
 
 async def _run(
-    engine: EngineOptions, entry: Entry | None, prompt: str, asked: Mapping[str, Any], chat: bool, quiet: bool
+    llm: AsyncLLM, entry: Entry | None, prompt: str, wanted: Mapping[str, Any], chat: bool, quiet: bool
 ) -> None:
-    llm = AsyncLLM(**asdict(engine))
     async with llm:
         if not quiet:
             print("\n".join(llm.summary), file=sys.stderr)
@@ -50,9 +69,8 @@ async def _run(
         messages = [{"role": "user", "content": prompt}]
         messages = entry.conversation(messages) if entry else messages
         ids: Sequence[int] = await (front.encode_chat(messages) if chat else front.encode(prompt))
-        own = sampling_of(entry.parameters) if entry else {}
         # What the model recommends, over it what the store has for it, over that what the user asks for.
-        params = SamplingParams(**{"max_tokens": None, **llm.info.default_sampling, **own, **asked})
+        params = SamplingParams(**{"max_tokens": None, **llm.info.default_sampling, **wanted})
         await front.learn(params)
         thinks = params.structured_outputs is None or await may_think(front, messages)
         request = await front.resolve_chat(ids, params, thinks) if chat else front.resolve(ids, params)
@@ -61,21 +79,20 @@ async def _run(
 
 async def _stream(front, request, quiet: bool) -> None:
     """Raises KvasirError where the engine fails; what came before is printed."""
-    begun = time.perf_counter()
-    first, count, reason, error = None, 0, None, ""
+    pace, reason, error = Pace(), None, ""
     async for delta in front.stream(request):
-        first = first or time.perf_counter()
-        count += len(delta.token_ids)
+        pace.saw(delta)
         reason = delta.finish_reason or reason
         error = delta.error or error
         print(delta.text, end="", flush=True)
     print()
     if error:
         raise KvasirError(f"the engine failed: {error}", "`kvasir doctor` says whether this machine runs it")
-    if not quiet and first is not None:
-        rate = (count - 1) / max(time.perf_counter() - first, 1e-9)
+    if not quiet and pace.first is not None:
+        rate = f" at {pace.rate:.1f}/s" if pace.rate else ""
         print(
-            f"{len(request.prompt_ids)} prompt tokens, first token after {first - begun:.3f} s, "
-            f"{count} tokens at {rate:.1f}/s, ended by {reason.value if reason else '?'}, seed {request.params.seed}",
+            f"{len(request.prompt_ids)} prompt tokens, first token after {pace.first - pace.begun:.3f} s, "
+            f"{pace.count} token{'s' * (pace.count != 1)}{rate}, ended by {reason.value if reason else '?'}, "
+            f"seed {request.params.seed}",
             file=sys.stderr,
         )

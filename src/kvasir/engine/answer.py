@@ -5,6 +5,7 @@ Delta (ids) -> AnswerText.push -> TextDelta (text, and the events read from it) 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -55,7 +56,7 @@ class TextDelta:
     is cut into deltas, a token belongs to the same kind of event.
     `logprobs` runs parallel to `token_ids` where it was asked for. The last delta of an answer has a finish
     reason; `stop_reason` is the stop string or the asked-for stop id that ended it. `usage` is the answer's
-    own so far.
+    own so far. `at`: the moment of its tokens, as Delta has it.
     """
 
     index: int
@@ -70,6 +71,14 @@ class TextDelta:
     usage: Usage = field(default_factory=Usage)
     error: str | None = None
     refused: bool = False  # what was asked for is why
+    at: float = field(default=0.0, compare=False)
+
+
+def moment(at: float, begun: float) -> float:
+    """When tokens were there, in seconds of time.monotonic: as their engine says, or now, where its clock is another
+    machine's. begun: the request."""
+    now = time.monotonic()
+    return at if begun <= at <= now else now
 
 
 class AnswerText:
@@ -141,6 +150,7 @@ class AnswerText:
             usage=Usage(len(self._prompt_ids), self.num_tokens, self.cached_tokens, self._num_reasoning),
             error=delta.error,
             refused=delta.refused,
+            at=delta.at,
         )
 
     def _read(self, text: str) -> list[tuple[Event, int]]:

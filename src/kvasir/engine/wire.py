@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from kvasir.config import EngineOptions
@@ -103,7 +105,7 @@ encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_event = msgspec.msgpack.Decoder(Event).decode
 
-_KINDS = {
+_KINDS: dict[str, type[Any]] = {
     c.__name__: c
     for c in (
         KvasirError,

@@ -55,6 +55,7 @@ def take_tokens(seq: Sequence, row: RowResult) -> Delta:
         stop,
         cached_tokens=seq.cached,
         carry=seq.carry,
+        at=seq.since,
     )
 
 

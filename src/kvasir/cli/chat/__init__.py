@@ -12,11 +12,12 @@ from kvasir.cli.chat.conversation import Conversation
 from kvasir.cli.chat.reader import make_reader
 from kvasir.cli.chat.screen import Screen
 from kvasir.cli.chat.session import Session, Settings
+from kvasir.cli.check import check_asked
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import AsyncLLM
-from kvasir.errors import InvalidRequest, KvasirError, UnsupportedModel
+from kvasir.errors import KvasirError, UnsupportedModel
 from kvasir.store.parameters import sampling_of
 from kvasir.types import Task
 
@@ -32,7 +33,7 @@ def run(
     engine, entry = resolve(engine)
     own = sampling_of(entry.parameters) if entry else {}
     settings = Settings(temperature, max_tokens, seed, own=own, more=sampler.params())
-    settings.params({})  # raises for a value out of range, before anything is loaded
+    settings.params({})  # raises for a value out of range
     if entry is None:
         conversation = Conversation(system)
     else:
@@ -46,7 +47,7 @@ def talk(llm: AsyncLLM, conversation: Conversation, settings: Settings) -> None:
     Input is read between runs of the event loop, so that Ctrl-C means one thing at a time: while an answer
     comes it ends that answer (asyncio.Runner turns it into a cancellation), at the prompt it drops the line.
     """
-    _check_can_chat(llm)
+    check_asked(llm.front, settings.params({}), chat=True)
     screen = Screen()
     with asyncio.Runner() as runner:
         try:
@@ -58,16 +59,6 @@ def talk(llm: AsyncLLM, conversation: Conversation, settings: Settings) -> None:
             _loop(runner, Session(llm.front, screen, conversation, settings))
         finally:
             runner.run(llm.stop())
-
-
-def _check_can_chat(llm: AsyncLLM) -> None:
-    if llm.front.tokenizer is None:
-        raise UnsupportedModel("this model has no tokenizer", "give one with --tokenizer")
-    if llm.front.template is None or not llm.front.template.sources:
-        raise InvalidRequest(
-            "this model has no chat template",
-            "use `kvasir run` to go on from a text, or give a template with --chat-template",
-        )
 
 
 def _loop(runner: asyncio.Runner, session: Session) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 from kvasir.cli.chat.conversation import Conversation
 from kvasir.cli.chat.screen import OPEN, Screen, Thinking
+from kvasir.cli.pace import Pace
 from kvasir.engine.answer import Answer
 from kvasir.engine.front import Front
 from kvasir.engine.reading import may_think
@@ -61,11 +61,9 @@ class Figures:
 class _Run:
     """An answer while it comes."""
 
-    begun: float
     thinking: Thinking
     answer: Answer = field(default_factory=Answer)
-    first: float | None = None
-    first_tokens: int = 0
+    pace: Pace = field(default_factory=Pace)
     stopped: bool = False
 
 
@@ -89,7 +87,7 @@ class Session:
         run = await self._stream(request, thinking)
         if run.answer.finish_reason is FinishReason.ERROR:
             raise KvasirError(f"the engine failed on this answer: {run.answer.error}", "/retry asks again")
-        if run.first is None:
+        if run.pace.first is None:
             self.screen.note("[stopped before the first token; the question is not kept]")
             return
         self.conversation.turns.append((question, run.answer.text))
@@ -128,13 +126,12 @@ class Session:
         return (await self.front.decode(ids[-_TAIL:])).rstrip().endswith(OPEN)
 
     async def _stream(self, request: Request, thinking: Thinking) -> _Run:
-        run = _Run(time.perf_counter(), thinking)
+        run = _Run(thinking)
         try:
             async with aclosing(self.front.stream(request)) as deltas:
                 async for delta in deltas:
                     run.answer.add(delta)
-                    if run.first is None and delta.token_ids:
-                        run.first, run.first_tokens = time.perf_counter(), len(delta.token_ids)
+                    run.pace.saw(delta)
                     self.screen.pieces(thinking.push(delta.text))
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -146,13 +143,11 @@ class Session:
         return run
 
     def _report(self, request: Request, run: _Run) -> None:
-        assert run.first is not None
-        count, seconds = len(run.answer.token_ids), time.perf_counter() - run.first
-        later = count - run.first_tokens
+        assert run.pace.first is not None
         self.figures = Figures(
-            first_token=run.first - run.begun,
-            tokens_per_second=later / seconds if later and seconds else None,
-            context=len(request.prompt_ids) + count,
+            first_token=run.pace.first - run.pace.begun,
+            tokens_per_second=run.pace.rate,
+            context=len(request.prompt_ids) + run.pace.count,
             seed=request.params.seed or 0,
         )
         if run.stopped:

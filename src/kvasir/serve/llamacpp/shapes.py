@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvasir.engine.answer import TextDelta, TokenInfo, prompt_text
+from kvasir.engine.answer import TextDelta, TokenInfo, moment, prompt_text
 from kvasir.serve.llamacpp.lines import Lines
 from kvasir.serve.llamacpp.params import n_predict_of, settings_object
 from kvasir.serve.llamacpp.wire import Options
@@ -17,7 +17,7 @@ from kvasir.types import FinishReason, Request, Usage
 
 @dataclass(slots=True)
 class Told:
-    """One answer, as far as it was told. Times are of time.perf_counter; stop_type is empty until it has ended."""
+    """One answer, as far as it was told. Times are of time.monotonic; stop_type is empty until it has ended."""
 
     number: int
     core: Request
@@ -28,13 +28,13 @@ class Told:
     usage: Usage = field(default_factory=Usage)
     stop_type: str = ""
     stopping_word: str = ""
-    begun: float = field(default_factory=time.perf_counter)
+    begun: float = field(default_factory=time.monotonic)
     first: float = 0.0
     last: float = 0.0
 
     def add(self, delta: TextDelta, only_prompt: bool) -> str:
         """What of the delta's text belongs to the answer."""
-        self.last = time.perf_counter()
+        self.last = moment(delta.at, self.begun)
         self.first = self.first or self.last
         if only_prompt:
             self.usage = Usage(delta.usage.prompt_tokens, 0, delta.usage.cached_tokens)

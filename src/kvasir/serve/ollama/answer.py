@@ -18,7 +18,7 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from kvasir.engine.answer import TextDelta
+from kvasir.engine.answer import TextDelta, moment
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
 from kvasir.serve.asgi import while_connected
@@ -37,17 +37,19 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._begun = self._loaded = self._asked = self._first = time.monotonic_ns()
+        self._begun = self._loaded = self._asked = self._first = self._last = time.monotonic_ns()
 
     def loaded(self) -> None:
-        self._loaded = self._asked = self._first = time.monotonic_ns()
+        self._loaded = self._asked = self._first = self._last = time.monotonic_ns()
 
     def asked(self) -> None:
         self._asked = time.monotonic_ns()
-        self._first = 0
+        self._first = self._last = 0
 
-    def token(self) -> None:
-        self._first = self._first or time.monotonic_ns()
+    def token(self, at: float) -> None:
+        """at: of a delta."""
+        self._last = max(self._last, int(1e9 * moment(at, self._asked / 1e9)))
+        self._first = self._first or self._last
 
     def loading(self) -> dict[str, int]:
         """Of what generates nothing."""
@@ -62,7 +64,7 @@ class Clock:
             "prompt_eval_count": prompt_tokens,
             "prompt_eval_duration": first - self._asked,
             "eval_count": tokens,
-            "eval_duration": now - first,
+            "eval_duration": max(self._last, first) - first,
         }
 
 
@@ -239,7 +241,7 @@ class Job:
         async with aclosing(self.serving.front.stream(self.core, self.reading)) as deltas:
             async for delta in deltas:
                 check_finish(delta, self.core.id)
-                self.clock.token()
+                self.clock.token(delta.at)
                 yield delta, calls[delta.index].push(delta.events)
 
     def _content(self, said: Said, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

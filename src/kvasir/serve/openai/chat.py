@@ -73,12 +73,12 @@ async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) 
     _refuse(wire)
     prompt_ids = await chat_ids(wire, serving, request)
     front = serving.front
-    reading = front.reader.reading(prompt_ids, callable_tools(wire), await _thinks(wire, serving, params))
     fields = serving.fields(request, wire, TIERS.get(wire.service_tier or ""))
     length = _length(wire)
     with named(wire, max_tokens=length):
         logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
         params = to_params(wire, front.info, serving.own, max_tokens=getattr(wire, length), logprobs=logprobs)
+        reading = front.reader.reading(prompt_ids, callable_tools(wire), await _thinks(wire, serving, params))
         grammar = await tool_grammar(wire, front, reading, params)
         if grammar is not None:  # the structure of what is said is part of it
             params = replace(params, structured_outputs=None)

@@ -1,0 +1,43 @@
+"""What is wrong with a question can be said before the model is loaded, as far as its text half knows."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from kvasir.engine.front import Front
+from kvasir.engine.grammars import Grammars
+from kvasir.errors import InvalidRequest, UnsupportedModel
+from kvasir.guided.vocabulary import Vocabulary
+from kvasir.text.tokenizer import Tokenizer
+from kvasir.types import SamplingParams, StructuredOutputs
+
+
+def check_asked(front: Front, params: SamplingParams, chat: bool) -> None:
+    """Raises InvalidRequest, UnsupportedModel."""
+    if front.tokenizer is None:
+        raise UnsupportedModel("this model has no tokenizer", "give one with --tokenizer")
+    if chat:
+        check_template(front)
+    if params.structured_outputs is not None:
+        _check_structured(front.tokenizer, params.structured_outputs)
+    if params.thinking_token_budget is not None:
+        if not chat:
+            raise InvalidRequest(
+                "--thinking-token-budget bounds the reasoning of chats", "give --chat, or leave it out"
+            )
+        if front.reader.format().thinking is None:
+            raise InvalidRequest("this model marks no reasoning that could be bounded", "leave the budget out")
+
+
+def _check_structured(tokenizer: Tokenizer, wanted: StructuredOutputs) -> None:
+    """Compiles it for the tokenizer's ids; the model's may be more."""
+    with closing(Grammars(lambda: Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids))) as grammars:
+        grammars.of(wanted)
+
+
+def check_template(front: Front) -> None:
+    if front.template is None or not front.template.sources:
+        raise InvalidRequest(
+            "this model has no chat template",
+            "use `kvasir run` to go on from a text, or give a template with --chat-template",
+        )

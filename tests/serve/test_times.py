@@ -1,0 +1,59 @@
+"""What is told of an answer's times is the engine's, however late its tokens are read."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+
+from kvasir.engine.answer import TextDelta
+from kvasir.serve.llamacpp.lines import Lines
+from kvasir.serve.llamacpp.shapes import Told
+from kvasir.serve.ollama.answer import Clock
+from kvasir.types import Request, SamplingParams, Usage
+from tests.serve.fakes import EchoEngine
+from tests.serve.running import make_front
+
+
+def test_llamacpp_times_an_answer_by_the_engine():
+    told = Told(0, Request("r", (1,), SamplingParams(max_tokens=4, seed=0)), Lines(0, None))
+    told.begun -= 10
+    for i, at in enumerate((1, 2, 4)):
+        told.add(TextDelta(0, "a", token_ids=(97,), usage=Usage(1, i + 1), at=told.begun + at), False)
+    assert told.timings["prompt_ms"] == pytest.approx(1000)
+    assert told.timings["predicted_ms"] == pytest.approx(3000)
+    assert told.timings["predicted_per_second"] == pytest.approx(1)
+
+
+def test_ollama_times_an_answer_by_the_engine():
+    clock = Clock()
+    clock.asked()
+    begun = time.monotonic()
+    time.sleep(0.05)
+    for at in (0.01, 0.02, 0.04):
+        clock.token(begun + at)
+    assert clock.durations(1, 3)["eval_duration"] == pytest.approx(0.03e9, abs=10)
+
+
+def test_a_clock_of_another_machine_tells_nothing():
+    clock = Clock()
+    clock.asked()
+    for at in (0.0, 1e12):
+        clock.token(at)
+    durations = clock.durations(1, 2)
+    spent = durations["load_duration"] + durations["prompt_eval_duration"] + durations["eval_duration"]
+    assert 0 <= spent <= durations["total_duration"]
+
+
+async def test_each_step_has_its_moment():
+    front = make_front(EchoEngine(step_seconds=0.01))
+    await front.start()
+    try:
+        begun = time.monotonic()
+        request = front.resolve(await front.encode("abc"), SamplingParams(max_tokens=5, seed=1, ignore_eos=True))
+        moments = [delta.at async for delta in front.stream(request)]
+    finally:
+        await front.stop()
+    assert len(moments) == 5 and begun < moments[0] and moments[-1] < time.monotonic()
+    assert all(later - earlier >= 0.009 for earlier, later in pairwise(moments))
