@@ -352,7 +352,8 @@ ASKED = [
     # Ids that end an answer, and must not yet, may be all that a call can go on with: with min tokens there are none.
     replace(grammar("calls in free text", Rule(tool_grammar(MARKED, TOOLS, {}), free_text(MARKED)).text()),
             ask=lambda p: {"stop_token_ids": ()} if p.get("min_tokens") else {}),
-    grammar("reasoning budget", Rule(reasoning=Reasoning("<think>", " so", opened=True), budget=3).text()),
+    # The mark is spelt in none of the BAD_WORDS, and holds one of the STOP_STRINGS.
+    grammar("reasoning budget", Rule(reasoning=Reasoning("<think>", " si", opened=True), budget=3).text()),
     Feature("streaming", "streaming", "deltas beyond the first of an answer, told one by one",
             lambda run: run.pushed, ask=lambda p: {}),
 ]  # fmt: skip
