@@ -146,7 +146,11 @@ async def test_what_is_all_paused_is_no_work():
         async with aclosing(engine.submit(long("slow"))) as stream:
             await anext(stream)
             await paused(engine, 1)
-            assert not await engine._ask(lambda core: core.has_work())
+
+            async def rests() -> bool:  # once the step in progress has ended
+                return not await engine._ask(lambda core: core.has_work())
+
+            await until(rests)
             assert await engine.alive()
     finally:
         await engine.stop()
