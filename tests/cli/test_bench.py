@@ -118,6 +118,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         bench(fake_llm(), "latency", Shape(4, 2), repeats=1, out=tmp_path / "file" / "inside")
 
 
+@pytest.mark.slow
 def test_the_command_on_the_real_model(tmp_path):
     options = "--mode throughput --num-prompts 2 --input-len 16 --output-len 3 --repeats 1 --threads 1"
     done = run("kvasir.cli", "bench", "kvasir-mini", *options.split(), "--out", str(tmp_path))

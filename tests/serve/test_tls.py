@@ -145,7 +145,9 @@ def test_no_connection_is_lost_while_certificates_change(made):
         assert len(server.server.servers) == 1
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize(
+    "version", [pytest.param(ssl.TLSVersion.TLSv1_2, marks=pytest.mark.slow), ssl.TLSVersion.TLSv1_3]
+)
 def test_authorities_come_and_go_while_the_server_runs(made, tmp_path, caplog, version):
     """Whose authority is gone gets in no more, not by a session of before either, nor on a connection of before."""
     ca = tmp_path / "ca"
