@@ -13,6 +13,7 @@ from benchmarks.schemas.writer import Writer, bytes_tokenizer
 from kvasir.errors import InvalidRequest
 from kvasir.guided import sources
 from kvasir.guided.logic import KEYWORDS
+from kvasir.guided.pointers import Pointers
 
 TOKENIZER = bytes_tokenizer()
 TEXTS = ("", "a", "b", "ab", "ba", "c d")
@@ -224,3 +225,20 @@ def test_many_schemas_are_exact_or_refused(schema, definition):
     if isinstance(schema, dict):
         definition = {"type": "string"} if isinstance(definition, dict) and "$ref" in definition else definition
         check({**schema, "$defs": {"d": definition}})
+
+
+def test_definitions_keep_their_names_where_references_are_moved():
+    inner = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    schema = {
+        "type": "array",
+        "prefixItems": [inner, {"$ref": "#/prefixItems/0/properties/a"}, {"$ref": "#/$defs/moved-0"}],
+        "$defs": {"moved-0": {"type": "boolean"}},
+    }
+    told = Pointers(schema).schema
+    assert told["$defs"] == {"moved-0": {"type": "boolean"}, "moved-1": {"type": "integer"}}
+    assert told["prefixItems"][1:] == [{"$ref": "#/$defs/moved-1"}, {"$ref": "#/$defs/moved-0"}]
+
+
+def test_definitions_that_are_no_object_are_refused():
+    with pytest.raises(InvalidRequest, match="no object"):
+        Pointers({"$defs": "x", "items": {"$ref": "#/properties"}, "properties": {}})

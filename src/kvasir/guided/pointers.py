@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
+from kvasir.errors import InvalidRequest
 from kvasir.guided.texts import Unknown
 
 _NAMED = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
@@ -32,6 +34,9 @@ class Pointers:
         self._steps = 0
         self.seen: dict[int, tuple[Any, Any]] = {}
         self._moved: dict[str, str] = {}
+        self._named = schema.get("$defs", {})
+        if not isinstance(self._named, Mapping):
+            raise InvalidRequest("'$defs' is no object", "give schemas by their names")
         self._draft = _draft_of(schema)
         self._based = _within(schema, ("$id", "id"))
         others = _within(schema, ("$schema",)) or ("$schema" in schema and not _DRAFT.fullmatch(str(schema["$schema"])))
@@ -97,7 +102,10 @@ class Pointers:
             _step(self._root, reference)
         except Unknown:
             return reference
-        return f"#/$defs/{self._moved.setdefault(reference, f'moved-{len(self._moved)}')}"
+        taken = {*self._named, *self._moved.values()}
+        if reference not in self._moved:
+            self._moved[reference] = next(name for n in count() if (name := f"moved-{n}") not in taken)
+        return f"#/$defs/{self._moved[reference]}"
 
 
 def _draft_of(schema: Mapping[str, Any]) -> int:
