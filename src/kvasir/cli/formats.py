@@ -15,7 +15,7 @@ from kvasir.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Names of formats, "none" where there is none. fault: why calls are not told from text, or what is wrong with the
+    """Names of formats, "none" where there is none. fault: why calls are not recognised in text, or what is wrong with the
     model; "" where nothing is."""
 
     model: str

@@ -27,7 +27,7 @@ class Pace:
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second after the first ones; None where that cannot be told."""
+        """Tokens per second after the first ones; None where there are too few to say."""
         if self.first is None or self.last is None or self.last <= self.first:
             return None
         return (self.count - self._at_first) / (self.last - self.first)

@@ -99,7 +99,7 @@ class Reader:
         return choose(*self._names, found=found.format)
 
     def fault(self, tools: object = (SOME_TOOL,)) -> str:
-        """Why calls of these tools cannot be told from text, for people; "" where they can. After `learn`."""
+        """Why calls of these tools cannot be recognised in text, as a message; "" where they can. After `learn`."""
         try:
             found = self._found.get(self._source(tools))
         except InvalidRequest:

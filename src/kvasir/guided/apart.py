@@ -139,7 +139,7 @@ def _shared(a: Flat, b: Flat, scope: Scope, depth: int) -> set[str]:
 
 
 def constants(schema: Any, scope: Scope) -> list[Any] | None:
-    """Values of which any value of the schema is one; None where they are not told one by one."""
+    """Values of which any value of the schema is one; None where they cannot be listed."""
     cases = flat(schema, scope)
     if any(case.values is None for case in cases):
         return None

@@ -99,7 +99,7 @@ def unique_items(told: dict[str, Any], scope: Scope) -> None:
 
 
 def _values(schema: Any, scope: Scope) -> list[Any] | None:
-    """All values of a schema, where they are few and told one by one."""
+    """All values of a schema, where they are few and can be listed."""
     if not isinstance(schema, dict):
         return None
     if isinstance(schema.get("$ref"), str) and not set(schema) - NOTES - {"$ref"}:

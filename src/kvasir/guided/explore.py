@@ -67,6 +67,6 @@ def _first(mask: int, ids: Sequence[int]) -> int:
 
 
 def _some(mask: int, rng: random.Random) -> int:
-    """One that comes by chance: the first behind a place, else the lowest."""
+    """A token chosen at random: the first one after a random place, else the lowest."""
     rest = mask >> (start := rng.randrange(mask.bit_length()))
     return start + (rest & -rest).bit_length() - 1

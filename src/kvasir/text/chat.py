@@ -113,7 +113,7 @@ class ChatTemplate:
         self._renderer.close()
 
     def samples(self, source: str) -> Iterator[Sample]:
-        """What the model says when it calls tools, as a template of it shows; nothing where that cannot be told. Raises
+        """What the model says when it calls tools, as a template of it shows; nothing where no call is shown. Raises
         TemplateLimit."""
 
         def render(messages: list[Message], begins: bool) -> str:
