@@ -15,8 +15,8 @@ from kvasir.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Names of formats, "none" where there is none. fault: why calls are not recognised in text, or what is wrong with the
-    model; "" where nothing is."""
+    """Names of formats, "none" where there is none. fault: why calls are not recognised in text, or what is wrong with
+    the model; "" where nothing is."""
 
     model: str
     tools: str = "none"

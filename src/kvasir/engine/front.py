@@ -168,7 +168,7 @@ class Front:
     async def _encode(
         self, texts: Sequence[str], param: str, bound: Bound, first: int, **told: Any
     ) -> list[tuple[int, ...]]:
-        """The texts are one, or shorter than LONG_BYTES together. told: to `Tokenizer.encode_many`."""
+        """The texts are one, or shorter than LONG_BYTES together. told: arguments of `Tokenizer.encode_many`."""
         tokenizer = self._need_tokenizer(param)
         size = sum(map(size_of, texts))
         fits = bound == "context" or (bound == "count" and size > self.count_bytes)
