@@ -3,6 +3,7 @@ can read while it is still sending."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -13,10 +14,12 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+import uvicorn
 
 from kvasir.errors import ConfigError
 from kvasir.serve.connections import NARROW, NARROW_HERE, QUIET, Connections, descriptors
 from kvasir.serve.networks import forwarded, networks, party, trusted
+from kvasir.serve.protocol import bounded_protocol
 from kvasir.serve.settings import ServeSettings
 from tests.serve.hostile import Shape, anthropic, llamacpp, ollama, openai
 from tests.serve.running import Live, live
@@ -228,3 +231,41 @@ def test_a_client_that_never_ends_is_cut_off(small):
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n")
         for _ in range(200):
             connection.sendall(piece)
+
+
+async def test_a_head_that_comes_before_the_last_answer_has_ended_keeps_the_connection():
+    """A client that has all bytes of an answer may send its next head before the application has ended that answer,
+    and the body in a packet of its own."""
+    head_is_here, handler = asyncio.Event(), None
+
+    async def app(scope, receive, send):
+        body = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok", "more_body": True})
+        if not body:
+            while handler.cycle.scope is scope:  # the next head has not been parsed
+                await asyncio.sleep(0.001)
+        await send({"type": "http.response.body", "body": b""})
+        head_is_here.set()
+
+    loop = asyncio.get_running_loop()
+    config = uvicorn.Config(app, lifespan="off", log_level="warning")
+    config.load()
+    kind = bounded_protocol(Connections(9, 9, ()), MIB, 15.0, 15.0, MIB)
+
+    def make():
+        nonlocal handler
+        handler = kind(config=config, server_state=uvicorn.server.ServerState(), app_state={})
+        return handler
+
+    server = await loop.create_server(make, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+    writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n")
+    await head_is_here.wait()
+    writer.write(b"abc")
+    assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+    writer.close()
+    server.close()
+    await server.wait_closed()

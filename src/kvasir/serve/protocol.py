@@ -85,7 +85,8 @@ def bounded_protocol(
             self._head.start()
 
         def on_response_complete(self) -> None:
-            if self._unread():
+            # `self.cycle` is another request's where one is queued; this one has then come whole
+            if not self.pipeline and self._unread():
                 self.transport.close()
             super().on_response_complete()
 
