@@ -9,14 +9,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kvasir.kv.node import Node
 from kvasir.kv.policy import Policy, Rank
 from kvasir.kv.pool import SCRATCH, BlockPool
-
-if TYPE_CHECKING:
-    from kvasir.kv.radix import PrefixTree
 
 
 class Queue:
@@ -65,12 +62,24 @@ class Queue:
         heapq.heapify(self._heap)
 
 
+class Tree(Protocol):
+    """What nodes are taken out of: radix.PrefixTree, which documents these."""
+
+    def nodes(self) -> Iterable[Node]: ...
+
+    def let_go(self, node: Node, index: int, groups: Iterable[int]) -> None: ...
+
+    def settle(self, node: Node) -> None: ...
+
+    def cut(self, node: Node, num_blocks: int) -> None: ...
+
+
 class Evictor:
     """Owns the queues; the tree takes out what is to go. windows: of each window group the size; full: the others."""
 
     def __init__(
         self,
-        tree: PrefixTree,
+        tree: Tree,
         pools: Sequence[BlockPool],
         windows: dict[int, int],
         full: Sequence[int],

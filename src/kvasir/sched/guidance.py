@@ -15,43 +15,13 @@ Until then no delta tells of the ids, and the last of a run is left to be sample
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from concurrent.futures import Future
-from typing import Any, Protocol
 
 from kvasir.errors import KvasirError
 from kvasir.plan import SamplingSpec
+from kvasir.sched.guide import Guides
 from kvasir.sched.sequence import Sequence
 
 NOTHING = bytes(4)  # a mask that allows no id: the sampler fails the row
-
-
-class Guide(Protocol):
-    """Where an answer stands in its grammar; see guided.guide. `allowed` is None where everything is. The methods raise
-    KvasirError."""
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def quiet(self) -> bool: ...
-
-    def allowed(self) -> bytes | None: ...
-
-    def forced(self) -> list[int]: ...
-
-    def advance(self, ids: Iterable[int]) -> None: ...
-
-
-class Guides(Protocol):
-    """Makes guides; `begin` compiles elsewhere and `take` raises KvasirError where that failed. `ends`: whether it is
-    the grammar that says where an answer ends."""
-
-    def begin(self, rule: str) -> Future[Any]: ...
-
-    def ends(self, rule: str) -> bool: ...
-
-    def take(self, compiled: Future[Any], ids: Iterable[int] = ()) -> Guide: ...
 
 
 def jumps(spec: SamplingSpec) -> bool:

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from kvasir.kv.node import ID_BYTES, common
 from kvasir.kv.radix import Hit, PrefixTree
-from kvasir.sched.sequence import Sequence, Status
+from kvasir.sched.sequence import Ahead, Sequence, Status
 from kvasir.types import Request
-
-
-class Ahead(NamedTuple):
-    """Whom a waiting sequence lets go first: one that computes a beginning of both, until it has `tokens` of it."""
-
-    seq: Sequence
-    preemptions: int  # of that one, then
-    tokens: int
 
 
 class Prefixes:

@@ -30,6 +30,7 @@ from kvasir.memory import QUEUE_BYTES
 from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
 from kvasir.sched import answer, guidance, slo
 from kvasir.sched.admission import make_sequence, refuse_impossible
+from kvasir.sched.guide import Guides
 from kvasir.sched.living import Living
 from kvasir.sched.planner import Planner
 from kvasir.sched.prefixes import Prefixes
@@ -57,7 +58,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         tier: KVConnector | None = None,
         tier_bytes: int = QUEUE_BYTES,
-        guides: guidance.Guides | None = None,
+        guides: Guides | None = None,
         jump_ahead: bool = True,
         service: Service | None = None,
     ):

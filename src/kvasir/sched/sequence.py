@@ -6,17 +6,14 @@ from array import array
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from kvasir.errors import KvasirError
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.store import Fetch
 from kvasir.plan import SamplingSpec
+from kvasir.sched.guide import Guide
 from kvasir.types import FinishReason, Request, TokenLogprob
-
-if TYPE_CHECKING:
-    from kvasir.sched.guidance import Guide
-    from kvasir.sched.prefixes import Ahead
 
 
 class Status(Enum):
@@ -24,6 +21,14 @@ class Status(Enum):
     RUNNING = "running"  # has a row and blocks
     PAUSED = "paused"  # no row, no blocks, and wants none: its reader has not taken what there is
     FINISHED = "finished"
+
+
+class Ahead(NamedTuple):
+    """Whom a waiting sequence lets go first: one that computes a beginning of both, until it has `tokens` of it."""
+
+    seq: Sequence
+    preemptions: int  # of that one, then
+    tokens: int
 
 
 @dataclass(slots=True, eq=False)
