@@ -166,7 +166,7 @@ class RowResult:
     or of an answer's.
     pooled: float32 bytes of the pooled hidden state. hidden: float32 bytes per wanted output's name. accepted: how many
     drafted ids were what the target itself sampled; `tokens` then holds them and one more. error: the row failed alone,
-    the others are sound.
+    the others are sound. A failure at a drafted id ends the draft before it instead: the next step meets it again.
     """
 
     row: int
@@ -214,3 +214,4 @@ class Capacity:
     num_blocks: tuple[int, ...] = ()
     vocab_size: int = 0
     adapters: tuple[str, ...] = ()  # that requests may name; their ids in a Join are 1, 2, ...
+    max_drafted: int = 0  # ids that a row may have drafted in a step

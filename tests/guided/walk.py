@@ -65,3 +65,17 @@ def _likely(allowed: list[int], rng: random.Random) -> list[int]:
     """Ends are preferred, or texts would hardly ever come to theirs."""
     ends = [i for i in allowed if i in TOKENIZER.eos_ids or TOKENIZER.token_text(i) in {'"', "}", "]", '"}', '"]'}]
     return ends if ends and rng.random() < 0.3 else allowed
+
+
+def assert_equal(one: AnyGuide, other: AnyGuide, seed: int, steps: int = 8) -> None:
+    """Both stand at the same place: they say the same, now and behind ids that are drawn."""
+    for i in range(steps):
+        assert one.done == other.done and one.quiet == other.quiet
+        if one.done:
+            return
+        assert (one.allowed(), one.forced()) == (other.allowed(), other.forced())
+        token = random.Random(seed + i).choice(allowed_ids(one))
+        if token in TOKENIZER.eos_ids:
+            return
+        one.advance([token])
+        other.advance([token])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from kvasir.plan import StepPlan
 from kvasir.runner.fake import FakeRunner, fake_masked, fake_next
@@ -17,10 +18,16 @@ def request(id: str, prompt: list[int], **params) -> Request:
     return Request(id, tuple(prompt), SamplingParams(**params))
 
 
-def by_hand(request: Request, vocab: int, max_len: int, eos: frozenset[int] = frozenset()) -> list[list[int]]:
-    """The answers of a request alone, from the definition of FakeRunner's tokens."""
+def by_hand(
+    request: Request,
+    vocab: int,
+    max_len: int,
+    eos: frozenset[int] = frozenset(),
+    which: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """The answers of a request alone, or `which` of them, from the definition of FakeRunner's tokens."""
     p, answers = request.params, []
-    for i in range(p.n):
+    for i in range(p.n) if which is None else which:
         ids, out = list(request.prompt_ids), []
         stops = set(p.stop_token_ids) | (set() if p.ignore_eos else set(eos))
         while len(out) < (p.max_tokens or max_len) and len(ids) < max_len:

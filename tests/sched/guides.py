@@ -50,6 +50,11 @@ class HandGuide:
             ids += only
         return ids
 
+    def copy(self) -> HandGuide:
+        other = HandGuide(self.grammar)
+        other.place = self.place
+        return other
+
     def advance(self, ids: Iterable[int]) -> None:
         for token in ids:
             if token not in allowed_at(self.grammar, self.place):

@@ -25,6 +25,7 @@ from kvasir.plan import RowResult, StepPlan, StepResult, Work
 from kvasir.runner.fake import FakeRunner, fake_logprob
 from kvasir.sched.budget import StepTime, predict
 from kvasir.sched.scheduler import Scheduler
+from kvasir.sched.sequence import Sequence as Seq
 from kvasir.sched.service import load_of
 from kvasir.types import (
     Delta,
@@ -66,6 +67,18 @@ class ShakyRunner(FakeRunner):
         if self.bad_rows and self.chance.random() < self.bad_rows:
             return RowResult(work.row, error="the row fails")
         return super()._result(work, mask)
+
+
+class Drafts:
+    """Knows the answers, and changes an id of a draft with a chance of `wrong`; some do not even exist."""
+
+    def __init__(self, chance: random.Random, wrong: float):
+        self.chance, self.wrong = chance, wrong
+
+    def propose(self, seq: Seq, most: int) -> list[int]:
+        [answer] = by_hand(seq.request, VOCAB, LENGTH, frozenset({5, 77}), (seq.index,))
+        draft = answer[len(seq.tokens) - seq.prompt_len :][: self.chance.randrange(most + 2)]
+        return [self.chance.randrange(VOCAB + 1) if self.chance.random() < self.wrong else t for t in draft]
 
 
 class ShakyTier:
@@ -167,8 +180,10 @@ class Run:
         self.tier = tier if draw.random() < 0.5 and not self.bidirectional else None
         tight = draw.choice([0.02, 1.0, 50.0])
         self.guides = HandGuides(at_once=draw.random() < 0.5)
+        self.drafter = Drafts(draw, draw.choice([0.0, 0.5, 1.0])) if draw.random() < 0.5 else None
         scheduler = Scheduler(
             runner.capacity,
+            drafter=self.drafter,
             eos_ids=(5, 77),
             bidirectional=self.bidirectional,
             max_chunk=draw.choice([1, 3, 17, 2**31]) if not self.bidirectional else 2**31,
@@ -356,9 +371,11 @@ def test_the_chance_reaches_everything():
         seen["guided"] += sum(r.grammar is not None for r in drawn.requests.values())
         seen["jumped"] += drawn.jumped
         seen["read"] += drawn.read
+        seen["drafted"] += drawn.core.scheduler.drafted_tokens
+        seen["accepted"] += drawn.core.scheduler.accepted_tokens
         for delta in drawn.last.values():
             seen[str(delta.finish_reason)] += 1
-    reached = "preempted paused hit evicted loaded guided jumped read stop length error timeout"
+    reached = "preempted paused hit evicted loaded guided jumped read drafted accepted stop length error timeout"
     for what in reached.split():
         assert seen[what] > 0, what
 

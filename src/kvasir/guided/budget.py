@@ -31,6 +31,13 @@ class BudgetGuide:
         self._pending: list[int] = []
         self._look()
 
+    def copy(self) -> BudgetGuide:
+        other = BudgetGuide.__new__(BudgetGuide)
+        other._guide, other._vocabulary = self._guide and self._guide.copy(), self._vocabulary
+        other._end, other._budget, other._pending = self._end, self._budget, list(self._pending)
+        other._thought = self._thought.copy()
+        return other
+
     @property
     def done(self) -> bool:
         return self._guide is not None and self._guide.done

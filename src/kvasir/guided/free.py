@@ -102,6 +102,13 @@ class FreeGuide:
         self._start = bool(triggers.first)  # nothing was said yet
         self._tail = b""
 
+    def copy(self) -> FreeGuide:
+        other = FreeGuide(self._triggers)
+        other._thought = self._thought and self._thought.copy()
+        other._call = self._call and self._call.copy()
+        other._anchored, other._start, other._tail = self._anchored, self._start, self._tail
+        return other
+
     @property
     def done(self) -> bool:
         return self._call is not None and self._call.done

@@ -28,6 +28,12 @@ class Thought:
         self._blanks = 0  # before all that is said
         self.rest: bytes | None = None
 
+    def copy(self) -> Thought:
+        other = Thought.__new__(Thought)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
+
     def feed(self, data: bytes) -> None:
         text, was, self.rest = self.tail + data, self.inside, None
         self.tail = b""

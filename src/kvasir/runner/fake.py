@@ -52,6 +52,7 @@ class FakeRunner:
         overlaps: bool = False,
         tasks: tuple[Task, ...] = (Task.GENERATE,),
         adapters: tuple[str, ...] = (),
+        max_drafted: int = 8,
     ):
         self.windows = window if isinstance(window, tuple) else (window,)
         groups = tuple(
@@ -60,7 +61,7 @@ class FakeRunner:
         )
         sizes = (num_blocks,) * len(groups)
         self.capacity = Capacity(
-            max_rows, max_tokens_per_step, max_model_len, block_size, groups, sizes, vocab_size, adapters
+            max_rows, max_tokens_per_step, max_model_len, block_size, groups, sizes, vocab_size, adapters, max_drafted
         )
         self.info = ModelInfo("fake", "fake", tasks, vocab_size, max_model_len, executor="fake")
         self.kernel_seconds = 0.0
@@ -153,9 +154,9 @@ class FakeRunner:
             return RowResult(work.row, pooled=np.array([sum(seen), len(seen)], np.float32).tobytes(), hidden=hidden)
         if not work.sample:
             return RowResult(work.row, read=read, hidden=hidden)
-        if mask is not None and not any(mask):
-            return RowResult(work.row, error="no token is allowed")
         tokens = self._draw(work, seen, mask)
+        if not tokens:
+            return RowResult(work.row, error="no token is allowed")
         del known[end - work.drafted :]
         known += tokens
         if not spec.guided:  # what a grammar forces is not sampled, so no carry knows of it
@@ -173,11 +174,16 @@ class FakeRunner:
         )
 
     def _draw(self, work: Work, seen: list[int], mask: bytes | None) -> list[int]:
-        """The next token, and behind each drafted one that equals it the one after."""
+        """The next token, and behind each drafted one that equals it the one after, as long as any is allowed."""
         join, end, vocab = self.rows[work.row], work.start + work.count, self.capacity.vocab_size
         positions = unpack_ids(work.positions)
+        masks = [mask] * (work.drafted + 1)
+        if mask and work.drafted:
+            masks = [mask[i : i + len(mask) // len(masks)] for i in range(0, len(mask), len(mask) // len(masks))]
         tokens: list[int] = []
-        for at in range(end - work.drafted, end + 1):
+        for at, mask in zip(range(end - work.drafted, end + 1), masks, strict=True):
+            if mask is not None and not any(mask):
+                break
             position = positions[at - end - 1] + 1 if positions else at
             token = fake_next(seen[:at], position, join.spec.seed if join.spec.temperature else 0, vocab)
             if token in join.spec.stop_ids and at - join.prompt_len < join.spec.min_tokens:

@@ -15,10 +15,11 @@ Until then no delta tells of the ids, and the last of a run is left to be sample
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 from kvasir.errors import KvasirError
-from kvasir.plan import SamplingSpec
-from kvasir.sched.guide import Guides
+from kvasir.plan import SamplingSpec, Work, unpack_ids
+from kvasir.sched.guide import Guide, Guides
 from kvasir.sched.sequence import Sequence
 
 NOTHING = bytes(4)  # a mask that allows no id: the sampler fails the row
@@ -71,16 +72,38 @@ def masked(seq: Sequence) -> bool:
     return seq.guide is not None and not seq.guide.quiet
 
 
-def mask(seq: Sequence) -> bytes | None:
-    """What the step under way may sample for it; None for everything. Where the guide cannot say, nothing, and
-    `seq.astray` says why."""
+def mask(seq: Sequence, work: Work, vocab_size: int) -> bytes | None:
+    """What the step under way may sample for it; None for everything. With a draft, one mask after the other: behind
+    the last known id and behind each drafted one. Where the guide cannot say, nothing, and `seq.astray` says why."""
     assert seq.guide is not None
     seq.astray = None
     try:
-        return seq.guide.allowed()
+        first = seq.guide.allowed()
     except KvasirError as error:
         seq.astray = error
-        return NOTHING
+        first = NOTHING
+    if not work.drafted:
+        return first
+    size = -(-vocab_size // 32) * 4
+    masks = [first, *_along(seq.guide.copy(), unpack_ids(work.appended)[-work.drafted :])]
+    if all(m is None for m in masks):
+        return None
+    return b"".join(b"\xff" * size if m is None else m.ljust(size, b"\0") for m in masks)
+
+
+def _along(guide: Guide, draft: list[int]) -> Iterator[bytes | None]:
+    """The masks behind each drafted id. None of what follows is sampled behind one that is not allowed, or at which the
+    answer ends, or where the guide cannot say: the draft ends before that."""
+    for i, token in enumerate(draft):
+        try:
+            guide.advance((token,))
+            mask = NOTHING if guide.done else guide.allowed()
+        except KvasirError:
+            mask = NOTHING
+        yield mask
+        if mask is NOTHING:
+            yield from itertools.repeat(NOTHING, len(draft) - i - 1)
+            return
 
 
 def _forced(seq: Sequence) -> list[int]:

@@ -23,6 +23,8 @@ class Guide(Protocol):
 
     def advance(self, ids: Iterable[int]) -> None: ...
 
+    def copy(self) -> Guide: ...
+
 
 class Guides(Protocol):
     """Makes guides; `begin` compiles elsewhere and `take` raises KvasirError where that failed. `ends`: whether it is

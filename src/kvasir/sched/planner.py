@@ -8,13 +8,15 @@ tokens than answers run, they take turns, and every few steps prompts come befor
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence as Seq
 from math import inf
 
 from kvasir.kv.manager import KVManager
 from kvasir.kv.radix import Hit
 from kvasir.metrics import Histogram
 from kvasir.plan import Capacity
-from kvasir.sched import policy
+from kvasir.sched import drafts, policy
+from kvasir.sched.drafts import Drafter
 from kvasir.sched.living import Living
 from kvasir.sched.prefixes import Prefixes
 from kvasir.sched.sequence import Sequence, Status
@@ -38,16 +40,19 @@ class Planner:
         service: Service,
         max_chunk: int,
         indivisible: bool,
+        drafter: Drafter | None = None,
     ):
-        """max_chunk: most tokens of one sequence in a step. indivisible: whether prompts are computed in one piece."""
+        """max_chunk: most tokens of one sequence in a step. indivisible: whether prompts are computed in one piece.
+        drafter: proposes ids that may come next."""
         self._capacity = capacity
         self._living, self._kv, self._prefixes, self._tiering = living, kv, prefixes, tiering
         self._service = service
         self._max_chunk, self._indivisible = max_chunk, indivisible
+        self._drafter = drafter
         self._suspects: list[Sequence] = []
         self._turn = 0  # of the step in the making
         self.preemptions = 0
-        self.cached_tokens = self.looked_up_tokens = self.loaded_tokens = 0
+        self.cached_tokens = self.looked_up_tokens = self.loaded_tokens = self.drafted_tokens = 0
         self.displaced: Counter[ServiceClass] = Counter()
         self.queue_seconds = {service_class: Histogram() for service_class in ServiceClass}
 
@@ -102,9 +107,19 @@ class Planner:
         if room <= 0:
             return
         decodes = [s for s in self._living.running if s.pending == 1 and id(s) not in step.planned]
-        for seq in sorted(decodes, key=self._turn_key) if len(decodes) > room else decodes:
+        for i, seq in enumerate(sorted(decodes, key=self._turn_key) if len(decodes) > room else decodes):
             if step.budget > kept and seq.status is Status.RUNNING and self._make_room(seq, seq.computed + 1, step):
-                self._compute(seq, 1, step)
+                self._compute(seq, 1, step, draft=self._draft(seq, step.budget - kept - (len(decodes) - 1 - i)))
+
+    def _draft(self, seq: Sequence, budget: int) -> Seq[int]:
+        """What may follow the sequence's next token and is computed with it: no other gives up blocks for that."""
+        if self._drafter is None or not (most := drafts.room(seq, budget, self._capacity.max_drafted)):
+            return ()
+        draft = drafts.propose(self._drafter, seq, most, self._capacity.vocab_size)
+        while draft and not self._kv.grows(seq.blocks, seq.computed + 1 + len(draft)):
+            draft.pop()
+        self.drafted_tokens += len(draft)
+        return draft
 
     def _turn_key(self, seq: Sequence) -> tuple:
         """Who was computed least recently goes first."""
@@ -209,10 +224,12 @@ class Planner:
             self.queue_seconds[seq.request.slo].add(step.now - seq.arrived)
         step.join(seq, copies, loads)
 
-    def _compute(self, seq: Sequence, count: int, step: Step, joined: bool = False) -> None:
+    def _compute(
+        self, seq: Sequence, count: int, step: Step, joined: bool = False, draft: Seq[int] = ()
+    ) -> None:
         seq.turn = self._turn
-        added = self._kv.extend(seq.blocks, seq.computed + count)
-        step.compute(seq, count, seq.blocks.whole() if joined else added)
+        added = self._kv.extend(seq.blocks, seq.computed + count + len(draft))
+        step.compute(seq, count, seq.blocks.whole() if joined else added, draft)
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
         """Frees blocks until `seq` can grow to `num_tokens`; False when it has to leave itself, or to wait until a step

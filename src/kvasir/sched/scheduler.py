@@ -22,14 +22,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from kvasir.errors import InvalidRequest, KvasirError, QueueFull
+from kvasir.errors import ConfigError, InvalidRequest, KvasirError, QueueFull
 from kvasir.kv.manager import KVManager
 from kvasir.kv.store import Store
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.memory import QUEUE_BYTES
 from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
-from kvasir.sched import answer, guidance, slo
+from kvasir.sched import answer, drafts, guidance, slo
 from kvasir.sched.admission import make_sequence, refuse_impossible
+from kvasir.sched.drafts import Drafter
 from kvasir.sched.guide import Guides
 from kvasir.sched.living import Living
 from kvasir.sched.planner import Planner
@@ -61,6 +62,7 @@ class Scheduler:
         guides: Guides | None = None,
         jump_ahead: bool = True,
         service: Service | None = None,
+        drafter: Drafter | None = None,
     ):
         """bidirectional: the model attends in both directions, so prompts are indivisible.
         max_chunk: most tokens of one sequence in a step. max_waiting: sequences that may wait before QueueFull.
@@ -68,7 +70,11 @@ class Scheduler:
         eviction: a name of kv.policy.POLICIES. targets: what each class aims at. clock: seconds, never going back.
         tier: where evicted blocks go; `tier_bytes` of it may be on their way back at a time.
         guides: for answers that follow a grammar. jump_ahead: whether what one forces is taken at once.
-        service: who is served when, if not as usual."""
+        service: who is served when, if not as usual. drafter: proposes ids that may come next.
+
+        Raises ConfigError for a drafter where the runner takes no drafts."""
+        if drafter and not capacity.max_drafted:
+            raise ConfigError("this runner takes no drafts", "leave out speculation, or choose another executor")
         self.capacity = capacity
         self.clock = clock
         self.guides, self.jump_ahead = guides, jump_ahead
@@ -84,7 +90,7 @@ class Scheduler:
         self.service = service or usual
         self.living = Living(capacity.max_rows)
         parts = self.living, self.kv, self.prefixes, self.tiering, self.service
-        self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional)
+        self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional, drafter)
         self._under_way: dict[int, tuple[tuple[Sequence, int], ...]] = {}  # with the count of preemptions then
         self._deadlines: list[Sequence] = []  # those that must end in time
         self._compiling: list[Sequence] = []  # those that wait for their grammars, and some that did
@@ -93,7 +99,7 @@ class Scheduler:
         self.pauses = 0  # of answers
         self.finished = self.aborted = 0
         self.prompt_tokens = self.generated_tokens = 0
-        self.masked_rows = self.forced_tokens = 0
+        self.masked_rows = self.forced_tokens = self.accepted_tokens = 0
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -198,8 +204,9 @@ class Scheduler:
     def masks(self, plan: StepPlan) -> dict[int, bytes]:
         """By row, what may be sampled where a grammar says so. Steps before this one must be committed."""
         pairs = zip(self._under_way[plan.step], plan.work, strict=True)
-        guided = ((s, w.row) for (s, _), w in pairs if s.guide and w.sample and s.status is not Status.FINISHED)
-        masks = {row: mask for seq, row in guided if (mask := guidance.mask(seq)) is not None}
+        guided = ((s, w) for (s, _), w in pairs if s.guide and w.sample and s.status is not Status.FINISHED)
+        vocab = self.capacity.vocab_size
+        masks = {work.row: mask for seq, work in guided if (mask := guidance.mask(seq, work, vocab)) is not None}
         self.masked_rows += len(masks)
         return masks
 
@@ -253,7 +260,9 @@ class Scheduler:
         served: list[Served] = []
         now = self.clock()
         for (seq, epoch), work, row in zip(sequences, plan.work, result.rows, strict=True):
+            current = seq.preemptions == epoch
             seq.in_flight -= work.sample
+            end = work.start + drafts.settle(seq, work, row.accepted, current)
             prompt_tokens = max(0, min(work.start + work.count, seq.prompt_len) - work.start)
             served.append(Served(seq, prompt_tokens, len(row.tokens)))
             if row.tokens:
@@ -263,15 +272,16 @@ class Scheduler:
             if row.error:
                 deltas.append(self._fail(seq, seq.astray or row.error))
                 continue
-            delta = self._take(seq, work, row, current=seq.preemptions == epoch)
+            self.accepted_tokens += row.accepted
+            delta = self._take(seq, work, row, end, current)
             if delta is not None:
                 deltas.append(delta)
         self.service.charge(served)
         return deltas
 
-    def _take(self, seq: Sequence, work: Work, row: RowResult, current: bool) -> Delta | None:
-        """`current`: the sequence has kept its row and blocks since the step was planned."""
-        end = work.start + work.count
+    def _take(self, seq: Sequence, work: Work, row: RowResult, end: int, current: bool) -> Delta | None:
+        """end: so many tokens are computed. current: the sequence has kept its row and blocks since the step was
+        planned."""
         self.prompt_tokens += max(0, min(end, seq.prompt_len) - work.start)
         if seq.suspect and end >= seq.suspect:
             seq.suspect = 0
@@ -292,6 +302,7 @@ class Scheduler:
                 delta = answer.take_tokens(seq, row)
             except KvasirError as error:
                 return self._fail(seq, error)
+            seq.stored = min(seq.stored, len(seq.tokens))  # less where one that was accepted ends the answer
             self.generated_tokens += len(delta.token_ids)
             self.forced_tokens += seq.known - known
         else:
@@ -307,6 +318,7 @@ class Scheduler:
         for seq, work in zip(sequences, plan.work, strict=True):
             seq.in_flight -= work.sample
             seq.known -= work.sample
+            seq.drafted = 0
             guidance.take_back(seq)
             seq.reread()
         alive = [s for s in sequences if s.status is not Status.FINISHED]
@@ -324,6 +336,7 @@ class Scheduler:
         for (seq, _), work in zip(self._under_way[plan.step], plan.work, strict=True):
             seq.in_flight -= work.sample
             seq.known -= work.sample
+            seq.drafted = 0
             seq.reread()
             if seq.status is Status.RUNNING:
                 self.preempt(seq)
@@ -368,6 +381,10 @@ class Scheduler:
     @property
     def cached_tokens(self) -> int:
         return self.planner.cached_tokens
+
+    @property
+    def drafted_tokens(self) -> int:
+        return self.planner.drafted_tokens
 
     @property
     def loaded_tokens(self) -> int:

@@ -46,6 +46,7 @@ class Sequence:
     fetch: while it waits, what was asked of a tier; None: nothing yet
     promoted: goes first until it ends, having waited too long
     turn: the last step that was planned to compute some of it
+    drafted: ids of it that the step under way checks; see drafts
     guide, coming, untold, jumps: see guidance; compiling: what the guide is made of, as long as there is none
     astray: why its guide cannot say what may come next
     unsent: so many of the last tokens no delta has told of
@@ -79,6 +80,7 @@ class Sequence:
     promoted: bool = False
     turn: int = 0
     in_flight: int = 0
+    drafted: int = 0
     carry: bytes = b""
     ahead: Ahead | None = None
     fetch: Fetch | None = None
@@ -127,7 +129,8 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens to compute; 0 when all that is known is computed or planned, or the answer is at its length."""
-        if not self.embeds and self.known >= self.max_known:
+        """Tokens to compute; 0 when all that is known is computed or planned, or the answer is at its length, or a step
+        under way decides how long it is."""
+        if self.drafted or (not self.embeds and self.known >= self.max_known):
             return 0
         return self.known - self.computed

@@ -225,9 +225,9 @@ class Service:
 def load_of(work: Iterable[Work]) -> StepLoad:
     decode_rows = prefill_tokens = context = 0
     for w in work:
-        if w.count == 1:
-            decode_rows += 1
-            context += w.start + 1
+        if w.count == 1 + w.drafted:
+            decode_rows += w.count
+            context += w.start + w.count
         else:
             prefill_tokens += w.count
             decode_rows += w.read[1] - w.read[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from kvasir.plan import Bytes, Join, StepPlan, Work, pack_ids
 from kvasir.sched import guidance, policy
 from kvasir.sched.budget import MOST_READ
@@ -54,10 +56,11 @@ class Step:
         self.loads += loads
         self.joined.append(Join(seq.row, seq.tokens.tobytes(), seq.prompt_len, seq.spec, seq.adapter, seq.carry))
 
-    def compute(self, seq: Sequence, count: int, blocks: Added) -> None:
-        """The sequence computes `count` more of its tokens. blocks: those the runner does not know of yet."""
-        start = seq.computed
-        appended, seq.untold = pack_ids(seq.untold), []
+    def compute(self, seq: Sequence, count: int, blocks: Added, draft: Seq[int] = ()) -> None:
+        """The sequence computes `count` more of its tokens, and the draft. blocks: those the runner does not know of
+        yet."""
+        start, seq.drafted = seq.computed, len(draft)
+        appended, seq.untold = pack_ids([*seq.untold, *draft]), []
         seq.computed += count
         reached = seq.computed == seq.known
         sample = reached and not seq.embeds
@@ -69,7 +72,7 @@ class Step:
             seq.known += 1
             seq.in_flight += 1
             seq.unread = seq.known
-        self.budget -= count
+        self.budget -= count + len(draft)
         if count > 1:
             self.prefill -= count
         self.sequences.append(seq)
@@ -78,9 +81,10 @@ class Step:
             Work(
                 row=seq.row,
                 start=start,
-                count=count,
+                count=count + len(draft),
                 blocks=blocks,
                 appended=appended,
+                drafted=len(draft),
                 sample=sample,
                 masked=sample and guidance.masked(seq),
                 read=read,
