@@ -75,6 +75,9 @@ class Drafts:
     def __init__(self, chance: random.Random, wrong: float):
         self.chance, self.wrong = chance, wrong
 
+    def waits(self, seq: Seq) -> bool:
+        return self.chance.random() < 0.5
+
     def propose(self, seq: Seq, most: int) -> list[int]:
         [answer] = by_hand(seq.request, VOCAB, LENGTH, frozenset({5, 77}), (seq.index,))
         draft = answer[len(seq.tokens) - seq.prompt_len :][: self.chance.randrange(most + 2)]

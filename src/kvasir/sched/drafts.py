@@ -21,6 +21,11 @@ from kvasir.sched.sequence import Sequence
 
 
 class Drafter(Protocol):
+    def waits(self, seq: Sequence) -> bool:
+        """Whether a sequence had better wait for its last token's value, behind which a draft can be made, than have
+        its next token computed under the step that samples the last."""
+        ...
+
     def propose(self, seq: Sequence, most: int) -> Seq[int]:
         """At most `most` ids that may follow `seq.tokens`; none where there is no good guess. Must not change `seq`."""
         ...
@@ -45,10 +50,13 @@ def propose(drafter: Drafter, seq: Sequence, most: int, vocab_size: int) -> arra
 
 
 def settle(seq: Sequence, work: Work, accepted: int, current: bool) -> int:
-    """The step with the draft is done: what was accepted is known and, where the sequence kept its blocks (`current`),
+    """The step is done: what was accepted of its draft is known and, where the sequence kept its blocks (`current`),
     computed. Returns how many of the work's tokens are of use."""
+    if not work.drafted:
+        return work.count
     seq.drafted = 0
     seq.known += accepted
+    seq.unread += accepted  # their log-probabilities came with them
     if current:
         seq.computed += accepted
     return work.count - work.drafted + accepted

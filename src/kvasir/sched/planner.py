@@ -107,6 +107,8 @@ class Planner:
         if room <= 0:
             return
         decodes = [s for s in self._living.running if s.pending == 1 and id(s) not in step.planned]
+        if drafter := self._drafter:
+            decodes = [s for s in decodes if not (s.in_flight and drafter.waits(s))]
         for i, seq in enumerate(sorted(decodes, key=self._turn_key) if len(decodes) > room else decodes):
             if step.budget > kept and seq.status is Status.RUNNING and self._make_room(seq, seq.computed + 1, step):
                 self._compute(seq, 1, step, draft=self._draft(seq, step.budget - kept - (len(decodes) - 1 - i)))

@@ -1,0 +1,109 @@
+"""Drafts change how many tokens a step brings, and nothing else."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvasir.errors import ConfigError
+from kvasir.runner.fake import FakeRunner
+from kvasir.sched.scheduler import Scheduler
+from kvasir.sched.sequence import Sequence
+from kvasir.types import Request
+from tests.examples import examples
+from tests.sched.drive import Drive, by_hand, request
+
+VOCAB, LENGTH = 256, 512
+
+
+class Answers:
+    """Drafts what will come, but for those `wrong` says no to: theirs is another id."""
+
+    def __init__(self, most: int = 99, wrong=lambda: False, waits: bool = True):
+        self.most, self.wrong, self._waits = most, wrong, waits
+
+    def waits(self, seq: Sequence) -> bool:
+        return self._waits
+
+    def propose(self, seq: Sequence, most: int) -> list[int]:
+        [answer] = by_hand(seq.request, VOCAB, LENGTH, which=(seq.index,))
+        coming = answer[len(seq.tokens) - seq.prompt_len :][: min(most, self.most)]
+        return [(t + 1) % VOCAB if self.wrong() else t for t in coming]
+
+
+def driven(requests: list[Request], drafter: Answers | None, ahead: bool = False, **runner) -> Drive:
+    fake = FakeRunner(**runner)
+    drive = Drive(Scheduler(fake.capacity, drafter=drafter), fake, ahead)
+    for r in requests:
+        drive.scheduler.add(r)
+    while drive.scheduler.has_work() or drive._pending:
+        drive.step()
+        drive.scheduler.check()
+    return drive
+
+
+def decodes(drive: Drive) -> int:
+    return sum(any(w.sample for w in plan.work) for plan in drive.plans)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_right_drafts_save_steps(ahead):
+    asked = [request("a", [1, 2, 3], max_tokens=33)]
+    drive = driven(asked, Answers(7), ahead)
+    assert drive.tokens["a", 0] == by_hand(asked[0], VOCAB, LENGTH)[0]
+    assert decodes(drive) == 1 + 32 // 8
+    assert drive.scheduler.accepted_tokens == drive.scheduler.drafted_tokens == 28
+
+
+def test_wrong_drafts_cost_no_token():
+    asked = [request("a", [1, 2, 3], max_tokens=33)]
+    drive = driven(asked, Answers(7, lambda: True))
+    assert drive.tokens["a", 0] == by_hand(asked[0], VOCAB, LENGTH)[0]
+    assert decodes(drive) == 33
+    assert drive.scheduler.accepted_tokens == 0 < drive.scheduler.drafted_tokens
+
+
+def test_a_draft_takes_no_tokens_of_a_step_from_others():
+    asked = [request(f"r{i}", [i], max_tokens=20) for i in range(6)]
+    drive = driven(asked, Answers(), max_tokens_per_step=8, max_rows=6)
+    full = [plan for plan in drive.plans if len(plan.work) == 6 and not plan.joined]
+    assert full and all(plan.num_tokens <= 8 for plan in full)
+    assert any(w.drafted for plan in full for w in plan.work)
+
+
+def test_a_draft_takes_no_blocks_from_others():
+    asked = [request(f"r{i}", [i] * 30, max_tokens=18) for i in range(3)]
+    plain = driven(asked, None, num_blocks=10, max_rows=3)
+    drafted = driven(asked, Answers(), num_blocks=10, max_rows=3)
+    assert plain.scheduler.preemptions == drafted.scheduler.preemptions == 0
+    assert drafted.scheduler.accepted_tokens and drafted.tokens == plain.tokens
+
+
+def test_a_runner_that_takes_no_drafts_is_refused_a_drafter():
+    with pytest.raises(ConfigError, match="takes no drafts"):
+        Scheduler(FakeRunner(max_drafted=0).capacity, drafter=Answers())
+
+
+def test_the_end_of_a_prompt_and_a_draft_may_be_under_way_together():
+    asked = [request("a", list(range(9)), max_tokens=20)]
+    drive = driven(asked, Answers(7, waits=False), ahead=True, max_tokens_per_step=8)
+    assert drive.tokens["a", 0] == by_hand(asked[0], VOCAB, LENGTH)[0]
+
+
+@examples(20)
+@given(st.integers(0, 2**32), st.booleans())
+def test_any_draft_gives_the_same_answers(seed, ahead):
+    rng = random.Random(seed)
+    asked = [
+        request(f"r{i}", [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 40))], max_tokens=rng.randrange(1, 40),
+                n=rng.choice([1, 2]), temperature=rng.choice([0.0, 1.0]), seed=rng.randrange(99))
+        for i in range(4)
+    ]  # fmt: skip
+    drafter = Answers(rng.randrange(1, 9), lambda: rng.random() < 0.3)
+    drive = driven(asked, drafter, ahead, window=rng.choice([0, 20, (0, 12)]), block_size=4, num_blocks=120)
+    for r in asked:
+        for i, answer in enumerate(by_hand(r, VOCAB, LENGTH)):
+            assert drive.tokens[r.id, i] == answer
