@@ -226,9 +226,7 @@ class Planner:
             self.queue_seconds[seq.request.slo].add(step.now - seq.arrived)
         step.join(seq, copies, loads)
 
-    def _compute(
-        self, seq: Sequence, count: int, step: Step, joined: bool = False, draft: Seq[int] = ()
-    ) -> None:
+    def _compute(self, seq: Sequence, count: int, step: Step, joined: bool = False, draft: Seq[int] = ()) -> None:
         seq.turn = self._turn
         added = self._kv.extend(seq.blocks, seq.computed + count + len(draft))
         step.compute(seq, count, seq.blocks.whole() if joined else added, draft)
