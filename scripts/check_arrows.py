@@ -2,17 +2,21 @@
 """Which room may import which, and through which door a dependency enters: checked from the source by ast.
 
 The tables below are the rule; docs/architecture.md explains it. When an arrow hurts, write an ADR and move
-it here.
+it here. No modules import each other, in whatever order and from whatever block, and the tables and
+pyproject.toml name nothing that does not exist.
 
     python scripts/check_arrows.py [package folder]     prints `file:line: what is wrong`, exits 1 if it is
 """
 
 import ast
 import sys
+import tomllib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from pathlib import Path
 
 PACKAGE = "kvasir"
@@ -20,9 +24,9 @@ GROUND = ("types", "validate", "seeds", "plan", "config", "errors", "memory", "m
 THINKING = ("text", "parse", "kv", "sched", "guided")
 COMPUTING = (
     *("device", "ops", "parallel", "quant", "layers", "models"),
-    *("weights", "lora", "sampling", "spec", "program", "runner"),
+    *("weights", "sampling", "program", "runner"),
 )
-EVERYTHING = (*THINKING, *COMPUTING, "engine", "store", "serve", "fleet")
+EVERYTHING = (*THINKING, *COMPUTING, "engine", "store", "serve")
 
 # Room -> what it may import beside itself and the ground (a dotted entry allows only that module of a room).
 ARROWS: dict[str, tuple[str, ...]] = {
@@ -39,26 +43,21 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "layers": ("ops", "quant", "parallel"),
     "models": ("layers",),
     "weights": ("quant", "parallel"),
-    "lora": ("layers", "weights"),
     "sampling": ("ops",),
-    "spec": ("models", "weights", "sampling"),
     "program": ("ops", "layers", "sampling"),
     "runner": COMPUTING,
     "engine": (*THINKING, *COMPUTING),
     "store": ("weights", "text"),
     "serve": (
         *("parse", "store", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),
-        "engine.turns",
+        *("engine.thinking", "engine.turns"),
     ),
-    "fleet": ("engine.client",),
     "cli": EVERYTHING,
     "__init__": ("engine",),
-    "__main__": ("cli",),
 }
 
 # Dotted name (an import or an attribute) -> the only files, relative to the package, that may use it.
 DOORS: dict[str, tuple[str, ...]] = {
-    "triton": ("ops/*/triton.py",),
     "ctypes": (
         *("ops/native.py", "ops/*/native.py", "ops/linear/packed.py", "sampling/native.py", "device/*"),
         *("program/*", "runner/program_runner.py"),
@@ -69,7 +68,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "starlette": ("serve/*",),
     "uvicorn": ("serve/*",),
     "prometheus_client": ("serve/*",),
-    "ray": ("fleet/*",),
     "zmq": ("engine/*",),
     "llguidance": ("guided/*",),
     "jinja2": ("text/*",),
@@ -82,8 +80,9 @@ DOORS: dict[str, tuple[str, ...]] = {
     "os.putenv": ("config.py",),
     # An import by name escapes this check, so only tables that map names to modules may do it.
     "importlib.import_module": ("__init__.py", "ops/*", "models/*"),
-    # Nowhere: oracles belong to the tests; code that runs data, or a shell, to nobody.
+    # Nowhere: oracles belong to the tests; code that runs data, or a shell, to nobody; the others have no room yet.
     **dict.fromkeys(("transformers", "gguf"), ()),
+    **dict.fromkeys(("triton", "ray"), ()),
     **dict.fromkeys(("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "torch.load"), ()),
     **dict.fromkeys(("eval", "exec", "compile", "__import__", "os.system", "os.popen"), ()),
 }
@@ -91,13 +90,13 @@ FORBIDDEN_ARGUMENTS = ("allow_pickle", "shell", "trust_remote_code")
 BUILTINS = ("eval", "exec", "compile", "__import__")
 
 # These rooms never name torch; in `engine` only the files that build and step the computing half do.
-NO_TORCH = (*GROUND, *THINKING, "store", "serve", "fleet")
+NO_TORCH = (*GROUND, *THINKING, "store", "serve")
 TORCH_IN_ENGINE = ("engine/build.py", "engine/core.py", "engine/worker.py")
 # Importing these must not load torch, not even through other modules: the API process and `kvasir --help`.
 LOADS_WITHOUT_TORCH = (
     "__init__.py",
     *(f"{name}.py" for name in GROUND),
-    *(f"{room}/*" for room in (*THINKING, "store", "serve", "fleet")),
+    *(f"{room}/*" for room in (*THINKING, "store", "serve")),
     "engine/__init__.py",
     "engine/client.py",
     "engine/front.py",
@@ -274,6 +273,57 @@ def _loads(target: str, modules: dict[str, Module]) -> list[str]:
     return [name for end in range(1, len(parts) + 1) if (name := ".".join(parts[:end])) in modules]
 
 
+def circles(modules: dict[str, Module]) -> Iterator[tuple[Module, int, str]]:
+    """Modules that import each other, wherever the imports stand: in functions and for the type checker, too."""
+    graph = {name: dict.fromkeys(_imports(name, modules)) for name in modules}
+    while circle := _circle(graph):
+        importer, imported = circle[:2]
+        module = modules[importer]
+        line = next(line for target, line in module.imports if imported in _loads(target, modules)[-1:])
+        yield module, line, f"these import each other: {' -> '.join(circle)}"
+        del graph[importer][imported]
+
+
+def _imports(name: str, modules: dict[str, Module]) -> list[str]:
+    """The modules that a module names in its imports; a package only where it is asked for itself."""
+    targets = (_loads(target, modules)[-1:] for target, _ in modules[name].imports)
+    return [other for other in chain.from_iterable(targets) if other in modules and other != name]
+
+
+def _circle(graph: dict[str, dict[str, None]]) -> list[str]:
+    """A way from a module along its imports back to it, the first by name at both ends; [] if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle = error.args[1][:0:-1]
+        first = circle.index(min(circle))
+        return [*circle[first:], *circle[: first + 1]]
+    return []
+
+
+def absent(package: Path, project: Path) -> Iterator[str]:
+    """What the tables, and the lists of sources in pyproject.toml, name that does not exist."""
+    files = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
+    for name in dict.fromkeys((*ARROWS, *chain.from_iterable(ARROWS.values()), *NO_TORCH)):
+        path = name.replace(".", "/")
+        if not {f"{path}.py", f"{path}/__init__.py"} & {*files}:
+            yield f"scripts/check_arrows.py names `{name}`, which the package has not"
+    for pattern in dict.fromkeys((*chain.from_iterable(DOORS.values()), *TORCH_IN_ENGINE, *LOADS_WITHOUT_TORCH)):
+        if not any(fnmatch(file, pattern) for file in files):
+            yield f"scripts/check_arrows.py names {pattern}, and no file of the package is one"
+    for pattern in _sources(tomllib.loads(project.read_text(encoding="utf-8"))["tool"]):
+        if not any(project.parent.glob(pattern)):
+            yield f"pyproject.toml names {pattern}, which there is not"
+
+
+def _sources(tool: dict[str, dict]) -> list[str]:
+    """The paths in pyproject.toml that mean sources. What it only keeps out may also be made by a build."""
+    build, checks, tests = tool["scikit-build"], tool["pyright"], tool["pytest"]["ini_options"]
+    lint = tool["ruff"]["lint"].get("per-file-ignores", {})
+    lists = build["wheel"]["packages"], build["sdist"]["include"], checks["include"], tests["testpaths"]
+    return [*chain.from_iterable(lists), *checks.get("ignore", ()), *lint]
+
+
 def check(package: Path) -> list[Violation]:
     """Every violation in the package folder, sorted by place."""
     modules: dict[str, Module] = {}
@@ -287,16 +337,19 @@ def check(package: Path) -> list[Violation]:
         name = f"{PACKAGE}.{module.rel.removesuffix('.py').replace('/', '.')}"
         modules[name.removesuffix(".__init__")] = module
         found |= {Violation(path, line, text) for line, text in (*arrows(module), *doors(module))}
-    found |= {Violation(module.path, line, text) for module, line, text in torch_chains(modules)}
+    found |= {
+        Violation(module.path, line, text) for module, line, text in chain(torch_chains(modules), circles(modules))
+    }
     return sorted(found)
 
 
 def main(arguments: list[str]) -> int:
-    package = Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1] / "src" / PACKAGE
+    root = Path(__file__).resolve().parents[1]
+    package = Path(arguments[0]) if arguments else root / "src" / PACKAGE
     if not package.is_dir():
         print(f"{package} is not a folder", file=sys.stderr)
         return 2
-    violations = check(package)
+    violations = [*check(package), *(() if arguments else absent(package, root / "pyproject.toml"))]
     for violation in violations:
         print(violation)
     count = sum(1 for _ in package.rglob("*.py"))

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from kvasir.metrics import Histogram
+from kvasir.validate import check_sampling, check_structured
 
 NO_TOKEN = -1  # a token id whose value is not known on this side
 
@@ -84,8 +85,6 @@ class StructuredOutputs:
     lenient: bool = False
 
     def __post_init__(self) -> None:
-        from kvasir.validate import check_structured
-
         if self.choice is not None and not isinstance(self.choice, tuple):
             object.__setattr__(self, "choice", tuple(self.choice))
         check_structured(self)
@@ -151,8 +150,6 @@ class SamplingParams:
         return self.dry_multiplier != 0.0 and self.dry_penalty_last_n != 0
 
     def __post_init__(self) -> None:
-        from kvasir.validate import check_sampling
-
         for name in ("stop", "stop_token_ids", "bad_words", "dry_sequence_breakers"):
             if not isinstance(value := getattr(self, name), tuple):
                 object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))

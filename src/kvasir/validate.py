@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
 from kvasir.errors import InvalidRequest, quoted
-
-if TYPE_CHECKING:
-    from kvasir.types import SamplingParams, StructuredOutputs
 
 MAX_N = 128
 MAX_LOGPROBS = 128
@@ -20,7 +18,29 @@ MAX_BREAKERS = 32
 MAX_BREAKER_CHARS = 40
 
 
-def _number(p: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
+class Sampling(Protocol):
+    """Of types.SamplingParams, the fields with rules of their own; the others are read by name."""
+
+    @property
+    def mirostat(self) -> int: ...
+
+    @property
+    def max_tokens(self) -> int | None: ...
+
+    @property
+    def min_tokens(self) -> int: ...
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def logit_bias(self) -> Mapping[int, float]: ...
+
+    @property
+    def structured_outputs(self) -> object | None: ...
+
+
+def _number(p: object, name: str, low: float, high: float, *, open_low: bool = False) -> None:
     value = getattr(p, name)
     ok = isinstance(value, int | float) and not isinstance(value, bool)
     if not ok or not low <= value <= high or (open_low and value == low):
@@ -28,7 +48,7 @@ def _number(p: SamplingParams, name: str, low: float, high: float, *, open_low: 
         raise InvalidRequest(f"{name} is {quoted(value)}", f"expected a number in {bracket}{low}, {high}]", param=name)
 
 
-def _integer(p: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
+def _integer(p: object, name: str, low: int, high: int, *, optional: bool = False) -> None:
     value = getattr(p, name)
     if value is None and optional:
         return
@@ -36,7 +56,7 @@ def _integer(p: SamplingParams, name: str, low: int, high: int, *, optional: boo
         raise InvalidRequest(f"{name} is {quoted(value)}", f"expected an integer in [{low}, {high}]", param=name)
 
 
-def _texts(p: SamplingParams, name: str, most: int, chars: int) -> None:
+def _texts(p: object, name: str, most: int, chars: int) -> None:
     texts = getattr(p, name)
     if len(texts) > most:
         raise InvalidRequest(f"{name} has {len(texts)} strings", f"at most {most}", param=name)
@@ -45,7 +65,7 @@ def _texts(p: SamplingParams, name: str, most: int, chars: int) -> None:
                              f"expected 1 to {chars} characters", param=name)  # fmt: skip
 
 
-def check_sampling(p: SamplingParams) -> None:
+def check_sampling(p: Sampling) -> None:
     """Raises InvalidRequest with `param` set at the first field out of its range."""
     _integer(p, "n", 1, MAX_N)
     _number(p, "temperature", 0.0, 100.0)
@@ -100,8 +120,8 @@ def check_sampling(p: SamplingParams) -> None:
             raise InvalidRequest(message, "expected [-100, 100]", param="logit_bias")
 
 
-def check_structured(wanted: StructuredOutputs) -> None:
-    """Raises InvalidRequest unless exactly one kind is asked for."""
+def check_structured(wanted: object) -> None:
+    """wanted: types.StructuredOutputs. Raises InvalidRequest unless exactly one kind is asked for."""
     kinds = ("json", "json_object", "regex", "choice", "grammar", "tags")
     given = [name for name in kinds if getattr(wanted, name) not in (None, False)]
     if len(given) != 1:

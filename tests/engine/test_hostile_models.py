@@ -26,8 +26,8 @@ from kvasir.engine.build import build_core
 from kvasir.errors import ConfigError, KvasirError
 from kvasir.models.registry import model_class_for
 from kvasir.store.facts import read_details, read_model_info
-from kvasir.weights.find import find_local, gguf_chat_templates
 from kvasir.weights.gguf_split import open_gguf
+from kvasir.weights.local import find_local, gguf_chat_templates
 from tests.fuzz.loaders import CONFIG_WORDS, GGUF_WORDS, TOKENIZER, _pair
 from tests.fuzz.mutate import VALUES, _places
 from tests.fuzz.target import scratch

@@ -31,9 +31,9 @@ from kvasir.models.pooling import pooling_of, read_pooling
 from kvasir.models.registry import model_class_for
 from kvasir.quant.gguf_types import GGMLType
 from kvasir.store.facts import read_details, read_model_info
-from kvasir.weights.find import find_local, gguf_chat_templates
 from kvasir.weights.gguf import GGUFFile
 from kvasir.weights.gguf_split import open_gguf
+from kvasir.weights.local import find_local, gguf_chat_templates
 from kvasir.weights.safetensors import SafetensorsFile, SafetensorsFolder, weight_files
 from kvasir.weights.source import GGUFSource
 from tests.fuzz.mutate import mutate_json, mutate_safetensors

@@ -10,8 +10,8 @@ import torch
 
 from kvasir.models.registry import model_class_for
 from kvasir.runner.load import open_checkpoint
-from kvasir.weights.find import find_local
 from kvasir.weights.load import fill
+from kvasir.weights.local import find_local
 from tests.models.oracle import state_of
 
 

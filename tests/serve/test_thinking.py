@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvasir.engine.front import Front
-from kvasir.engine.reading import may_think
+from kvasir.engine.thinking import may_think
 from kvasir.text.chat import ChatTemplate
 from tests.serve.fakes import EchoEngine, byte_tokenizer
 from tests.serve.running import client

@@ -6,7 +6,8 @@ import pytest
 
 from kvasir.errors import ModelFileError
 from kvasir.weights import find
-from kvasir.weights.find import find_model, gguf_chat_templates
+from kvasir.weights.find import find_model
+from kvasir.weights.local import gguf_chat_templates
 from tests._shared import need
 from tests.weights import _files as write
 

@@ -17,9 +17,10 @@ import numpy as np
 
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError, KvasirError
-from kvasir.weights.find import ModelFiles, find_model, gguf_chat_templates
+from kvasir.weights.find import find_model
 from kvasir.weights.gguf_split import open_gguf
 from kvasir.weights.json_file import read_json
+from kvasir.weights.local import ModelFiles, gguf_chat_templates
 from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.safetensors import SafetensorsFolder
 

@@ -13,7 +13,7 @@ from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import AsyncLLM
-from kvasir.engine.reading import may_think
+from kvasir.engine.thinking import may_think
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError
 from kvasir.store.entry import Entry
 from kvasir.store.parameters import sampling_of

@@ -27,11 +27,12 @@ from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
 from kvasir.text.chat import ChatTemplate
+from kvasir.text.encoder import Spans
 from kvasir.text.fim import Infill
 from kvasir.text.rendered import Rendered
 from kvasir.text.sandbox import Hold
 from kvasir.text.sequences import Breakers, bad_words
-from kvasir.text.tokenizer import Spans, Tokenizer
+from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import EngineStats, FinishReason, ModelInfo, Request, SamplingParams, Task
 
 LONG_TEXT = 4096  # ids from which on they are decoded in a thread

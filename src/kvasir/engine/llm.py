@@ -21,7 +21,7 @@ from kvasir.engine.client import Engine
 from kvasir.engine.front import Front
 from kvasir.engine.inproc import InProcessEngine
 from kvasir.engine.load_text import load_text
-from kvasir.engine.reading import may_think
+from kvasir.engine.thinking import may_think
 from kvasir.errors import InvalidRequest, KvasirError
 from kvasir.types import FinishReason, ModelInfo, Request, SamplingParams, ServiceClass
 

@@ -8,8 +8,9 @@ from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.tokenizer import Tokenizer
-from kvasir.weights.find import ModelFiles, find_model, gguf_chat_templates
+from kvasir.weights.find import find_model
 from kvasir.weights.gguf import GGUFFile
+from kvasir.weights.local import ModelFiles, gguf_chat_templates
 
 
 def load_text(options: EngineOptions) -> tuple[Tokenizer | None, ChatTemplate]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvasir.errors import InvalidRequest, QueueFull
 from kvasir.parse.detect import Found, Sample, detect
@@ -17,9 +17,6 @@ from kvasir.text import samples
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.template_process import TemplateLimit
 from kvasir.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from kvasir.engine.front import Front
 
 SOME_TOOL = samples.TOOLS[0]
 TAIL = 64  # the prompt's last tokens, among which it would open the reasoning
@@ -126,7 +123,7 @@ class Reader:
         """For a prompt and the tools that may be called; None where there is nothing to take apart.
 
         tools: as the API gives them, {"type": "function", "function": {"name": ..., "parameters": ...}}.
-        thinks: see `may_think`.
+        thinks: see thinking.may_think.
         """
         format = self.format(tools)
         if self._tokenizer is None or not (format.thinking or (tools and format.calls.style is not Style.NONE)):
@@ -166,51 +163,3 @@ def sample_of(shown: samples.Sample) -> Sample:
     """What a template shows, as the table of formats is asked about it."""
     calls = tuple((samples.NAME, arguments) for arguments in shown.calls)
     return Sample(shown.prompt, shown.said, shown.turn_end, calls, {samples.NAME: samples.PARAMETERS})
-
-
-async def may_think(
-    front: Front,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    variables: Mapping[str, Any] | None = None,
-    **template: Any,
-) -> bool:
-    """Whether the answer to a conversation may reason first: not where its variables switch that off, or where its
-    prompt is the one with the template's switch off and does not say itself what switching on would add. Without a
-    switch, the model decides.
-
-    Arguments as in `Front.render_chat`, and errors."""
-    given, switch = variables or {}, front.reader.switch(tools)
-    if any(given.get(name) is False for name in SWITCHES):
-        return False
-    if switch is None or given.get(switch) is True:
-        return True
-    prompt, off, on = [
-        (await front.render_chat(messages, tools=tools, variables={**given, **more}, **template)).text
-        for more in ({}, {switch: False}, {switch: True})
-    ]
-    return not switched_off(prompt, off, on)
-
-
-def switched_off(prompt: str, off: str, on: str) -> bool:
-    """Whether a prompt is the one with thinking off, which differs from that with thinking on, and says nowhere itself
-    what switching on would add."""
-    return prompt == off != on and not _says(prompt, _added(off, on))
-
-
-def _added(off: str, on: str) -> str:
-    """What switching thinking on adds to a prompt."""
-    begin = _alike(off, on)
-    end = _alike(off[begin:][::-1], on[begin:][::-1])
-    return on[begin : len(on) - end].strip()
-
-
-def _alike(a: str, b: str) -> int:
-    """The length of their common beginning."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _says(prompt: str, word: str) -> bool:
-    """Whether a switch such as /think stands in a prompt, as a word of its own."""
-    return bool(word) and re.search(rf"(?<!\S){re.escape(word)}(?![\w>])", prompt) is not None

@@ -19,7 +19,7 @@ from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import CacheGroup
 from kvasir.program.cache import NativeCache
 from kvasir.types import ModelInfo
-from kvasir.weights.find import ModelFiles
+from kvasir.weights.local import ModelFiles
 
 SAMPLES = 16  # pieces of each weight file that its identity is made of, beside its size and time
 SAMPLE_BYTES = 1 << 16

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from kvasir.guided.free import FreeGuide
 from kvasir.guided.grammar import Guide, GuideError
 from kvasir.guided.rule import Reasoning
 from kvasir.guided.thought import Thought
 from kvasir.guided.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from kvasir.guided.free import FreeGuide
 
 
 class BudgetGuide:

@@ -23,8 +23,8 @@ from kvasir.program.executor import prepared
 from kvasir.program.lower import lower
 from kvasir.program.trace import Trace, trace
 from kvasir.runner.packing import Packer, Report
-from kvasir.weights.find import ModelFiles
 from kvasir.weights.load import Progress, choose_dtype, fill
+from kvasir.weights.local import ModelFiles
 from kvasir.weights.source import GGUFSource, SafetensorsSource, WeightSource
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from kvasir.store.entry import Details
-from kvasir.weights.find import ModelFiles, gguf_chat_templates
 from kvasir.weights.gguf_split import open_gguf
 from kvasir.weights.json_file import read_json
+from kvasir.weights.local import ModelFiles, gguf_chat_templates
 from kvasir.weights.safetensors import SafetensorsFolder
 
 # general.file_type of GGUF files, as llama.cpp numbers them.

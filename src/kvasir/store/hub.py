@@ -19,8 +19,8 @@ from kvasir.errors import ModelFileError
 from kvasir.store.files import CHUNK, Stopped, check, locked, make_folder, sha256_of
 from kvasir.store.names import LATEST, Name
 from kvasir.store.progress import Progress, Report
-from kvasir.weights.find import ModelFiles, find_local
 from kvasir.weights.hub import choose_files, find_on_hub
+from kvasir.weights.local import ModelFiles, find_local
 
 _MAX_FILES = 10_000
 _SPARE_BYTES = 256 << 20  # that stay free on the disk

@@ -20,7 +20,8 @@ from kvasir.store.files import locked, make_folder, remove_folder, sha256_of
 from kvasir.store.hub import pull_from_hub
 from kvasir.store.names import Name, is_name, parse_name
 from kvasir.store.progress import Progress, Report
-from kvasir.weights.find import ASSETS, BUNDLED, ModelFiles, find_local
+from kvasir.weights.find import ASSETS, BUNDLED
+from kvasir.weights.local import ModelFiles, find_local
 
 _MAX_FILES = 1000
 _UPLOADED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.(safetensors|gguf|json|jinja|model|txt)")

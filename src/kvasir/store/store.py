@@ -35,7 +35,7 @@ from kvasir.store.parameters import check_parameters, engine_options_of
 from kvasir.store.progress import Progress, Report
 from kvasir.store.sources import Found, Places, find_source, from_uploads, is_path
 from kvasir.store.templates import check_template
-from kvasir.weights.find import find_local
+from kvasir.weights.local import find_local
 
 log = logging.getLogger("kvasir.store")
 

@@ -16,6 +16,7 @@ import tokenizers
 
 from kvasir.errors import ModelFileError
 from kvasir.text import bounds
+from kvasir.text.encoder import Spans
 from kvasir.text.library import library_errors
 from kvasir.text.provenance import Guard
 from kvasir.text.slices import encoded, ends, sliceable, whole
@@ -25,13 +26,12 @@ from kvasir.text.table import MAX_IDS, AddedToken, Table
 
 if TYPE_CHECKING:
     from kvasir.text.sandbox import Hold
-    from kvasir.text.tokenizer import Spans
 
 _SPACE = "▁"  # U+2581, SentencePiece's visible space
 
 
 class Backend:
-    """Immutable and safe to use from several threads. An `Encoder` (see tokenizer.py)."""
+    """Immutable and safe to use from several threads. An `Encoder` (see encoder.py)."""
 
     def __init__(self, library: tokenizers.Tokenizer, special: SpecialTokens):
         """Takes ownership of `library`."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvasir.errors import InvalidRequest, UnsupportedModel
 from kvasir.text.byte_level import bytes_of
+from kvasir.text.encoder import Encoder, Spans
 from kvasir.text.special_tokens import SpecialTokens, is_plain_text
 from kvasir.text.table import Table
 
@@ -23,28 +24,7 @@ if TYPE_CHECKING:
 
     from kvasir.text.sandbox import Hold
 
-Spans = Sequence[tuple[int, int]]
-
 _SPACE = "▁"  # U+2581, SentencePiece's visible space
-
-
-class Encoder(Protocol):
-    """What turns texts into ids: the library in this process (backend.Backend) or in others (TokenizerPool)."""
-
-    def encode(
-        self,
-        texts: Sequence[str],
-        add_special_tokens: bool,
-        parse_special: bool,
-        foreign: Sequence[Spans] = (),
-        hold: Hold | None = None,
-        blocked: Sequence[int] = (),
-        most: int = 0,
-    ) -> list[list[int]]: ...
-
-    def spell(self, hidden: Mapping[str, int], texts: Sequence[str]) -> list[list[int]]: ...
-
-    def close(self) -> None: ...
 
 
 class Tokenizer:

@@ -21,10 +21,10 @@ from typing import Any
 
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError
 from kvasir.text import tokenizer_wire as wire
+from kvasir.text.encoder import Spans
 from kvasir.text.gguf_vocab import PREFIX
 from kvasir.text.sandbox import GRACE_SECONDS, Channel, Hold, Sandbox, SandboxLimit, Worker, frame_of
 from kvasir.text.table import Table
-from kvasir.text.tokenizer import Spans
 
 SCRIPT = Path(__file__).with_name("tokenizer_worker.py")
 WHAT = "tokenizer"
@@ -114,7 +114,7 @@ class Copied:
 
 
 class TokenizerPool(Sandbox):
-    """The processes of one tokenizer: an `Encoder` (see tokenizer.py). Safe to use from several threads."""
+    """The processes of one tokenizer: an `Encoder` (see encoder.py). Safe to use from several threads."""
 
     def __init__(self, load: wire.LoadFolder | wire.LoadGGUF):
         """Raises ModelFileError, UnsupportedModel."""

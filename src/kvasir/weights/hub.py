@@ -9,8 +9,8 @@ from glob import escape
 from pathlib import Path
 
 from kvasir.errors import ModelFileError
-from kvasir.weights.find import ModelFiles, find_local, group_gguf
 from kvasir.weights.gguf_split import split_names
+from kvasir.weights.local import ModelFiles, find_local, group_gguf
 
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 _TEMPLATES = "additional_chat_templates/"

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from kvasir.ops import native
-
-if TYPE_CHECKING:
-    from kvasir.ops.linear.packed import PackedMatrix
 
 # In the order of csrc/matrix.h.
 FORMATS = (
@@ -38,6 +35,15 @@ class MatrixStruct(ctypes.Structure):
         ("cols", ctypes.c_int64),
         ("data", ctypes.c_void_p),
     )
+
+
+class Packed(Protocol):
+    """What products read of a matrix: packed.PackedMatrix."""
+
+    rows: int
+    cols: int
+    struct: MatrixStruct
+    activated_bytes: int
 
 
 _POINTER, _INT32, _INT64, _MATRIX = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.POINTER(MatrixStruct)
@@ -94,7 +100,7 @@ def pack(struct: MatrixStruct, ggml_type: int, rows: np.ndarray, first_row: int)
         raise ValueError(f"rows {first_row} to {first_row + len(rows)} cannot be packed")
 
 
-def prepare(matrix: PackedMatrix, x: Any) -> np.ndarray:
+def prepare(matrix: Packed, x: Any) -> np.ndarray:
     """float32 rows [T, cols] (array or CPU tensor) as the matrix's activations, uint8 [T, activated_bytes]."""
     rows = len(x)
     out = aligned(rows * matrix.activated_bytes).reshape(rows, matrix.activated_bytes)
@@ -104,7 +110,7 @@ def prepare(matrix: PackedMatrix, x: Any) -> np.ndarray:
 
 
 def linear(
-    matrix: PackedMatrix,
+    matrix: Packed,
     activated: np.ndarray,
     out: Any,
     bias: Any = None,
@@ -134,14 +140,14 @@ def linear(
     )
 
 
-def product(matrix: PackedMatrix, x: Any, bias: Any = None, residual: Any = None) -> np.ndarray:
+def product(matrix: Packed, x: Any, bias: Any = None, residual: Any = None) -> np.ndarray:
     """residual + (bias + x W^T), float32 [T, rows], in one go; x: float32 [T, cols]."""
     out = np.empty((len(x), matrix.rows), np.float32)
     linear(matrix, prepare(matrix, x), out, bias, residual)
     return out
 
 
-def lookup(matrix: PackedMatrix, ids: Any) -> np.ndarray:
+def lookup(matrix: Packed, ids: Any) -> np.ndarray:
     """Rows of the matrix as float32 [n, cols]; ids: int64 [n]. Raises ValueError for one outside the matrix."""
     ids = np.ascontiguousarray(ids, np.int64)
     if ids.ndim != 1 or (ids.size and not 0 <= ids.min() <= ids.max() < matrix.rows):

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from kvasir.engine.reading import may_think
+from kvasir.engine.thinking import may_think
 from kvasir.serve.body import JsonRoute
 from kvasir.serve.ollama.answer import Clock, Job, as_message
 from kvasir.serve.ollama.asking import answer

@@ -12,7 +12,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.engine.front import Front
-from kvasir.engine.reading import may_think
+from kvasir.engine.thinking import may_think
 from kvasir.errors import InvalidRequest
 from kvasir.serve.body import JsonRoute
 from kvasir.serve.ollama.answer import Clock, Job, as_response

@@ -19,7 +19,8 @@ from starlette.responses import Response
 
 from kvasir.engine.answer import Answer, TextDelta
 from kvasir.engine.front import Bound
-from kvasir.engine.reading import Reading, may_think
+from kvasir.engine.reading import Reading
+from kvasir.engine.thinking import may_think
 from kvasir.errors import InvalidRequest
 from kvasir.parse.events import CallStart
 from kvasir.serve.asgi import while_connected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 from kvasir.serve.catalogue import Catalogue
 from kvasir.serve.faults import fault_of
@@ -27,6 +28,20 @@ class Run:
         self._cancelled = False
         self._closing = False
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.making.core.id
+
+    @property
+    def owner(self) -> str:
+        """The name of the key that asked for it."""
+        return self.making.owner
+
+    @property
+    def response(self) -> dict[str, Any]:
+        """The object as it is by now."""
+        return self.making.response
 
     @property
     def size(self) -> int:

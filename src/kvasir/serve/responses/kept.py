@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,9 +20,6 @@ from kvasir.serve.records import Records, is_id, parsed
 from kvasir.serve.responses.items import Kept
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.wire import MAX_MESSAGES
-
-if TYPE_CHECKING:
-    from kvasir.serve.responses.background import Run
 
 MAX_TOLD = 64  # of a key
 READERS = 8  # of a key at once
@@ -66,6 +63,32 @@ class Reach:
             raise InvalidRequest(message, "as many as a body may have; begin a new one", "previous_response_id")
 
 
+class Run(Protocol):
+    """A response that is made in the background: background.Run, which documents these."""
+
+    streamed: bool
+    ended: bool
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def owner(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def response(self) -> dict[str, Any]: ...
+
+    async def cancel(self) -> None: ...
+
+    def follow(self, start: int) -> AsyncGenerator[bytes]: ...
+
+
 class Responses:
     """What is kept, and what is made in the background: one per application."""
 
@@ -103,19 +126,18 @@ class Responses:
 
     def add(self, run: Run) -> None:
         """Raises LimitExceeded."""
-        owner = run.making.owner
-        count = sum(other.making.owner == owner for other in self._runs.values())
+        owner = run.owner
+        count = sum(other.owner == owner for other in self._runs.values())
         if count >= self._max_running:
             message = f"{count} responses of this key are made in the background"
             raise LimitExceeded(message, f"at most {self._max_running} at once", 5.0)
-        self._runs[run.making.core.id] = run
+        self._runs[run.id] = run
 
     def remove(self, run: Run) -> None:
-        id = run.making.core.id
-        del self._runs[id]
+        del self._runs[run.id]
         if run.ended and run.streamed:
-            told = self._told.setdefault(run.making.owner, OrderedDict())
-            told[id] = run
+            told = self._told.setdefault(run.owner, OrderedDict())
+            told[run.id] = run
             while len(told) > MAX_TOLD or sum(other.size for other in told.values()) > self.records.max_bytes:
                 told.popitem(last=False)
 

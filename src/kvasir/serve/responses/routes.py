@@ -21,8 +21,8 @@ from kvasir.serve.openai.chat import chat_ids
 from kvasir.serve.openai.shapes import STREAMED, error_response
 from kvasir.serve.quota import hold_place
 from kvasir.serve.records import new_id
-from kvasir.serve.responses.background import Run
-from kvasir.serve.responses.kept import Responses
+from kvasir.serve.responses import background
+from kvasir.serve.responses.kept import Responses, Run
 from kvasir.serve.responses.making import Making, begin, owner_of
 from kvasir.serve.responses.request import chat_of, check, check_items, named, own_items
 from kvasir.serve.responses.shapes import encoded
@@ -81,10 +81,10 @@ def _error_event(fault: Fault) -> bytes:
     return encoded({"type": "error", **error, "sequence_number": 0})
 
 
-async def _run(wire: ResponseRequest, making: Making, request: HTTPRequest) -> Run:
+async def _run(wire: ResponseRequest, making: Making, request: HTTPRequest) -> background.Run:
     """Starts it. It is stored before, so that it can be found however it ends."""
     responses = responses_of(request)
-    run = Run(making, bool(wire.stream))
+    run = background.Run(making, bool(wire.stream))
     responses.add(run)
     try:
         making.response["status"] = "queued"
@@ -159,7 +159,7 @@ async def cancel_response(response_id: str, request: HTTPRequest) -> Response:
         raise InvalidRequest("only responses made in the background can be cancelled", "close the connection instead")
     if run := responses.run(response_id):
         await run.cancel()
-        return json_response(run.making.response)
+        return json_response(run.response)
     return json_response(record["response"])
 
 

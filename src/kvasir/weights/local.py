@@ -1,0 +1,126 @@
+"""The parts of a model on disk: in a folder of Hugging Face, or in GGUF files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from kvasir.errors import ModelFileError
+from kvasir.weights.gguf_split import split_names, split_paths
+from kvasir.weights.json_file import read_json, read_text
+from kvasir.weights.safetensors import weight_files
+
+DEFAULT_TEMPLATE = "default"
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model's parts lie. A file that is not there is None.
+
+    `weights` are all shards or parts, in order. `chat_templates` holds template texts by name, the usual one
+    as "default". A GGUF file carries its configuration, tokenizer and templates inside: what is given here
+    then lay beside it in its folder; see `gguf_chat_templates` for what lies within.
+    """
+
+    kind: Literal["hf", "gguf"]
+    root: Path
+    weights: tuple[Path, ...]
+    config: Path | None = None
+    generation_config: Path | None = None
+    tokenizer_json: Path | None = None
+    tokenizer_config: Path | None = None
+    tokenizer_model: Path | None = None
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The usual template's text."""
+        return self.chat_templates.get(DEFAULT_TEMPLATE)
+
+
+def find_local(path: Path) -> ModelFiles:
+    """The model in a folder or GGUF file on disk. Raises `ModelFileError`."""
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelFileError(
+                f"{path}: expected a .gguf file or a model folder", "name the folder that holds config.json"
+            )
+        return ModelFiles("gguf", path.parent, tuple(split_paths(path)))
+    models = group_gguf([file.name for file in path.glob("*.gguf")])
+    if (path / "config.json").is_file() and (not models or any(path.glob("*.safetensors"))):
+        return ModelFiles("hf", path, tuple(_safetensors(path)), **_companions(path))
+    if len(models) == 1:
+        return ModelFiles("gguf", path, tuple(split_paths(path / models[0][0])), **_companions(path))
+    if models:
+        names = ", ".join(model[0] for model in models)
+        raise ModelFileError(f"{path}: the folder holds several GGUF models: {names}", "name one of the files")
+    found = ", ".join(sorted(file.name for file in path.iterdir())[:10]) or "nothing"
+    raise ModelFileError(f"{path}: expected config.json with safetensors, or a .gguf file, found {found}")
+
+
+def group_gguf(names: list[str]) -> list[list[str]]:
+    """Group GGUF file names into models, the parts of a split one together. Vision projectors
+    (mmproj) are left out, for they belong to another file."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if "mmproj" not in Path(name).name.lower():
+            groups.setdefault(split_names(name)[0], []).append(name)
+    return list(groups.values())
+
+
+def gguf_chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
+    """The chat templates in a GGUF file's metadata, by name, the usual one as "default"."""
+    prefix = "tokenizer.chat_template"
+    named = {key.removeprefix(prefix + "."): text for key, text in metadata.items() if key.startswith(prefix + ".")}
+    templates = {DEFAULT_TEMPLATE: metadata.get(prefix), **named}
+    return {name: text for name, text in templates.items() if isinstance(text, str)}
+
+
+def _safetensors(folder: Path) -> list[Path]:
+    pickled = [file.name for pattern in _PICKLED for file in folder.glob(pattern)]
+    if pickled and not any(folder.glob("*.safetensors")):
+        raise ModelFileError(
+            f"{folder}: the weights are pickled ({pickled[0]}), which can run code and is never read",
+            "convert them to safetensors",
+        )
+    return weight_files(folder)
+
+
+def _companions(folder: Path) -> dict[str, Any]:
+    """What lies beside the weights, as keywords of `ModelFiles`."""
+    names = {
+        "config": "config.json",
+        "generation_config": "generation_config.json",
+        "tokenizer_json": "tokenizer.json",
+        "tokenizer_config": "tokenizer_config.json",
+        "tokenizer_model": "tokenizer.model",
+    }
+    paths = {key: folder / name if (folder / name).is_file() else None for key, name in names.items()}
+    return {**paths, "chat_templates": _chat_templates(folder, paths["tokenizer_config"])}
+
+
+def _chat_templates(folder: Path, tokenizer_config: Path | None) -> dict[str, str]:
+    """Templates by name from all places; .jinja files win over chat_template.json, that over the tokenizer's
+    configuration."""
+    templates: dict[str, str] = {}
+    for path in (tokenizer_config, folder / "chat_template.json"):
+        if path is not None and path.is_file():
+            templates |= _templates_in(read_json(path).get("chat_template"), path)
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = read_text(path)
+    if (folder / "chat_template.jinja").is_file():
+        templates[DEFAULT_TEMPLATE] = read_text(folder / "chat_template.jinja")
+    return templates
+
+
+def _templates_in(value: Any, path: Path) -> dict[str, str]:
+    """A template's text, or a list of {"name": ..., "template": ...}."""
+    entries = [{"name": DEFAULT_TEMPLATE, "template": value}] if isinstance(value, str) else value or []
+    try:
+        templates = {entry["name"]: entry["template"] for entry in entries}
+    except (TypeError, KeyError):
+        templates = {"": None}
+    if not all(isinstance(part, str) for pair in templates.items() for part in pair):
+        raise ModelFileError(f"{path}: 'chat_template' is neither a text nor a list of named texts")
+    return templates
