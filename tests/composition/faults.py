@@ -57,16 +57,16 @@ def wrap(owner: Any, name: str) -> Callable:
 
 @fault("a chunk begins one token early", ("chunks of 13",), ("steps of 29 tokens", "mistral"))
 def early_chunk(core: Any) -> None:
-    @wrap(core.runner.program, "start")
+    @wrap(core.runner.executor.program, "start")
     def start(run: Callable, count: int, end: int) -> None:
-        for work in core.runner.program.works[:count]:
+        for work in core.runner.executor.program.works[:count]:
             work.start -= work.start > 0 and work.count > 1
         run(count, end)
 
 
 @fault("a chunk begins one token early, on the eager executor", ("eager executor", "chunks of 13"))
 def early_slice(core: Any) -> None:
-    @wrap(core.runner, "_slice")
+    @wrap(core.runner.executor, "_slice")
     def one_early(make: Callable, work: Any) -> Any:
         part = make(work)
         return replace(part, start=part.start - 1) if part.start and work.count > 1 else part
@@ -74,16 +74,16 @@ def early_slice(core: Any) -> None:
 
 @fault("a chunk sees keys of its own future", ("chunks of 13",), ("neighbours", "KV int8"))
 def unmasked(core: Any) -> None:
-    @wrap(core.runner.program, "start")
+    @wrap(core.runner.executor.program, "start")
     def start(run: Callable, count: int, end: int) -> None:
-        for work in core.runner.program.works[:count]:
+        for work in core.runner.executor.program.works[:count]:
             work.flags |= WORK_BIDIRECTIONAL
         run(count, end)
 
 
 @fault("the last key of a window is skipped", ("mistral", "neighbours"), ("gemma3", "KV int8"))
 def short_window(core: Any) -> None:
-    for held in core.runner.program._keep:
+    for held in core.runner.executor.program._keep:
         if isinstance(held, AttentionArgs) and held.window:
             held.window -= 1
 
@@ -108,24 +108,26 @@ def foreign_scale(core: Any) -> None:
 def stale_spec(core: Any) -> None:
     used: set[int] = set()
 
-    @wrap(core.runner, "_enter")
-    def enter(fill: Callable, row: int) -> None:
-        state, kept = core.runner.program.states[row], core.runner._kept.get(row)
+    executor = core.runner.executor
+
+    @wrap(executor, "enter")
+    def enter(fill: Callable, join: Any, row: Any) -> None:
+        state, kept = executor.program.states[join.row], executor._kept.get(join.row)
         before = bytes(state.spec)
-        fill(row)
-        if row in used:
+        fill(join, row)
+        if join.row in used:
             state.spec = type(state.spec).from_buffer_copy(before)
-            core.runner._kept[row] += kept
-        used.add(row)
+            executor._kept[join.row] += kept
+        used.add(join.row)
 
 
 @fault("a penalty is lost beside a neighbour", ("repetition penalty", "neighbours", "qwen3"))
 def lost_penalty(core: Any) -> None:
-    @wrap(core.runner, "_enter")
-    def enter(fill: Callable, row: int) -> None:
-        fill(row)
+    @wrap(core.runner.executor, "enter")
+    def enter(fill: Callable, join: Any, row: Any) -> None:
+        fill(join, row)
         if core.runner.rows.used > 1:
-            core.runner.program.states[row].spec.repetition_penalty = 1.0
+            core.runner.executor.program.states[join.row].spec.repetition_penalty = 1.0
 
 
 @fault("answers of a request share a seed", ("n", "temperature"), ("n", "streaming"))

@@ -163,7 +163,7 @@ def test_a_core_whose_tier_cannot_be_made_leaves_no_threads(monkeypatch):
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_kernel_threads_end_their_step_before_its_memory_goes(forgotten):
     core = build_core(EngineOptions("kvasir-mini", threads=1, overlap=True, max_num_batched_tokens=1024))
-    program = core.runner.program  # type: ignore[attr-defined]
+    program = core.runner.executor.program  # type: ignore[attr-defined]
     core.add(request("a", [i % 300 for i in range(1000)], max_tokens=9))
     program.struct.kernel_nanoseconds = 0
     core.step()

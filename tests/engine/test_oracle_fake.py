@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 from kvasir.engine.core import EngineCore
-from kvasir.plan import RowResult, unpack_ids
+from kvasir.runner.executor import Taken
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
 from kvasir.types import FinishReason
@@ -39,15 +39,15 @@ def test_steps_that_fail_change_nobodys_answer(overlaps):
             raise RuntimeError("a step in eleven")
 
     core = make(num_blocks=40, max_rows=6, max_tokens_per_step=29, overlaps=overlaps, fault=raises)
-    result = core.runner._result
+    draw = core.runner.executor.draw
 
     def fails(work, mask):
-        join = core.runner.rows[work.row]
-        if work.sample and work.start > 20 and unpack_ids(join.ids)[: join.prompt_len] in doomed.values():
-            return RowResult(work.row, error="this row")
-        return result(work, mask)
+        row = core.runner.rows[work.row]
+        if work.start > 20 and row.ids[: row.prompt_len].tolist() in doomed.values():
+            return Taken(error="this row")
+        return draw(work, mask)
 
-    core.runner._result = fails
+    core.runner.executor.draw = fails
     reasons, tokens, todo = {}, defaultdict(list), list(requests)
     while todo or core.has_work():
         if todo:
@@ -82,16 +82,14 @@ def test_a_broken_engine_is_noticed():
     requests = mixed_requests(256, 300)
     expected = plain(make(num_blocks=400), requests)
     core = make(num_blocks=400, max_rows=5)
-    draw = core.runner._result
+    draw = core.runner.executor.draw
 
     def broken(work, mask):
-        result = draw(work, mask)
-        if result.tokens and work.start > 40 and len(core.scheduler.running) > 3:
-            wrong = (result.tokens[0] + 1) % 256
-            core.runner.tokens[work.row][-1] = wrong
-            return type(result)(work.row, (wrong,), result.logprobs, result.read)
-        return result
+        taken = draw(work, mask)
+        if work.start > 40 and len(core.scheduler.running) > 3:
+            return taken._replace(tokens=((taken.tokens[0] + 1) % 256,))
+        return taken
 
-    core.runner._result = broken
+    core.runner.executor.draw = broken
     with pytest.raises(AssertionError, match="differ"):
         same(expected, together(core, requests))

@@ -13,9 +13,10 @@ from kvasir.layers.linear import _segment  # noqa: E402
 from kvasir.ops import native as door  # noqa: E402
 from kvasir.plan import Capacity, Join, SamplingSpec, StepPlan, Work, pack_ids  # noqa: E402
 from kvasir.program import native  # noqa: E402
+from kvasir.runner.eager_executor import EagerExecutor  # noqa: E402
 from kvasir.runner.load import load_model  # noqa: E402
-from kvasir.runner.model_runner import ModelRunner  # noqa: E402
-from kvasir.runner.program_runner import ProgramRunner  # noqa: E402
+from kvasir.runner.program_executor import ProgramExecutor  # noqa: E402
+from kvasir.runner.runner import Runner  # noqa: E402
 from kvasir.types import ModelInfo  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine import cores  # noqa: E402
@@ -261,9 +262,9 @@ def test_runners_know_a_rows_adapter_by_its_joining(tmp_path, executor):
     program = program_of(model, rows=256)
     capacity, info = Capacity(4, 64, 128, 16, program.cache.groups, (20,), 300), ModelInfo("", "", (), 300, 128)
     if executor == "program":
-        runner = ProgramRunner(model.model, program, capacity, info)
+        runner = Runner(ProgramExecutor(model.model, program), capacity, info)
     else:
-        runner = ModelRunner(eager, make_cache(eager, blocks=20), capacity, info, torch.device("cpu"))
+        runner = Runner(EagerExecutor(eager, make_cache(eager, blocks=20)), capacity, info)
     runner.set_adapter(5, made(eager, 5, 4))
 
     def first_tokens(step: int, adapters: list[int]) -> list[tuple | str]:

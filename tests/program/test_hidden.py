@@ -14,9 +14,10 @@ from kvasir.plan import Capacity, Join, SamplingSpec, StepPlan, Work, pack_ids  
 from kvasir.program.executor import prepared  # noqa: E402
 from kvasir.program.lower import lower  # noqa: E402
 from kvasir.program.trace import trace  # noqa: E402
+from kvasir.runner.eager_executor import EagerExecutor  # noqa: E402
 from kvasir.runner.load import Wish, load_model  # noqa: E402
-from kvasir.runner.model_runner import ModelRunner  # noqa: E402
-from kvasir.runner.program_runner import ProgramRunner  # noqa: E402
+from kvasir.runner.program_executor import ProgramExecutor  # noqa: E402
+from kvasir.runner.runner import Runner  # noqa: E402
 from kvasir.types import ModelInfo  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine.cores import random_model  # noqa: E402
@@ -114,10 +115,10 @@ def test_runners_give_what_work_wants(tmp_path, executor):
     capacity = Capacity(4, 64, 128, 16, groups, (20,), 300)
     info = ModelInfo("", "", (), 300, 128)
     if executor == "program":
-        runner = ProgramRunner(model.model, program_of(model), capacity, info)
+        made = ProgramExecutor(model.model, program_of(model))
     else:
-        cache = make_cache(model.model, blocks=20)
-        runner = ModelRunner(model.model, cache, capacity, info, torch.device("cpu"), hidden=model.hidden)
+        made = EagerExecutor(model.model, make_cache(model.model, blocks=20), hidden=model.hidden)
+    runner = Runner(made, capacity, info)
     joined = tuple(Join(i, pack_ids(IDS[:20]), 20, SamplingSpec()) for i in range(3))
     tables = tuple(((0, (2 * i + 1, 2 * i + 2)),) for i in range(3))
     works = (

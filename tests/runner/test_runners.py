@@ -103,9 +103,9 @@ def test_ids_outside_the_vocabulary_reach_no_kernel(executor, tmp_path, bad):
 def break_crowded_steps(runner, monkeypatch):
     """A step of more than three sequences raises."""
     if runner.info.executor == "program":
-        place, name, count = runner.program, "start", lambda num_works, end: num_works
+        place, name, count = runner.executor.program, "start", lambda num_works, end: num_works
     else:
-        place, name, count = runner.model, "forward", lambda tokens_T, batch: len(batch.starts)
+        place, name, count = runner.executor.model, "forward", lambda tokens_T, batch: len(batch.starts)
     honest = getattr(place, name)
 
     def fragile(*arguments):

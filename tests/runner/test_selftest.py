@@ -61,6 +61,6 @@ def test_a_program_whose_rows_see_each_other_is_noticed(tmp_path, monkeypatch):
         rows = honest(program, works)
         return rows if len(works) == 1 else np.nextafter(rows, np.float32(np.inf))
 
-    assert selftest.run_program(core.runner.program) == "exact"
+    assert selftest.run_program(core.runner.executor.program) == "exact"
     monkeypatch.setattr(selftest, "_program_rows", hasty)
-    assert selftest.run_program(core.runner.program) == "close"
+    assert selftest.run_program(core.runner.executor.program) == "close"

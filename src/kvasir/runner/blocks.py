@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
-
-from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import Bytes, StepPlan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvasir.layers.kv_cache import KVCache
 
 Exported = memoryview | Future[memoryview]
 

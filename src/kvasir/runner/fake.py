@@ -1,4 +1,5 @@
-"""FakeRunner: tokens one can compute by hand, and a cache that notices every mistake of a plan. No torch.
+"""FakeRunner: a runner whose executor samples tokens that one can compute by hand, over a cache that notices every
+mistake of a plan. No torch.
 
 Each slot of its cache holds the token id whose keys and values would lie there. A row's next token is
 
@@ -13,11 +14,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from kvasir.plan import CacheGroup, Capacity, Join, RowResult, StepPlan, StepResult, Work, unpack_ids
+from kvasir.plan import Bytes, CacheGroup, Capacity, Join, StepPlan, Work, unpack_ids
+from kvasir.runner.blocks import move_blocks
+from kvasir.runner.executor import Entry, Step, Taken
+from kvasir.runner.rows import Row, Rows
+from kvasir.runner.runner import Runner
 from kvasir.types import ModelInfo, Task
 
 EMPTY = -1
@@ -28,8 +35,8 @@ def fake_next(ids: list[int], position: int, seed: int, vocab_size: int) -> int:
     return (31 * sum(ids) + 7 * position + seed % 1009) % vocab_size
 
 
-class FakeRunner:
-    """A runner without a model: `execute` and `sample` as the real one has them.
+class FakeRunner(Runner):
+    """A runner whose executor has no model.
 
     step_seconds: how long a step takes. fault: called with each plan before it runs; may raise. deadly_token: an id
     that kills the whole process, as a faulty kernel would, when it is computed. overlaps: says that the next step may
@@ -48,135 +55,118 @@ class FakeRunner:
         window: int | tuple[int, ...] = 0,
         step_seconds: float = 0.0,
         deadly_token: int | None = None,
-        fault=None,
+        fault: Callable[[StepPlan], Any] | None = None,
         overlaps: bool = False,
         tasks: tuple[Task, ...] = (Task.GENERATE,),
         adapters: tuple[str, ...] = (),
         max_drafted: int = 8,
     ):
-        self.windows = window if isinstance(window, tuple) else (window,)
+        windows = window if isinstance(window, tuple) else (window,)
         groups = tuple(
             CacheGroup("window" if w else "full", (g,), bytes_per_block=block_size * 8, window=w)
-            for g, w in enumerate(self.windows)
+            for g, w in enumerate(windows)
         )
         sizes = (num_blocks,) * len(groups)
-        self.capacity = Capacity(
+        capacity = Capacity(
             max_rows, max_tokens_per_step, max_model_len, block_size, groups, sizes, vocab_size, adapters, max_drafted
         )
-        self.info = ModelInfo("fake", "fake", tasks, vocab_size, max_model_len, executor="fake")
-        self.kernel_seconds = 0.0
-        self.overlaps = overlaps
-        self.step_seconds = step_seconds
-        self.fault = fault
-        self.deadly_token = deadly_token
-        self.cache = np.full((len(groups), num_blocks, block_size), EMPTY, np.int64)
-        self.rows: dict[int, Join] = {}
-        self.tokens: dict[int, list[int]] = {}
-        self.tables: dict[int, list[list[int]]] = {}  # one of each group
-        self.carries: dict[int, bytes] = {}
-        self.failed: set[int] = set()  # rows of which a step gave an error
-        self.saved: dict[int, tuple[bytes, ...]] = {}  # of steps under way
+        info = ModelInfo("fake", "fake", tasks, vocab_size, max_model_len, executor="fake")
+        executor = FakeExecutor(capacity, step_seconds, deadly_token, fault, overlaps)
+        super().__init__(executor, capacity, info)
+
+
+class FakeCache:
+    """Token ids where keys and values would lie, [groups, blocks, block size]; `BlockCache` of it."""
+
+    def __init__(self, capacity: Capacity):
+        self.ids = np.full((len(capacity.groups), capacity.num_blocks[0], capacity.block_size), EMPTY, np.int64)
+
+    def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
+        sources, targets = map(list, zip(*pairs, strict=True))
+        self.ids[group, targets] = self.ids[group, sources]
+
+    def export(self, group: int, block: int) -> memoryview:
+        return memoryview(self.ids[group, block].tobytes())
+
+    def import_(self, group: int, block: int, data: Bytes) -> None:
+        self.ids[group, block] = np.frombuffer(data, np.int64)
+
+
+class FakeExecutor:
+    """Has code for every seat in a plan."""
+
+    computes = frozenset(("spans", "drafted", "positions", "pending"))
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        step_seconds: float = 0.0,
+        deadly_token: int | None = None,
+        fault: Callable[[StepPlan], Any] | None = None,
+        overlaps: bool = False,
+    ):
+        self.capacity, self.overlaps = capacity, overlaps
+        self.step_seconds, self.deadly_token, self.fault = step_seconds, deadly_token, fault
+        self.hidden: frozenset[str] = _AllNames()
+        self.cache = FakeCache(capacity)
         self.arrived: set[int] = set()  # transfers of a connector that are done
         self.closed = False
 
-    def execute(self, plan: StepPlan) -> StepPlan:
+    def bind(self, rows: Rows) -> None:
+        self.rows = rows
+        rows.adapters.update(range(len(self.capacity.adapters) + 1))
+
+    def enter(self, join: Join, row: Row) -> None:
+        for span in join.spans:  # numbers made of the embeddings' hash take their place
+            row.ids[span.start : span.start + span.length] = [span.hash[i % len(span.hash)] for i in range(span.length)]
+        if sampled := row.ids[join.prompt_len : row.known].tolist():
+            # A request made by hand may bring what an earlier engine had streamed without its carry.
+            carries = (fake_carry(b"", sampled[i:]) for i in range(len(sampled)))
+            assert not join.carry or join.carry in carries, "the carry is not that of the sampled tokens"
+
+    def settle(self) -> None:
         assert not self.closed, "a step of a closed runner"
-        for row in plan.left:
-            del self.rows[row], self.tokens[row], self.tables[row], self.carries[row]
-        for join in plan.joined:
-            assert join.row not in self.rows, "a sequence joins in a row that is taken"
-            assert 0 <= join.adapter <= len(self.capacity.adapters), "an adapter that is not there"
-            self.rows[join.row] = join
-            self.failed.discard(join.row)
-            self.tokens[join.row] = _with_spans(join)
-            self.tables[join.row] = [[] for _ in self.windows]
-            self.carries[join.row] = join.carry
-            if sampled := self.tokens[join.row][join.prompt_len :]:
-                # A request made by hand may bring what an earlier engine had streamed without its carry.
-                carries = (fake_carry(b"", sampled[i:]) for i in range(len(sampled)))
-                assert not join.carry or join.carry in carries, "the carry is not that of the sampled tokens"
+
+    def set_adapter(self, adapter: int, pairs: Any) -> None: ...
+
+    def start(self, step: Step) -> FakeHandle:
         if self.fault:
-            self.fault(plan)
-        self.saved[plan.step] = tuple(self.cache[save].tobytes() for save in plan.saves)
-        if plan.copies:
-            groups, sources, targets = map(list, zip(*plan.copies, strict=True))
-            self.cache[groups, targets] = self.cache[groups, sources]
-        for group, block, data in plan.loads:
-            self.cache[group, block] = np.frombuffer(data, np.int64)
-        for work in plan.work:
-            if work.row not in self.failed:
-                self._write(work)
-        return plan
-
-    def _write(self, work: Work) -> None:
-        tables, ids = self.tables[work.row], self.tokens[work.row]
-        assert set(work.pending) <= self.arrived, "the step reads blocks that have not arrived"
-        ids += unpack_ids(work.appended)
-        assert not work.indivisible or (work.start == 0 and work.count == len(ids)), "an indivisible prompt was cut"
-        for table, (first, new) in zip(tables, work.blocks, strict=False):
-            assert first <= len(table), "a gap in the block table"
-            table[first:] = new
-        assert work.start + work.count <= len(ids), "work beyond the known tokens"
-        size = self.capacity.block_size
-        for position in range(work.start, work.start + work.count):
-            for group, table in enumerate(tables):
-                block = table[position // size]
-                assert block != 0, "a write into the scratch block"
-                self.cache[group, block, position % size] = ids[position]
-            if ids[position] == self.deadly_token:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def sample(self, pending: StepPlan, masks: Mapping[int, bytes] = {}) -> StepResult:
-        if self.step_seconds:
-            time.sleep(self.step_seconds)
-        results = tuple(
-            RowResult(w.row, error="an earlier step failed")
-            if w.row in self.failed
-            else self._result(w, masks.get(w.row))
-            for w in pending.work
-        )
-        self.failed |= {r.row for r in results if r.error}
-        return StepResult(pending.step, results, self.saved.pop(pending.step))
+            self.fault(step.plan)
+        saved = move_blocks(self.cache, step.plan)
+        for work in step.works:
+            self._write(work)
+        return FakeHandle(self, step, saved)
 
     def close(self) -> None:
         self.closed = True
 
-    def _result(self, work: Work, mask: bytes | None) -> RowResult:
-        end = work.start + work.count
-        seen = self._read(work.row, end)
-        known = self.tokens[work.row]
-        spec, prompt_len = self.rows[work.row].spec, self.rows[work.row].prompt_len
-        assert work.read == (0, 0) or work.start <= work.read[0] < work.read[1] <= min(end, len(known) - 1)
-        places = range(work.read[0] + 1, work.read[1] + 1) if any(work.read) else ()
-        read = tuple(fake_logprob(known[p], p, spec.logprobs if p >= prompt_len else 0) for p in places)
-        hidden = tuple((name, np.array(seen[work.start :], np.float32).tobytes()) for name in work.want_hidden)
-        if work.want_pooled:
-            return RowResult(work.row, pooled=np.array([sum(seen), len(seen)], np.float32).tobytes(), hidden=hidden)
-        if not work.sample:
-            return RowResult(work.row, read=read, hidden=hidden)
-        tokens = self._draw(work, seen, mask)
-        if not tokens:
-            return RowResult(work.row, error="no token is allowed")
-        del known[end - work.drafted :]
-        known += tokens
-        if not spec.guided:  # what a grammar forces is not sampled, so no carry knows of it
-            self.carries[work.row] = fake_carry(self.carries[work.row], tokens)
-        first = len(known) - len(tokens)
-        entries = tuple(fake_logprob(t, first + i, spec.logprobs) for i, t in enumerate(tokens) if spec.logprobs >= 0)
-        return RowResult(
-            work.row,
-            tuple(tokens),
-            entries,
-            read,
-            self.carries[work.row],
-            hidden=hidden,
-            accepted=len(tokens) - 1,
-        )
+    def _write(self, work: Work) -> None:
+        row, size, end = self.rows[work.row], self.capacity.block_size, work.start + work.count
+        assert set(work.pending) <= self.arrived, "the step reads blocks that have not arrived"
+        assert not work.indivisible or (work.start == 0 and end == row.known), "an indivisible prompt was cut"
+        positions = np.arange(work.start, end)
+        for group, table in enumerate(row.tables):
+            blocks = table[positions // size]
+            assert blocks.all(), "a write into the scratch block"
+            self.cache.ids[group, blocks, positions % size] = row.ids[work.start : end]
+        if self.deadly_token is not None and self.deadly_token in row.ids[work.start : end]:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def _draw(self, work: Work, seen: list[int], mask: bytes | None) -> list[int]:
+    def seen(self, work: Work) -> list[int]:
+        """All ids of the sequence, those within each window from the cache."""
+        row, size, end = self.rows[work.row], self.capacity.block_size, work.start + work.count
+        ids = row.ids[:end].copy()
+        for group, (facts, table) in enumerate(zip(self.capacity.groups, row.tables, strict=True)):
+            positions = np.arange(max(0, end - facts.window) if facts.window else 0, end)
+            found = self.cache.ids[group, table[positions // size], positions % size]
+            assert (found == row.ids[positions]).all(), "a row reads what it never wrote"
+            ids[positions] = found
+        return ids.tolist()
+
+    def draw(self, work: Work, mask: bytes | None) -> Taken:
         """The next token, and behind each drafted one that equals it the one after, as long as any is allowed."""
-        join, end, vocab = self.rows[work.row], work.start + work.count, self.capacity.vocab_size
-        positions = unpack_ids(work.positions)
+        row, end, vocab = self.rows[work.row], work.start + work.count, self.capacity.vocab_size
+        seen, spec, positions = self.seen(work), row.spec, unpack_ids(work.positions)
         masks = [mask] * (work.drafted + 1)
         if mask and work.drafted:
             masks = [mask[i : i + len(mask) // len(masks)] for i in range(0, len(mask), len(mask) // len(masks))]
@@ -185,25 +175,67 @@ class FakeRunner:
             if mask is not None and not any(mask):
                 break
             position = positions[at - end - 1] + 1 if positions else at
-            token = fake_next(seen[:at], position, join.spec.seed if join.spec.temperature else 0, vocab)
-            if token in join.spec.stop_ids and at - join.prompt_len < join.spec.min_tokens:
+            token = fake_next(seen[:at], position, spec.seed if spec.temperature else 0, vocab)
+            if token in spec.stop_ids and at - row.prompt_len < spec.min_tokens:
                 token = (token + 1) % vocab
             token = fake_masked(token, mask, vocab)
             tokens.append(token)
             if at < end and seen[at] != token:
                 break
-        return tokens
+        if not tokens:
+            return Taken(error="no token is allowed")
+        # What a grammar forces is not sampled, so no carry knows of it.
+        carry = row.carry if spec.guided else fake_carry(row.carry, tokens)
+        first = end - work.drafted
+        entries = (fake_logprob(t, first + i, spec.logprobs) for i, t in enumerate(tokens) if spec.logprobs >= 0)
+        return Taken(tuple(tokens), tuple(entries), carry)
 
-    def _read(self, row: int, end: int) -> list[int]:
-        """All ids of the sequence, those within the widest window from the cache."""
-        size, known = self.capacity.block_size, self.tokens[row][:end]
-        ids = known
-        for group, (window, table) in enumerate(zip(self.windows, self.tables[row], strict=True)):
-            low = max(0, end - window) if window else 0
-            seen = [int(self.cache[group, table[p // size], p % size]) for p in range(low, end)]
-            assert seen == known[low:], "a row reads what it never wrote"
-            ids = ids[:low] + seen
-        return ids
+
+class _AllNames(frozenset):
+    """Every hidden state is there."""
+
+    def issuperset(self, names: object) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class FakeHandle:
+    executor: FakeExecutor
+    step: Step
+    blocks: tuple[Any, ...]
+
+    def wait(self) -> float:
+        if self.executor.step_seconds:
+            time.sleep(self.executor.step_seconds)
+        for at in set(range(len(self.step.works))) - {*self.step.now, *self.step.later}:
+            self.executor.seen(self.step.works[at])
+        return 0.0
+
+    def taken(self) -> list[Taken]:
+        return [self.executor.draw(self.step.works[at], None) for at in self.step.now]
+
+    def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
+        return [self.executor.draw(self.step.works[i], mask) for i, mask in zip(at, masks, strict=True)]
+
+    def read(self, at: int) -> tuple[tuple[Entry, ...], str]:
+        work = self.step.works[at]
+        row = self.executor.rows[work.row]
+        ids, _ = row.read(*work.read)
+        assert work.start <= work.read[0] < work.read[1] <= work.start + work.count
+        places = range(work.read[0] + 1, work.read[1] + 1)
+        tops = (row.spec.logprobs if p >= row.prompt_len else 0 for p in places)
+        return tuple(map(fake_logprob, ids, places, tops)), ""
+
+    def pooled(self, at: int) -> bytes:
+        seen = self.executor.seen(self.step.works[at])
+        return np.array([sum(seen), len(seen)], np.float32).tobytes()
+
+    def hidden(self, at: int, name: str) -> bytes:
+        work = self.step.works[at]
+        return np.array(self.executor.seen(work)[work.start :], np.float32).tobytes()
+
+    def saved(self) -> tuple[Bytes, ...]:
+        return self.blocks
 
 
 def fake_masked(token: int, mask: bytes | None, vocab: int) -> int:
@@ -219,14 +251,6 @@ def fake_carry(before: bytes, tokens: list[int]) -> bytes:
     for token in tokens:
         value = (value * 33 + token + 1) % 2**64
     return value.to_bytes(8, "little")
-
-
-def _with_spans(join: Join) -> list[int]:
-    """The ids; where embeddings take their place, numbers made of the embeddings' hash."""
-    ids = unpack_ids(join.ids)
-    for span in join.spans:
-        ids[span.start : span.start + span.length] = [span.hash[i % len(span.hash)] for i in range(span.length)]
-    return ids
 
 
 def fake_logprob(token: int, position: int, top: int = 0) -> tuple[int, float, int, tuple[tuple[int, float], ...]]:

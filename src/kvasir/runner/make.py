@@ -15,10 +15,11 @@ from kvasir.program import cache as program_cache
 from kvasir.program.cache import NativeCache
 from kvasir.program.executor import Program
 from kvasir.runner import selftest
+from kvasir.runner.eager_executor import EagerExecutor
 from kvasir.runner.footprint import ropes
 from kvasir.runner.load import LoadedModel
-from kvasir.runner.model_runner import ModelRunner
-from kvasir.runner.program_runner import ProgramRunner
+from kvasir.runner.program_executor import ProgramExecutor
+from kvasir.runner.runner import Runner
 from kvasir.types import ModelInfo
 from kvasir.weights.load import DTYPES
 
@@ -35,7 +36,7 @@ def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tupl
 
 def make_runner(
     loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: torch.device
-) -> ModelRunner | ProgramRunner:
+) -> Runner:
     """Allocates the cache. The runner's `info` has the grade that the start-up self-test gave."""
     model, spec = loaded.model, loaded.model.cache_spec()
     if loaded.trace is None:
@@ -46,7 +47,8 @@ def make_runner(
         cache = KVCache(spec, config.num_blocks, config.block_size, DTYPES[config.kv_dtype], device)
         grade = selftest.run(model, cache)
         info, copies = replace(info, grade=grade), _copies(config, cache)
-        return ModelRunner(model, cache, capacity, info, device, config.overlap, loaded.hidden, copies)
+        executor = EagerExecutor(model, cache, overlaps=config.overlap, hidden=loaded.hidden, copies=copies)
+        return Runner(executor, capacity, info)
     devices.set_threads(1)  # torch's threads stay out of the way of the pool
     cache = NativeCache(spec, config.num_blocks, config.block_size, config.kv_dtype)
     program = Program(
@@ -61,7 +63,7 @@ def make_runner(
         pin=config.pin,
     )
     grade = selftest.run_program(program)
-    return ProgramRunner(model, program, capacity, replace(info, grade=grade))
+    return Runner(ProgramExecutor(model, program), capacity, replace(info, grade=grade))
 
 
 def _copies(config: EngineConfig, cache: KVCache) -> devices.Copier | None:

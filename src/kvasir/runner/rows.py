@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvasir.plan import Join, SamplingSpec, StepPlan, StepResult, Work
+from kvasir.plan import Capacity, Join, SamplingSpec, StepPlan, Work
 
 BROKEN = "an earlier step of this sequence failed"
 REFUSED = "this runner cannot compute {}"
@@ -41,17 +41,25 @@ class Row:
         self.ids[self.known] = token
         self.known += 1
 
+    def take(self, work: Work, tokens: tuple[int, ...], carry: bytes) -> None:
+        """Ids that a work sampled, in the place of those that it drafted."""
+        self.known = work.start + work.count - work.drafted
+        for token in tokens:
+            self.append(token)
+        self.carry = carry
+
 
 class Rows:
-    """Applies plans to rows. Capacity in tokens and blocks is fixed: a running engine allocates nothing here."""
+    """Applies plans to rows. computes: see Executor; what it leaves out is refused by name."""
 
-    def __init__(self, max_rows: int, max_model_len: int, num_groups: int, block_size: int, vocab_size: int):
-        self._vocab_size = vocab_size
-        self._max_ids = max_model_len + 1
-        self._max_blocks = -(-max_model_len // block_size) + 1
-        self._num_groups = num_groups
-        self._rows: list[Row | None] = [None] * max_rows
-        self.adapters: set[int] = {0}  # that the runner has
+    def __init__(self, capacity: Capacity, computes: frozenset[str] = frozenset()):
+        self._vocab_size = capacity.vocab_size
+        self._max_ids = capacity.max_model_len + 1
+        self._max_blocks = -(-capacity.max_model_len // capacity.block_size) + 1
+        self._num_groups = len(capacity.groups)
+        self._computes = computes
+        self._rows: list[Row | None] = [None] * capacity.max_rows
+        self.adapters: set[int] = {0}  # that the executor has
 
     def __getitem__(self, row: int) -> Row:
         found = self._rows[row]
@@ -62,12 +70,9 @@ class Rows:
     def used(self) -> int:
         return sum(r is not None for r in self._rows)
 
-    def noted(self, result: StepResult) -> StepResult:
-        """The result, once its errors are remembered."""
-        for row in result.rows:
-            if row.error:
-                self[row.row].fault = self[row.row].fault or BROKEN
-        return result
+    def break_(self, row: int) -> None:
+        """A step of the row gave an error."""
+        self[row].fault = self[row].fault or BROKEN
 
     def apply(self, plan: StepPlan) -> None:
         """Frees, fills and extends rows as the plan says. Raises ValueError for ids outside the vocabulary, which
@@ -81,11 +86,11 @@ class Rows:
             self._rows[join.row] = self._new(join)
         for work in plan.work:
             self._extend(self[work.row], work)
-            self[work.row].fault = self[work.row].fault or _beyond(work)
+            self[work.row].fault = self[work.row].fault or self._beyond(work)
 
     def _missing(self, join: Join) -> str:
         """Why the runner cannot take the sequence; empty where it can."""
-        if join.spans:
+        if join.spans and "spans" not in self._computes:
             return REFUSED.format("embeddings in the place of tokens (Join.spans)")
         if join.adapter not in self.adapters:
             return REFUSED.format(f"adapter {join.adapter}, which is not loaded (Join.adapter)")
@@ -120,12 +125,14 @@ class Rows:
         for token in np.frombuffer(work.appended, np.int32):
             row.append(int(token))
 
-
-def _beyond(work: Work) -> str:
-    """What work asks for that neither executor has code for; ignored, it would be computed wrongly."""
-    asked = {
-        "drafted ids (Work.drafted)": work.drafted,
-        "positions of their own (Work.positions)": work.positions,
-        "transfers to wait for (Work.pending)": work.pending,
-    }
-    return next((REFUSED.format(what) for what, given in asked.items() if given), "")
+    def _beyond(self, work: Work) -> str:
+        """What work asks for that the executor has no code for; ignored, it would be computed wrongly."""
+        if not (work.drafted or work.positions or work.pending):
+            return ""
+        asked = {
+            "drafted": (work.drafted, "drafted ids (Work.drafted)"),
+            "positions": (work.positions, "positions of their own (Work.positions)"),
+            "pending": (work.pending, "transfers to wait for (Work.pending)"),
+        }
+        names = (what for seat, (given, what) in asked.items() if given and seat not in self._computes)
+        return next((REFUSED.format(what) for what in names), "")

@@ -1,4 +1,4 @@
-"""ProgramRunner by hand-written plans and faulty models."""
+"""ProgramExecutor by hand-written plans and faulty models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.runner.made import request, small_core
 torch = pytest.importorskip("torch")
 
 from kvasir.program import executor  # noqa: E402 - needs torch, as the others do
-from kvasir.runner import program_runner  # noqa: E402
+from kvasir.runner import program_executor  # noqa: E402
+from kvasir.runner.eager_executor import taken  # noqa: E402
 from kvasir.sampling import chain, logprobs, sampler  # noqa: E402
 from kvasir.sampling.native import Sampler  # noqa: E402
 
@@ -68,21 +69,16 @@ def test_the_reference_would_give_the_same(folder, monkeypatch, chosen):
     expected = plain(program_core(folder), requests_of_all())
     calls: list[int] = []
 
-    def reference(runner, ends, ran, masks):
-        found = {}
-        for part, logits in runner._logits_of(ends, ran):
-            rows = [runner.rows[ran.plan.work[i].row] for i in part]
-            contexts = [
-                sampler.RowContext(r.spec, r.ids[: r.known], r.prompt_len, r.known, None, r.carry) for r in rows
-            ]
-            found |= zip(part, sampler.sample(logits, contexts), strict=True)
-            calls.append(len(part))
-        return found
+    def reference(executor, logits, works, masks):
+        rows = [executor.rows[work.row] for work in works]
+        contexts = [sampler.RowContext(r.spec, r.ids[: r.known], r.prompt_len, r.known, None, r.carry) for r in rows]
+        calls.append(len(works))
+        return map(taken, sampler.sample(logits, contexts))
 
     monkeypatch.setattr(executor, "MAX_CHOSEN", chosen)
-    monkeypatch.setattr(program_runner, "MAX_CHOSEN", chosen)
+    monkeypatch.setattr(program_executor, "MAX_CHOSEN", chosen)
     monkeypatch.setattr(guidance, "masked", lambda seq: len(seq.tokens) % 3 > 0)
-    monkeypatch.setattr(program_runner.ProgramRunner, "_sample_apart", reference)
+    monkeypatch.setattr(program_executor.ProgramExecutor, "take", reference)
     monkeypatch.setattr(Sampler, "describe", lambda _, *args: logprobs.logprobs(*args))
     same(expected, together(program_core(folder), requests_of_all()))
     assert sum(calls) > len(OPTIONS)

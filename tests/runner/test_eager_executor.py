@@ -1,4 +1,4 @@
-"""ModelRunner by hand-written plans on a tiny random model."""
+"""EagerExecutor by hand-written plans on a tiny random model."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def test_execute_returns_before_the_forward_ends(core):
     import threading
 
     gate = threading.Event()
-    forward = core.runner.model.forward
+    forward = core.runner.executor.model.forward
 
     def slow(tokens_T, batch):
         assert gate.wait(10)
         return forward(tokens_T, batch)
 
-    core.runner.model.forward = slow
+    core.runner.executor.model.forward = slow
     core.add(request("a", [1, 2, 3]))
     plan = core.scheduler.plan()
     pending = core.runner.execute(plan)
-    assert not pending.done()
+    assert not pending.handle.future.done()
     gate.set()
     assert len(core.scheduler.commit(plan, core.runner.sample(pending))) == 1
 

@@ -1,0 +1,198 @@
+"""The executor of plain torch, op by op, on any device: the reference, and the fallback for what a program cannot run.
+
+One thread computes, in order, and `start` returns at once: the caller may think while the forward runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir.layers.adapters import Pairs, set_adapter
+from kvasir.layers.batch import Batch, Slice, make_batch
+from kvasir.layers.kv_cache import KVCache
+from kvasir.plan import Join, Work
+from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, landed, move_blocks
+from kvasir.runner.executor import Entry, Step, Taken
+from kvasir.runner.rows import Row, Rows
+from kvasir.sampling.logprobs import BadLogits, logprobs
+from kvasir.sampling.sampler import RowContext, Sampled, sample
+
+_TILE = 32  # rows whose logits are read at a time
+
+
+@dataclass(slots=True)
+class Results:
+    """What a step left. logits: float32 of the rows of `Step.now`, then of `Step.later`. The rest is by place."""
+
+    logits: Tensor | None = None
+    taken: list[Taken] = field(default_factory=list)
+    read: dict[int, tuple[tuple[Entry, ...], str]] = field(default_factory=dict)
+    pooled: dict[int, Tensor] = field(default_factory=dict)
+    hidden: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    saved: tuple[Exported, ...] = ()
+
+
+class EagerExecutor:
+    """`model` as models/ makes them. hidden: names of the hidden states that work may want. copies: for blocks that
+    come and go beside the computing."""
+
+    computes: frozenset[str] = frozenset()
+
+    def __init__(
+        self, model: Any, cache: KVCache, *, overlaps: bool = False, hidden: Sequence[str] = (),
+        copies: Copies | None = None,
+    ):  # fmt: skip
+        self.model, self._cache, self._overlaps = model, cache, overlaps
+        self.hidden = frozenset(hidden)
+        self._copies = copies
+        self._blocks: BlockCache = StagedBlocks(cache, copies) if copies else cache
+        self._thread = ThreadPoolExecutor(1, "kvasir-runner")
+
+    @property
+    def cache(self) -> KVCache:
+        return self._cache
+
+    @property
+    def overlaps(self) -> bool:
+        return self._overlaps
+
+    def bind(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def enter(self, join: Join, row: Row) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def start(self, step: Step) -> EagerHandle:
+        return EagerHandle(self, step, self._thread.submit(self._compute, step))
+
+    def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
+        self._thread.submit(set_adapter, self.model, adapter, pairs or {}).result()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        if self._copies:
+            self._copies.close()
+
+    # -- in the thread
+
+    @torch.inference_mode()
+    def _compute(self, step: Step) -> Results:
+        found = Results(saved=move_blocks(self._blocks, step.plan))
+        if step.works:
+            batch = self.batch(step)
+            hidden_TD = batch.hidden["last"] = self.forward(batch)
+            self._keep(found, step, batch, hidden_TD)
+        return found
+
+    def batch(self, step: Step) -> Batch:
+        """The step's rows as layers read them."""
+        wanted = frozenset(name for work in step.works for name in work.want_hidden)
+        return make_batch([self._slice(work) for work in step.works], self._cache, self._cache.device, wanted)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The hidden rows."""
+        return self.model.forward(batch.tokens_T, batch)
+
+    def _slice(self, work: Work) -> Slice:
+        row = self.rows[work.row]
+        return Slice(
+            ids=row.ids[work.start : work.start + work.count],
+            start=work.start,
+            block_tables=tuple(row.tables),
+            causal=not work.indivisible,
+            adapter=row.adapter,
+        )
+
+    def _keep(self, found: Results, step: Step, batch: Batch, hidden_TD: Tensor) -> None:
+        """What the works want of their rows."""
+        for at, work in enumerate(step.works):
+            mine = slice(step.starts[at], step.starts[at + 1])
+            if any(work.read):
+                found.read[at] = self._read(work, hidden_TD[mine])
+            if work.want_pooled:
+                found.pooled[at] = self.model.pool(hidden_TD[mine])
+            for name in work.want_hidden:
+                found.hidden[at, name] = batch.hidden[name][mine]
+        if chosen := [*step.now, *step.later]:
+            last = torch.tensor([step.starts[at + 1] - 1 for at in chosen], device=hidden_TD.device)
+            found.logits = self.model.logits(hidden_TD[last])
+            found.taken = self.take(found.logits[: len(step.now)], [step.works[at] for at in step.now])
+
+    def _read(self, work: Work, hidden_nD: Tensor) -> tuple[tuple[Entry, ...], str]:
+        """Log-probabilities of known ids, a tile of rows at a time."""
+        entries: list = []
+        for first in range(*work.read, _TILE):
+            end = min(first + _TILE, work.read[1])
+            logits_nV = self.model.logits(hidden_nD[first - work.start : end - work.start])[: end - first]
+            try:
+                entries += logprobs(logits_nV, *self.rows[work.row].read(first, end))
+            except BadLogits as error:
+                return (), str(error)
+        return tuple(entries), ""
+
+    @torch.inference_mode()
+    def take(self, logits_SV: Tensor, works: Sequence[Work], masks: Sequence[bytes | None] = ()) -> list[Taken]:
+        """One id for each row of logits."""
+        masks = masks or [None] * len(works)
+        contexts = [_context(self.rows[work.row], mask) for work, mask in zip(works, masks, strict=True)]
+        return [taken(found) for found in sample(logits_SV, contexts)] if contexts else []
+
+    def submit(self, *call: Any) -> Future:
+        return self._thread.submit(*call)
+
+
+@dataclass(slots=True)
+class EagerHandle:
+    executor: EagerExecutor
+    step: Step
+    future: Future[Results]
+
+    def wait(self) -> float:
+        self.future.result()
+        return 0.0
+
+    def taken(self) -> list[Taken]:
+        return self.future.result().taken
+
+    def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
+        logits = self.future.result().logits
+        assert logits is not None
+        place = {at: i for i, at in enumerate((*self.step.now, *self.step.later))}
+        rows = torch.tensor([place[i] for i in at], device=logits.device)
+        works = [self.step.works[i] for i in at]
+        return self.executor.submit(self.executor.take, logits[rows], works, masks).result()
+
+    def read(self, at: int) -> tuple[tuple[Entry, ...], str]:
+        return self.future.result().read[at]
+
+    def pooled(self, at: int) -> bytes:
+        return _bytes(self.future.result().pooled[at])
+
+    def hidden(self, at: int, name: str) -> bytes:
+        return _bytes(self.future.result().hidden[at, name])
+
+    def saved(self) -> tuple[memoryview, ...]:
+        return landed(self.future.result().saved)
+
+
+def _bytes(rows: Tensor) -> bytes:
+    return rows.float().cpu().numpy().tobytes()
+
+
+def taken(found: Sampled) -> Taken:
+    if found.error:
+        return Taken(error=found.error)
+    return Taken((found.token,), () if found.logprob is None else (found.logprob,), found.carry)
+
+
+def _context(row: Row, mask: bytes | None) -> RowContext:
+    words = None if mask is None else np.frombuffer(mask, np.int32)
+    return RowContext(row.spec, row.ids[: row.known], row.prompt_len, row.known, words, row.carry)

@@ -1,0 +1,208 @@
+"""The executor of a traced program: one native call a step, under which the caller may think.
+
+A row's ids and block tables stay where the kernels read them from joining to leaving; a step is described by a few
+integers per sequence. Rows that a grammar masks are sampled by a second native call, from logits that the first one
+left, so that masks are made under the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvasir.layers.adapters import Pairs
+from kvasir.plan import Join, Work
+from kvasir.program import native
+from kvasir.program.cache import NativeCache
+from kvasir.program.executor import MAX_CHOSEN, Program
+from kvasir.runner.blocks import landed, move_blocks
+from kvasir.runner.executor import Entry, Step, Taken
+from kvasir.runner.rows import Row, Rows
+from kvasir.sampling.logprobs import BadLogits
+from kvasir.sampling.native import (
+    SAMPLE_ERRORS,
+    Sampled,
+    Sampler,
+    SampleRow,
+    entry_of,
+    fill_carry,
+    fill_spec,
+    next_carry,
+)
+
+
+class ProgramExecutor:
+    """`model` pools embeddings; `program` computes."""
+
+    computes: frozenset[str] = frozenset()
+
+    def __init__(self, model: Any, program: Program):
+        self.model, self.program = model, program
+        self.hidden = frozenset(program.lowered.exports)
+        self._kept: dict[int, list] = {}  # per row, the arrays its native state points to
+
+    @property
+    def cache(self) -> NativeCache:
+        return self.program.cache
+
+    @property
+    def overlaps(self) -> bool:
+        return self.program.pool.apart
+
+    def bind(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def enter(self, join: Join, row: Row) -> None:
+        state = self.program.states[join.row]
+        state.ids, state.max_ids = row.ids.ctypes.data, len(row.ids)
+        for group, table in enumerate(row.tables):
+            state.tables[group], state.table_blocks = table.ctypes.data, len(table)
+        state.adapter = row.adapter
+        self._kept[join.row] = [row, *fill_spec(state.spec, row.spec, row.prompt_len, len(row.ids))]
+
+    def settle(self) -> None:
+        self.program.settle()
+
+    def start(self, step: Step) -> ProgramHandle:
+        saved = landed(move_blocks(self.cache, step.plan))
+        works, items = step.works, self.program.works
+        sampled = len(step.now) + len(step.later)
+        kept = native.WORK_LOGITS * (sampled <= MAX_CHOSEN)  # else they would not stay in the buffer
+        end = 0
+        for item, work in zip(items, works, strict=False):
+            item.row, item.flags, item.start, item.count = work.row, _flags(work, kept), work.start, work.count
+            end = max(end, work.start + work.count)
+            if work.sample and (row := self.rows[work.row]).spec.mirostat:
+                fill_carry(self.program.states[work.row].spec, row.spec, row.carry)
+        if works:
+            self.program.start(len(works), end)
+        return ProgramHandle(self, step, saved)
+
+    def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
+        self.program.set_adapter(adapter, pairs)
+
+    def close(self) -> None:
+        self.program.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "program"):  # its threads read the rows
+            self.close()
+
+    # -- sampling, of logits that are there
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        return Sampler(self.program.vocab, self.program.pool)
+
+    def take(self, logits: torch.Tensor, works: Sequence[Work], masks: Sequence[bytes | None]) -> Iterator[Taken]:
+        """One id for each row of logits."""
+        specs = (SampleRow * len(works))()
+        for spec_at, (work, mask) in enumerate(zip(works, masks, strict=True)):
+            specs[spec_at] = self.program.states[work.row].spec  # a copy
+            _complete(specs[spec_at], self.rows[work.row], mask)
+        for found, work in zip(self.sampler.run(logits, specs), works, strict=True):
+            yield self.taken(found, self.rows[work.row])
+
+    def taken(self, found: Sampled, row: Row) -> Taken:
+        if found.error:
+            return Taken(error=SAMPLE_ERRORS[found.error])
+        carry = next_carry(found, row.spec, row.carry)
+        if row.spec.logprobs < 0:
+            return Taken((found.token,), (), carry)
+        return Taken((found.token,), (entry_of(found, row.spec.logprobs, self.program.vocab),), carry)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramHandle:
+    """A step whose results lie in the program's buffers."""
+
+    executor: ProgramExecutor
+    step: Step
+    blocks: tuple[memoryview, ...]
+
+    def wait(self) -> float:
+        if not self.step.works:
+            return 0.0
+        self.executor.program.wait()
+        return self.executor.program.seconds
+
+    def taken(self) -> list[Taken]:
+        executor, works = self.executor, self.step.works
+        found = zip(executor.program.results, self.step.now, strict=False)
+        return [executor.taken(sampled, executor.rows[works[at].row]) for sampled, at in found]
+
+    def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
+        by_place, found = dict(zip(at, masks, strict=True)), {}
+        for part, logits in self.logits_of(at):
+            works = [self.step.works[place] for place in part]
+            taken = self.executor.take(logits, works, [by_place[place] for place in part])
+            found.update(zip(part, taken, strict=True))
+        return [found[place] for place in at]
+
+    def logits_of(self, at: Sequence[int]) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """Works, and the logits of their last rows: neighbours in the buffer where the run left them, else computed
+        again."""
+        program, left, open_ = self.executor.program, self._left(), list(at)
+        while open_:
+            count = 1
+            if left:
+                open_.sort(key=left.__getitem__)
+                first = left[open_[0]]
+                while count < len(open_) and left[open_[count]] == first + count:
+                    count += 1
+                logits = program.left_logits(first + count)[first:]
+            else:
+                count = min(len(open_), MAX_CHOSEN)
+                logits = program.logits_of([self.step.starts[place + 1] - 1 for place in open_[:count]])
+            yield open_[:count], torch.from_numpy(logits)
+            open_ = open_[count:]
+
+    def _left(self) -> dict[int, int]:
+        """By place, where the run left its logits; none where they were more than the buffer holds."""
+        chosen = (*self.step.now, *self.step.later)
+        return {place: at for at, place in enumerate(chosen)} if len(chosen) <= MAX_CHOSEN else {}
+
+    def read(self, at: int) -> tuple[tuple[Entry, ...], str]:
+        work, first = self.step.works[at], self.step.starts[at]
+        row, entries = self.executor.rows[work.row], []
+        for begin in range(*work.read, MAX_CHOSEN):
+            end = min(begin + MAX_CHOSEN, work.read[1])
+            rows = range(first + begin - work.start, first + end - work.start)
+            logits = torch.from_numpy(self.executor.program.logits_of(rows))
+            try:
+                entries += self.executor.sampler.describe(logits, *row.read(begin, end))
+            except BadLogits as error:
+                return (), str(error)
+        return tuple(entries), ""
+
+    def pooled(self, at: int) -> bytes:
+        first, end = self.step.starts[at], self.step.starts[at + 1]
+        hidden = torch.from_numpy(self.executor.program.hidden(end)[first:].copy())
+        with torch.inference_mode():
+            return self.executor.model.pool(hidden).float().numpy().tobytes()
+
+    def hidden(self, at: int, name: str) -> bytes:
+        first, end = self.step.starts[at], self.step.starts[at + 1]
+        return self.executor.program.export(name, end)[first:].tobytes()
+
+    def saved(self) -> tuple[memoryview, ...]:
+        return self.blocks
+
+
+def _complete(target: SampleRow, row: Row, mask: bytes | None) -> None:
+    """What differs from step to step. mask: has to live as long as the target is used."""
+    fill_carry(target, row.spec, row.carry)
+    target.ids, target.num_ids, target.position = row.ids.ctypes.data, row.known, row.known
+    if mask is not None:
+        words = np.frombuffer(mask, np.int32)
+        target.mask, target.mask_words = words.ctypes.data, len(words)
+
+
+def _flags(work: Work, kept: int) -> int:
+    sampling = (kept if work.masked else native.WORK_SAMPLE) if work.sample else 0
+    return sampling | native.WORK_BIDIRECTIONAL * work.indivisible

@@ -1,0 +1,131 @@
+"""Runner: carries out plans. It owns the rows, what becomes of each work, and the results; an executor computes.
+
+execute    rows as the plan has them -> works of sound rows -> executor.start
+sample     executor's results, and those that waited for a mask -> rows -> StepResult
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
+from kvasir.runner.executor import Executor, Handle, Step, Taken
+from kvasir.runner.rows import Rows
+from kvasir.types import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A step under way. faults: by place in the plan, of works that are not computed."""
+
+    step: Step
+    handle: Handle
+    faults: Mapping[int, str]
+
+
+class Runner:
+    """`capacity` and `info` are what the scheduler and the front half may know."""
+
+    def __init__(self, executor: Executor, capacity: Capacity, info: ModelInfo):
+        self.executor = executor
+        self.capacity, self.info = capacity, info
+        self.rows = Rows(capacity, executor.computes)
+        self.kernel_seconds = 0.0
+        executor.bind(self.rows)
+
+    @property
+    def cache(self) -> Any:
+        return self.executor.cache
+
+    @property
+    def overlaps(self) -> bool:
+        return self.executor.overlaps
+
+    def set_adapter(self, adapter: int, pairs: Any) -> None:
+        """What the rows of this adapter id get added to products; None takes the adapter away. Not during a step.
+        Raises ValueError for an id, a slot or a shape that cannot be."""
+        self.executor.set_adapter(adapter, pairs)
+        (self.rows.adapters.discard if pairs is None else self.rows.adapters.add)(adapter)
+
+    def close(self) -> None:
+        """Waits for a step in progress and ends the threads. Twice does no harm."""
+        self.executor.close()
+
+    # -- a step
+
+    def execute(self, plan: StepPlan) -> Pending:
+        """Starts to compute a plan. The rows are those of the plan even if that fails, here or in `sample`."""
+        self.executor.settle()  # the step before runs on where its masks could not be made
+        self.rows.apply(plan)
+        for join in plan.joined:
+            self.executor.enter(join, self.rows[join.row])
+        step, faults = self._step(plan)
+        return Pending(step, self.executor.start(step), faults)
+
+    def _step(self, plan: StepPlan) -> tuple[Step, dict[int, str]]:
+        works, starts, now, later, faults = [], [0], [], [], {}
+        for place, work in enumerate(plan.work):
+            row = self.rows[work.row]
+            if row.fault:
+                faults[place] = row.fault
+                continue
+            assert work.start + work.count <= row.known, "work beyond the known tokens"
+            assert self.executor.hidden.issuperset(work.want_hidden), "hidden states that were not wished for at load"
+            if work.sample:
+                (later if work.masked else now).append(len(works))
+            works.append(work)
+            starts.append(starts[-1] + work.count)
+        return Step(plan, works, starts, now, later), faults
+
+    def sample(self, pending: Pending, masks: Mapping[int, bytes] = {}) -> StepResult:
+        """Waits for the step; its results. Raises what the step or the sampler raised."""
+        step, handle = pending.step, pending.handle
+        self.kernel_seconds += handle.wait()
+        taken = self._taken(step, handle, masks)
+        results = [self._result(work, at, handle, taken.get(at)) for at, work in enumerate(step.works)]
+        if pending.faults:
+            results = self._with_faults(step.plan, results, pending.faults)
+        return StepResult(step.plan.step, tuple(results), handle.saved())
+
+    def _taken(self, step: Step, handle: Handle, masks: Mapping[int, bytes]) -> dict[int, Taken]:
+        """By place in the step. What was sampled without the mask that has come after all is sampled again."""
+        taken = dict(zip(step.now, handle.taken(), strict=True))
+        late = [*step.later, *(at for at in step.now if masks and step.works[at].row in masks)]
+        if late:
+            taken.update(zip(late, handle.take(late, [masks.get(step.works[at].row) for at in late]), strict=True))
+        return taken
+
+    # -- results
+
+    def _result(self, work: Work, at: int, handle: Handle, taken: Taken | None) -> RowResult:
+        wants_more = work.want_pooled or work.want_hidden or any(work.read)
+        found = self._wanted(work, at, handle, taken) if wants_more else self._sampled(work, taken)
+        if found.error:
+            self.rows.break_(work.row)
+        return found
+
+    def _sampled(self, work: Work, taken: Taken | None, read: tuple = (), hidden: tuple = ()) -> RowResult:
+        if taken is None:
+            return RowResult(work.row, read=read, hidden=hidden)
+        tokens, logprobs, carry, error = taken
+        if error:
+            return RowResult(work.row, hidden=hidden, error=error)
+        self.rows[work.row].take(work, tokens, carry)
+        return RowResult(work.row, tokens, logprobs, read, carry, b"", hidden, len(tokens) - 1)
+
+    def _wanted(self, work: Work, at: int, handle: Handle, taken: Taken | None) -> RowResult:
+        """Of work that wants more than a token."""
+        hidden = tuple((name, handle.hidden(at, name)) for name in work.want_hidden)
+        if work.want_pooled:
+            return RowResult(work.row, pooled=handle.pooled(at), hidden=hidden)
+        read, error = handle.read(at) if any(work.read) else ((), "")
+        return RowResult(work.row, hidden=hidden, error=error) if error else self._sampled(work, taken, read, hidden)
+
+    def _with_faults(self, plan: StepPlan, sound: Sequence[RowResult], faults: Mapping[int, str]) -> list[RowResult]:
+        rest = iter(sound)
+        return [
+            RowResult(work.row, error=faults[place]) if place in faults else next(rest)
+            for place, work in enumerate(plan.work)
+        ]
