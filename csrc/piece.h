@@ -1,0 +1,22 @@
+// One sequence's part of a step: the one description that the gather, attention and everything else of a step read.
+#pragma once
+
+#include <cstdint>
+
+namespace kvasir {
+
+// PIECE_SAMPLE: an id is sampled from the last row's logits. PIECE_LOGITS: those logits are computed and left in the
+// buffer, after those of all pieces that sample. PIECE_BIDIRECTIONAL: every row sees all of [0, start + count).
+enum PieceFlag : int32_t { PIECE_SAMPLE = 1, PIECE_BIDIRECTIONAL = 2, PIECE_LOGITS = 4 };
+
+struct Piece {
+    int32_t row, flags;           // the row of the runner
+    int64_t start, count;         // the positions [start, start + count)
+    int64_t first;                // its first token row; filled in by the gather, as are the tables
+    const int32_t* const* tables;  // per cache group, block ids that cover [0, start + count); those wholly behind a
+                                   // window may be stale
+
+    bool causal() const { return !(flags & PIECE_BIDIRECTIONAL); }
+};
+
+}  // namespace kvasir
