@@ -60,7 +60,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "ctypes": (
         *("ops/native.py", "ops/*/native.py", "ops/linear/packed.py", "sampling/native.py", "device/*"),
-        *("program/*"),
+        "program/*",
     ),
     "torch.cuda": ("device/*",),
     "torch.distributed": ("parallel/*",),
