@@ -46,7 +46,7 @@ class Pointers:
     def find(self, reference: Any) -> Any:
         if self._based or not isinstance(reference, str) or not reference.startswith("#"):
             raise Unknown("a reference to elsewhere")
-        return _step(self.schema, reference)
+        return step(self.schema, reference)
 
     def spend(self) -> None:
         self._steps += 1
@@ -57,7 +57,7 @@ class Pointers:
         told = self._told({key: value for key, value in schema.items() if key != "$schema"})
         moved: dict[str, Any] = {}
         while rest := [(pointer, name) for pointer, name in self._moved.items() if name not in moved]:
-            moved |= {name: self._told(_step(self._root, pointer)) for pointer, name in rest}
+            moved |= {name: self._told(step(self._root, pointer)) for pointer, name in rest}
         return {**told, "$defs": {**told.get("$defs", {}), **moved}} if moved else told
 
     def _told(self, schema: Any, names: bool = False) -> Any:
@@ -99,7 +99,7 @@ class Pointers:
         if self._based or not reference.startswith("#/") or _NAMED.fullmatch(reference):
             return reference
         try:
-            _step(self._root, reference)
+            step(self._root, reference)
         except Unknown:
             return reference
         taken = {*self._named, *self._moved.values()}
@@ -114,7 +114,8 @@ def _draft_of(schema: Mapping[str, Any]) -> int:
     return 9 if not found else int(found[1]) if found[1] else 8 if found[2] == "2019-09" else 9
 
 
-def _step(found: Any, reference: str) -> Any:
+def step(found: Any, reference: str) -> Any:
+    """What a JSON pointer names in it. Raises Unknown."""
     if reference[1:2] not in ("", "/"):
         raise Unknown("an anchor")
     for part in reference[1:].split("/")[1:]:

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from kvasir.errors import InvalidRequest
+from kvasir.guided.bounds import BOUNDS, HINT, PROBLEM, bounds_of, misread
 from kvasir.guided.formats import FORMATS
 
 LARGEST = 2**53  # beyond it, not every whole number has a float of its own, and llguidance computes with floats
@@ -20,7 +21,7 @@ _ONE = (
     *("not", "if", "then", "else", "contains", "propertyNames"),
 )
 _NOTES = ("title", "description", "examples", "default", "$comment", "deprecated", "readOnly", "writeOnly")
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "enum")
+_NUMBERS = (*BOUNDS, "const", "enum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _OLD = {"extends": "allOf", "disallow": "not", "divisibleBy": "multipleOf"}  # of the third draft
@@ -79,29 +80,12 @@ def _wrong(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         said = schema.get(key)
         if _is_unwritable(list(said) if key == "properties" and isinstance(said, Mapping) else said):
             wrong.append((key, "a text has control characters that only \\uXXXX can write", "leave them out"))
-    if key := _misread(schema):
-        hint = "use a bound that is inclusive, or another"
-        wrong.append((key, "beside a fraction next to it, llguidance would allow the bound itself", hint))
+    if key := misread(bounds_of(schema)):
+        wrong.append((key, PROBLEM, HINT))
     step = schema.get("multipleOf")
     if isinstance(step, int) and step > LARGEST:
         wrong.append(("multipleOf", f"{step} is beyond 2^53", "use a smaller one"))
     return wrong
-
-
-def _misread(schema: Mapping[str, Any]) -> str | None:
-    """The exclusive bound, a whole number, of a span that is shorter than 1 and ends in a fraction."""
-
-    def bound(*keys: str) -> list[float]:
-        said = (schema.get(key) for key in keys)
-        return [n for n in said if isinstance(n, int | float) and not isinstance(n, bool) and abs(n) <= LARGEST]
-
-    for key, others in (
-        ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
-        ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
-    ):
-        if any(0 < abs(n - other) < 1 and n == int(n) for n in bound(key) for other in bound(*others)):
-            return key
-    return None
 
 
 def _is_whole(schema: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir.errors import InvalidRequest
+from kvasir.guided.bounds import check_bounds
 from kvasir.guided.cases import enforceable
 from kvasir.guided.schema import prepared
 
@@ -133,5 +134,7 @@ def by_id(grammar: str, specials: Mapping[str, int]) -> str:
 def spelt(schema: Mapping[str, Any] | bool, lenient: bool = False) -> dict[str, Any]:
     """Made ready, and with how its JSON is written. Raises InvalidRequest that names what cannot be enforced."""
     schema = enforceable(prepared(schema, lenient), lenient)
+    if not lenient:
+        check_bounds(schema)
     options = {**_SPELLING, "lenient": lenient, "coerce_one_of": lenient}
     return {**(schema if isinstance(schema, Mapping) else {}), "x-guidance": options}
