@@ -48,7 +48,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "store": ("weights", "text"),
     "serve": (
         *("parse", "store", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),
-        "engine.turns",
+        *("engine.pace", "engine.turns"),
     ),
     "fleet": ("engine.client",),
     "cli": EVERYTHING,

@@ -18,7 +18,8 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from kvasir.engine.answer import TextDelta, moment
+from kvasir.engine.answer import TextDelta
+from kvasir.engine.pace import moment
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
 from kvasir.serve.asgi import while_connected
