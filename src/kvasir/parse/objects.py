@@ -35,6 +35,8 @@ def objects(tell: Telling, bare: bool) -> Steps:
         if not (yield from tape.skip(separator)) and is_list:
             break
     if some:
+        if is_list and tape.at_end:  # nothing but a separator is held
+            tape.hold()
         yield from tell.closed("]" if is_list else "", *calls.fence[1:], *calls.ends)
 
 

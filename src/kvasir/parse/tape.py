@@ -177,6 +177,14 @@ class Tape:
         self.rewind(consumed)
         return found is not None or (self.ended and not self.text[self.pos :].strip())
 
+    def cut(self, *texts: str) -> bool:
+        """At the end of all text: consume the beginning of one of these marks. After a `skip` of them, which waits."""
+        rest = self.text[self.pos :].lstrip()
+        if not self.ended or not rest or not any(text.strip().startswith(rest) for text in texts):
+            return False
+        self.pos = len(self.text)
+        return True
+
     def blank(self) -> Generator[None, None, str]:
         """Consume blank characters; returns the character behind them."""
         return (yield from self.take(_BLANK, nothing))
