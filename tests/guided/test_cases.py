@@ -241,14 +241,14 @@ ODD = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.dictionaries(WORDS, ODD, max_size=5), st.booleans())
 def test_whatever_is_given_is_said_or_refused(schema, lenient):
     with suppress(InvalidRequest):
         sources.json_schema(schema, lenient)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(SCHEMAS, LEAVES)
 def test_a_schema_is_exact_or_refused(schema, definition):
     if isinstance(schema, dict):

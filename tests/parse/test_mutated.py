@@ -6,11 +6,12 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Message
 from kvasir.parse.format import Format, grammar_parts
+from tests.examples import examples
 from tests.parse.writing import CALLING, Calls, format_of, parsed, schemas, written
 
 # No word is part of another one, or of what formats write themselves.
@@ -37,7 +38,7 @@ def mutated(text: str, edits: list[tuple[float, int, str]]) -> str:
 
 
 @pytest.mark.parametrize("name", CALLING)
-@settings(max_examples=25)
+@examples(25)
 @given(calls=st.sampled_from(CALLS), edits=EDITS)
 def test_what_a_mutated_call_says_is_told_or_stays_content(name, calls, edits):
     format = Format(format_of(name).calls)

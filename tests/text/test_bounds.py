@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from kvasir.text import table
 from kvasir.text.backend import Backend
 from kvasir.text.special_tokens import SpecialTokens
+from tests.examples import examples
 from tests.text.vocabularies import any_tokenizer
 
 TEXTS = st.text(alphabet=st.sampled_from("abé▁ <m>\n中xy") | st.characters(codec="utf-8"), max_size=60)
@@ -58,7 +59,7 @@ def test_no_text_has_fewer_tokens_than_its_known_characters_say(name, monkeypatc
     facts = backend.table()
     assert not facts.bytes_per_token and facts.chars_per_token and "a" in facts.known and "中" not in facts.known
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @examples(60, suppress_health_check=list(HealthCheck))
     @example("a" * 60, "", 3)
     @example("中" * 60, "a", 1)
     @given(TEXTS, TEXTS, st.integers(1, 20))
