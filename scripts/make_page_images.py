@@ -41,7 +41,7 @@ def served(*options: str) -> Iterator[str]:
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while not _answers(f"{url}/health"):
             if server.poll() is not None or time.monotonic() > until:
                 raise SystemExit("the server did not start")
