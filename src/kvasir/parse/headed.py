@@ -88,7 +88,7 @@ def _parameters(tell: Telling, name: str) -> Generator[None, None, bool]:
 
 
 def _value(tell: Telling, key: str, types: frozenset[str]) -> Generator[None, None, bool]:
-    """A parameter's value with the mark behind it; False where the text ends first. A string is passed on as it comes,
+    """A parameter's value with the mark after it; False where the text ends first. A string is passed on as it comes,
     anything else at its end; what is too long to be held is a string."""
     tape, parameters = tell.tape, tell.calls.parameters
     assert parameters is not None

@@ -105,7 +105,7 @@ class Tape:
         return self.text[self.pos : min(self.pos + count, self._stop)]
 
     def take(self, allowed: re.Pattern[str], emit: Emit) -> Generator[None, None, str]:
-        """Hand over what matches, whose every beginning has to match too; returns the character behind it."""
+        """Hand over what matches, whose every beginning has to match too; returns the character after it."""
         while True:
             found = allowed.match(self.text, self.pos, self._stop)
             if found and found.end() > self.pos:
@@ -186,8 +186,15 @@ class Tape:
         return True
 
     def blank(self) -> Generator[None, None, str]:
-        """Consume blank characters; returns the character behind them."""
+        """Consume blank characters; returns the character after them."""
         return (yield from self.take(_BLANK, nothing))
+
+    def comma_or(self, closing: str) -> Generator[None, None, bool]:
+        """Consume blank characters and a comma, or those before `closing`; False where neither comes."""
+        character = yield from self.blank()
+        if character == ",":
+            self.pos += 1
+        return character in (",", closing)
 
 
 _BLANK = re.compile(f"{BLANK}*")
