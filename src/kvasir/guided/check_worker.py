@@ -62,7 +62,7 @@ class Worker:
 
     def answer(self, job: dict) -> dict:
         """Does one job; every failure becomes an answer."""
-        # Should the parent be gone when its time is up, nobody else ends a compilation that never ends.
+        # Should the parent be gone when its time is up, no one else ends a compilation that never ends.
         signal.setitimer(signal.ITIMER_REAL, job.get("seconds", 60))
         try:
             return self._load(job) if "tokens" in job else self._check(job)

@@ -152,7 +152,7 @@ class Guide:
 
     def allowed(self) -> bytes:
         """int32 words, bit i & 31 of word i >> 5 says whether token i may come next. Raises GuideError."""
-        # The library checks its lexer behind a mask, but not where the mask comes of what is forced.
+        # The library checks its lexer after a mask, but not where the mask comes of what is forced.
         mask, forced = self._ask(_mask, lambda answer: answer[1])
         return self._run.bounded(mask) if self._run and not forced else mask
 

@@ -53,7 +53,7 @@ class Numbers:
         return Run(self, grammar.startswith(_PURE)) if has_json else None
 
     def bounded(self, mask: int, number: bytes) -> int:
-        """The mask without what no number can have, behind one that has begun like this."""
+        """The mask without what no number can have, after one that has begun like this."""
         left = mask & ~self.beyond(number)
         return left if left and not mask & self._text else mask
 

@@ -64,10 +64,10 @@ def structural_tags(
     tags: Sequence[Tag], triggers: Sequence[str], specials: Mapping[str, int] = {}, *, at_least_one: bool = False,
     at_most_one: bool = False,
 ) -> str:  # fmt: skip
-    """Free text, in which a trigger must go on as one of the tags that begin with it; behind it free text again.
+    """Free text, in which a trigger must go on as one of the tags that begin with it; after it free text again.
 
     specials: ids by their texts of the tokens that stand for themselves and for no text, but those that end an answer.
-    at_least_one: the answer does not end before a tag. at_most_one: it ends behind one. Raises InvalidRequest where
+    at_least_one: the answer does not end before a tag. at_most_one: it ends after one. Raises InvalidRequest where
     tags and triggers do not fit.
     """
     bodies: dict[str, list[str]] = {}

@@ -139,7 +139,7 @@ def _numbers(data: bytes) -> tuple[int, ...]:
 
 
 def completion_logprobs(infos: Sequence[TokenInfo], shift: int = 0) -> dict[str, Any]:
-    """The older format: parallel lists. `shift` is added to offsets, for tokens behind an echoed prompt."""
+    """The older format: parallel lists. `shift` is added to offsets, for tokens after an echoed prompt."""
     return {
         "tokens": [_label(info.bytes) for info in infos],
         "token_logprobs": [None if info.logprob is None else _number(info.logprob) for info in infos],
