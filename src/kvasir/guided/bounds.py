@@ -4,7 +4,7 @@ next to it, on the other side, it allows the whole number itself."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
 
@@ -15,6 +15,7 @@ from kvasir.guided.texts import Unknown
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 HINT = "use a bound that is inclusive, or another"
 PROBLEM = "beside a fraction next to it, llguidance would allow the bound itself"
+_HAS_BOUNDS = frozenset(BOUNDS)
 _LARGEST = 2**53
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _INSIDE = ("not", "if", "then", "else")
@@ -43,7 +44,7 @@ def bounds_of(schema: Mapping[str, Any]) -> dict[str, set[float]]:
 
 def check_bounds(root: Any) -> None:
     """Raises InvalidRequest where bounds that may hold for one value, said in several places, are misread."""
-    schemas = list(_all(root))
+    schemas = _all(root)
     if misread(_merged(schemas)) is None:
         return  # as nearly always
     steps = count()
@@ -60,8 +61,9 @@ def check_bounds(root: Any) -> None:
 def _merged(schemas: Iterable[Mapping[str, Any]]) -> dict[str, set[float]]:
     merged: dict[str, set[float]] = {key: set() for key in BOUNDS}
     for schema in schemas:
-        for key, numbers in bounds_of(schema).items():
-            merged[key] |= numbers
+        if not _HAS_BOUNDS.isdisjoint(schema):
+            for key, numbers in bounds_of(schema).items():
+                merged[key] |= numbers
     return merged
 
 
@@ -87,13 +89,18 @@ def _named(reference: Any, root: Any) -> Any:
         return None
 
 
-def _all(value: Any) -> Iterator[Mapping[str, Any]]:
+def _all(root: Any) -> list[Mapping[str, Any]]:
     """All objects in a schema but those of data."""
-    if isinstance(value, Mapping):
-        yield value
-    inner = [v for k, v in value.items() if k not in _DATA] if isinstance(value, Mapping) else value
-    for one in inner if isinstance(inner, list) else ():
-        yield from _all(one)
+    found: list[Mapping[str, Any]] = []
+    rest = [root]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            found.append(value)
+            rest += [v for k, v in value.items() if isinstance(v, dict | list) and k not in _DATA]
+        elif isinstance(value, list):
+            rest += value
+    return found
 
 
 def _is_number(value: Any) -> bool:
