@@ -28,7 +28,8 @@ struct Experts {
 void route_row(int32_t* ids, float* weights, const float* logits, int64_t experts, int64_t top_k, bool normalise,
                float* room);
 
-// out[row] = the sum over its experts, ascending, of weight * down(f(gate(x)) * up(x)); all threads of the team call it.
+// out[row] = the sum over its experts, ascending, of weight * down(f(gate(x)) * up(x)); all threads of the team call
+// it.
 void run_experts(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t rows,
                  const Team& team);
 

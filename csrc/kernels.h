@@ -18,8 +18,8 @@ struct Kernels {
     const char* isa;
 
     // rows.cpp. All float32. `rows` are [rows, cols], each `stride` from the next; in place where pointers are equal.
-    void (*rms_norm)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight, int64_t rows,
-                     int64_t cols, float eps);
+    void (*rms_norm)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight,
+                     int64_t rows, int64_t cols, float eps);
     void (*layer_norm)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight,
                        const float* bias, int64_t rows, int64_t cols, float eps);
     // Halves: dimension i turns with i + half. cos, sin: [rows, half] of each row; heads of head_dim lie side by side.

@@ -143,8 +143,8 @@ int64_t draw(const Logits& row, const Scale& scale, uint64_t cut, const SampleRo
     return Draw(row, scale, cut, spec).from(top);
 }
 
-// Up to 16 of the list at a time, of one group, which share their noise. What cannot reach the best score so far is left
-// out by z alone, then by the bound.
+// Up to 16 of the list at a time, of one group, which share their noise. What cannot reach the best score so far is
+// left out by z alone, then by the bound.
 int64_t draw_left(const Left& left, const SampleRow& spec) {
     Words words;
     float bounds[GROUP];

@@ -143,7 +143,9 @@ uint64_t cut_of(const Logits& row, const SampleRow& spec, const Scale& scale, Ca
     } else if (spec.top_p < 1.0) {
         cut = cut_at_mass(row, scale, spec.top_p, scratch);
     }
-    if (spec.min_p > 0.0) cut = greater(cut, cut_at_bound(row.peak, scale, log(spec.min_p > 1e-300 ? spec.min_p : 1e-300)));
+    if (spec.min_p > 0.0) {
+        cut = greater(cut, cut_at_bound(row.peak, scale, log(spec.min_p > 1e-300 ? spec.min_p : 1e-300)));
+    }
     return greater(cut, key_of(-GREATEST, 0x7fffffff));  // what is at -inf is out
 }
 

@@ -1,5 +1,6 @@
 // The shortest head of what is left whose probability reaches a share, in an order of its own. A coarse bin of the
-// distance from the start of the head decides for most tokens; only those of the bin in which the head ends are compared.
+// distance from the start of the head decides for most tokens; only those of the bin in which the head ends are
+// compared.
 #include "sampler_parts.h"
 
 namespace kvasir {

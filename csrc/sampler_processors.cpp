@@ -68,8 +68,8 @@ void penalize_occurrence(float* x, int64_t vocab, const SampleRow& spec, uint64_
 
 bool changes_logits(const SampleRow& spec) {
     const bool forbids = spec.num_ids - spec.prompt_len < spec.min_tokens && spec.num_stop_ids > 0;
-    return spec.mask || forbids || spec.bad_words.count > 0 || spec.num_bias > 0 || spec.dry.multiplier != 0.0 || spec.repetition_penalty != 1.0f ||
-           spec.frequency_penalty != 0.0f || spec.presence_penalty != 0.0f;
+    return spec.mask || forbids || spec.bad_words.count > 0 || spec.num_bias > 0 || spec.dry.multiplier != 0.0 ||
+           spec.repetition_penalty != 1.0f || spec.frequency_penalty != 0.0f || spec.presence_penalty != 0.0f;
 }
 
 int32_t process(float* x, const float* row, int64_t vocab, const SampleRow& spec, uint8_t* scratch) {

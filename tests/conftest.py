@@ -19,7 +19,7 @@ heed()  # before any test starts a process
 prepare_torch()  # as every engine does before torch is imported
 
 settings.register_profile(
-    "kvasir", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=40
+    "kvasir", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=25
 )
 settings.register_profile(
     "explore", settings.get_profile("kvasir"), derandomize=False, print_blob=True, max_examples=100

@@ -1,53 +1,174 @@
-"""What it takes to follow public schemas over a vocabulary.
+"""What it takes to follow public schemas over a vocabulary, beside llguidance alone.
 
     python -m benchmarks.schemas.times TOKENIZER_FOLDER --results schemas.json --suite ... --store ... --api
 
-Measured are the schemas that `run` found correct: from the schema to the first mask (*compile*, in the parts that are
-Kvasir's and llguidance's), and each *mask* of an answer drawn by chance.
+Measured are the schemas that `run` found correct, in processor time of the thread, which other programs change little:
+
+    translate    from the schema to llguidance's words
+    compile      from the schema to the first mask, the translation included
+    check        compile without the translation, and the walk, as the process that checks grammars does both
+    mask         which tokens may come next, in an answer drawn by chance on a grammar that no other answer has used
+    alone        compile and mask with llguidance alone, of the schemas that it gets right
+
+Each is repeated on a new grammar with the same draws; a figure is the median.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import quantiles
+from statistics import median
+from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
-from benchmarks.schemas.run import add_collections, collected
+from benchmarks.schemas.run import add_collections, alone, collected
+from kvasir.cli.bench.probe import ForeignLoad
+from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.errors import KvasirError
 from kvasir.guided import sources
+from kvasir.guided.explore import Explorer
+from kvasir.guided.grammar import LIMITS, Grammar, Guide
 from kvasir.guided.guide import make_tokenizer
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.text.tokenizer import Tokenizer
 
-MOST = 100  # tokens of an answer
+MOST = 60  # tokens of an answer
+BARS = {"compile": 30e-3, "alone compile": 30e-3, "mask": 0.5e-3, "alone mask": 0.5e-3}
+FIGURES = ("translate", "compile", "alone compile", "check", "mask", "alone mask")
+now = time.thread_time
 
 
-def spread(seconds: list[float]) -> str:
-    cuts = quantiles(seconds, n=100)
-    return f"p50 {cuts[49] * 1e3:.2f} ms, p99 {cuts[98] * 1e3:.2f} ms, most {max(seconds) * 1e3:.2f} ms"
+@dataclass
+class Times:
+    """Of one schema, in seconds. size: characters of the schema."""
+
+    name: str
+    collection: str
+    size: int
+    seconds: dict[str, list[float]] = field(default_factory=dict)
 
 
-def masks(matcher: LLMatcher, ends: np.ndarray, rng: random.Random) -> list[float]:
-    found: list[float] = []
-    for _ in range(MOST):
-        forced = matcher.compute_ff_tokens()
-        if forced:
-            matcher.consume_tokens(forced)
-        if matcher.is_stopped():
-            break
-        begun = time.perf_counter()
-        mask = matcher.compute_bitmask()
-        found.append(time.perf_counter() - begun)
-        bits = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
-        wanted = np.intersect1d(bits, ends)
-        matcher.consume_token(int(rng.choice(wanted if len(wanted) and rng.random() < 0.3 else bits)))
+class Meter:
+    """Over one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary, repeats: int):
+        self._vocabulary, self._repeats = vocabulary, repeats
+        self._library: LLTokenizer = make_tokenizer(vocabulary)
+        self._explorer = Explorer(vocabulary.tokens, vocabulary.eos_ids)
+        encode = vocabulary.tokenizer.encode
+        self._ends = np.array(sorted({i for text in ('"', "}", "]", '"}', '"]', ",") for i in encode(text)[-1:]}))
+
+    def measure(self, times: Times, schema: Any, both: bool) -> None:
+        """both: llguidance alone as well. Raises KvasirError."""
+        rounds: list[dict[str, list[float]]] = []
+        for _ in range(self._repeats):
+            found: dict[str, list[float]] = {}
+            begun = now()
+            text = sources.json_schema(schema)
+            found["translate"] = [now() - begun]
+            grammar, compiling = self._compiled(text)
+            found["compile"] = [found["translate"][0] + compiling]
+            found["mask"] = self._masks(grammar.begin(), random.Random(times.name))
+            begun = now()
+            self._explorer.walk(Grammar(self._library, text))
+            found["check"] = [now() - begun]
+            if both:
+                begun = now()
+                text = alone(schema)
+                translating = now() - begun
+                grammar, compiling = self._compiled(text)
+                found["alone compile"] = [translating + compiling]
+                found["alone mask"] = self._masks(grammar.begin(), random.Random(times.name))
+            rounds.append(found)
+        for name in rounds[0]:
+            times.seconds[name] = [median(values) for values in zip(*(r[name] for r in rounds), strict=True)]
+
+    def _compiled(self, text: str) -> tuple[Grammar, float]:
+        begun = now()
+        grammar = Grammar(self._library, text, LIMITS, self._vocabulary.numbers)
+        return grammar, now() - begun
+
+    def _masks(self, guide: Guide, rng: random.Random) -> list[float]:
+        found: list[float] = []
+        for _ in range(MOST):
+            guide.advance(guide.forced())
+            if guide.done:
+                break
+            begun = now()
+            mask = guide.allowed()
+            found.append(now() - begun)
+            token = self._drawn(mask, rng)
+            if token in self._vocabulary.eos_ids:
+                break
+            guide.advance([token])
+        return found
+
+    def _drawn(self, mask: bytes, rng: random.Random) -> int:
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+        wanted = self._ends[bits[self._ends] > 0]
+        return int(rng.choice(wanted if len(wanted) and rng.random() < 0.3 else np.flatnonzero(bits)))
+
+
+def measured(asked: argparse.Namespace, meter: Meter) -> Iterator[Times]:
+    results = {r["name"]: r for r in json.loads(asked.results.read_text())}
+    sound = (case for case in collected(asked) if results.get(case.name, {}).get("kvasir") == "correct")
+    for i, case in enumerate(sound):
+        if i % asked.every:
+            continue
+        collection = "api" if ".types" in case.name else "suite" if "/" in case.name else "store"
+        times = Times(case.name, collection, len(json.dumps(case.schema)))
+        try:
+            meter.measure(times, case.schema, results[case.name]["llguidance"] == "correct")
+        except KvasirError:  # in these collections a schema may have a name twice
+            continue
+        yield times
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    cuts = {f"p{n}_ms": float(np.percentile(seconds, n)) * 1e3 for n in (50, 90, 99)}
+    return {"count": len(seconds), **cuts, "max_ms": max(seconds) * 1e3}
+
+
+def summed(every: Sequence[Times]) -> dict[str, Any]:
+    """By collection and figure: the spread, and how many are over the bar."""
+    found: dict[str, Any] = {}
+    kinds = list(dict.fromkeys(one.collection for one in every))
+    for kind in [*kinds, "all"]:
+        of = [one for one in every if kind in (one.collection, "all")]
+        found[kind] = {
+            name: spread(seconds) | {"over": sum(s > BARS.get(name, float("inf")) for s in seconds)}
+            for name in FIGURES
+            if (seconds := [s for one in of for s in one.seconds.get(name, ())])
+        }
     return found
+
+
+def table(summary: dict[str, Any]) -> str:
+    lines = [
+        "| collection | what | count | p50 ms | p90 | p99 | max | over the bar |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind, figures in summary.items():
+        for name, f in figures.items():
+            cells = " | ".join(f"{f[key]:.2f}" for key in ("p50_ms", "p90_ms", "p99_ms", "max_ms"))
+            lines.append(f"| {kind} | {name} | {f['count']} | {cells} | {f['over'] if name in BARS else ''} |")
+    return "\n".join(lines) + "\n"
+
+
+def worst(every: Sequence[Times], name: str, most: int = 25) -> list[dict[str, Any]]:
+    """The schemas with the largest figures of a name, beside their others."""
+    largest: Callable[[Times], float] = lambda one: max(one.seconds.get(name) or [0.0])  # noqa: E731
+    ms = {key: (lambda one, key=key: max(one.seconds.get(key) or [0.0]) * 1e3) for key in FIGURES}
+    first = sorted(every, key=largest, reverse=True)[:most]
+    return [{"name": one.name, "size": one.size, **{k: round(of(one), 3) for k, of in ms.items()}} for one in first]
 
 
 def main() -> None:
@@ -55,32 +176,25 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("--results", type=Path, required=True, help="what run wrote")
     parser.add_argument("--every", type=int, default=1, help="measure one schema of so many")
+    parser.add_argument("--repeats", type=int, default=5, help="the figures are medians of so many")
+    parser.add_argument("--out", type=Path, help="a file for the figures, in JSON")
     add_collections(parser)
     asked = parser.parse_args()
     tokenizer = Tokenizer.from_folder(asked.tokenizer)
     vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
-    library: LLTokenizer = make_tokenizer(vocabulary)
-    ends = np.array([i for text in ('"', "}", "]", '"}', '"]', ",") for i in tokenizer.encode(text)[-1:]])
-    sound = {r["name"] for r in json.loads(asked.results.read_text()) if r["kvasir"] == "correct"}
-    told, compiling, every = [], [], []
-    for i, case in enumerate(collected(asked)):
-        if i % asked.every:
-            continue
-        begun = time.perf_counter()
-        try:
-            grammar = sources.json_schema(case.schema) if case.name in sound else ""
-        except KvasirError:  # in these collections a schema may have a name twice
-            continue
-        if not grammar:
-            continue
-        told.append(time.perf_counter() - begun)
-        matcher = LLMatcher(library, grammar, log_level=0)
-        matcher.compute_bitmask()
-        compiling.append(time.perf_counter() - begun)
-        every += masks(matcher.deep_copy(), ends, random.Random(case.name))
-    print(f"{vocabulary.size} ids, {len(told)} schemas, {len(every)} masks")
-    for name, seconds in (("in other words", told), ("compile", compiling), ("mask", every)):
-        print(f"{name}: {spread(seconds)}")
+    meter = Meter(vocabulary, asked.repeats)
+    gc.collect()
+    gc.freeze()  # the vocabulary is no work of the schemas
+    others = ForeignLoad()
+    every = list(measured(asked, meter))
+    summary = summed(every)
+    print(f"{vocabulary.size} ids, {len(every)} schemas, other programs {others.share():.0%}\n\n{table(summary)}")
+    if asked.out:
+        facts = {"machine": machine_facts(), "software": software_facts(), "ids": vocabulary.size}
+        options = {"tokenizer": asked.tokenizer.name, "every": asked.every, "repeats": asked.repeats}
+        slowest = {name: worst(every, name) for name in ("compile", "mask")}
+        found = {**facts, **options, "foreign_cpu": others.share(), "schemas": summary, "slowest": slowest}
+        asked.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -115,7 +115,8 @@ void fuzz_attention(const uint8_t* data, size_t size) {
             std::memset(k.data, filling, static_cast<size_t>(blocks * bytes));
             std::memset(v.data, filling ^ 0x55, static_cast<size_t>(blocks * bytes));
             const kvasir::StoreArgs store{layout,   k.data,   v.data,        k_rows.data(),
-                                          v_rows.data(), kv_width, kv_width, places.data(), any_bits ? slots / 2 : slots};
+                                          v_rows.data(), kv_width, kv_width, places.data(),
+                                          any_bits ? slots / 2 : slots};
             require(kvasir_store_kv(&store) == 0, "store_kv takes the layout");
             args.k = k.data;
             args.v = v.data;

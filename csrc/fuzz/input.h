@@ -82,7 +82,8 @@ inline void on_all(const std::function<std::vector<float>()>& compute, const cha
     for (int32_t place = 0; kvasir_set_isa(place) == place; ++place) {
         const std::vector<float> found = compute();
         if (place == 0) first = found;
-        require(first.size() == found.size() && same(first.data(), found.data(), static_cast<int64_t>(found.size())), what);
+        const auto size = static_cast<int64_t>(found.size());
+        require(first.size() == found.size() && same(first.data(), found.data(), size), what);
     }
     kvasir_set_isa(-1);
 }

@@ -130,7 +130,8 @@ void fuzz_program(const uint8_t* data, size_t size) {
         [&] {
             Session alone(first, second, 1), team(first, second, threads);
             const std::vector<float> found = alone.run(third), other = team.run(third);
-            require(found.size() == other.size() && same(found.data(), other.data(), static_cast<int64_t>(found.size())),
+            const auto values = static_cast<int64_t>(found.size());
+            require(found.size() == other.size() && same(found.data(), other.data(), values),
                     "program: threads change no bits");
             return found;
         },

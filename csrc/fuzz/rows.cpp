@@ -17,7 +17,9 @@ std::vector<float> run(const std::vector<float>& a, const std::vector<float>& b,
     std::vector<float> found;
     Guarded<float> out(size), x(size), y(size);
     const auto keep = [&] {
-        for (int64_t r = 0; r < rows; ++r) found.insert(found.end(), out.data + r * stride, out.data + r * stride + cols);
+        for (int64_t r = 0; r < rows; ++r) {
+            found.insert(found.end(), out.data + r * stride, out.data + r * stride + cols);
+        }
     };
     std::copy_n(a.begin(), size, x.data);
     std::copy_n(b.begin(), size, y.data);

@@ -218,7 +218,8 @@ void fuzz_sampler(const uint8_t* data, size_t size) {
                 put(together, results[r], specs[r], vocab);
                 sample({logits.data + r * stride, vocab, vocab, 1, specs.data + r, alone.data, scratch.data}, 0);
                 put(single, alone[0], specs[r], vocab);
-                require(together.size() == single.size() && same(together.data(), single.data(), static_cast<int64_t>(single.size())),
+                const auto values = static_cast<int64_t>(single.size());
+                require(together.size() == single.size() && same(together.data(), single.data(), values),
                         "a row is sampled as if it were alone");
             }
             return found;

@@ -57,7 +57,9 @@ inline uint32_t noise(uint64_t seed, uint32_t position, uint32_t token, uint32_t
 
 // ---- one row ----
 
-inline double centred(float x, float peak) { return std::min(static_cast<double>(x) - std::min<double>(peak, 1e300), 0.0); }
+inline double centred(float x, float peak) {
+    return std::min(static_cast<double>(x) - std::min<double>(peak, 1e300), 0.0);
+}
 
 inline std::vector<int32_t> in_order(const std::vector<float>& x) {
     std::vector<int32_t> ids(x.size());

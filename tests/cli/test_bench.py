@@ -46,6 +46,17 @@ STEP = 0.002  # seconds that a step of the fake engine takes
 FAKE = {"vocab_size": VOCABULARY, "step_seconds": STEP, "num_blocks": 200}
 
 
+@pytest.fixture(scope="module")
+def probed() -> Probe:
+    return probe("cpu", "float32", 1)
+
+
+@pytest.fixture(autouse=True)
+def _one_probe(monkeypatch, probed):
+    """A measured probe, but once: of its own it takes longer than what is measured here."""
+    monkeypatch.setattr("kvasir.cli.bench.probe", lambda *_: probed)
+
+
 def fake_llm(**more) -> AsyncLLM:
     return AsyncLLM("kvasir-mini", engine=FakeEngine(**{**FAKE, **more}), threads=1)
 
@@ -130,7 +141,9 @@ def test_the_command_on_the_real_model(tmp_path):
 
 
 @pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", ["latency", *(pytest.param(m, marks=pytest.mark.slow) for m in MODES if m != "latency")]
+)
 def test_kernels_and_gaps_of_a_program(mode, capsys):
     llm = AsyncLLM("kvasir-mini", threads=1, executor="program", quantize="q8")
     told = bench(llm, mode, Shape(20, 400, 1 if mode == "latency" else 2), repeats=1)
@@ -270,9 +283,8 @@ def test_shares_of_the_limit():
     assert Row("c", 1.0, 1.0, 1.0, None).of_limit is None
 
 
-def test_the_probe_measures_something_of_this_world():
-    gave = probe("cpu", "float32", 1)
-    assert 1e8 < gave.bytes_per_s < 1e13 and 1e7 < gave.macs_per_s < 1e15
+def test_the_probe_measures_something_of_this_world(probed):
+    assert 1e8 < probed.bytes_per_s < 1e13 and 1e7 < probed.macs_per_s < 1e15
 
 
 def test_our_own_work_is_not_foreign():

@@ -122,8 +122,9 @@ def test_a_chat_needs_a_template_before_the_model_is_loaded(engines, monkeypatch
         assert "no chat template" in str(result.exception) and not engines
 
 
-@pytest.mark.parametrize("text", ["What is 23 + 45?", "one\ntwo\n\nthree", "é, €"])
-@pytest.mark.parametrize("chat", [[], ["--chat"]])
+@pytest.mark.parametrize(
+    ("chat", "text"), [([], "one\ntwo\n\nthree, é, €"), (["--chat"], "What is 23 + 45?\n\nAnd €?")]
+)
 def test_a_prompt_may_come_from_the_standard_input(engines, text, chat):
     options = ["--temperature", "0", "--max-tokens", "5", "--quiet", *chat]
     given = invoke("run", "kvasir-mini", text, *options)

@@ -88,7 +88,7 @@ def restart(run: Run) -> None:
 
 
 def poison_free_blocks(run: Run) -> None:
-    """Those that have been free since the step before: nobody computes with them."""
+    """Those that have been free since the step before: no one computes with them."""
     run.poisoned += poison(run.core, [a & b for a, b in zip(run.free_blocks, free_blocks(run.core), strict=True)])
 
 
@@ -118,7 +118,7 @@ def prefix(
 
 def tier(name: str, options: Callable[[], Values], fresh: bool = False) -> Feature:
     """Before the first step others run to their ends with the prompts that will come, and what they leave is in the
-    tier and no more in the pool. fresh: of an engine that came behind theirs."""
+    tier and no more in the pool. fresh: of an engine that came after theirs."""
 
     def warm(run: Run) -> None:
         if run.step == 0:
@@ -157,7 +157,7 @@ def late_neighbours(run: Run) -> None:
 
 
 def displace(run: Run) -> None:
-    """When all rows are taken and some by a lower class, somebody of the highest comes, until three had to leave."""
+    """When all rows are taken and some by a lower class, someone of the highest comes, until three had to leave."""
     running = run.core.scheduler.running
     full = len(running) == run.core.runner.capacity.max_rows
     if run.displaced < 3 and full and any(seq.request.slo.rank for seq in running):
@@ -269,7 +269,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
-# Calls that begin at the next best letter, since nobody here would write a longer mark by chance.
+# Calls that begin at the next best letter, since no one here would write a longer mark by chance.
 MARKED = Format(Calls("marked", Style.NAMED, Texts(" {name}", "."), begins=(" ", "e", "a", "o", "t", "n", "i", "s")))
 TOOLS = [Function("of", {"properties": {"of": {"type": "string"}}, "required": ["of"]}), Function("kinds", SCHEMA)]
 

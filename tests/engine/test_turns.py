@@ -137,6 +137,7 @@ def test_a_client_that_leaves_ends_the_long_text_it_sent_while_the_loop_beats(tm
     async def main():
         nonlocal beats
         front = Front(EchoEngine(), tokenizer, template())
+        await front.start()
         ASKER.set(Asker("a", while_here))
         job = asyncio.ensure_future(front.encode(text, bound=None))
         await until(lambda: job.done() or front._turns._free < turns.MAX_WORKERS)
@@ -148,7 +149,7 @@ def test_a_client_that_leaves_ends_the_long_text_it_sent_while_the_loop_beats(tm
         with pytest.raises(asyncio.CancelledError):
             await job
         await until(lambda: front._turns._free == turns.MAX_WORKERS)
-        front._turns.close()
+        await front.stop()
 
     monkeypatch.setattr(tokenizer_process, "SECONDS", 300.0)
     monkeypatch.setattr(tokenizer_process, "MOST_SECONDS", 300.0)

@@ -14,6 +14,7 @@ from kvasir.errors import InvalidRequest
 from kvasir.guided import sources
 from kvasir.guided.logic import KEYWORDS
 from kvasir.guided.pointers import Pointers
+from tests.examples import examples
 
 TOKENIZER = bytes_tokenizer()
 TEXTS = ("", "a", "b", "ab", "ba", "c d")
@@ -120,6 +121,9 @@ def test_a_keyword_is_enforced(schema, good, bad):
         ({"type": "object", "properties": {"a": {}}, "minProperties": 3}, "minProperties"),
         ({"exclusiveMinimum": 0, "maximum": 0.5}, "exclusiveMinimum"),
         ({"exclusiveMaximum": -1, "minimum": -1.5}, "exclusiveMaximum"),
+        ({"type": "number", "exclusiveMinimum": 2, "allOf": [{"exclusiveMaximum": 2.5}]}, "exclusiveMinimum"),
+        ({"allOf": [{"type": "number", "exclusiveMaximum": 1.5}, {"exclusiveMinimum": 1}]}, "exclusiveMinimum"),
+        ({"type": "number", "exclusiveMinimum": 0, "not": {"minimum": 0.5}}, "exclusiveMinimum"),
     ],
 )
 def test_what_cannot_be_said_exactly_is_refused_by_name(schema, keyword):
@@ -127,6 +131,40 @@ def test_what_cannot_be_said_exactly_is_refused_by_name(schema, keyword):
         with pytest.raises(InvalidRequest, match=f"^{keyword}: "):
             sources.json_schema(whole)
         sources.json_schema(whole, lenient=True)
+
+
+BOUNDS = st.dictionaries(
+    st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
+    st.sampled_from([-2, -0.5, 0, 0.5, 1, 1.5, 2, 2.5]),
+    min_size=1,
+    max_size=2,
+)
+
+
+@examples(100)
+@given(
+    st.lists(BOUNDS, min_size=2, max_size=3),
+    st.sampled_from(["number", "integer"]),
+    st.sampled_from(["allOf", "anyOf", "not", "$ref"]),
+)
+def test_bounds_that_are_said_in_several_places_hold_together(bounds, kind, key):
+    one, *others = bounds
+    rest = {"not": others[0], "$ref": "#/$defs/d"}.get(key, others)
+    schema = {"type": kind, **one, key: rest, "$defs": {"d": {"type": kind, **others[0]}}}
+    valid = jsonschema_rs.validator_for(schema)
+    values = [n / 4 for n in range(-12, 13)] + [*range(-3, 4)]
+    try:
+        found = Writer(TOKENIZER, sources.json_schema(schema))
+    except (InvalidRequest, ValueError):  # it is refused, or allows nothing at all
+        return
+    assert [v for v in values if found.writes(v) and not valid.is_valid(v)] == []
+    assert [v for v in values if isinstance(v, int) and valid.is_valid(v) and not found.writes(v)] == []
+
+
+def test_many_bounds_take_no_time_to_speak_of():
+    some = [{"minimum": n + 0.5, "exclusiveMaximum": n + 5} for n in range(4000)]
+    with pytest.raises((InvalidRequest, ValueError)):
+        Writer(TOKENIZER, sources.json_schema({"anyOf": some, "allOf": [{"anyOf": some}]}))
 
 
 def test_work_on_a_hostile_schema_has_a_bound():
@@ -203,14 +241,14 @@ ODD = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.dictionaries(WORDS, ODD, max_size=5), st.booleans())
 def test_whatever_is_given_is_said_or_refused(schema, lenient):
     with suppress(InvalidRequest):
         sources.json_schema(schema, lenient)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(SCHEMAS, LEAVES)
 def test_a_schema_is_exact_or_refused(schema, definition):
     if isinstance(schema, dict):

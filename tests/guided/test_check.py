@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import jsonschema_rs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from kvasir.errors import InvalidRequest
 from kvasir.guided import sources
 from kvasir.guided.check import MAX_CHARS, GrammarCheck
-from tests.guided.walk import BROKEN, VOCABULARY, make_guides, walk
+from kvasir.guided.grammar import GrammarError
+from tests.guided.walk import BROKEN, TOKENIZER, VOCABULARY, make_guides, walk
 
 GUIDES = make_guides()
 LENGTHS = r"^$|(^(?:\S+\s+){0,99}\S+$)"
@@ -21,7 +24,10 @@ SOUND = {
     f"{least} to {most}": sources.json_schema({"pattern": LENGTHS, "type": "string"} | least | most)
     for least in ({}, {"minLength": 1})
     for most in ({}, {"maxLength": 100}, {"maxLength": 500})
-} | {"forty of ninety-nine": sources.regex("a{99}" * 40)}
+} | {
+    "forty of ninety-nine": sources.regex("a{99}" * 40),
+    "forty of up to ninety-nine": sources.regex("a{0,99}" * 40),
+}
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +35,37 @@ def checker():
     checker = GrammarCheck(lambda: VOCABULARY)
     yield checker
     checker.close()
+
+
+ATOMS = st.sampled_from(["a", "b", "[a-z]", ".", r"\d", r"\s", r"\S", "ab", "[^x]", "a|b", "(?:ab|a)", "é"])
+TIMES = st.sampled_from(["", "?", "*", "+", "{99}", "{0,99}", "{1,99}", "{10,}", "{0,20}", "{2,5}"])
+REPEATED = st.recursive(
+    ATOMS,
+    lambda inner: (
+        st.lists(st.builds("(?:{}){}".format, inner, TIMES), min_size=1, max_size=4).map("".join)
+        | st.builds(lambda one, times: f"(?:{one}){times}" * 40, ATOMS, TIMES)
+    ),
+    max_leaves=8,
+)
+LENGTH = st.none() | st.sampled_from([0, 1, 3, 10, 50, 100, 500])
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(REPEATED, LENGTH, LENGTH, st.booleans(), st.integers(0, 2**32))
+def test_a_pattern_is_refused_or_can_be_followed(checker, pattern, least, most, whole, seed):
+    said = {"minLength": least, "maxLength": most, "pattern": f"^(?:{pattern})$" if whole else pattern}
+    schema = {"type": "string", **{key: value for key, value in said.items() if value is not None}}
+    try:
+        grammar = checker.check(sources.json_schema(schema))
+    except InvalidRequest:
+        return
+    try:
+        ids = walk(GUIDES.take(GUIDES.begin(grammar)), seed)
+    except GrammarError as error:  # which ends this request alone, as a bad one
+        assert "within its limits" in str(error)
+    else:
+        assert ids is None or jsonschema_rs.is_valid(schema, json.loads(TOKENIZER.decode(ids)))
 
 
 BAD = {

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.guided.guide import GuideError
@@ -18,6 +18,7 @@ from kvasir.parse.events import Message
 from kvasir.parse.format import Format, Style, grammar_parts
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import CALLS, THINKING
+from tests.examples import examples
 from tests.guided.test_tools import FUNCTIONS, TOOLS, check
 from tests.guided.walk import SPECIALS, TOKENIZER, VOCAB, allowed_ids, assert_equal, ids_of, make_guides, walk
 from tests.parse.writing import format_of, written
@@ -62,7 +63,7 @@ def test_a_rule_is_what_its_text_says(rule):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=8)
+@examples(8)
 @given(seed=st.integers(0, 2**32))
 def test_text_without_a_call_is_free_whatever_its_bytes(name, seed):
     """Ids by chance, among them halves of characters and ids that no token has, until one would complete a mark."""
@@ -79,7 +80,7 @@ def test_text_without_a_call_is_free_whatever_its_bytes(name, seed):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=5)
+@examples(5)
 @given(seed=st.integers(0, 2**32), before=st.sampled_from(["", "Well, I <look>.\n", "é", "<", "[", "{", "Action"]))
 def test_a_call_that_begins_in_free_text_is_well_formed(name, seed, before):
     format = Format(FORMATS[name])
@@ -125,7 +126,7 @@ def near_calls(draw: st.DrawFn, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=20)
+@examples(20)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_what_the_parser_takes_for_a_call_is_of_its_tool_s_schema(name, data, seed):
     """As far as an answer may go its own way, it does; then by chance."""
@@ -232,7 +233,7 @@ def test_a_mark_in_the_reasoning_begins_a_call_only_with_what_belongs_to_it(open
     check(message)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.sampled_from(["hermes", "llama3", "functionary"]), st.integers(0, 2**32), st.integers(0, 80), st.booleans())
 def test_a_guide_made_anew_from_the_ids_stands_where_the_old_one_stood(name, seed, steps, budget):
     rule = make_rule(Format(FORMATS[name], THINK), budget=5 if budget else None).text()

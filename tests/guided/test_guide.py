@@ -6,12 +6,13 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import UnsupportedModel
 from kvasir.guided import sources
 from kvasir.guided.guide import GuideError, Guides, make_tokenizer
+from tests.examples import examples
 from tests.guided.walk import BROKEN, SPECIALS, TOKENIZER, VOCABULARY, allowed_ids, assert_equal, make_guides, walk
 
 GUIDES = make_guides()
@@ -45,13 +46,13 @@ def guide(name: str):
     return GUIDES.take(GUIDES.begin(GRAMMARS[name]))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.sampled_from(sorted(GRAMMARS)), st.integers(0, 2**32))
 def test_jumping_gives_the_ids_of_sampling_under_the_mask(name, seed):
     assert walk(guide(name), seed) == walk(guide(name), seed, jump=True)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.sampled_from(sorted(GRAMMARS)), st.integers(0, 2**32), st.integers(0, 200))
 def test_what_is_forced_is_all_that_is_allowed(name, seed, steps):
     at = guide(name)
@@ -62,7 +63,7 @@ def test_what_is_forced_is_all_that_is_allowed(name, seed, steps):
             at.advance([token])
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.sampled_from(sorted(GRAMMARS)), st.integers(0, 2**32), st.integers(0, 60))
 def test_a_guide_made_anew_from_the_ids_stands_where_the_old_one_stood(name, seed, steps):
     old = guide(name)
@@ -83,7 +84,7 @@ def test_a_guide_made_anew_from_the_ids_stands_where_the_old_one_stood(name, see
     assert_equal(GUIDES.take(GUIDES.begin(GRAMMARS[name]), ids), old, seed)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 2**32))
 def test_answers_are_of_the_schema(seed):
     ids = walk(guide("schema"), seed)

@@ -47,6 +47,21 @@ def test_an_answer_that_passes_a_limit_ends_alone(trap):
     assert after.allowed() == before.allowed() and after.complete and not after.done
 
 
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_ids_at_once_are_followed_as_one_by_one(step):
+    """As after a preemption: the library bounds the work of a lexer from one mask to the next."""
+    schema = {"type": "string", "pattern": r"^$|(^(?:\S+\s+){0,99}\S+$)", "maxLength": 500}
+    guides = make_guides()
+    rule = sources.json_schema(schema)
+    ids = [*ids_of('"some'), *ids_of(" Igor") * 60]
+    slow = guides.take(guides.begin(rule))
+    follow(slow, ids)
+    fast = guides.take(make_guides().begin(rule))
+    for start in range(0, len(ids), step):
+        fast.advance(ids[start : start + step])
+    assert fast.allowed() == slow.allowed()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("json", [False, True])
 def test_random_letters_leave_the_grammar_as_it_was(json):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
@@ -14,6 +14,7 @@ from kvasir.parse.events import Message
 from kvasir.parse.format import Format
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import choose
+from tests.examples import examples
 from tests.guided.walk import SPECIALS, TOKENIZER, ids_of, make_guides, walk
 
 GUIDES = make_guides()
@@ -45,7 +46,7 @@ def is_tree(value: object) -> bool:
     return all(map(is_tree, value.get("below", [])))
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 2**32))
 def test_what_is_drawn_is_of_the_schema(seed):
     grammar = tool_grammar(FORMAT, [Function("f", SCHEMA, True)], SPECIALS, required=True, parallel=False)

@@ -15,6 +15,7 @@ from kvasir.guided.numbers import fits
 from kvasir.guided.tools import Function, tool_grammar
 from kvasir.parse.table import choose
 from tests.guided.walk import SPECIALS, TOKENIZER, VOCABULARY, allowed_ids, ids_of, make_guides
+from tests.parse.writing import format_of, written
 
 GUIDES = make_guides()
 NUMBER = sources.json_schema({"type": "number"})
@@ -115,3 +116,28 @@ def follow(rule: str, text: str) -> None:
             raise ValueError(f"{TOKENIZER.token_text(token)!r} is not allowed")
         guide.advance([token])
     assert guide.complete
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+@pytest.mark.parametrize("before", ["", "id "])
+def test_digits_in_a_text_of_a_call_have_no_bound(name, before):
+    text = f"{before}{'1' * 40},{'2' * 40}"
+    properties = {"a": {"type": "string", "pattern": f"^{before}[0-9]+,[0-9]+$"}, "b": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": ["a", "b"], "additionalProperties": False}
+    format = format_of(name)
+    said = {"required": True, "parallel": True, "opened": False, "content": None}
+    rule = tool_grammar(format, [Function("f", schema)], SPECIALS, ends=frozenset(), thinks=False, **said)
+    call = written(format, [("f", {"a": text, "b": int("3" * 40)})])
+    guide, rest = GUIDES.take(GUIDES.begin(rule)), call
+    while not rest.startswith("3" * 20):
+        fitting = [i for i in allowed_ids(guide) if rest.startswith(TOKENIZER.token_text(i) or "?")]
+        assert fitting, f"cut before {rest}"
+        guide.advance([max(fitting, key=lambda i: len(TOKENIZER.token_text(i)))])
+        rest = call[len(TOKENIZER.decode(guide._ids, skip_special_tokens=False)) :]
+        if rest[:1] == "3" and call[: -len(rest)].endswith(": "):
+            break
+    digits = 0
+    while three := [i for i in allowed_ids(guide) if TOKENIZER.token_text(i) == "3"]:
+        guide.advance(three)
+        digits += 1
+    assert 15 < digits <= 20

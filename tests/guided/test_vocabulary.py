@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from kvasir.guided import sources
 from kvasir.guided.guide import make_tokenizer
-from kvasir.guided.vocabulary import Vocabulary
+from kvasir.guided.vocabulary import REMEMBERED_CHARS, Vocabulary
+from kvasir.text.tokenizer import Speller
 from tests._shared import need
 from tests.guided.walk import SPECIALS, TOKENIZER, make_guides, walk
 from tests.text.vocabularies import local_folder
@@ -86,3 +87,30 @@ def test_plain_texts_are_spelt_as_ever_and_special_ones_in_tokens_of_text(name):
     for mark in (*vocabulary.specials, *vocabulary.ends):
         ids = found.tokenize_str(mark)
         assert len(ids) > 1 and tokenizer.decode(ids, skip_special_tokens=True).strip() == mark
+
+
+def test_what_masks_ask_for_again_is_spelt_once(monkeypatch):
+    vocabulary, asked = Vocabulary(TOKENIZER, TOKENIZER.vocab_size, TOKENIZER.eos_ids), []
+    library, spell = make_tokenizer(vocabulary), Speller.__call__
+    monkeypatch.setattr(Speller, "__call__", lambda self, text: asked.append(text) or spell(self, text))
+    grammar = sources.json_schema({"properties": {"kind": {"type": "integer"}}, "required": ["kind"], "type": "object"})
+
+    def begin() -> tuple[list[int], bytes]:
+        asked.clear()
+        matcher = LLMatcher(library, grammar, log_level=0)
+        return matcher.compute_ff_tokens(), matcher.compute_bitmask()
+
+    first = begin()
+    assert first[0] and asked
+    assert begin() == first and not asked
+
+
+def test_a_long_text_is_not_remembered():
+    text = "kind " * REMEMBERED_CHARS
+    vocabulary = Vocabulary(TOKENIZER, TOKENIZER.vocab_size, TOKENIZER.eos_ids)
+    ids = vocabulary.spelt_as(text)
+    ids.append(0)
+    assert vocabulary.spelt_as(text) == ids[:-1]
+    assert not vocabulary._remembered.cache_info().currsize  # type: ignore[attr-defined]
+    vocabulary.spelt_as("kind").append(0)
+    assert vocabulary.spelt_as("kind") == TOKENIZER.encode("kind", add_special_tokens=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvasir.ops import native
+from tests.fresh import WITHOUT_TORCH
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
 
@@ -134,5 +135,7 @@ def test_where_the_system_gives_no_more_threads_there_is_no_pool():
 def run_python(code: str) -> None:
     source = Path(native.__file__).parents[2]
     environment = {"PYTHONPATH": str(source), "KVASIR_LIBRARY": str(native._PATH)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH + code], env=environment, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr

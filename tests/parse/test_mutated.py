@@ -6,11 +6,12 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Message
-from kvasir.parse.format import Format
+from kvasir.parse.format import Format, grammar_parts
+from tests.examples import examples
 from tests.parse.writing import CALLING, Calls, format_of, parsed, schemas, written
 
 # No word is part of another one, or of what formats write themselves.
@@ -37,7 +38,7 @@ def mutated(text: str, edits: list[tuple[float, int, str]]) -> str:
 
 
 @pytest.mark.parametrize("name", CALLING)
-@settings(max_examples=25)
+@examples(25)
 @given(calls=st.sampled_from(CALLS), edits=EDITS)
 def test_what_a_mutated_call_says_is_told_or_stays_content(name, calls, edits):
     format = Format(format_of(name).calls)
@@ -128,3 +129,29 @@ def test_a_python_list_between_marks_is_a_list():
     assert json.loads("".join(event.text for event in events if isinstance(event, Arguments))) == {
         "a": ["x", True, None], "b": {"k": [1, 2.0]}, "c": ["x", "y"], "d": "['x']", "e": "[see 'x']",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLING)
+@pytest.mark.parametrize("calls", CALLS[:3:2], ids=len)
+def test_an_end_mark_that_is_cut_is_no_content(name, calls):
+    format = Format(format_of(name).calls)
+    whole, parts = written(format, calls), grammar_parts(format, calls[-1][0], len(calls) - 1)
+    told = Message.of(parsed(format, whole, tools=schemas(calls))).calls
+    for cut in range(len(whole) - len(parts.end + parts.close), len(whole)):
+        for sizes in ([], [1] * cut):
+            message = Message.of(parsed(format, whole[:cut], sizes, tools=schemas(calls)))
+            assert message.content == "", whole[:cut]
+            assert [call.name for call in message.calls] == [call.name for call in told]
+            last = message.calls[-1].arguments  # its brace may be a part of the mark
+            assert told[-1].arguments in (last, last + "}")
+
+
+@pytest.mark.parametrize(("name", "text", "told"), [
+    ("pythonic", "[look_up(a=4", '{"a": 4'),
+    ("pythonic", "[look_up(a=Tr", '{"a": tr'),
+    ("hermes", '<tool_call>{"name": "look_up", "arguments": {"a": 4', '{"a": 4'),
+    ("mistral", '[TOOL_CALLS][{"name": "look_up", "arguments": {"a": 4}},', '{"a": 4}'),
+])  # fmt: skip
+def test_arguments_that_are_cut_are_no_content(name, text, told):
+    message = Message.of(parsed(format_of(name), text, tools={"look_up": {}}))
+    assert (message.content, [call.arguments for call in message.calls]) == ("", [told])

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvasir.parse.events import Arguments, Call, CallEnd, CallStart, Content, Message, Reasoning
@@ -14,6 +14,7 @@ from kvasir.parse.format import Format, Style
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import choose
 from kvasir.parse.tape import MAX_HELD
+from tests.examples import examples
 from tests.parse.writing import (
     CALL_LISTS,
     CALLING,
@@ -28,7 +29,7 @@ from tests.parse.writing import (
     written,
 )
 
-FEW = settings(max_examples=6)
+FEW = examples(6)
 
 
 def calls_of(message: Message) -> Calls:
@@ -119,7 +120,7 @@ def test_strings_between_marks_come_as_they_are_said(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=20)
+@examples(20)
 @given(data=st.data())
 def test_events_do_not_depend_on_how_the_text_was_cut(name, data):
     format = format_of(name)
@@ -131,7 +132,7 @@ def test_events_do_not_depend_on_how_the_text_was_cut(name, data):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=20)
+@examples(20)
 @given(data=st.data())
 def test_nothing_is_lost(name, data):
     """All text that is neither told of a call nor a mark of reasoning comes out, in its order."""

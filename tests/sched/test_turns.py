@@ -101,7 +101,7 @@ def test_under_any_budget_everyone_comes_on_in_bounded_steps(ahead, seed):
         Request(
             f"r{i}",
             tuple(draw.randrange(256) for _ in range(draw.randint(1, 12))),
-            SamplingParams(temperature=0.0, max_tokens=draw.choice([7, 100, 600]), seed=i, ignore_eos=True),
+            SamplingParams(temperature=0.0, max_tokens=draw.choice([7, 100, 250]), seed=i, ignore_eos=True),
             slo=draw.choice(list(ServiceClass)),
             grammar=draw.choice([None, None, None, "11 30"]),
         )

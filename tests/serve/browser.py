@@ -25,7 +25,7 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 PROBES = Path(__file__).with_name("browser_probes.js")
-MILLISECONDS = 30_000  # for which anything is waited for
+MILLISECONDS = 60_000  # for which anything is waited for
 DONE = ".message.assistant:last-child .figures"
 
 expect.set_options(timeout=MILLISECONDS)

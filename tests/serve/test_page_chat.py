@@ -166,6 +166,20 @@ def test_thoughts_and_tool_calls_are_shown_and_results_go_back(page, server):
     assert said[2] == {"role": "tool", "content": "wet", "tool_call_id": "c1"}
 
 
+def test_the_pace_is_the_engines_however_the_answer_arrives(browser):
+    """All of the answer arrives in one piece, at its end."""
+    step = 0.05
+    with live(step_seconds=step) as server, page_of(browser, server.url) as page:
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(response=route.fetch()))
+        plainly(page, 12)
+        ask(page, "hello there")
+        found = re.search(r"first after (\d+) ms · ([\d.]+) tokens/s", page.inner_text(DONE))
+        assert found, page.inner_text(DONE)
+        assert float(found[1]) >= 1000 * step - 5 and float(found[2]) <= 1 / step + 0.5
+        page.reload()
+        assert found[0] in page.inner_text(DONE)
+
+
 # -- what goes wrong -----------------------------------------------------------------------------------------------
 
 
@@ -264,7 +278,15 @@ def test_settings_go_into_the_request_and_stay(page, server):
     ask(page, "again", wait=False)
     page.wait_for_selector(".message >> nth=3")
     page.keyboard.press("Escape")
-    assert bodies[1].keys() == {"messages", "stream", "stream_options", "n", "logprobs", "top_logprobs"}
+    assert bodies[1].keys() == {
+        "messages",
+        "stream",
+        "stream_options",
+        "timings_per_token",
+        "n",
+        "logprobs",
+        "top_logprobs",
+    }
 
 
 def test_nothing_is_asked_with_settings_that_are_wrong(page, server):

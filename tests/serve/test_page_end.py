@@ -56,7 +56,7 @@ def test_the_fields_for_the_results_of_tools_are_seen(page, server):
 
 def test_an_answer_is_followed_while_it_comes_and_until_it_ends(browser):
     with live(step_seconds=0.004, max_model_len=2048) as server, page_of(browser, server.url) as page:
-        plainly(page, 1200)
+        plainly(page, 700)
         ask(page, LINES, wait=False)
         grown(page, 30)
         page.fill("#prompt", "several\nlines\nof\na\nlater\nmessage")  # the composer grows
@@ -66,7 +66,7 @@ def test_an_answer_is_followed_while_it_comes_and_until_it_ends(browser):
 
 def test_who_reads_further_up_is_left_there_until_he_comes_back(browser):
     with live(step_seconds=0.01, max_model_len=2048) as server, page_of(browser, server.url) as page:
-        plainly(page, 1500)
+        plainly(page, 700)
         ask(page, LINES, wait=False)
         grown(page, 30)
         scroll(page, -600)

@@ -13,14 +13,14 @@ from kvasir.serve.llamacpp.shapes import Told
 from kvasir.serve.ollama.answer import Clock
 from kvasir.types import Request, SamplingParams, Usage
 from tests.serve.fakes import EchoEngine
-from tests.serve.running import make_front
+from tests.serve.running import client, events, make_front
 
 
 def test_llamacpp_times_an_answer_by_the_engine():
     told = Told(0, Request("r", (1,), SamplingParams(max_tokens=4, seed=0)), Lines(0, None))
-    told.begun -= 10
+    told.pace.begun -= 10
     for i, at in enumerate((1, 2, 4)):
-        told.add(TextDelta(0, "a", token_ids=(97,), usage=Usage(1, i + 1), at=told.begun + at), False)
+        told.add(TextDelta(0, "a", token_ids=(97,), usage=Usage(1, i + 1), at=told.pace.begun + at), False)
     assert told.timings["prompt_ms"] == pytest.approx(1000)
     assert told.timings["predicted_ms"] == pytest.approx(3000)
     assert told.timings["predicted_per_second"] == pytest.approx(1)
@@ -57,3 +57,26 @@ async def test_each_step_has_its_moment():
         await front.stop()
     assert len(moments) == 5 and begun < moments[0] and moments[-1] < time.monotonic()
     assert all(later - earlier >= 0.009 for earlier, later in pairwise(moments))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_chat_tells_the_engines_times_with_each_chunk(n):
+    """Under llama.cpp's names, and only where they are asked for."""
+    body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5, "n": n, "temperature": 0, "stream": True}
+    async with client(step_seconds=0.01) as http:
+        plain = events((await http.post("/v1/chat/completions", json=body)).text)
+        told = events((await http.post("/v1/chat/completions", json={**body, "timings_per_token": True})).text)
+    assert not any("timings" in chunk for chunk in plain)
+    for index in range(n):
+        own = [chunk["timings"] for chunk in told if chunk["choices"][0]["index"] == index]
+        assert {timings["predicted_n"] for timings in own} == {1, 2, 3, 4, 5}
+        assert len({timings["prompt_ms"] for timings in own}) == 1 and own[0]["prompt_ms"] >= 9
+        for timings in own:
+            assert timings["predicted_ms"] >= 9 * (timings["predicted_n"] - 1)
+
+
+async def test_a_whole_chat_has_no_times_per_token():
+    body = {"messages": [{"role": "user", "content": "abc"}], "timings_per_token": True}
+    async with client() as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "timings_per_token"

@@ -11,6 +11,7 @@ from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest, PromptTooLong
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
+from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import Request, SamplingParams
 from tests.serve.fakes import EchoEngine, byte_tokenizer, template
 from tests.serve.running import client
@@ -95,6 +96,16 @@ async def test_llamacpp_has_a_type_and_two_numbers_for_it(http, path):
 async def test_ollama_says_it_in_its_words(http, path):
     error = await refused(http, path, OLLAMA[path](COUNTED))
     assert error.startswith("the input length exceeds the context length"), error
+
+
+@pytest.mark.parametrize("more", [{"raw": True}, {}, {"template": "{{ messages[0].content }}"}])
+async def test_ollama_truncates_no_text_of_any_length(http, monkeypatch, more):
+    body = {"model": "fake", "truncate": True, "stream": False, "options": {"num_predict": 2}} | more
+    answer = await http.post("/api/generate", json=body | {"prompt": COUNTED * 100})
+    assert answer.status_code == 200 and answer.json()["truncated"]["tokens"] > 9000
+    monkeypatch.setattr(Tokenizer, "encode_many", None)
+    error = await refused(http, "/api/generate", body | {"prompt": "x" * (1 + (1 << 20))})
+    assert f"up to {1 << 20} bytes are counted or truncated" in error
 
 
 def test_the_engines_process_says_it_as_well():

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import random
 import sys
+import time
 
 from tests.signals import heed
 from tests.soak.client import Tally
@@ -34,7 +35,12 @@ def main() -> int:
     seed = random.randrange(2**31) if options.seed is None else options.seed
     heed()
     print(f"soak of {options.seconds:g} seconds, seed {seed}", flush=True)
-    tally = asyncio.run(soak(options.seconds, seed))
+    begun = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - begun:6.0f} s  {line}", flush=True)
+
+    tally = asyncio.run(soak(options.seconds, seed, say=say))
     print(table(tally))
     if tally.slowness >= SLOW:
         print(f"this machine is {tally.slowness:.1f} times slower than alone: whether all had its effect is not judged")

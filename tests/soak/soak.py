@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ KILL = "engine killed"
 JUMPS = "clock jumps"
 
 
+Say = Callable[[str], None]
+
+
 def patience(seconds: float) -> float:
     """Seconds after which an answer counts as lost, so that a soak of `seconds` has its verdict in time."""
     return min(300.0, max(60.0, seconds))
@@ -43,20 +46,31 @@ def unproven(tally: Tally) -> list[str]:
     return [name for name in HARMS if not tally.fired[name]]
 
 
-async def soak(seconds: float, seed: int, plant: str = "") -> Tally:
+def quiet(line: str) -> None:
+    """Says nothing of the progress."""
+
+
+async def soak(seconds: float, seed: int, plant: str = "", say: Say = quiet) -> Tally:
     """Whatever was lost, leaked or wrong is in the tally's `wrong`; the load ends at the next moment of rest after it.
-    plant: Python code that the server runs before its own, to prove that a fault is found."""
+    plant: Python code that the server runs before its own, to prove that a fault is found. say: takes a line at each
+    stage."""
     rng, tally = random.Random(seed), Tally(patience(seconds))
     with tempfile.TemporaryDirectory(prefix="kvasir-soak-") as folder:
         try:
             async with running(Path(folder), plant) as server:
-                await _soak(server, tally, rng, seconds)
+                await _soak(server, tally, rng, seconds, say)
                 tally.wrong += server.complaints()
         except Exception as error:
             tally.wrong.append(f"{type(error).__name__}: {error}")
     await tally.count("clock", jump_clock(tally, min(20.0, seconds / 8), rng))
     tally.survived[JUMPS] = tally.injected[JUMPS] if tally.survived["clock"] else 0
     return tally
+
+
+def progress(tally: Tally) -> str:
+    """A few words on what has been done."""
+    equal, done = tally.survived["of these, equal to the plain run"], sum(tally.injected.values())
+    return f"{done} pieces of load and harm, {equal} answers equal to their plain runs, {len(tally.wrong)} wrong"
 
 
 def idle(tally: Tally) -> list[str]:
@@ -66,23 +80,28 @@ def idle(tally: Tally) -> list[str]:
     return harms + [f"counter {name} stayed at 0" for name in EVENTS if not tally.seen[name]]
 
 
-async def _soak(server: Server, tally: Tally, rng: random.Random, seconds: float) -> None:
-    rests = max(2, min(6, int(seconds // 60)))
+async def _soak(server: Server, tally: Tally, rng: random.Random, seconds: float, say: Say) -> None:
+    rests = max(2, min(3, int(seconds // 60)))
     part = seconds / (rests + 1)
+    say(f"{NUM_QUESTIONS} questions, each alone")
     begun = server.seconds()
     plain = await _plain(server, tally, rng)
     tally.slowness = slowness(begun, server.seconds())
     tally.patience *= tally.slowness
+    say(f"load without deaths for {part:.0f} seconds ({tally.slowness:.1f} times slower than alone)")
     # A first part without deaths warms up: pools of threads, pages of memory.
     await _busy(server, tally, rng, plain, part, 0.0)
     if tally.wrong:
         return
+    say("rest")
     limit = RESTS + tally.patience
     base: dict[str, Facts] = {}
     await tally.count("warming up", _warmed(server, base), limit)
     while rests and not tally.wrong:
         rests -= 1
+        say(f"load with deaths for {part:.0f} seconds, {rests} more to come; so far {progress(tally)}")
         await _busy(server, tally, rng, plain, part, max(KILL_SECONDS, seconds / KILLS), last=not rests)
+        say(f"rest; so far {progress(tally)}")
         await tally.count("moments of rest", _rested(server, tally, base), limit)
 
 

@@ -3,10 +3,11 @@
 import codecs
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.text.detokenize import Detokenizer
+from tests.examples import examples
 from tests.text.vocabularies import ALL_TOKENIZERS, TINY, any_tokenizer
 
 
@@ -43,7 +44,7 @@ def test_any_chunking_of_any_ids_gives_the_text_in_context(name):
     tokenizer = any_tokenizer(name)
     ids_of = hostile_ids(tokenizer)
 
-    @settings(max_examples=30, deadline=None)
+    @examples(30)
     @given(prompt=ids_of, ids=ids_of, cuts=st.lists(st.integers(0, 25)), skip=st.booleans())
     def check(prompt, ids, cuts, skip):
         expected = in_context(tokenizer, prompt, ids, skip)

@@ -7,7 +7,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import ModelFileError, UnsupportedModel
@@ -15,6 +15,7 @@ from kvasir.text.gguf_tokenizer import build
 from kvasir.text.gguf_vocab import Vocab
 from kvasir.text.sentencepiece_model import read_sentencepiece
 from tests._shared import need
+from tests.examples import examples
 from tests.text.vocabularies import (
     CONTROL,
     NORMAL,
@@ -342,7 +343,7 @@ def test_a_malformed_table_of_replacements_is_an_error_and_no_crash():
         local_gguf(data).encode("hello")
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(st.data())
 def test_any_single_corruption_gives_a_tokenizer_or_a_clear_refusal(data):
     make = data.draw(st.sampled_from([byte_level_metadata, sentencepiece_metadata, wordpiece_metadata]))

@@ -7,13 +7,14 @@ import json
 
 import markupsafe
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
 
 from kvasir.text.marked_string import MODEL, OUTSIDE, TEMPLATE, from_outside, marked, marks_of, outside
 from kvasir.text.template_worker import ENVIRONMENT, marked_variables, render
 from tests._shared import SHARED, need
+from tests.examples import examples
 from tests.text.test_chat import CONVERSATIONS, NOW, TEMPLATES, TOKENS
 
 # Of a message: Greek, with a letter that grows in capitals, white space of its own, quotes of JSON and HTML.
@@ -96,7 +97,7 @@ def tried(source: str, m: str, w: str) -> str | None:
         return None  # as Python and Jinja have it
 
 
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(value=VALUES, step=st.sampled_from([f".{m}" for m in METHODS] + [f"|{f}" for f in FILTERS]),
        shape=st.sampled_from(SHAPES), m=theirs, w=theirs)  # fmt: skip
 def test_marks_are_exact(value, step, shape, m, w):
@@ -115,7 +116,7 @@ def exact_or_printed(text: str, step: str, shape: str) -> None:
         exact(text)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(value=VALUES, step=st.sampled_from([f".{m}" for m in LOSING] + [f"|{f}" for f in LOSING_FILTERS]),
        shape=st.sampled_from(SHAPES), m=theirs, w=theirs)  # fmt: skip
 def test_what_keeps_no_marks_is_all_outside(value, step, shape, m, w):
@@ -153,7 +154,7 @@ SOURCES = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(source=st.sampled_from(SOURCES), m=theirs, w=theirs)
 def test_corners_of_jinja_lose_nothing(source, m, w):
     for part in source.replace("{{", "\0{{").split("\0"):
@@ -162,7 +163,7 @@ def test_corners_of_jinja_lose_nothing(source, m, w):
             safe(text)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | theirs | st.text(max_size=4),
                     lambda v: st.lists(v, max_size=3) | st.dictionaries(theirs | st.integers(0, 1), v, max_size=3)),
        st.booleans(), st.sampled_from([None, 2]))  # fmt: skip
@@ -193,7 +194,7 @@ def from_outside_any(value):
     return [from_outside_any(v) for v in value] if isinstance(value, list) else from_outside(value)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.text(THEIRS + "ab<&", max_size=9), st.text(OURS + "<&", max_size=9))
 def test_html_is_as_jinja_has_it(m, w):
     source = "{{ (m | safe) + w }}|{{ w + (m | safe) }}|{{ (m | safe) ~ w }}|{{ (m | e).replace('&', w) }}|{{ w | e }}"

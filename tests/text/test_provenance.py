@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
@@ -25,6 +25,7 @@ from kvasir.text.special_tokens import SpecialTokens
 from kvasir.text.template_process import TemplateRenderer
 from kvasir.text.tokenizer import Tokenizer
 from tests._shared import need
+from tests.examples import examples
 from tests.text.test_chat import CALL, NOW, TEMPLATES, TOOLS
 from tests.text.vocabularies import shared_tokenizer
 
@@ -225,7 +226,7 @@ def names(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [added[i] for i in ids if i in added]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.lists(
         st.tuples(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError
@@ -23,6 +23,7 @@ from kvasir.text.table import AddedToken
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.text.tokenizer_process import TokenizerPool
 from tests._shared import SHARED, need
+from tests.examples import examples
 from tests.text import hostile
 from tests.text.vocabularies import (
     ALL_TOKENIZERS,
@@ -83,7 +84,7 @@ def test_ids_and_tables_are_those_of_the_library_in_this_process(name):
             for parse in (True, False):
                 assert there.encode_many(TEXTS, special, parse) == here.encode_many(TEXTS, special, parse)
 
-        @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+        @examples(20, suppress_health_check=list(HealthCheck))
         @given(st.lists(st.text(max_size=40), max_size=8))
         def equal(texts):
             assert there.encode_many(texts) == here.encode_many(texts)
@@ -97,7 +98,7 @@ def test_ids_and_tables_are_those_of_the_library_in_this_process(name):
 
 
 @given(st.text(alphabet=st.sampled_from("Ká한α\u0301\u0308K≠ǖ \n\U0001d400") | st.characters(codec="utf-8")))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_no_text_has_fewer_tokens_than_its_bytes_say(text):
     for name in TINY:
         table, encode = any_tokenizer(name).table, any_tokenizer(name).encode

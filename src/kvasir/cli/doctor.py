@@ -121,7 +121,7 @@ def start(dtype: str) -> Start:
         params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, seed=0)
         core.add(Request("doctor", (1, 2, 3), params))
         deltas = [delta for _ in range(8) if core.has_work() for delta in core.step()]
-    except Exception as error:  # whatever it is, the doctor goes on and tells it
+    except Exception as error:  # whatever it is, the doctor continues and tells it
         kind = "" if isinstance(error, KvasirError) else f"{type(error).__name__}: "
         return Start(dtype, error=f"{kind}{error}")
     failed = next((delta.error for delta in deltas if delta.error), "")

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvasir.cli.check import check_asked
-from kvasir.cli.pace import Pace
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import AsyncLLM
+from kvasir.engine.pace import Pace
 from kvasir.engine.thinking import may_think
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError
 from kvasir.store.entry import Entry

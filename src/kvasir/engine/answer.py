@@ -5,7 +5,6 @@ Delta (ids) -> AnswerText.push -> TextDelta (text, and the events read from it) 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -72,13 +71,6 @@ class TextDelta:
     error: str | None = None
     refused: bool = False  # what was asked for is why
     at: float = field(default=0.0, compare=False)
-
-
-def moment(at: float, begun: float) -> float:
-    """When tokens were there, in seconds of time.monotonic: as their engine says, or now, where its clock is another
-    machine's. begun: the request."""
-    now = time.monotonic()
-    return at if begun <= at <= now else now
 
 
 class AnswerText:

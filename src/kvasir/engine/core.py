@@ -95,7 +95,7 @@ class EngineCore:
         self.scheduler.abort(request_id, index)
 
     def pause(self, request_id: str, whether: bool) -> None:
-        """Computes no more of a request, whose reader has not taken what there is, or goes on with it."""
+        """Computes no more of a request, whose reader has not taken what there is, or continues with it."""
         (self.scheduler.pause if whether else self.scheduler.resume)(request_id)
 
     def expires(self) -> float | None:
@@ -107,7 +107,7 @@ class EngineCore:
         return self._launched is not None or self.scheduler.has_work()
 
     def step(self) -> list[Delta]:
-        """Plans, computes and commits one step; returns what it adds. A step that raises costs nobody else."""
+        """Plans, computes and commits one step; returns what it adds. A step that raises costs no one else."""
         begun = time.perf_counter()
         late = self.scheduler.expire() + self.scheduler.enter_grammars()
         plan = self.scheduler.plan()
@@ -199,7 +199,7 @@ class EngineCore:
             store.tier.close(max(0.0, deadline - time.monotonic()))
 
     def look(self) -> Snapshot:
-        """What people who watch the engine see; costs some milliseconds, so it is made when somebody asks."""
+        """What people who watch the engine see; costs some milliseconds, so it is made when someone asks."""
         return look(self.scheduler, self.stats(), self._past)
 
     @property

@@ -13,16 +13,17 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
-from typing import Any, Literal, TypeVar
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar
 
 from kvasir.engine.answer import Answer, AnswerText, TextDelta
 from kvasir.engine.client import Engine
 from kvasir.engine.grammars import Grammars
+from kvasir.engine.lengths import Bound, Lengths
 from kvasir.engine.meter import Meter
 from kvasir.engine.reading import Reader, Reading
 from kvasir.engine.turns import LONG_BYTES, Turns, batches, size_of
-from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, PromptTooLong, TextTooLong
+from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, PromptTooLong
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
@@ -36,11 +37,9 @@ from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import EngineStats, FinishReason, ModelInfo, Request, SamplingParams, Task
 
 LONG_TEXT = 4096  # ids from which on they are decoded in a thread
-COUNT_BYTES, COUNT_BYTES_PER_TOKEN = 1 << 20, 16  # the larger of them, the second per token of context
 SEQUENCES_KEPT = 16  # of bad words and breakers
 
 T = TypeVar("T")
-Bound = Literal["context", "count"] | None
 
 
 class Front:
@@ -142,9 +141,9 @@ class Front:
         parts write no `blocked` ids (`Tokenizer.encode`).
 
         bound: "context": a long text that does not fit is refused as soon as that is certain, at best before it is
-        tokenized; "count": so is one that is longer than `count_bytes` besides; None: nothing is refused.
-        first: where above 0, so many ids are enough. Of a text longer than `count_bytes` there may be no more than one
-        beyond them.
+        tokenized; "count": so is one that is longer than `Lengths.counted` besides; None: nothing is refused.
+        first: where above 0, so many ids are enough. Of a text longer than `Lengths.counted` there may be no more than
+        one beyond them, and where it cannot be tokenized in slices, it has to fit.
         Raises InvalidRequest (with `param`) for an empty text without that, and for a model without a
         tokenizer; TextTooLong; QueueFull where too many texts wait.
         """
@@ -170,18 +169,23 @@ class Front:
         self, texts: Sequence[str], param: str, bound: Bound, first: int, **told: Any
     ) -> list[tuple[int, ...]]:
         """The texts are one, or shorter than LONG_BYTES together. told: arguments of `Tokenizer.encode_many`."""
-        tokenizer = self._need_tokenizer(param)
+        tokenizer, lengths = self._need_tokenizer(param), self._lengths(param)
         size = sum(map(size_of, texts))
-        fits = bound == "context" or (bound == "count" and size > self.count_bytes)
-        most = first if first and size > self.count_bytes else 0
+        fits = lengths.must_fit(size, bound, first)
+        most = first if size > lengths.counted else 0
         if fits:
             for text in texts:
-                self._check_size(size_of(text), param)
-            most = self.info.max_model_len if size >= LONG_BYTES else 0
-        work = partial(tokenizer.encode_many, texts, most=most, **told)
-        many = await self._turns.run(sum(map(len, texts)), lambda hold: work(hold=hold))
+                lengths.check_size(size_of(text), param)
+            most = lengths.context if size >= LONG_BYTES else 0
+
+        def encode(hold: Hold) -> list[list[int]]:
+            if fits and most:
+                lengths.check_characters(texts[0], size, param)
+            return tokenizer.encode_many(texts, most=most, hold=hold, **told)
+
+        many = await self._turns.run(sum(map(len, texts)), encode)
         if fits and most and len(many[0]) > most:
-            raise self._too_long(size, len(many[0]), f"{most} tokens", param)
+            raise lengths.too_long(size, len(many[0]), f"{most} tokens", param)
         return [self._some(ids, param) for ids in many]
 
     def _some(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
@@ -279,17 +283,12 @@ class Front:
             raise InvalidRequest(message, "leave it out, or serve a model of code", param=param)
         size = len(before) + len(after) + sum(len(name) + len(text) for name, text in files)
 
-        self._check_size(size, param)
+        self._lengths(param).check_size(size, param)
 
         def encode(_: Hold) -> list[int]:
             return infill.prompt(tokenizer, before, after, files=files, add_bos=add_special_tokens)
 
         return tuple(await self._turns.run(size, encode)), infill.stops()
-
-    @property
-    def count_bytes(self) -> int:
-        """The longest text that is tokenized for its count alone, fit or not."""
-        return max(COUNT_BYTES, COUNT_BYTES_PER_TOKEN * self.info.max_model_len)
 
     @cached_property
     def infill(self) -> Infill | None:
@@ -308,18 +307,8 @@ class Front:
             return tokenizer.decode(ids, skip_special_tokens)
         return await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens)
 
-    def _check_size(self, size: int, param: str) -> None:
-        """Raises TextTooLong for a text of so many bytes, all of them in tokens, that no context can hold."""
-        context, most = self.info.max_model_len, self._need_tokenizer(param).table.bytes_per_token
-        if most and size > most * context:
-            raise self._too_long(size, -(-size // most), f"at most {most * context} bytes", param)
-
-    def _too_long(self, size: int, tokens: int, most: str, param: str) -> TextTooLong:
-        """tokens: the text has at least so many."""
-        context, counted = self.info.max_model_len, self.count_bytes
-        message = f"the text has {size} bytes; the context of {context} tokens can hold {most}"
-        hint = f"shorten it (up to {counted} bytes are counted without fitting)"
-        return TextTooLong(message, hint, param, tokens=tokens, context=context)
+    def _lengths(self, param: str) -> Lengths:
+        return Lengths(self.info.max_model_len, self._need_tokenizer(param).table)
 
     def _need_tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:

@@ -8,7 +8,7 @@ A pure state machine, without sockets. The rules:
 - A request is a suspect when the engine dies with it a second time without a token of it in between. Suspects are
   tried in groups, with nothing else sent meanwhile: the next group is sent when each of this one has given a token.
   When the engine dies again, its suspects are halved. A single suspect is tried in an engine of its own.
-- A paused request computes nothing: it is no suspect of a death, and is sent again only when it goes on.
+- A paused request computes nothing: it is no suspect of a death, and is sent again only when it continues.
 - A request fails only when it was the only one that the engine had, and a suspect. So p poison requests among n cost
   about p log n engines, and no other request pays with more than time.
 - Two that kill only together are never alone at a death. Each time that one of them has to be tried alone, it must
@@ -115,7 +115,7 @@ class Journal:
         self._trial.discard(request_id)
 
     def pause(self, request_id: str, whether: bool) -> None:
-        """The engine computes no more of the request, or goes on with it. A trial does not wait for it."""
+        """The engine computes no more of the request, or continues with it. A trial does not wait for it."""
         if entry := self.entries.get(request_id):
             entry.paused = whether
             self._trial.discard(request_id)
@@ -153,7 +153,7 @@ class Journal:
         return ended
 
     def take(self, delta: Delta) -> bool:
-        """Notes a delta; False when it belongs to nobody."""
+        """Notes a delta; False when it belongs to no one."""
         entry = self.entries.get(delta.id)
         if entry is None:
             return False

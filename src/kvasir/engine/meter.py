@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvasir.engine.answer import TextDelta
+from kvasir.engine.pace import Pace, moment
 from kvasir.metrics import Histogram
 from kvasir.types import FinishReason, Request, ServiceClass, Target
 
@@ -30,8 +31,8 @@ class ClassMeter:
 
 class Meter:
     """Totals over all requests of a front half; `watch` follows one of them. recent_first: seconds to the last first
-    tokens. recent_paces: seconds from token to token, the mean of each of the last answers: tokens that this process
-    takes together would say nothing one by one. on_end: told of each request when it has ended."""
+    tokens. recent_paces: seconds from token to token, the mean of each of the last answers. Both are by the engine's
+    clock: this process may read tokens late, and many at once. on_end: called with each request when it has ended."""
 
     def __init__(self) -> None:
         self.classes = {service_class: ClassMeter() for service_class in ServiceClass}
@@ -66,31 +67,23 @@ class Watch:
         self.answer_tokens = 0
         self.reasons: Counter[str] = Counter()
         self._answers = request.params.n
-        self._first: dict[int, float] = {}
-        self._last: dict[int, float] = {}
+        self._paces: dict[int, Pace] = {}  # of each answer that has a delta
 
     def __enter__(self) -> Watch:
-        self._begun = time.perf_counter()
+        self._begun = time.monotonic()
         self._meter.open_requests += 1
         return self
 
     def saw(self, delta: TextDelta) -> None:
-        now, meter = time.perf_counter(), self._meter
-        if not self._last:
+        meter = self._meter
+        if not self._paces:
             meter.prompt_tokens += self.prompt_tokens
             meter.prompt_length.add(self.prompt_tokens)
+        pace = self._paces.get(delta.index)
+        if pace is None:
+            pace = self._paces[delta.index] = Pace(self._begun)
         if delta.token_ids:
-            before = self._last.get(delta.index)
-            if before is None:
-                self._first[delta.index] = now
-                self._class.first_token.add(now - self._begun)
-                meter.recent_first.append(now - self._begun)
-            else:
-                pace = (now - before) / len(delta.token_ids)
-                self._class.per_token.add(pace)
-            meter.generated_tokens += len(delta.token_ids)
-            self.answer_tokens += len(delta.token_ids)
-        self._last[delta.index] = now
+            self._measure(pace, delta)
         if delta.usage.cached_tokens > self.cached_tokens:
             meter.cached_tokens += delta.usage.cached_tokens - self.cached_tokens
             self.cached_tokens = delta.usage.cached_tokens
@@ -98,19 +91,30 @@ class Watch:
             self._answers -= 1
             self._finish(delta.finish_reason.value, 1)
             meter.answer_length.add(delta.usage.completion_tokens)
-            first = self._first.get(delta.index, now)
-            pace = (now - first) / max(1, delta.usage.completion_tokens - 1)
-            if delta.usage.completion_tokens > 1:
-                meter.recent_paces.append(pace)
-            self._judge(delta, first, pace)
+            if pace.per_token is not None:
+                meter.recent_paces.append(pace.per_token)
+            self._judge(delta, pace)
 
-    def _judge(self, delta: TextDelta, first: float, pace: float) -> None:
+    def _measure(self, pace: Pace, delta: TextDelta) -> None:
+        meter, count, before = self._meter, len(delta.token_ids), pace.last
+        pace.saw(delta)
+        assert pace.last is not None
+        if before is None:
+            self._class.first_token.add(pace.last - self._begun)
+            meter.recent_first.append(pace.last - self._begun)
+        else:
+            self._class.per_token.add((pace.last - before) / count)
+        meter.generated_tokens += count
+        self.answer_tokens += count
+
+    def _judge(self, delta: TextDelta, pace: Pace) -> None:
         """Whether an answer came in time, if it is complete. An embedding is its own first token."""
         if delta.finish_reason is FinishReason.TIMEOUT:
             self._class.expired += 1
         if self._target is None or delta.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
-        if first - self._begun <= self._target.ttft and pace <= self._target.tpot:
+        first = moment(delta.at, self._begun) if pace.first is None else pace.first
+        if first - self._begun <= self._target.ttft and (pace.per_token or 0.0) <= self._target.tpot:
             self._class.in_time += 1
         else:
             self._class.late += 1
@@ -118,7 +122,7 @@ class Watch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         meter = self._meter
         meter.open_requests -= 1
-        meter.request.add(time.perf_counter() - self._begun)
+        meter.request.add(time.monotonic() - self._begun)
         if self._answers:
             reason = "error" if isinstance(error, Exception) else "abort"
             self._finish(reason, self._answers)

@@ -14,7 +14,7 @@ from kvasir.errors import InvalidRequest
 from kvasir.types import Delta, FinishReason, Request
 
 FULL = 4096  # entries unread at which a request pauses; one is a delta, an id, or a log-probability: about 100 bytes
-LOW = FULL // 4  # entries unread at which it goes on
+LOW = FULL // 4  # entries unread at which it continues
 
 
 def entries(delta: Delta) -> int:

@@ -19,6 +19,9 @@ _IN_PLACE = ("const", "enum", "allOf", "anyOf", "oneOf", "$ref")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _ONE = ("items", "additionalItems", "additionalProperties")
+_INSIDE = dict.fromkeys((*_MAPS, *_LISTS, *_ONE))
+# Most schemas in a schema have few keywords: one look at these sets tells what there is to do.
+_HAS_INSIDE, _HAS_IN_PLACE = frozenset(_INSIDE), frozenset(_IN_PLACE)
 _MOST = 20_000  # schemas, of all that is said
 
 
@@ -45,19 +48,23 @@ class _Cases:
         if self._schemas > _MOST:
             raise InvalidRequest("the schema has too many cases", "make it simpler")
         told = dict(schema)
-        for key, rewrite in _REWRITES.items():
-            if key in told:
-                self._try(key, rewrite, told)
-        for key in _MAPS:
-            if isinstance(told.get(key), dict):
-                told[key] = {name: self.of(one) for name, one in told[key].items()}
-        for key in _LISTS:
-            if isinstance(told.get(key), list):
-                told[key] = [self.of(one) for one in told[key]]
-        for key in _ONE:
-            if isinstance(told.get(key), dict):
-                told[key] = self.of(told[key])
-        return _arranged(told)
+        if not _HAS_REWRITE.isdisjoint(told):
+            for key, rewrite in _REWRITES.items():
+                if key in told:
+                    self._try(key, rewrite, told)
+        if not _HAS_INSIDE.isdisjoint(told):
+            for key in _INSIDE:
+                if key in told:
+                    told[key] = self._inside(key, told[key])
+        return told if _HAS_IN_PLACE.isdisjoint(told) else _arranged(told)
+
+    def _inside(self, key: str, said: Any) -> Any:
+        """What a keyword says, with the schemas in it in other words."""
+        if isinstance(said, list):
+            return [self.of(one) for one in said] if key in _LISTS else said
+        if isinstance(said, dict) and key in _MAPS:
+            return {name: self.of(one) for name, one in said.items()}
+        return self.of(said) if key in _ONE else said
 
     def _try(self, key: str, rewrite: Callable[[dict[str, Any], Scope], None], told: dict[str, Any]) -> None:
         before = dict(told)
@@ -251,3 +258,4 @@ _REWRITES: dict[str, Callable[[dict[str, Any], Scope], None]] = {
     "pattern": _pattern,
     "patternProperties": _patterns,
 }
+_HAS_REWRITE = frozenset(_REWRITES)

@@ -72,7 +72,7 @@ class GrammarCheck:
             raise InvalidRequest(error.message, "make it simpler", param=param) from error
         except UnsupportedModel as error:
             raise InvalidRequest(error.message, "leave it out", param=param) from error
-        except ValueError as error:  # a lone surrogate is text for Python and for nobody else
+        except ValueError as error:  # a lone surrogate is text for Python and for no one else
             raise InvalidRequest(f"the grammar is not plain text: {error}", param=param) from error
         if "error" in reply:
             raise InvalidRequest(f"it cannot be enforced: {reply['error']}", "change or leave it out", param=param)

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     # This file's folder would shadow nothing here, but the package may be found through an import hook alone.
     sys.path[:] = [*json.loads(sys.argv[1])["path"], str(Path(__file__).parents[2])]
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from kvasir.guided.explore import Explorer
@@ -62,7 +62,7 @@ class Worker:
 
     def answer(self, job: dict) -> dict:
         """Does one job; every failure becomes an answer."""
-        # Should the parent be gone when its time is up, nobody else ends a compilation that never ends.
+        # Should the parent be gone when its time is up, no one else ends a compilation that never ends.
         signal.setitimer(signal.ITIMER_REAL, job.get("seconds", 60))
         try:
             return self._load(job) if "tokens" in job else self._check(job)
@@ -85,9 +85,6 @@ class Worker:
     def _check(self, job: dict) -> dict:
         assert self.vocabulary is not None, "the first job brings it"
         grammar = any_to_lark(job["grammar"]) if job["convert"] else job["grammar"]
-        is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, self.vocabulary.library)
-        if is_error:
-            return _failure("grammar", messages[0])
         self.vocabulary.unspelt = ""
         try:
             found = Grammar(self.vocabulary.library, grammar)

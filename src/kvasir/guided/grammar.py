@@ -152,7 +152,7 @@ class Guide:
 
     def allowed(self) -> bytes:
         """int32 words, bit i & 31 of word i >> 5 says whether token i may come next. Raises GuideError."""
-        # The library checks its lexer behind a mask, but not where the mask comes of what is forced.
+        # The library checks its lexer after a mask, but not where the mask comes of what is forced.
         mask, forced = self._ask(_mask, lambda answer: answer[1])
         return self._run.bounded(mask) if self._run and not forced else mask
 
@@ -167,7 +167,7 @@ class Guide:
     def advance(self, ids: Iterable[int]) -> None:
         """Raises GuideError for an id that may not come next."""
         ids = list(ids)
-        self._ask(lambda matcher: all(map(matcher.consume_token, ids)))
+        self._ask(lambda matcher: _consume(matcher, ids, self._lexer.alone))
         self._ids += ids
         if self._run:
             self._run.feed(ids)
@@ -180,7 +180,9 @@ class Guide:
         alone = False
         while True:
             answer = question(self._matcher)
-            failure = _reason(self._matcher) or (self._lexer.failure() if doubtful(answer) else "")
+            failure = _reason(self._matcher)
+            if _NOT_ALLOWED in failure or (not failure and doubtful(answer)):
+                failure = self._lexer.failure() or failure
             if not failure:
                 return answer
             if alone:
@@ -192,8 +194,18 @@ class Guide:
         """Makes the matcher anew from the ids; returns whether no other shares its lexer."""
         self._lexer = self._grammar.instead_of(self._lexer)
         self._matcher = self._lexer.begin()
-        all(map(self._matcher.consume_token, self._ids))
+        _consume(self._matcher, self._ids, self._lexer.alone)
         return self._lexer.alone
+
+
+def _consume(matcher: LLMatcher, ids: list[int], slowly: bool) -> None:
+    """Until one may not come. slowly: with a mask before each, as answers take them. The library bounds a lexer's work
+    from one mask to the next, so many ids at once may pass a bound that they keep one by one."""
+    for token in ids:
+        if slowly and len(ids) > 1:
+            matcher.compute_bitmask()
+        if not matcher.consume_token(token):
+            return
 
 
 def _mask(matcher: LLMatcher) -> tuple[bytes, bool]:

@@ -68,7 +68,7 @@ class Guides:
         self._lock = Lock()
 
     def begin(self, rule: str) -> Future[Compiled]:
-        """Compiles the text of a Rule, if nobody has lately. The result is for `take`; it raises GuideError."""
+        """Compiles the text of a Rule, if no one has lately. The result is for `take`; it raises GuideError."""
         with self._lock:
             found = self._compiled.get(rule)
             if found is None:
@@ -90,7 +90,7 @@ class Guides:
 
     @staticmethod
     def take(compiled: Future[Compiled], ids: Iterable[int] = ()) -> AnyGuide:
-        """A guide at its beginning, or behind `ids`. Raises GuideError."""
+        """A guide at its beginning, or after `ids`. Raises GuideError."""
         guide = compiled.result().begin()
         guide.advance(ids)
         return guide

@@ -10,7 +10,7 @@ from kvasir.guided.sources import literals
 from kvasir.parse.format import Format, Style
 
 TURN = "<|start|>assistant"  # where messages go on channels, each begins like this; the prompt has begun the first
-MAX_BLANK = 4  # characters behind reasoning: without a bound some models would write them for ever
+MAX_BLANK = 4  # characters after reasoning: without a bound some models would write them for ever
 NUMBER = "\0"  # where a text says the number of a call
 
 
@@ -48,7 +48,7 @@ class Lark:
         if head.startswith("<["):
             others = self.free(r"/(.|\n)+/", [end])
             self.rule(name, f"({others})* {' '.join([head, *rest])}")
-        elif rest:  # a special token behind it tells it from other text
+        elif rest:  # a special token after it tells it from other text
             self.rule(name, " ".join([rf"/(.|\n)*{re.escape(json.loads(head)).replace('/', chr(92) + '/')}/", *rest]))
         else:
             self.rule(name, " ".join([f"{name}_end", *rest]))
@@ -68,7 +68,7 @@ class Lark:
         return f"({' | '.join(f'{rule}_{i}' for i in range(len(rest)))})?" if rest else ""
 
     def lead(self, format: Format, opened: bool) -> str:
-        """What may come before all that is asked for: reasoning, and a little blank space behind it. opened: by the
+        """What may come before all that is asked for: reasoning, and a little blank space after it. opened: by the
         prompt."""
         thinking = format.thinking
         if thinking is None:
@@ -80,7 +80,7 @@ class Lark:
         return "lead"
 
     def around(self, format: Format) -> tuple[str, str]:
-        """What stands before and behind content, or may stand there."""
+        """What stands before and after content, or may stand there."""
         begin, end = format.thinking.answer if format.thinking else ("", "")
         if format.calls.style is Style.CHANNELS:
             return self.words(begin.removeprefix(TURN)), self.words(self.cut(end))

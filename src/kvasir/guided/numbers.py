@@ -19,7 +19,6 @@ MOST_BYTES = 64  # of a number that are looked at; one that fits has fewer
 _NUMBER = re.compile(rb"(-?)(\d+)(?:\.(\d*))?(?:[eE][+-]?(\d*))?")
 _LETTERS = b"0123456789+-.eE"
 _TEXT = (b'"', b"q", b"z")  # where one of them may follow, it is no number
-_PURE = '{"grammars": [{"json_schema": {'
 
 
 def fits(number: bytes) -> bool:
@@ -50,10 +49,10 @@ class Numbers:
     def run(self, grammar: str) -> Run | None:
         """For an answer that follows a grammar; None where there is no JSON in it."""
         has_json = '"json_schema": {' in grammar or "%json" in grammar
-        return Run(self, grammar.startswith(_PURE)) if has_json else None
+        return Run(self) if has_json else None
 
     def bounded(self, mask: int, number: bytes) -> int:
-        """The mask without what no number can have, behind one that has begun like this."""
+        """The mask without what no number can have, after one that has begun like this."""
         left = mask & ~self.beyond(number)
         return left if left and not mask & self._text else mask
 
@@ -72,26 +71,25 @@ class Numbers:
 class Run:
     """Of one answer: the letters of a number with which its text ends.
 
-    pure: all of the text is JSON, so quotation marks tell what is in a string; else what may follow tells a number.
+    Quotation marks tell what is in a string of JSON, which ends with its line at the latest; so does what may follow.
     """
 
-    __slots__ = ("_escaped", "_numbers", "_pure", "_quoted", "_text")
+    __slots__ = ("_escaped", "_numbers", "_quoted", "_text")
 
-    def __init__(self, numbers: Numbers, pure: bool):
-        self._numbers, self._pure = numbers, pure
+    def __init__(self, numbers: Numbers):
+        self._numbers = numbers
         self._quoted = self._escaped = False
         self._text = b""
 
     def copy(self) -> Run:
-        other = Run(self._numbers, self._pure)
+        other = Run(self._numbers)
         other._quoted, other._escaped, other._text = self._quoted, self._escaped, self._text
         return other
 
     def feed(self, ids: Iterable[int]) -> None:
         for token in ids:
             text = self._text + self._numbers.token_bytes(token)
-            if self._pure:
-                self._follow(text[len(self._text) :])
+            self._follow(text[len(self._text) :])
             self._text = text[len(text.rstrip(_LETTERS)) :][-MOST_BYTES:]
 
     def bounded(self, mask: bytes) -> bytes:
@@ -101,7 +99,9 @@ class Run:
 
     def _follow(self, data: bytes) -> None:
         for byte in data:
-            if self._escaped:
+            if byte == ord("\n"):
+                self._quoted = self._escaped = False
+            elif self._escaped:
                 self._escaped = False
             elif byte == ord("\\"):
                 self._escaped = self._quoted

@@ -12,7 +12,8 @@ from kvasir.guided.texts import Unknown
 
 _NAMED = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 _DRAFT = re.compile(r"https?://json-schema\.org/(?:draft-0([3-7])|draft/(2019-09|2020-12))/schema#?")
-_DATA = ("const", "enum", "default", "examples")
+_DATA = frozenset(("const", "enum", "default", "examples"))
+_OWN = frozenset(("$id", "id", "$schema"))  # of a part that stands for itself
 _BESIDE_REFERENCES = ("$schema", "$id", "id", "$defs", "definitions")  # where all else counts for nothing
 _SINCE = {  # the keywords of a draft, which say nothing in those before
     6: ("const", "contains", "propertyNames"),
@@ -21,7 +22,10 @@ _SINCE = {  # the keywords of a draft, which say nothing in those before
         "unevaluatedProperties", "$recursiveRef", "$recursiveAnchor"),
     9: ("prefixItems", "$dynamicRef", "$dynamicAnchor"),
 }  # fmt: skip
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
+_OTHERWISE = frozenset((  # keywords that older drafts read otherwise
+    *("$ref", "$id", "id", "items", "additionalItems", "exclusiveMinimum", "exclusiveMaximum"),
+))  # fmt: skip
 _STEPS = 20_000
 
 
@@ -38,15 +42,17 @@ class Pointers:
         if not isinstance(self._named, Mapping):
             raise InvalidRequest("'$defs' is no object", "give schemas by their names")
         self._draft = _draft_of(schema)
-        self._based = _within(schema, ("$id", "id"))
-        others = _within(schema, ("$schema",)) or ("$schema" in schema and not _DRAFT.fullmatch(str(schema["$schema"])))
+        self._newer = frozenset(key for since, keys in _SINCE.items() if since > self._draft for key in keys)
+        said = _within(schema)
+        self._based = not said.isdisjoint(("$id", "id"))
+        others = "$schema" in said or ("$schema" in schema and not _DRAFT.fullmatch(str(schema["$schema"])))
         self.mixed = others or (self._based and self._draft < 9)
         self.schema: Any = schema if self.mixed else self._told_all(schema)
 
     def find(self, reference: Any) -> Any:
         if self._based or not isinstance(reference, str) or not reference.startswith("#"):
             raise Unknown("a reference to elsewhere")
-        return _step(self.schema, reference)
+        return step(self.schema, reference)
 
     def spend(self) -> None:
         self._steps += 1
@@ -57,25 +63,28 @@ class Pointers:
         told = self._told({key: value for key, value in schema.items() if key != "$schema"})
         moved: dict[str, Any] = {}
         while rest := [(pointer, name) for pointer, name in self._moved.items() if name not in moved]:
-            moved |= {name: self._told(_step(self._root, pointer)) for pointer, name in rest}
+            moved |= {name: self._told(step(self._root, pointer)) for pointer, name in rest}
         return {**told, "$defs": {**told.get("$defs", {}), **moved}} if moved else told
 
     def _told(self, schema: Any, names: bool = False) -> Any:
         """names: its keys are names and no keywords."""
         if isinstance(schema, list):
-            return [self._told(one) for one in schema]
+            return [self._told(one) if isinstance(one, dict | list) else one for one in schema]
         if not isinstance(schema, dict):
             return schema
         if names:
             return {name: self._told(one) for name, one in schema.items()}
-        told = self._latest(schema)
-        if isinstance(told.get("$ref"), str):
-            told["$ref"] = self._name(told["$ref"])
-        return {k: v if k in _DATA else self._told(v, k in _MAPS) for k, v in told.items()}
+        told = schema if self._newer.isdisjoint(schema) and _OTHERWISE.isdisjoint(schema) else self._latest(schema)
+        found = {
+            key: self._told(said, key in _MAPS) if isinstance(said, dict | list) and key not in _DATA else said
+            for key, said in told.items()
+        }
+        if isinstance(found.get("$ref"), str):
+            found["$ref"] = self._name(found["$ref"])
+        return found
 
     def _latest(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        newer = {key for since, keys in _SINCE.items() if since > self._draft for key in keys}
-        told = {key: value for key, value in schema.items() if key not in newer}
+        told = {key: value for key, value in schema.items() if key not in self._newer}
         if self._draft < 8 and isinstance(told.get("$ref"), str):
             told = {key: value for key, value in told.items() if key in ("$ref", *_BESIDE_REFERENCES)}
         for key in ("$id", "id"):
@@ -99,11 +108,11 @@ class Pointers:
         if self._based or not reference.startswith("#/") or _NAMED.fullmatch(reference):
             return reference
         try:
-            _step(self._root, reference)
+            step(self._root, reference)
         except Unknown:
             return reference
-        taken = {*self._named, *self._moved.values()}
         if reference not in self._moved:
+            taken = {*self._named, *self._moved.values()}
             self._moved[reference] = next(name for n in count() if (name := f"moved-{n}") not in taken)
         return f"#/$defs/{self._moved[reference]}"
 
@@ -114,7 +123,8 @@ def _draft_of(schema: Mapping[str, Any]) -> int:
     return 9 if not found else int(found[1]) if found[1] else 8 if found[2] == "2019-09" else 9
 
 
-def _step(found: Any, reference: str) -> Any:
+def step(found: Any, reference: str) -> Any:
+    """What a JSON pointer names in it. Raises Unknown."""
     if reference[1:2] not in ("", "/"):
         raise Unknown("an anchor")
     for part in reference[1:].split("/")[1:]:
@@ -126,12 +136,16 @@ def _step(found: Any, reference: str) -> Any:
     return found
 
 
-def _within(schema: Any, keys: tuple[str, ...], top: bool = True) -> bool:
-    """Whether a schema inside of one has one of these keywords."""
-    if isinstance(schema, list):
-        return any(_within(one, keys, False) for one in schema)
-    if not isinstance(schema, dict):
-        return False
-    if not top and any(isinstance(name := schema.get(key), str) and not name.startswith("#") for key in keys):
-        return True
-    return any(_within(value, keys, False) for key, value in schema.items() if key not in _DATA)
+def _within(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Which of _OWN schemas inside of one have."""
+    found: set[str] = set()
+    rest: list[Any] = [value for key, value in schema.items() if key not in _DATA]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, list):
+            rest += one
+        elif isinstance(one, dict):
+            if not _OWN.isdisjoint(one):
+                found |= {key for key in _OWN if isinstance(name := one.get(key), str) and not name.startswith("#")}
+            rest += [value for key, value in one.items() if key not in _DATA and isinstance(value, dict | list)]
+    return frozenset(found)

@@ -10,7 +10,7 @@ _MARK = "%kvasir "  # no grammar begins like this
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The marks around a model's reasoning. opened: the prompt has opened it. anywhere: it may begin behind other text,
+    """The marks around a model's reasoning. opened: the prompt has opened it. anywhere: it may begin after other text,
     and not only at the beginning of an answer."""
 
     start: str

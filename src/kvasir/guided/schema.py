@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from kvasir.errors import InvalidRequest
+from kvasir.guided.bounds import BOUNDS, HINT, PROBLEM, bounds_of, misread
 from kvasir.guided.formats import FORMATS
 
 LARGEST = 2**53  # beyond it, not every whole number has a float of its own, and llguidance computes with floats
@@ -19,89 +20,94 @@ _ONE = (
     *("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties"),
     *("not", "if", "then", "else", "contains", "propertyNames"),
 )
-_NOTES = ("title", "description", "examples", "default", "$comment", "deprecated", "readOnly", "writeOnly")
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "enum")
+_NOTES = frozenset(("title", "description", "examples", "default", "$comment", "deprecated", "readOnly", "writeOnly"))
+_NUMBERS = (*BOUNDS, "const", "enum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _OLD = {"extends": "allOf", "disallow": "not", "divisibleBy": "multipleOf"}  # of the third draft
 _NOTHING = (("uniqueItems", False), ("propertyNames", True), ("nullable", False), ("required", False))
+# Most schemas in a schema have few keywords: one look at these sets tells what there is to do.
+_INSIDE = dict.fromkeys((*_MAPS, *_LISTS, *_ONE))
+_HAS_INSIDE, _HAS_COUNTS = frozenset(_INSIDE), frozenset(_COUNTS)
+_HAS_NOTHING = frozenset(key for key, _ in _NOTHING)
+_HAS_BOUNDS = frozenset(("exclusiveMinimum", "exclusiveMaximum"))
+_HAS_WRONG = frozenset((*_OLD, *_NUMBERS, "properties", "required", "multipleOf"))
 
 
 def prepared(schema: Any, lenient: bool = False) -> Any:
     """lenient: what cannot be enforced is left out instead of refused. Raises InvalidRequest that names the keyword."""
     try:
-        return _prepared(schema, lenient)
+        return _prepared(dict(schema) if isinstance(schema, Mapping) else schema, lenient)
     except RecursionError as error:
         raise InvalidRequest("the schema is nested too deeply", "make it simpler") from error
 
 
 def _prepared(schema: Any, lenient: bool) -> Any:
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         return schema
     found = {key: value for key, value in schema.items() if key not in _NOTES}
-    for key, value in _NOTHING:
-        if found.get(key) is value:
-            del found[key]
+    if not _HAS_NOTHING.isdisjoint(found):
+        for key, value in _NOTHING:
+            if found.get(key) is value:
+                del found[key]
     if isinstance(found.get("format"), str) and found["format"] not in FORMATS:
         del found["format"]  # one that JSON Schema does not define is a note
-    for key in _COUNTS:
-        if isinstance(found.get(key), float) and found[key].is_integer():
-            found[key] = int(found[key])
-    if _is_whole(found):
-        _bound(found)
-    for key, problem, hint in _wrong(found):
+    if not _HAS_COUNTS.isdisjoint(found):
+        for key in _COUNTS:
+            if isinstance(found.get(key), float) and found[key].is_integer():
+                found[key] = int(found[key])
+    if not _HAS_WRONG.isdisjoint(found):
+        _mend(found, lenient)
+    if not _HAS_INSIDE.isdisjoint(found):
+        for key in _INSIDE:
+            if key in found:
+                found[key] = _inside(key, found[key], lenient)
+    return _or_null(found) if found.pop("nullable", None) is True else found
+
+
+def _mend(schema: dict[str, Any], lenient: bool) -> None:
+    if _is_whole(schema):
+        _bound(schema)
+    for key, problem, hint in _wrong(schema):
         if not lenient:
             raise InvalidRequest(f"{key}: {problem}", hint)
-        found.pop(key, None)  # there may be two things wrong with it
-    for key in _MAPS:
-        if isinstance(found.get(key), Mapping):
-            found[key] = {name: _prepared(one, lenient) for name, one in found[key].items()}
-    for key in _LISTS:
-        if isinstance(found.get(key), list):
-            found[key] = [_prepared(one, lenient) for one in found[key]]
-    for key in _ONE:
-        if isinstance(found.get(key), Mapping):
-            found[key] = _prepared(found[key], lenient)
-    return _or_null(found) if found.pop("nullable", None) is True else found
+        schema.pop(key, None)  # there may be two things wrong with it
+
+
+def _inside(key: str, said: Any, lenient: bool) -> Any:
+    """What a keyword says, with the schemas in it made ready."""
+    if isinstance(said, list):
+        return [_prepared(one, lenient) for one in said] if key in _LISTS else said
+    if isinstance(said, dict) and key in _MAPS:
+        return {name: _prepared(one, lenient) for name, one in said.items()}
+    return _prepared(said, lenient) if key in _ONE else said
 
 
 def _wrong(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Keywords that cannot be enforced: which, why, what to do."""
-    wrong = [(key, "a keyword of an older draft", f"use {new}") for key, new in _OLD.items() if key in schema]
+    wrong = [(key, "a keyword of an older draft", f"use {_OLD[key]}") for key in _OLD if key in schema]
     if schema.get("required") is True:
         wrong.append(("required", "true is of an older draft", "list the names in the object that has them"))
     whole = _is_whole(schema)
     for key in _NUMBERS:
-        number = _too_large(schema.get(key), whole or key in ("const", "enum"))
+        said = schema.get(key)
+        if said is None or isinstance(said, str):
+            continue
+        number = _too_large(said, whole or key in ("const", "enum"))
         if number is not None and (not whole or (key, number) != ("maximum", _MOST)):
             wrong.append((key, f"{number} is beyond 2^53, where numbers are not exact", "use smaller ones, or strings"))
     for key in ("const", "enum", "properties", "required"):
         said = schema.get(key)
-        if _is_unwritable(list(said) if key == "properties" and isinstance(said, Mapping) else said):
+        if said is not None and _is_unwritable(
+            list(said) if key == "properties" and isinstance(said, Mapping) else said
+        ):
             wrong.append((key, "a text has control characters that only \\uXXXX can write", "leave them out"))
-    if key := _misread(schema):
-        hint = "use a bound that is inclusive, or another"
-        wrong.append((key, "beside a fraction next to it, llguidance would allow the bound itself", hint))
+    if not _HAS_BOUNDS.isdisjoint(schema) and (key := misread(bounds_of(schema))):
+        wrong.append((key, PROBLEM, HINT))
     step = schema.get("multipleOf")
     if isinstance(step, int) and step > LARGEST:
         wrong.append(("multipleOf", f"{step} is beyond 2^53", "use a smaller one"))
     return wrong
-
-
-def _misread(schema: Mapping[str, Any]) -> str | None:
-    """The exclusive bound, a whole number, of a span that is shorter than 1 and ends in a fraction."""
-
-    def bound(*keys: str) -> list[float]:
-        said = (schema.get(key) for key in keys)
-        return [n for n in said if isinstance(n, int | float) and not isinstance(n, bool) and abs(n) <= LARGEST]
-
-    for key, others in (
-        ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
-        ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
-    ):
-        if any(0 < abs(n - other) < 1 and n == int(n) for n in bound(key) for other in bound(*others)):
-            return key
-    return None
 
 
 def _is_whole(schema: Mapping[str, Any]) -> bool:
@@ -113,11 +119,11 @@ def _is_whole(schema: Mapping[str, Any]) -> bool:
 
 def _too_large(value: Any, whole: bool) -> int | float | None:
     """A number that is, or that is in the value. whole: it stands for itself, or bounds whole numbers."""
-    if isinstance(value, bool):
+    if isinstance(value, str | bool):
         return None
     if isinstance(value, int | float):
         return value if abs(value) > LARGEST and not _is_exact(value, whole) else None
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return next((number for one in inner if (number := _too_large(one, whole)) is not None), None)
 
 
@@ -146,7 +152,7 @@ def _is_unwritable(value: Any) -> bool:
     """Whether a text in the value has characters that have no spelling (see sources)."""
     if isinstance(value, str):
         return _CONTROL.search(value) is not None
-    inner = [*value, *value.values()] if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
     return any(map(_is_unwritable, inner))
 
 

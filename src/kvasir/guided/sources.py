@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir.errors import InvalidRequest
+from kvasir.guided.bounds import check_bounds
 from kvasir.guided.cases import enforceable
 from kvasir.guided.schema import prepared
 
@@ -63,10 +64,10 @@ def structural_tags(
     tags: Sequence[Tag], triggers: Sequence[str], specials: Mapping[str, int] = {}, *, at_least_one: bool = False,
     at_most_one: bool = False,
 ) -> str:  # fmt: skip
-    """Free text, in which a trigger must go on as one of the tags that begin with it; behind it free text again.
+    """Free text, in which a trigger must go on as one of the tags that begin with it; after it free text again.
 
     specials: ids by their texts of the tokens that stand for themselves and for no text, but those that end an answer.
-    at_least_one: the answer does not end before a tag. at_most_one: it ends behind one. Raises InvalidRequest where
+    at_least_one: the answer does not end before a tag. at_most_one: it ends after one. Raises InvalidRequest where
     tags and triggers do not fit.
     """
     bodies: dict[str, list[str]] = {}
@@ -133,5 +134,7 @@ def by_id(grammar: str, specials: Mapping[str, int]) -> str:
 def spelt(schema: Mapping[str, Any] | bool, lenient: bool = False) -> dict[str, Any]:
     """Made ready, and with how its JSON is written. Raises InvalidRequest that names what cannot be enforced."""
     schema = enforceable(prepared(schema, lenient), lenient)
+    if not lenient:
+        check_bounds(schema)
     options = {**_SPELLING, "lenient": lenient, "coerce_one_of": lenient}
     return {**(schema if isinstance(schema, Mapping) else {}), "x-guidance": options}

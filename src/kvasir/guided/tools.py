@@ -1,5 +1,5 @@
-"""The grammar of answers that may call tools: a call that has begun goes on as its tool's schema says, in the words of
-the model's own format. So a malformed call cannot be produced.
+"""The grammar of answers that may call tools: a call that has begun is completed as its tool's schema says, in the
+words of the model's own format. So a malformed call cannot be produced.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def free_text(format: Format) -> Free:
 
 
 def _openings(format: Format, begin: str) -> list[tuple[str, str]]:
-    """Each mark of a format, and what goes on behind it where a call begins with `begin` as the template writes it: a
+    """Each mark of a format, and what continues after it where a call begins with `begin` as the template writes it: a
     mark that lies inside of that may also stand alone, any other takes the place of the first."""
     begins = format.calls.begins
     first = begins[0] if begins and begin.startswith(begins[0]) else ""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from kvasir.errors import InvalidRequest, UnsupportedModel
 from kvasir.guided.numbers import Numbers
 from kvasir.guided.spelling import Pieces
 from kvasir.text.special_tokens import HIDDEN
 from kvasir.text.tokenizer import Speller, Tokenizer
+
+REMEMBERED_TEXTS, REMEMBERED_CHARS = 4096, 256  # some MB at most
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,21 @@ class Vocabulary:
     def spelt_as(self, text: str) -> list[int]:
         """Ids that give exactly this text: those of the tokenizer, unless it changes the text before it looks for them.
         Raises InvalidRequest where no ids spell it."""
+        return list(self._remembered(text) if len(text) <= REMEMBERED_CHARS else self._spelt(text))
+
+    @cached_property
+    def _remembered(self) -> Callable[[str], tuple[int, ...]]:
+        # The tokenizer is a process of its own, and masks ask for the same few pieces of JSON again and again.
+        return lru_cache(REMEMBERED_TEXTS)(self._spelt)
+
+    def _spelt(self, text: str) -> tuple[int, ...]:
         ids, data = self.spell(text), text.encode()
         if b"".join(map(self.tokenizer.token_bytes, ids)) == data:
-            return ids
+            return tuple(ids)
         found = self._bytewise.spell(data)
         if found is None:
             raise InvalidRequest(f"this model has no tokens for {text[:80]!r}", "ask for other text")
-        return found
+        return tuple(found)
 
     @cached_property
     def _bytewise(self) -> Pieces:

@@ -40,7 +40,7 @@ class KVManager:
         return SequenceBlocks(tuple(BlockTable(p, self.block_size, g.window) for p, g in pairs))
 
     def adopt(self, blocks: SequenceBlocks, hit: Hit) -> list[tuple[int, int, int]]:
-        """A sequence without blocks goes on from a hit. Returns (group, source, target) of the block of which it shares
+        """A sequence without blocks starts from a hit. Returns (group, source, target) of the block of which it shares
         only the beginning, to be copied before the step's forward."""
         self.tree.use(hit)
         for table, ids in zip(blocks.tables, hit.blocks, strict=True):
@@ -83,7 +83,7 @@ class KVManager:
         return all([t.missing(num_tokens) <= t.pool.available for t in blocks.tables])
 
     def fits(self, hit: Hit | None, num_tokens: int, chunk: int) -> bool:
-        """Whether a new sequence that goes on from `hit` can come to `num_tokens`, `chunk` tokens a step."""
+        """Whether a new sequence that continues from `hit` can come to `num_tokens`, `chunk` tokens a step."""
         for g, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
             held = [b for b in hit.blocks[g] if b != SCRATCH] if hit else []
             whole = hit.tokens // self.block_size if hit else 0
@@ -114,7 +114,7 @@ class KVManager:
 
     @property
     def used(self) -> int:
-        """Blocks that somebody beside the prefix tree holds."""
+        """Blocks that someone beside the prefix tree holds."""
         return sum(p.used for p in self.pools)
 
     def check(self, holders: Iterable[SequenceBlocks]) -> None:

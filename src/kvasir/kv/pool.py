@@ -65,7 +65,7 @@ class BlockPool:
 
     @property
     def used(self) -> int:
-        """Blocks that somebody beside the prefix tree holds."""
+        """Blocks that someone beside the prefix tree holds."""
         return self.total - self.available
 
     def take(self, n: int) -> list[int]:
@@ -98,7 +98,7 @@ class BlockPool:
                 self.idled += 1
 
     def keep(self, blocks: Iterable[int]) -> None:
-        """The prefix tree becomes a holder of each of the blocks, which somebody else holds. Skips scratch."""
+        """The prefix tree becomes a holder of each of the blocks, which someone else holds. Skips scratch."""
         count, cached = self._count, self._cached
         for block in blocks:
             if block != SCRATCH:

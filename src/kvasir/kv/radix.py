@@ -6,7 +6,7 @@ block_size 4, one sequence "abcdefghij" and one "abcdefxy", then a third "abcdKL
                               +- efxy           children may begin alike: the shared "ef" is a partial match
                               +- KLMN
 
-A node's blocks are cached in the pool (`keep`); running sequences share them. What nobody else holds is idle and goes
+A node's blocks are cached in the pool (`keep`); running sequences share them. What no one else holds is idle and goes
 when a pool needs blocks: in full groups from the leaves' ends, in window groups anywhere.
 
 A match claims L tokens only where every group can go on from L:
@@ -40,7 +40,7 @@ class Hit:
 
     blocks: per group one id for each begun block, SCRATCH where the group can do without. They are not shared yet and
     good until the tree next changes. When `tokens` ends inside a block, the last ones may hold more than was asked
-    for, of somebody else: whoever goes on from there copies them first (BlockTable.make_own).
+    for, of someone else: whoever continues from there copies them first (BlockTable.make_own).
     """
 
     tokens: int
@@ -48,7 +48,7 @@ class Hit:
     node: Node | None = None
 
     def whole(self, block_size: int) -> Hit | None:
-        """Its whole blocks, for one who goes on from further behind: window groups may miss what they need here."""
+        """Its whole blocks, for one who continues from further behind: window groups may miss what they need here."""
         n = self.tokens // block_size
         return Hit(n * block_size, tuple(ids[:n] for ids in self.blocks), self.node) if n else None
 
@@ -231,7 +231,7 @@ class PrefixTree:
                 self._evictor.push_window(node, g)
 
     def _grow(self, leaf: Node, ids: bytes, tables: Sequence[Sequence[int]]) -> None:
-        """The run of a leaf goes on. Its partly filled last block is the same with more tokens in it, or let go for
+        """The run of a leaf continues. Its partly filled last block is the same with more tokens in it, or let go for
         another that has them."""
         whole = len(leaf.ids) // self._block_bytes
         if whole == 0:
@@ -289,7 +289,7 @@ class PrefixTree:
 
     def evict(self, group: int, n: int) -> int:
         """Frees at least `n` blocks of a group, or all its idle ones; returns how many. Others may be freed along,
-        and blocks that somebody holds may leave the tree, but what is available in any group never falls."""
+        and blocks that someone holds may leave the tree, but what is available in any group never falls."""
         before = sum(pool.free for pool in self.pools)
         freed = self._evictor.evict(group, n)
         self._evicted += sum(pool.free for pool in self.pools) - before

@@ -26,14 +26,14 @@ Part = tuple[int, int]  # group, index of the block in its sequence
 Save = tuple[Block, int, int]  # group, block id
 
 ASK_SECONDS = 0.2  # so long at most a sequence waits for a peer to say what it has
-UNKNOWN_SECONDS = 5.0  # a fetch may take so long when nobody knows how long computing takes
+UNKNOWN_SECONDS = 5.0  # a fetch may take so long when no one knows how long computing takes
 PATIENCE = 2.0  # and else so many times what computing would take
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """Whether the tier has `blocks`, of a sequence that has its first `known` tokens. seconds(n): the time to compute n
-    tokens behind them, 0 for unknown."""
+    tokens after them, 0 for unknown."""
 
     blocks: Sequence[Block]
     keys: Sequence[bytes]
@@ -62,7 +62,7 @@ class Fetch:
 def reach(
     groups: Sequence[CacheGroup], block_size: int, first: int, count: int, have: Callable[[int, int], bool]
 ) -> int:
-    """How many blocks behind the first `first`, at most `count`, bring every group to where it can go on.
+    """How many blocks after the first `first`, at most `count`, bring every group to where it can go on.
     have(group, index): whether that block can be had."""
     full = [g for g, group in enumerate(groups) if not group.window]
     count = next((i for i in range(count) if not all(have(g, first + i) for g in full)), count)
@@ -101,7 +101,7 @@ class Store:
 
     def note(self, block: Block, index: int, ids: Sequence[int], seconds: Callable[[int, int], float]) -> None:
         """Block `ids[g]` of group g, unless SCRATCH, is to be saved before anybody writes to it, if the tier wants it.
-        index: in its sequence. seconds(start, tokens): the time to compute so many tokens behind the first `start`, 0
+        index: in its sequence. seconds(start, tokens): the time to compute so many tokens after the first `start`, 0
         for unknown."""
         pace = self._pace(index + 1, seconds)
         for group, id in enumerate(ids):
@@ -109,7 +109,7 @@ class Store:
                 self._saves.append((block, group, id))
 
     def _pace(self, count: int, seconds: Callable[[int, int], float]) -> float:
-        """Bytes a second that computing makes of what brings a sequence behind its first blocks, 0 for unknown."""
+        """Bytes a second that computing makes of what brings a sequence after its first blocks, 0 for unknown."""
         time = seconds(0, count * self.block_size)
         return sum(self._sizes[g] for g, _ in self._parts(0, count)) / time if time > 0 else 0.0
 
@@ -125,7 +125,7 @@ class Store:
     # -- fetching ----------------------------------------------------------------------------------------------
 
     def fetch(self, namespace: bytes, ids: bytes, known: int, seconds: Callable[[int], float], now: float) -> Fetch:
-        """Begins to load what comes behind the first `known` tokens of `ids` (packed), as far as the tier has it.
+        """Begins to load what comes after the first `known` tokens of `ids` (packed), as far as the tier has it.
 
         seconds(n): see Question."""
         first = known // self.block_size

@@ -3,7 +3,7 @@
     tokens    s0 s0 s0 s0 | s1 | s2 s2 | . . .     packed, slice behind slice, filled up to whole tiles
     positions  7  8  9 10 | 42 |  0  1 | 0 0 0
 
-Rows behind `num_tokens` only fill up: token 0 at position 0, cached in the scratch block, seen by nobody.
+Rows after `num_tokens` only fill up: token 0 at position 0, cached in the scratch block, seen by no one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Batch:
 
     starts: int64 [slices + 1], the first row of each slice, and num_tokens. slots: per cache group, int64
     [T]. adapters_T: int64, 0 for none. wanted: the names of the hidden states to be kept; `hidden` has them
-    after the forward, float32 [T, D] each: "layers.3" behind layer 3, "last" for the forward's result.
+    after the forward, float32 [T, D] each: "layers.3" after layer 3, "last" for the forward's result.
     """
 
     tokens_T: Tensor
@@ -91,7 +91,7 @@ class Batch:
         return self._made[index]
 
     def after_layer(self, layer: int, x_TD: Tensor) -> None:
-        """The residual stream behind a layer is x."""
+        """The residual stream after a layer is x."""
         if (name := f"layers.{layer}") in self.wanted:
             self.hidden[name] = x_TD
 

@@ -36,7 +36,7 @@ class Convolution(Module):
 class GatedDelta(Module):
     """x: float32 [T, D] -> [T, D]. What it remembers is a cache of the kind "state".
 
-    layer: its number, by which the cache knows it. taps: of the convolution. act: a name of `ACTIVATIONS`, behind
+    layer: its number, by which the cache knows it. taps: of the convolution. act: a name of `ACTIVATIONS`, after
     it. Of qkvz's rows each head of q and k has its own together: q, k, its heads of v, and their gates z; of ba's
     those of beta, then those of the decay.
     """

@@ -80,7 +80,7 @@ def cache_groups(spec: Sequence[LayerCache], block_size: int, dtype: torch.dtype
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor that nobody writes to any more."""
+    """The bytes of a contiguous tensor that no one writes to any more."""
     return tensor.cpu().flatten().view(torch.uint8).numpy().data.toreadonly()
 
 

@@ -1,7 +1,7 @@
 """Linear layers by role. The role says how the sum is cut and where ranks meet, so that models do no such
 arithmetic.
 
-    role      parts         cut        behind it
+    role      parts         cut        after it
     QKV       q, k, v       rows       -
     Out       out           segments   all_reduce
     GateUp    gate, up      rows       -
@@ -10,7 +10,7 @@ arithmetic.
     Plain     weight        none       -
 
 A role with several parts keeps them apart, each in its own matmul: so they stay views of the mapped file, and
-each result lies densely in memory. What a row's adapter adds comes before the sum over ranks, the bias behind it.
+each result lies densely in memory. What a row's adapter adds comes before the sum over ranks, the bias after it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GROUP = 32  # elements of a 16-bit row that products may read at once
 
 
 def _segment(weight_NK: Tensor, segments: int) -> Tensor:
-    """[N, K] -> [S, N, k]; a 16-bit type gets zeros behind each segment up to a multiple of 32, for products
+    """[N, K] -> [S, N, k]; a 16-bit type gets zeros after each segment up to a multiple of 32, for products
     of other depths may read into the next row. A view where nothing has to move."""
     weight = weight_NK.unflatten(1, (segments, -1)).transpose(0, 1)
     missing = -weight.shape[-1] % _GROUP if weight.dtype != torch.float32 else 0
@@ -141,7 +141,7 @@ class Reducing(Plain):
 
 
 class Out(Reducing):
-    """The projection behind attention."""
+    """The projection after attention."""
 
 
 class Down(Reducing):

@@ -1,6 +1,6 @@
 """BERT as a maker of embeddings (arXiv:1810.04805, pooled as in arXiv:1908.10084): all tokens see each other.
 
-Its blocks normalise behind each sum, not before each layer. One text is one sequence of token type 0.
+Its blocks normalise after each sum, not before each layer. One text is one sequence of token type 0.
 """
 
 from __future__ import annotations

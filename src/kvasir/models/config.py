@@ -1,7 +1,7 @@
 """Reading `config.json` and `generation_config.json`: bounded JSON, typed fields, nothing important ignored.
 
 A model's config class reads its fields through `Fields`, each with a range, and calls `finish()` at the end.
-What nobody read by then is refused when its name speaks of the arithmetic (`attn_logit_softcapping` on a
+What no one read by then is refused when its name speaks of the arithmetic (`attn_logit_softcapping` on a
 llama, a window, a multiplier), and ignored when it is about training, bookkeeping or generation:
 
     f = Fields(config)

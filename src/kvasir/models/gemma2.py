@@ -75,7 +75,7 @@ def read_gemma(f: Fields, default_pattern: int) -> dict[str, Any]:
 
 
 class GemmaBlock(Block):
-    """A block whose parts are normalised before and behind."""
+    """A block whose parts are normalised before and after."""
 
     def __init__(self, attn: Attention, mlp: GatedMLP, width: int, eps: float):
         super().__init__(OffsetRMSNorm(width, eps), attn, OffsetRMSNorm(width, eps), mlp)
@@ -121,7 +121,7 @@ class Gemma2(Decoder):
         return float(torch.tensor(self.config.width**0.5, dtype=kind))
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
-        """Float32 [T, D]: the hidden rows behind the last norm."""
+        """Float32 [T, D]: the hidden rows after the last norm."""
         x_TD = self.embed(tokens_T) * self.embed_scale
         for i, layer in enumerate(self.layers):
             x_TD = x_TD + layer.attn_post_norm(layer.attn(layer.attn_norm(x_TD), batch))

@@ -1,7 +1,7 @@
 """The metadata of a GGUF file as the `config.json` that our classes read.
 
 Keys and their meaning: the GGUF specification (docs/gguf.md of the ggml project). Keys of the architecture
-that nobody reads are refused when they speak of the arithmetic, as in a Hugging Face config.
+that no one reads are refused when they speak of the arithmetic, as in a Hugging Face config.
 """
 
 from __future__ import annotations

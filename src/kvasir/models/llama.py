@@ -61,11 +61,11 @@ class Llama(Decoder):
         )
 
     def _mlp(self, layer: int, c: Any) -> GatedMLP | MoE:
-        """What stands in a layer behind attention; families with experts have their own."""
+        """What stands in a layer after attention; families with experts have their own."""
         return GatedMLP(c.width, c.inner, c.act, c.mlp_bias)
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
-        """Float32 [T, D]: the hidden rows behind the last norm."""
+        """Float32 [T, D]: the hidden rows after the last norm."""
         x_TD = self.embed(tokens_T)
         for i, layer in enumerate(self.layers):
             x_TD = x_TD + layer.attn(layer.attn_norm(x_TD), batch)

@@ -4,7 +4,7 @@
 
 A `Traced` stands for float32 rows [rows, *shape] (or ids [rows]); how many rows there are is known only when the
 list is carried out, so nothing of a forward may depend on it. What a forward does to rows is then: ops, `+` and `*`,
-and `view` and `flatten` of what lies behind the rows. Anything else raises CannotTrace, and the model runs on the
+and `view` and `flatten` of what lies after the rows. Anything else raises CannotTrace, and the model runs on the
 executor that needs no list.
 """
 
@@ -50,7 +50,7 @@ class Graph:
         return Traced(self, domain, shape, kind)
 
     def record(self, op: str, inputs: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...], domain: str) -> Any:
-        """Adds a node whose results have these shapes behind their rows."""
+        """Adds a node whose results have these shapes after their rows."""
         outs = tuple(Traced(self, domain, shape) for shape in shapes)
         out = outs[0] if len(outs) == 1 else outs or None
         self.nodes.append(Node(op, inputs, out))

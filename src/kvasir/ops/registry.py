@@ -131,7 +131,7 @@ def op(body: Callable[P, R]) -> Op[P, R]:
 
 def op_with(shapes: Shapes) -> Callable[[Callable[P, R]], Op[P, R]]:
     """`op` for a function whose results have other shapes than its first argument; `shapes` gets its arguments and
-    says what lies behind the rows of each result."""
+    says what lies after the rows of each result."""
 
     def make(body: Callable[P, R]) -> Op[P, R]:
         entry = op(body)

@@ -1,6 +1,6 @@
 """Ranks that share one model: the mesh and its collectives. With one rank they do nothing.
 
-A role that reduces (Out, Down) calls `all_reduce` behind its matmul, a split output is gathered by
+A role that reduces (Out, Down) calls `all_reduce` after its matmul, a split output is gathered by
 `all_gather`; so the places where ranks meet are written down, and a mesh of several ranks is another class
 with these methods.
 """

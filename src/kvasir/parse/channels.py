@@ -12,7 +12,8 @@ MAX_HEADER = 1024
 
 _HEADER_BEGINS = marks("<|start|>", "<|channel|>", "to=")
 _HEADER_ENDS = marks("<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>")
-_MESSAGE_ENDS = marks("<|end|>", "<|call|>", "<|return|>", "<|start|>", before="")
+_MESSAGE_MARKS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_MESSAGE_ENDS = marks(*_MESSAGE_MARKS, before="")
 _ARGUMENTS = marks("{", "<|call|>", "<|end|>")
 _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -41,6 +42,10 @@ def messages(tell: Telling, calls: bool, thinks: bool) -> Steps:
                 tell.arguments("{}")
             tell.end()
             yield from tape.blank()
+            tape.hold()
+            if not (yield from tape.is_next(_MESSAGE_ENDS)):
+                tape.cut(*_MESSAGE_MARKS)
+            tape.release()
             yield from _message(tape, tell.content)
         else:
             tape.release()

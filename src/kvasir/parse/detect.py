@@ -23,7 +23,7 @@ SHOWN = 160  # characters of what is not understood
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An answer as the template writes it, with the prompt before it. turn_end: what it writes behind any answer.
+    """An answer as the template writes it, with the prompt before it. turn_end: what it writes after any answer.
     calls: names and arguments; tools: the functions' schemas by their names."""
 
     prompt: str
@@ -81,7 +81,7 @@ def _loaded(name: str, arguments: str) -> tuple[str, Any]:
 
 
 def _is_clean(events: Sequence[Event], thinking: Thinking | None, turn_end: str) -> bool:
-    """Whether there is nothing but what separates reasoning, and, behind the last call, what ends a turn."""
+    """Whether there is nothing but what separates reasoning, and, after the last call, what ends a turn."""
     last = max(i for i, event in enumerate(events) if isinstance(event, CallEnd))
     said = "".join(event.text for event in events[:last] if isinstance(event, Content | Reasoning))
     for mark in (thinking.start, thinking.end, *thinking.answer) if thinking else ():

@@ -141,7 +141,7 @@ class Format:
 @dataclass(frozen=True)
 class GrammarParts:
     """The exact texts for a grammar of one call: free text, until `trigger` begins a call, which reads
-    `begin` ARGUMENTS `end`; between two calls stands `separator`, behind the last `close`.
+    `begin` ARGUMENTS `end`; between two calls stands `separator`, after the last `close`.
 
     `begin` opens the first call and starts with `trigger`, `begin_next` each further one. An empty trigger
     means that a call can only be the first thing of an answer. `style` tells how the arguments are written,

@@ -56,9 +56,16 @@ def _parameters(tell: Telling, name: str) -> Generator[None, None, bool]:
     tape.hold()
     while not (yield from tape.skip(marks(tell.calls.ends[0]))):
         if not (yield from tape.skip(marks(parameters.key_begin))):
+            if tape.cut(tell.calls.ends[0], parameters.key_begin):
+                tape.release()
             return False
         key_start = tape.num_held
         if not (yield from tape.before(marks(parameters.key_end, before=""), MAX_KEY)):
+            tape.rewind(0)
+            if tape.cut(tell.calls.ends[0]):  # which begins as a key does
+                tape.release()
+            else:
+                tape.rewind(key_start)
             return False
         key = tape.held(key_start).strip()
         yield from tape.skip(marks(parameters.key_end, before=""))
@@ -81,7 +88,7 @@ def _parameters(tell: Telling, name: str) -> Generator[None, None, bool]:
 
 
 def _value(tell: Telling, key: str, types: frozenset[str]) -> Generator[None, None, bool]:
-    """A parameter's value with the mark behind it; False where the text ends first. A string is passed on as it comes,
+    """A parameter's value with the mark after it; False where the text ends first. A string is passed on as it comes,
     anything else at its end; what is too long to be held is a string."""
     tape, parameters = tell.tape, tell.calls.parameters
     assert parameters is not None
@@ -105,9 +112,14 @@ def _value(tell: Telling, key: str, types: frozenset[str]) -> Generator[None, No
 
 
 def _follows(tell: Telling) -> Generator[None, None, bool]:
-    """Whether the next parameter comes, or the end of the call."""
+    """Whether the next parameter comes, or the end of the call, or what is left of either in an answer that was cut."""
     key_begin = tell.calls.parameters.key_begin if tell.calls.parameters else ""
     if (yield from tell.tape.is_next(marks(tell.calls.ends[0]))):
+        return True
+    consumed = tell.tape.num_held
+    cut = tell.tape.cut(tell.calls.ends[0], key_begin)
+    tell.tape.rewind(consumed)
+    if cut:
         return True
     if key_begin.endswith("<") and (yield from tell.tape.is_next(marks(key_begin + "/"))):
         return False  # where keys are tags, that is the end of one in which the value lies

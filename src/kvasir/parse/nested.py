@@ -40,15 +40,12 @@ def value(tape: Tape, emit: Emit, brackets: Mapping[str, str], key: Read, scalar
         fresh = False
         if not closing:
             return True
-        character = yield from tape.blank()
-        if character == ",":
-            tape.pos += 1
-        elif character != closing[-1]:
+        if not (yield from tape.comma_or(closing[-1])):
             return False
 
 
 def _member(tape: Tape, emit: Emit, key: Read) -> Generator[None, None, bool]:
-    """A key and the colon behind it."""
+    """A key and the colon after it."""
     if not (yield from key(tape, emit)) or (yield from tape.blank()) != ":":
         return False
     tape.pos += 1

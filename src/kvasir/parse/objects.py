@@ -35,11 +35,13 @@ def objects(tell: Telling, bare: bool) -> Steps:
         if not (yield from tape.skip(separator)) and is_list:
             break
     if some:
+        if is_list and tape.at_end:  # nothing but a separator is held
+            tape.hold()
         yield from tell.closed("]" if is_list else "", *calls.fence[1:], *calls.ends)
 
 
 def _object(tell: Telling, strict: bool) -> Generator[None, None, bool]:
-    """Behind its opening brace. strict: with no keys but a call's, its name before its arguments, which are there, all
+    """After its opening brace. strict: with no keys but a call's, its name before its arguments, which are there, all
     in plain strings: so much can be told of text by a regular expression, as grammars do. False where it breaks off, or
     says what a call does not."""
     tape = tell.tape
@@ -65,10 +67,7 @@ def _object(tell: Telling, strict: bool) -> Generator[None, None, bool]:
             return False
         if fact != "nothing":
             facts[fact] = value
-        character = yield from tape.blank()
-        if character == ",":
-            tape.pos += 1
-        elif character != "}":
+        if not (yield from tape.comma_or("}")):
             return False
     tape.pos += 1
     name, arguments = _string(facts.get("name")), _object_text(facts.get("arguments"))
@@ -81,7 +80,7 @@ def _object(tell: Telling, strict: bool) -> Generator[None, None, bool]:
 
 
 def _keyed(tell: Telling) -> Generator[None, None, bool]:
-    """{NAME: ARGUMENTS}, behind the opening brace."""
+    """{NAME: ARGUMENTS}, after the opening brace."""
     tape = tell.tape
     if (key := (yield from _key(tape))) is None or (yield from tape.blank()) != "{":
         return False
@@ -101,7 +100,7 @@ def _called(tell: Telling, name: str) -> Generator[None, None, bool]:
 
 
 def _rest_of_object(tape: Tape) -> Generator[None, None, bool]:
-    """What stands behind the arguments, up to the closing brace, may say nothing more of the call."""
+    """What stands after the arguments, up to the closing brace, may say nothing more of the call."""
     while (yield from tape.blank()) == ",":
         tape.pos += 1
         key = yield from _key(tape)
@@ -116,7 +115,7 @@ def _rest_of_object(tape: Tape) -> Generator[None, None, bool]:
 
 
 def _key(tape: Tape) -> Generator[None, None, str | None]:
-    """A key as JSON text, with the colon behind it; None where something else comes."""
+    """A key as JSON text, with the colon after it; None where something else comes."""
     if (yield from tape.blank()) != '"' or (key := (yield from _json(tape, json_text.string))) is None:
         return None
     if (yield from tape.blank()) != ":":

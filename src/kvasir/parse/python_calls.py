@@ -62,10 +62,7 @@ def _keywords(tell: Telling) -> Generator[None, None, bool]:
         yield from tape.blank()
         if not (yield from python_text.value(tape, tell.arguments)):
             return False
-        character = yield from tape.blank()
-        if character == ",":
-            tape.pos += 1
-        elif character != ")":
+        if not (yield from tape.comma_or(")")):
             return False
     tape.pos += 1
     tell.arguments("}")

@@ -33,11 +33,18 @@ def _scalar(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
     is_word = character.isalpha()
     written = (yield from tape.read(_WORD if is_word else _NUMBER_TEXT, _MAX_SCALAR)) or ""
     text = WORDS.get(written) if is_word else _number(written)
-    if text is None or tape.at_end:
+    if text is None:
+        text = _begun(written) if tape.at_end else None
+    if text is None:
         tape.pos -= len(written)
         return False
     emit(text)
-    return True
+    return not tape.at_end
+
+
+def _begun(word: str) -> str | None:
+    """The beginning of a constant's name with which the answer was cut, as JSON begins it."""
+    return next((WORDS[name][: len(word)] for name in WORDS if word and name.startswith(word)), None)
 
 
 def _number(text: str) -> str | None:

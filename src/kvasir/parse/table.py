@@ -9,7 +9,7 @@ from kvasir.parse.rows_marked import MARKED_CALLS
 
 NO_CALLS = Calls("none", Style.NONE)
 
-# In the order of detection: a row whose signs others may have as well comes behind them.
+# In the order of detection: a row whose signs others may have as well comes after them.
 CALLS = (*MARKED_CALLS, *JSON_CALLS, NO_CALLS)
 
 THINKING = (

@@ -105,7 +105,7 @@ class Tape:
         return self.text[self.pos : min(self.pos + count, self._stop)]
 
     def take(self, allowed: re.Pattern[str], emit: Emit) -> Generator[None, None, str]:
-        """Hand over what matches, whose every beginning has to match too; returns the character behind it."""
+        """Hand over what matches, whose every beginning has to match too; returns the character after it."""
         while True:
             found = allowed.match(self.text, self.pos, self._stop)
             if found and found.end() > self.pos:
@@ -177,9 +177,24 @@ class Tape:
         self.rewind(consumed)
         return found is not None or (self.ended and not self.text[self.pos :].strip())
 
+    def cut(self, *texts: str) -> bool:
+        """At the end of all text: consume the beginning of one of these marks. After a `skip` of them, which waits."""
+        rest = self.text[self.pos :].lstrip()
+        if not self.ended or not rest or not any(text.strip().startswith(rest) for text in texts):
+            return False
+        self.pos = len(self.text)
+        return True
+
     def blank(self) -> Generator[None, None, str]:
-        """Consume blank characters; returns the character behind them."""
+        """Consume blank characters; returns the character after them."""
         return (yield from self.take(_BLANK, nothing))
+
+    def comma_or(self, closing: str) -> Generator[None, None, bool]:
+        """Consume blank characters and a comma, or those before `closing`; False where neither comes."""
+        character = yield from self.blank()
+        if character == ",":
+            self.pos += 1
+        return character in (",", closing)
 
 
 _BLANK = re.compile(f"{BLANK}*")

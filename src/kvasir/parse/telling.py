@@ -54,7 +54,7 @@ class Telling:
         return not self.known or self.tools is None or name in self.tools
 
     def closed(self, *closing: str) -> Steps:
-        """Consume what closes a call, as far as it is there."""
+        """Consume what closes a call, as far as it is there; the answer may have been cut within a mark."""
         for text in filter(None, closing):
-            if (yield from self.tape.skip(marks(text))):
+            if (yield from self.tape.skip(marks(text))) or self.tape.cut(text):
                 self.tape.hold()

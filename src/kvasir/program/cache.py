@@ -88,7 +88,7 @@ class NativeCache:
 
     def export(self, group: int, block: int) -> memoryview:
         """A copy of a block's bytes in all layers of the group, [layers, 2, heads, tokens, dim]. Of int8 each token has
-        its float32 scale behind its numbers."""
+        its float32 scale after its numbers."""
         layout, tensor = self.layouts[group], self.tensors[group]
         shape = len(tensor), 2, layout.kv_heads, layout.block_size
         parts = []

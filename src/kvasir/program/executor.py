@@ -36,7 +36,7 @@ class Program:
     the runner) and leaves `results`. `hidden` and `logits` are float32 views of what the last run left: of all its
     rows, and of the chosen ones. seconds: kernel time of the last run.
 
-    collective: adds up float32 [rows, width], in place, over all ranks; it is called behind every sum of which this
+    collective: adds up float32 [rows, width], in place, over all ranks; it is called after every sum of which this
     rank has a part.
     """
 
@@ -91,7 +91,7 @@ class Program:
     # -- a step
 
     def start(self, num_works: int, end: int) -> None:
-        """Begins to compute the first works; nobody touches states, works or results until `wait` has returned.
+        """Begins to compute the first works; no one touches states, works or results until `wait` has returned.
         end: above every position in them."""
         assert self.pool.address, "the program is closed"
         self._fill_angles(num_works, end)
@@ -105,7 +105,7 @@ class Program:
             raise self._errors.pop()
 
     def settle(self) -> None:
-        """Waits for a step of which nobody took the result; drops what went wrong in it."""
+        """Waits for a step of which no one took the result; drops what went wrong in it."""
         assert self.pool.address, "the program is closed"
         self._wait(self.pool.address)
         self._errors.clear()

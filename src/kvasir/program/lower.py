@@ -1,6 +1,6 @@
 """From the traced ops to steps over buffers: fused where it pays, laid out once, with barriers where threads meet.
 
-meet      behind a product that is a sum over ranks they add their parts, if there are ranks
+meet      after a product that is a sum over ranks they add their parts, if there are ranks
 fold      bias and residual into their product, f(gate) * up into one, neighbouring products of one input together
 place     every value gets room in the arena from its first to its last use; work on rows may happen in place
 barrier   stands where a step reads what other threads wrote: steps that go row by row split the rows alike, so
@@ -92,7 +92,7 @@ def lower(
     collective: bool = False,
 ) -> Lowered:
     """prepared: for a packed weight, what rows must be turned into for it (a key; weights of the same key share
-    them) and the bytes of such a row. collective: ranks meet behind sums that they share. Raises CannotTrace for an op
+    them) and the bytes of such a row. collective: ranks meet after sums that they share. Raises CannotTrace for an op
     without a kernel."""
     nodes = list(_meet(trace) if collective else trace.graph.nodes)
     nodes = _group(_fold([_product_of(n, trace.slots) if n.op == "linear" else n for n in nodes], trace))
@@ -342,7 +342,7 @@ class _Placer:
     # -- buffers
 
     def _residual_place(self, at: int, product: Product, residual: Buffer | None) -> Buffer:
-        """Onto the residual where nobody needs it any more."""
+        """Onto the residual where no one needs it any more."""
         if residual is not None and product.residual is not None and self.last[id(product.residual.base)] == at:
             self.place[id(product.out.base)] = residual
             return residual

@@ -90,7 +90,7 @@ class Trace:
 
 
 def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
-    """Runs `model.forward` and `model.logits` on symbolic rows. exports: "layers.<i>" for the rows behind a layer,
+    """Runs `model.forward` and `model.logits` on symbolic rows. exports: "layers.<i>" for the rows after a layer,
     "last" for the forward's result. Raises CannotTrace."""
     graph = Graph()
     batch = TracedBatch(graph)

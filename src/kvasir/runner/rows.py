@@ -31,7 +31,7 @@ class Row:
     fault: str = ""
 
     def read(self, first: int, end: int) -> tuple[list[int], list[int]]:
-        """The ids behind the positions [first, end), and how many of the best are wanted beside each."""
+        """The ids after the positions [first, end), and how many of the best are wanted beside each."""
         assert end < self.known, "there is no known id behind the last position"
         split = min(max(self.prompt_len - 1 - first, 0), end - first)
         best = [self.spec.prompt_logprobs] * split + [self.spec.logprobs] * (end - first - split)

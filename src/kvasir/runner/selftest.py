@@ -76,7 +76,7 @@ def run_program(program: Program) -> str:
         parts.append(_program_rows(program, [(1, 0, 3), (0, start, count)])[3:])
         start += count
     for state in program.states[:2]:
-        state.ids = None  # nobody's again
+        state.ids = None  # no one's again
     return "exact" if np.array_equal(whole.view(np.uint32), np.concatenate(parts).view(np.uint32)) else "close"
 
 
@@ -131,7 +131,7 @@ def _batch(cache: KVCache, parts: list[tuple[int, int]]) -> Batch:
 def _mix(
     mixer: Attention | GatedDelta, cache: KVCache, rows_nD: Tensor, pieces: tuple[int, ...], neighbour: int = 0
 ) -> Tensor:
-    """What the rows see of each other, computed in pieces, each behind `neighbour` rows of another sequence."""
+    """What the rows see of each other, computed in pieces, each after `neighbour` rows of another sequence."""
     done, start = [], 0
     for count in pieces:
         parts = [(0, neighbour), (start, count)] if neighbour else [(start, count)]

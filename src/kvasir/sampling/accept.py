@@ -7,7 +7,7 @@ position at once; a draft is right exactly if it is that token. The answer is th
 without drafts, at any temperature, and nothing but the count of accepted tokens depends on the drafter.
 
     draft       d0  d1  d2          proposed
-    sampled     s0  s1  s2  s3      s_i: the target's token behind the known ids and d0 .. d_(i-1)
+    sampled     s0  s1  s2  s3      s_i: the target's token after the known ids and d0 .. d_(i-1)
     accept = the number of leading i with d_i == s_i; the step brings s0 .. s_accept
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 def accept(sampled: Sequence[int], draft: Sequence[int]) -> int:
     """How many drafted ids are right: each equal to the sampled one, and all before it too.
 
-    sampled: the target's tokens at the drafted positions, and usually one more behind them. A failed row's
+    sampled: the target's tokens at the drafted positions, and usually one more after them. A failed row's
     token, -1, equals no draft.
     """
     count = 0

@@ -3,7 +3,7 @@
 Where the ids end with n tokens that stood before, the token which followed them there would go on with the repetition.
 Its logit loses multiplier * base ^ (n - allowed_length) for the greatest such n, if that is at least allowed_length:
 
-    ids  a b c c b c y a b c        the last three, `a b c`, stood at the start: n of the `c` behind them is 3
+    ids  a b c c b c y a b c        the last three, `a b c`, stood at the start: n of the `c` after them is 3
                |   |                `c` stands before `b`: 1, `b c` before `y`: 2
 
 Looked at are the last `penalty_last_n` ids, prompt included (-1: all). No repetition goes across a sequence breaker,
@@ -72,7 +72,7 @@ def _breakers(window: np.ndarray, mask: bytes | memoryview) -> np.ndarray:
 
 
 def _unbroken(window: np.ndarray, breakers: np.ndarray, sequences: tuple[tuple[int, ...], ...]) -> int:
-    """How many ids stand behind the last breaker: the one that begins last, of these the longest."""
+    """How many ids stand after the last breaker: the one that begins last, of these the longest."""
     places = np.flatnonzero(breakers)
     found = (int(places[-1]), 1) if len(places) else (-1, 1)
     for sequence in sequences:

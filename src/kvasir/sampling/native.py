@@ -278,7 +278,7 @@ def entry_of(found: Sampled, asked: int, vocab: int) -> Entry | None:
 
 
 def next_carry(found: Sampled, spec: SamplingSpec, carry: bytes) -> bytes:
-    """The carry behind the token. carry: the one before it."""
+    """The carry after the token. carry: the one before it."""
     return pack_mu(found.mu) if spec.mirostat and draws(spec) else carry
 
 

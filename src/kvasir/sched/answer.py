@@ -1,4 +1,4 @@
-"""What a step's result adds to an answer: values become known, its grammar goes on behind them, and it may end.
+"""What a step's result adds to an answer: values become known, its grammar continues after them, and it may end.
 
 Only the sequence changes. That one which has ended gives back its row and blocks is the scheduler's.
 """
@@ -32,7 +32,7 @@ def take_pooled(seq: Sequence, pooled: bytes) -> Delta:
 
 
 def take_tokens(seq: Sequence, row: RowResult) -> Delta:
-    """What was sampled, and what a grammar forces behind it. Raises KvasirError where it cannot be followed."""
+    """What was sampled, and what a grammar forces after it. Raises KvasirError where it cannot be followed."""
     begin = len(seq.tokens) - seq.unsent
     sampled = len(seq.tokens) + len(row.tokens)
     known = [*row.tokens, *seq.coming]
@@ -70,7 +70,7 @@ def _append(seq: Sequence, ids: list[int]) -> Verdict:
 
 
 def _follow(seq: Sequence, known: list[int], finish: FinishReason | None) -> Verdict:
-    """The grammar goes on behind what became known; an answer that is complete by it is not cut by its length."""
+    """The grammar continues after what became known; an answer that is complete by it is not cut by its length."""
     assert seq.guide
     seq.guide.advance(known)
     if finish is None:

@@ -38,7 +38,7 @@ class StepLoad:
 
 
 def chunk_context(start: int, count: int) -> int:
-    """Keys that `count` tokens behind `start` others read: each those before it and its own."""
+    """Keys that `count` tokens after `start` others read: each those before it and its own."""
     return count * start + count * (count + 1) // 2
 
 
@@ -97,7 +97,7 @@ def _solve(moments: tuple, sums: tuple, costs: _Vector) -> _Vector:
 
 
 def prefill_seconds(model: StepTime, start: int, tokens: int, chunk: int) -> float:
-    """Seconds until `tokens` more behind the first `start` of a sequence are computed, in steps of `chunk` of its
+    """Seconds until `tokens` more after the first `start` of a sequence are computed, in steps of `chunk` of its
     own. Neighbours are not thought of: it is a lower bound, but for the error of the model."""
     prefill, _, key, step = model.costs
     steps = max(1, -(-tokens // max(chunk, 1)))
@@ -121,7 +121,7 @@ class BudgetFacts:
 def step_budget(facts: BudgetFacts) -> int:
     """Prompt tokens that this step may compute beside its decodes.
 
-    All it can hold when nobody decodes. Else as many of `prefills` as keep the step within PACE of the target, or
+    All it can hold when no one decodes. Else as many of `prefills` as keep the step within PACE of the target, or
     within STRETCH times what its decodes take alone: a target that the machine cannot keep must not stop all prefills.
     And now and then a block, whatever the model says: it may be wrong.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OwnFacts:
-    """What a gate may look at that postpones one waiting sequence and nobody else."""
+    """What a gate may look at that postpones one waiting sequence and no one else."""
 
     values_known: bool  # no step under way still samples for it
     compiling: bool = False  # its grammar is not compiled yet
@@ -52,7 +52,7 @@ def has_guide(f: OwnFacts) -> bool:
 
 # Gates that only postpone this one sequence: those behind it may pass.
 OWN_GATES: tuple[Callable[[OwnFacts], bool], ...] = (has_values, has_guide, has_loads)
-# Gates of a shared resource: when one is shut, nobody behind may overtake, or the first would starve.
+# Gates of a shared resource: when one is shut, no one behind may overtake, or the first would starve.
 SHARED_GATES: tuple[Callable[[AdmitFacts], bool], ...] = (has_row, has_budget, has_blocks)
 
 
@@ -61,7 +61,7 @@ def chunk_tokens(
 ) -> int:
     """Tokens a sequence computes in this step: all of `pending`, or what the budget and `max_chunk` leave.
 
-    One token of the budget is kept for each of the `decodes_to_come` behind it, so that a long prefill never stalls
+    One token of the budget is kept for each of the `decodes_to_come` after it, so that a long prefill never stalls
     a decode; but whoever comes first always gets one token of what is left. `prefill` is what is left of the step's
     allowance for prefills (`step_budget`); one token alone is a decode and needs none of it.
     """

@@ -2,7 +2,7 @@
 
 Who wants prompt tokens computed is served in this order:
 
-    the one that was promoted                          so that nobody starves
+    the one that was promoted                          so that no one starves
     by class                                           interactive, batch, background
       who has given tokens already                     preempted in the middle of an answer
       by the tenant's turn                             see `fairness`
@@ -29,7 +29,7 @@ from kvasir.sched.fairness import Fairness
 from kvasir.types import ServiceClass, Target
 
 PATIENCE = 5.0
-CLASS_KEY = 3  # so many fields of a service key are of the class; turns come behind them
+CLASS_KEY = 3  # so many fields of a service key are of the class; turns come after them
 
 
 class ServiceFacts(NamedTuple):
@@ -46,7 +46,7 @@ class ServiceFacts(NamedTuple):
     started: bool = False  # has given a token
     running: bool = False  # has a row
     promoted: bool = False
-    prefix: Hashable = None  # sequences with an equal one begin alike; None: like nobody
+    prefix: Hashable = None  # sequences with an equal one begin alike; None: like no one
 
 
 def slack(f: ServiceFacts) -> float:
@@ -56,7 +56,7 @@ def slack(f: ServiceFacts) -> float:
 
 def service_key(f: ServiceFacts, group: int) -> tuple:
     """Where a sequence stands among those of its tenant and class. group: `order` of the first with its prefix."""
-    # By powers of two: what is about as long stays together by prefix, and nobody is overtaken for a few tokens.
+    # By powers of two: what is about as long stays together by prefix, and no one is overtaken for a few tokens.
     standing = (1, 0, 0) if slack(f) < 0 else (0, f.prefill.bit_length(), group)
     return (*_class_key(f), f.priority, *standing, not f.running, f.order)
 
@@ -86,7 +86,7 @@ def service_order(candidates: Sequence[ServiceFacts], shares: Mapping[ServiceCla
 
 
 def promote(candidates: Sequence[ServiceFacts], taken: bool) -> int | None:
-    """Index of the one to be promoted now: the farthest beyond its patience; None when nobody is beyond. Who was
+    """Index of the one to be promoted now: the farthest beyond its patience; None when no one is beyond. Who was
     promoted stays so until it ends; `taken` says that there is one."""
     if taken:
         return None

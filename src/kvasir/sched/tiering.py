@@ -1,6 +1,6 @@
 """Tiering: what sequences wait for from a tier below the pools, and which steps save what is evicted to it.
 
-A waiting sequence asks once (`begin`) for what comes behind its hit, and others pass it until that has come or was
+A waiting sequence asks once (`begin`) for what comes after its hit, and others pass it until that has come or was
 given up; whoever joins has no fetch any more.
 """
 
@@ -21,7 +21,7 @@ from kvasir.sched.step import Load
 class Tiering:
     """Owns the store, and of each step under way what it saves. Without a store nothing is asked and nothing saved.
 
-    seconds(start, tokens): the time to compute so many tokens behind the first `start`, 0 for unknown."""
+    seconds(start, tokens): the time to compute so many tokens after the first `start`, 0 for unknown."""
 
     def __init__(self, store: Store | None, block_size: int, seconds: Callable[[int, int], float]):
         self.store = store
@@ -61,7 +61,7 @@ class Tiering:
     # -- fetching ----------------------------------------------------------------------------------------------
 
     def begin(self, seq: Sequence, hit: Hit | None, now: float) -> bool:
-        """Asks the tier, once while the sequence waits, for what comes behind the hit; whether to wait for it."""
+        """Asks the tier, once while the sequence waits, for what comes after the hit; whether to wait for it."""
         asks = seq.reusable and not seq.suspect and seq.namespace.startswith(SHARED)
         if self.store is None or seq.fetch is not None or not asks:
             return False
@@ -81,7 +81,7 @@ class Tiering:
                 del self._open[seq]
 
     def arrived(self, seq: Sequence, hit: Hit | None) -> int:
-        """Tokens up to which blocks behind the hit have arrived, or 0."""
+        """Tokens up to which blocks after the hit have arrived, or 0."""
         if self.store is None or seq.fetch is None or seq.suspect:
             return 0
         return self.store.arrived(seq.fetch, hit.tokens // self._block_size if hit else 0)

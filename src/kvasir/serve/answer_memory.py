@@ -86,7 +86,7 @@ class Reservation:
         self._memory.held += size
 
     def hold(self, work: asyncio.Task) -> None:
-        """Work that goes on when the request is answered keeps it."""
+        """Work that continues when the request is answered keeps it."""
         self._holders += 1
         work.add_done_callback(lambda _: self.leave())
 

@@ -48,7 +48,7 @@ async def disconnected(receive: Receive) -> None:
 
 
 class ClientGone(Exception):
-    """Nobody is left to read the answer."""
+    """No one is left to read the answer."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

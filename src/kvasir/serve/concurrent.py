@@ -33,7 +33,7 @@ async def all_of(function: Callable[[S], Awaitable[T]], items: Iterable[S], at_o
 
 async def merge(streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE) -> AsyncGenerator[tuple[int, T]]:
     """The items of all streams as they come, each with the number of its stream. The first error ends the
-    rest and is raised. Streams whose items nobody takes wait. Close it (aclosing) when leaving early."""
+    rest and is raised. Streams whose items no one takes wait. Close it (aclosing) when leaving early."""
     queue: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue(UNREAD)
     gate = asyncio.Semaphore(at_once)
 
@@ -43,7 +43,7 @@ async def merge(streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE) ->
                 await queue.put((number, item))
 
     async def ending() -> None:
-        """Says when all have ended, or one has failed. Not when it is cancelled: nobody would take it."""
+        """Says when all have ended, or one has failed. Not when it is cancelled: no one would take it."""
         try:
             await asyncio.gather(*tasks)
         except Exception:

@@ -34,12 +34,12 @@ class Doors:
             self._empty.set()
 
     def hold(self, work: asyncio.Task) -> None:
-        """Work that goes on when its request is answered counts as inside."""
+        """Work that continues when its request is answered counts as inside."""
         self.enter()
         work.add_done_callback(lambda _: self.leave())
 
     async def empty(self) -> None:
-        """Returns when nobody is inside."""
+        """Returns when no one is inside."""
         await self._empty.wait()
 
 

@@ -30,13 +30,13 @@ class KeyRing:
         return len(self._keys)
 
     def named(self, name: str) -> Key | None:
-        """The key of this name; "" is nobody's, None, as long as no key is needed. Raises KeyError."""
+        """The key of this name; "" is no one's, None, as long as no key is needed. Raises KeyError."""
         if not name and not self._keys:
             return None
         return self._by_name[name]
 
     def find(self, secret: bytes) -> Key | None:
-        """It is looked up by a digest that nobody outside can compute, so nothing is told by how long it takes."""
+        """It is looked up by a digest that no one outside can compute, so nothing is told by how long it takes."""
         return self._by_digest.get(self._blinded(hashlib.sha256(secret).digest()))
 
     def _blinded(self, digest: bytes) -> bytes:

@@ -114,7 +114,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """The keys of a JSON file, which nobody but its owner may read or write:
+    """The keys of a JSON file, which no one but its owner may read or write:
 
         [{"key": "...", "name": "ann", "scopes": ["inference", "management"], "class": "batch", "weight": 2,
           "limits": {"requests_per_minute": 60, "tokens_per_minute": 100000, "concurrent": 4, "max_class": "batch"}}]

@@ -1,6 +1,6 @@
 """Places: which model is loaded next, and which ones go for it.
 
-Those that wait for memory hold up nobody: one that comes later and fits goes before them. Idle models go only where one
+Those that wait for memory hold up no one: one that comes later and fits goes before them. Idle models go only where one
 that waits fits then, and what they leave is promised to it.
 """
 

@@ -30,7 +30,7 @@ _ENDS = re.compile(r"/v1/(responses|batches|messages/batches)/[^/]+/cancel")  # 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """limit: units per minute. used: nanoseconds until it is empty; more than a full one's when units were taken that
-    nobody could foresee. at: when that was, on the clock."""
+    no one could foresee. at: when that was, on the clock."""
 
     limit: int
     used: int = 0
@@ -142,7 +142,7 @@ class Place:
         self._holders = 1
 
     def hold(self, work: asyncio.Task) -> None:
-        """Work that goes on when the request is answered counts as the same one."""
+        """Work that continues when the request is answered counts as the same one."""
         self._holders += 1
         work.add_done_callback(lambda _: self.leave())
 
@@ -195,7 +195,7 @@ class Quotas:
         self.take(keys)
 
     def take(self, keys: Sequence[Key]) -> None:
-        """These are the keys from now on. An account goes on as long as its name does."""
+        """These are the keys from now on. An account continues as long as its name does."""
         before = self.accounts
         self.accounts = {key.name: before.get(key.name) or Account(key, self._clock) for key in keys}
         for key in keys:
@@ -206,7 +206,7 @@ class Quotas:
             account.prompt(tokens)
 
     def line(self, tenant: str) -> AbstractAsyncContextManager[object]:
-        """As `Account.line`; nobody waits who has no account."""
+        """As `Account.line`; no one waits who has no account."""
         account = self.accounts.get(tenant)
         return account.line() if account else nullcontext()
 

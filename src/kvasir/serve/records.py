@@ -3,7 +3,7 @@
     <folder>/<key's name>-<digest>/<id>.json       files 0600, folders 0700
 
 A file is written whole beside its place and then moved there, so that a crash leaves the old one or the new one. Those
-that nobody has touched for the longest time leave when a key's share is full, unless it is to be refused then.
+that no one has touched for the longest time leave when a key's share is full, unless it is to be refused then.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ GPU_SHARE = 0.9
 
 
 class Room:
-    """Owns no memory, only the estimate. available: bytes that the host has now; None where nobody knows, as of a GPU
+    """Owns no memory, only the estimate. available: bytes that the host has now; None where no one knows, as of a GPU
     before its libraries are loaded: then the number of models is the only bound, and the engine's own check."""
 
     def __init__(self, available: Callable[[], int | None], max_models: int):
@@ -54,7 +54,7 @@ class Room:
 def unloading(need: int, free: int | None, places: int, ending: Sequence[int], idle: Sequence[int]) -> int | None:
     """How many of the idle models have to go, in their order, for one more to be loaded; None: all are not enough.
 
-    need, free: bytes, free None where nobody knows. places: how many more may be loaded, below 0 if some are promised.
+    need, free: bytes, free None where no one knows. places: how many more may be loaded, below 0 if some are promised.
     ending, idle: the bytes of models that are going, and of those that could.
     """
     for count in range(len(idle) + 1):

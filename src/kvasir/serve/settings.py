@@ -31,7 +31,7 @@ class ServeSettings:
     max_logprobs: candidates per token that may be asked for.
     answer_memory: of all answers that are being made and not streamed; None: an eighth of the host's.
     share_cache: keys share one prefix cache instead of having one each.
-    ping: pause after which a silent stream sends a comment, so that nobody on the way takes it for dead.
+    ping: pause after which a silent stream sends a comment, so that no one on the way takes it for dead.
     access_log / audit_log: files of JSON lines about all requests, and about those that manage the server; "-" is the
     standard output.
     data_dir: where responses, files and batches are stored; None keeps them in memory, as long as the server runs.

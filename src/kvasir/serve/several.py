@@ -1,5 +1,5 @@
 """A server of several models: each is loaded when it is first asked for, into an engine of its own, and unloaded when
-nobody has asked for a while or another one needs its place.
+no one has asked for a while or another one needs its place.
 
     absent -> waiting -> loading -> loaded: leased <-> idle -> leaving -> absent
                  |          |                   |                ^
@@ -150,7 +150,7 @@ class Several(Catalogue):
         return offers[0]
 
     async def _hold(self, name: str | None) -> Held:
-        """Leases the model, loaded or on its way. One looks at a time, so that nobody goes by what was there before."""
+        """Leases the model, loaded or on its way. One looks at a time, so that no one goes by what was there before."""
         async with self._one_look:
             offer = await self._only() if name is None else await self._offer(name)
             there = [*self._held]
@@ -177,7 +177,7 @@ class Several(Catalogue):
         return held
 
     def _rest(self, held: Held) -> None:
-        """What is to happen with a model that nobody has leased."""
+        """What is to happen with a model that no one has leased."""
         if held.leases:
             return
         self._places.freed()

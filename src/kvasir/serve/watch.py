@@ -1,4 +1,4 @@
-"""Watch: files that are read again when they change, while the server goes on."""
+"""Watch: files that are read again when they change, while the server continues."""
 
 from __future__ import annotations
 

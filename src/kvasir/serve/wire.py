@@ -27,7 +27,7 @@ class Wire(BaseModel):
     """A JSON object from outside. A field that is not declared is refused, a number is not a string.
 
     Every field is honoured but for those in REFUSED, which `refuse_fields` looks at, and those in IGNORED: accepted,
-    since they mean nothing to this server and nobody is misled by that.
+    since they mean nothing to this server and no one is misled by that.
     """
 
     REFUSED: ClassVar[Refused] = {}

@@ -90,6 +90,8 @@ class Backend:
         with library_errors("the tokenizer cannot be used"):
             form, strips = _decoder_form(self.library)
             tokens, other = _tokens(self.library)
+            bytes_per_token = bounds.bytes_per_token(self.library, tokens)
+            known = ("", 0) if bytes_per_token else bounds.known_characters(self.library, tokens)
             return Table(
                 tokens=tokens,
                 size=self.library.get_vocab_size(with_added_tokens=True),
@@ -98,7 +100,10 @@ class Backend:
                 form=form,
                 strips_leading_space=strips,
                 around=self.library.encode("").ids,
-                bytes_per_token=bounds.bytes_per_token(self.library, tokens),
+                bytes_per_token=bytes_per_token,
+                known=known[0],
+                chars_per_token=known[1],
+                sliced=self._around is not None,
                 other_ids=other,
                 spelt=_spelt(self.library, tokens) if form == "library" else [],
             ).check()

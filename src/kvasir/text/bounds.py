@@ -2,7 +2,8 @@
 
 A text of N bytes has at least N / bytes_per_token tokens where every byte of it reaches the model (nothing drops
 spaces or control characters) and every token stands for a bounded number of bytes (no run of unknown characters becomes
-one token). Where a part is not known here, nothing is promised.
+one token). Where unknown characters are dropped or joined, those that the model knows count alone: each of them is in a
+token of the vocabulary, which has at most chars_per_token of them. Where a part is not known here, nothing is promised.
 """
 
 from __future__ import annotations
@@ -38,10 +39,49 @@ def bytes_per_token(library: tokenizers.Tokenizer, tokens: Sequence[str | None])
     return shorten * max(longest, _MAX_CHARACTER, *(len(text.encode()) for text in contents), 1)
 
 
+def known_characters(library: tokenizers.Tokenizer, tokens: Sequence[str | None]) -> tuple[str, int]:
+    """The characters of texts that always reach a token of the vocabulary, and how many of them one token can stand
+    for; ("", 0) where that is not known."""
+    replaced, added = _replacements(library), library.get_added_tokens_decoder().values()
+    if replaced is None or not _is_plain_bpe(library) or any(t.lstrip or t.rstrip for t in added):
+        return "", 0
+    vocabulary = library.get_vocab(with_added_tokens=False)
+    single = {token for token in vocabulary if len(token) == 1}
+    known = (c for c in single.union(old for old, _ in replaced) if not single.isdisjoint(_replace_all(c, replaced)))
+    texts = (*vocabulary, *(t for t in tokens if t is not None), *(normalized(library, t.content) for t in added))
+    return "".join(sorted(known)), max(map(len, texts), default=0)
+
+
+def _replacements(library: tokenizers.Tokenizer) -> list[tuple[str, str]] | None:
+    """What becomes of single characters before the model sees them; None where more than that can happen."""
+    found, steps = [], steps_of(library.pre_tokenizer)
+    if not _keeps_all(steps) or any(step["type"] == "ByteLevel" for step in steps):
+        return None
+    for step in steps_of(library.normalizer):
+        if prepends(step):
+            continue
+        pattern = step["pattern"].get("String", "") if step["type"] == "Replace" else ""
+        if len(pattern) != 1:
+            return None
+        found.append((pattern, step["content"]))
+    return [*found, *((" ", step["replacement"]) for step in steps if step["type"] == "Metaspace")]
+
+
+def _replace_all(text: str, replaced: Sequence[tuple[str, str]]) -> str:
+    for old, new in replaced:
+        text = text.replace(old, new)
+    return text
+
+
+def _is_plain_bpe(library: tokenizers.Tokenizer) -> bool:
+    model = library.model
+    return type(model).__name__ == "BPE" and not model.continuing_subword_prefix and not model.end_of_word_suffix
+
+
 def _always_spells(library: tokenizers.Tokenizer, bytewise: bool) -> bool:
     """Whether no character is dropped and no run of unknown ones becomes a single token."""
     model = library.model
-    if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
+    if not _is_plain_bpe(library):
         return False
     has = model.token_to_id
     if bytewise:

@@ -1,11 +1,11 @@
 """Filling in the middle: the prompt that makes a model write what stands between two texts.
 
-    PSM    [bos] PREFIX before SUFFIX after MIDDLE          and the answer goes on here
+    PSM    [bos] PREFIX before SUFFIX after MIDDLE          and the answer continues here
     SPM    [bos] SUFFIX after PREFIX before [MIDDLE]
 
 Bavarian et al. 2022, https://arxiv.org/abs/2207.14255. Which tokens these are is said by a GGUF's metadata
 (`tokenizer.ggml.fim_pre_token_id`, ...), else by their spelling, which differs between families. Other files come
-before, each behind a token of its own where there is one (Qwen2.5-Coder, https://arxiv.org/abs/2409.12186).
+before, each after a token of its own where there is one (Qwen2.5-Coder, https://arxiv.org/abs/2409.12186).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Infill:
         return None
 
     def stops(self) -> tuple[int, ...]:
-        """The ids behind which nothing of the middle comes."""
+        """The ids after which nothing of the middle comes."""
         marks = (self.prefix, self.suffix, self.middle, self.repository, self.file)
         return tuple(dict.fromkeys((*self.ends, *(i for i in marks if i is not None))))
 
@@ -147,7 +147,7 @@ def _ids(tokenizer: Tokenizer, texts: Iterable[str]) -> list[int]:
 
 
 def _behind(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text that stands behind another one: without the space that some tokenizers put before."""
+    """The ids of a text that stands after another one: without the space that some tokenizers put before."""
     ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
     if not text or not tokenizer.strips_leading_space:
         return ids

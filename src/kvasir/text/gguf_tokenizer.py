@@ -227,6 +227,14 @@ def put_ends(tokenizer: Tokenizer, before: int | None, after: int | None) -> Tok
     return tokenizer
 
 
+def put_first_space(tokenizer: Tokenizer) -> Tokenizer:
+    """Make a SentencePiece tokenizer that adds no space put one before a text that has none, and none after special
+    tokens: what transformers does where tokenizer_config.json says `"legacy": false`."""
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
+    tokenizer.decoder = _sentencepiece_decoder(strip=True)
+    return tokenizer
+
+
 def _register_special_tokens(tokenizer: Tokenizer, vocab: Vocab) -> None:
     """Control and unknown tokens are special; user-defined ones are found in text before all else."""
     # Phi-3's tokenizer drops the spaces after its markers, which the file has no field for.

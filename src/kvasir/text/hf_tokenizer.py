@@ -50,7 +50,12 @@ def _from_sentencepiece(path: Path, config: dict[str, Any]) -> Tokenizer:
     for flag, default in (("add_bos_token", True), ("add_eos_token", False)):  # as Llama's class has them
         value = config.get(flag)
         metadata[PREFIX + flag] = value if isinstance(value, bool) else default
-    return gguf_tokenizer.build(metadata)[0]
+    prefix = PREFIX + "add_space_prefix"
+    metadata[prefix] = metadata[prefix] and config.get("add_prefix_space") is not False
+    once = config.get("legacy") is False and metadata[prefix]
+    if not once:  # a space before the text and after each special token, as SentencePiece puts it before each text
+        return gguf_tokenizer.build(metadata)[0]
+    return gguf_tokenizer.put_first_space(gguf_tokenizer.build({**metadata, prefix: False})[0])
 
 
 def _put_stated_ends(tokenizer: Tokenizer, config: dict[str, Any], special: SpecialTokens) -> None:

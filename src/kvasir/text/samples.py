@@ -41,7 +41,7 @@ _IDS = ("call0000{}", f"functions.{NAME}:{{}}")
 
 
 class Sample(NamedTuple):
-    """An answer that calls `NAME` with these arguments, in this order. turn_end: what stands behind any answer."""
+    """An answer that calls `NAME` with these arguments, in this order. turn_end: what stands after any answer."""
 
     prompt: str
     said: str
@@ -78,14 +78,14 @@ def _written(value: object) -> str:
 
 
 def _beginning(prompt: str, plain: str, whole: str) -> int:
-    """Where the answer begins in `whole`: behind the prompt, or, where that is written in another way before an answer
+    """Where the answer begins in `whole`: after the prompt, or, where that is written in another way before an answer
     that is to come, as late as in a plain answer."""
     parting = _parting(prompt, whole)
     return parting if parting == len(prompt) else max(parting, _parting(plain, whole))
 
 
 def _parting(prompt: str, whole: str) -> int:
-    """Where `whole` goes on in another way than `prompt`; before the mark if that is within one."""
+    """Where `whole` continues in another way than `prompt`; before the mark if that is within one."""
     pairs = enumerate(zip(prompt, whole, strict=False))
     same = next((i for i, (one, other) in pairs if one != other), min(len(prompt), len(whole)))
     if same == len(prompt):

@@ -10,13 +10,13 @@ from itertools import accumulate
 from kvasir.errors import InvalidRequest
 from kvasir.text.tokenizer import Tokenizer
 
-MAX_TAIL = 20  # ids behind a breaker's first token; what is longer is cut, as llama.cpp does
+MAX_TAIL = 20  # ids after a breaker's first token; what is longer is cut, as llama.cpp does
 MAX_BREAKER_SEQUENCES = 4096
 _BETWEEN = b"\xff"  # is in no UTF-8
 
 
 def bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The ids of each word at a text's start, and behind a space where they differ: vLLM leaves these out if there are
+    """The ids of each word at a text's start, and after a space where they differ: vLLM leaves these out if there are
     more or fewer of them, and lets ` time` pass for `time`. Raises InvalidRequest for a word without tokens."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
@@ -40,7 +40,7 @@ class Breakers:
         self._tokenizer = tokenizer
         spelt = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
         self._text = _BETWEEN.join(spelt) + _BETWEEN
-        self._ends = array("i", accumulate(len(s) + 1 for s in spelt))  # each one behind its separator
+        self._ends = array("i", accumulate(len(s) + 1 for s in spelt))  # each one after its separator
 
     def of(self, breakers: Sequence[str]) -> tuple[bytes, tuple[tuple[int, ...], ...]]:
         """(int32 words, bit i & 31 of word i >> 5 for a token that has a breaker in it; longer sequences: a token that

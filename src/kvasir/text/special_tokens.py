@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-HIDDEN = "\U0010fffd"  # of private use: before a token's text, nobody writes it by chance
+HIDDEN = "\U0010fffd"  # of private use: before a token's text, no one writes it by chance
 
 
 @dataclass(frozen=True, slots=True)

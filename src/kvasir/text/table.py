@@ -8,6 +8,7 @@ from kvasir.errors import ModelFileError
 from kvasir.text.special_tokens import SpecialTokens
 
 MAX_IDS = 1 << 22  # the largest vocabularies in use have some 260,000
+_COUNTED_AT_ONCE = 1 << 16  # characters
 FORMS = ("byte_level", "sentencepiece", "library")
 
 
@@ -34,7 +35,9 @@ class Table:
     tokens: the spelling of each id, None for an id without a token. size: the number of ids that have one. other_ids:
     ids of further spellings (those that two ids share). form: how a token stands for bytes (see `Tokenizer`). spelt:
     the bytes of each id, of the form "library" alone. around: the ids that encoding puts around an empty text.
-    bytes_per_token: a text of N bytes has at least N / bytes_per_token tokens; 0 where nothing is known.
+    bytes_per_token: a text of N bytes has at least N / bytes_per_token tokens; 0 where nothing is known. Then a text
+    with N of the `known` characters has at least N / chars_per_token tokens; 0 where that is not known either.
+    sliced: long texts are tokenized in slices, see slices.py.
     """
 
     tokens: list[str | None]
@@ -45,14 +48,28 @@ class Table:
     strips_leading_space: bool
     around: list[int]
     bytes_per_token: int = 0
+    known: str = ""
+    chars_per_token: int = 0
+    sliced: bool = False
     other_ids: dict[str, int] = field(default_factory=dict)
     spelt: list[bytes] = field(default_factory=list)
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        """How many tokens the text has at least, as far as its known characters say; the first number above `enough`
+        may be all that is counted."""
+        known, count = frozenset(self.known), 0
+        for start in range(0, len(text) if self.chars_per_token else 0, _COUNTED_AT_ONCE):
+            part = text[start : start + _COUNTED_AT_ONCE]
+            count += sum(map(part.count, known.intersection(part)))
+            if count > enough * self.chars_per_token:
+                break
+        return -(-count // self.chars_per_token) if count else 0
 
     def check(self) -> Table:
         """Itself. Raises ModelFileError for values that cannot belong together."""
         count = len(self.tokens)
         named = [*(token.id for token in self.added), *self.other_ids.values()]
-        if count > MAX_IDS or self.form not in FORMS or self.bytes_per_token < 0:
+        if count > MAX_IDS or self.form not in FORMS or min(self.bytes_per_token, self.chars_per_token) < 0:
             raise ModelFileError(f"the tokenizer has {count} ids of the form {self.form!r:.40}")
         if not all(0 <= i < count for i in named) or len(self.spelt) not in (0, count) or not 0 <= self.size <= count:
             raise ModelFileError("the tokenizer names ids that it does not have")

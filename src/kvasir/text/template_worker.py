@@ -93,7 +93,7 @@ def spans_of(text: str) -> list[tuple[int, int, int]]:
 
 def answer(request: dict) -> dict:
     """Render one request; every failure becomes an answer."""
-    # Should the parent be gone when its time is up, nobody else ends a template that never ends.
+    # Should the parent be gone when its time is up, no one else ends a template that never ends.
     signal.setitimer(signal.ITIMER_REAL, request["seconds"])
     try:
         variables = marked_variables(request["source"], request["variables"], request.get("own") or {})

@@ -127,7 +127,7 @@ def serve(line: Line, answer: Callable[[wire.AnyJob], wire.AnyReply]) -> None:
     """Does jobs until the other side has gone; every failure becomes an answer."""
     while (data := line.receive()) is not None:
         job = wire.decode_job(data)
-        # Should the parent be gone when its time is up, nobody else ends a library that never ends: SIGALRM does.
+        # Should the parent be gone when its time is up, no one else ends a library that never ends: SIGALRM does.
         signal.setitimer(signal.ITIMER_REAL, job.seconds)
         try:
             reply = wire.encode(answer(job))

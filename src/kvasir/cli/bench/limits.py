@@ -29,7 +29,7 @@ class Machine:
         return max(self.work.weight_bytes / self.probe.bytes_per_s, macs / self.probe.macs_per_s)
 
     def decode_step(self, context: float, rows: int = 1) -> float:
-        """Seconds, at best, of one more token for `rows` sequences behind `context` tokens each."""
+        """Seconds, at best, of one more token for `rows` sequences after `context` tokens each."""
         nbytes = self.work.weight_bytes + rows * context * self.kv_token
         macs = rows * (self.work.body_macs + self.work.head_macs)
         return max(nbytes / self.probe.bytes_per_s, macs / self.probe.macs_per_s)
@@ -42,7 +42,7 @@ def limits(machine: Machine, mode: str, shape: Shape) -> dict[str, float]:
         return _whole_run(machine, shape, steps, middle)
     first, step = machine.prefill(shape.input_len), machine.decode_step(middle)
     alone = {"ttft": first, "tpot": step, "e2e": first + steps * step}
-    if mode == "serve":  # nobody can be served faster than alone
+    if mode == "serve":  # no one can be served faster than alone
         return {f"{name}_p{p}_s": value for name, value in alone.items() for p in (50, 90, 99)}
     rates = {"prompt_tokens_per_s": shape.input_len / first, "output_tokens_per_s": 1 / step}
     rates["read_gb_per_s"] = machine.probe.bytes_per_s / 1e9

@@ -62,7 +62,7 @@ class Timing:
 
     @property
     def tpot(self) -> float | None:
-        """Time per token behind the first step's; None where there is none."""
+        """Time per token after the first step's; None where there is none."""
         later = self.tokens - self.first_tokens
         return (self.last - self.first) / later if later else None
 
@@ -78,7 +78,7 @@ def make_requests(front: Front, shape: Shape, count: int, run: int) -> list[Requ
 async def time_request(
     front: Front, request: Request, begun: float | None = None, at_first: Callable[[], Awaitable[None]] | None = None
 ) -> Timing:
-    """at_first: awaited behind the first token.
+    """at_first: awaited after the first token.
 
     Raises KvasirError where the answer failed or came short: such a run is not measured.
     """
@@ -104,7 +104,7 @@ async def warm_up(front: Front) -> None:
 
 
 async def latency(front: Front, shape: Shape, run: int) -> Figures:
-    """One request alone. What is told of steps is of those behind the prompt, of one token each."""
+    """One request alone. What is told of steps is of those after the prompt, of one token each."""
     counts: list[EngineStats] = []
 
     async def count() -> None:
@@ -191,7 +191,7 @@ def of_steps(before: EngineStats, after: EngineStats, seconds: float) -> Figures
 
 
 def kv_bytes(info: ModelInfo, context: float) -> float:
-    """Bytes of keys and values that a token attends to behind `context` others."""
+    """Bytes of keys and values that a token attends to after `context` others."""
     return sum(size * min(context, window or context) for window, size in info.kv_bytes_per_token)
 
 

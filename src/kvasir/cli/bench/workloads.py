@@ -47,7 +47,7 @@ class User:
 
 
 async def few_shot(user: User) -> None:
-    """Questions behind one long header, the same for all users."""
+    """Questions after one long header, the same for all users."""
     header = user.shared(LONG)
     for _ in range(TURNS):
         await user.ask(header + user.own())
@@ -77,7 +77,7 @@ async def agents(user: User) -> None:
 
 
 async def no_reuse(user: User) -> None:
-    """Long prompts that nobody sends twice: what the cache costs where it cannot help."""
+    """Long prompts that no one sends twice: what the cache costs where it cannot help."""
     for _ in range(TURNS):
         await user.ask(user.own(LONG))
 

@@ -18,7 +18,7 @@ RESET = "default"
 
 @dataclass(frozen=True)
 class Command:
-    """`argument` is how the help names it; the text behind the command goes to `run` as it is."""
+    """`argument` is how the help names it; the text after the command goes to `run` as it is."""
 
     run: Callable[[Session, str], Awaitable[None]]
     help: str

@@ -10,9 +10,9 @@ from typing import Any
 
 from kvasir.cli.chat.conversation import Conversation
 from kvasir.cli.chat.screen import OPEN, Screen, Thinking
-from kvasir.cli.pace import Pace
 from kvasir.engine.answer import Answer
 from kvasir.engine.front import Front
+from kvasir.engine.pace import Pace
 from kvasir.engine.thinking import may_think
 from kvasir.errors import InvalidRequest, KvasirError
 from kvasir.types import FinishReason, Request, SamplingParams

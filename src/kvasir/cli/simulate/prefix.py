@@ -17,7 +17,7 @@ IDEAL = (
     "ideal: a cache without bounds, of single tokens, that holds each prompt completely before the next request comes; "
     "of a prompt one token at least is computed"
 )
-# Seconds: prefills take next to nothing, so that nobody waits and requests are served as they come; a token of all
+# Seconds: prefills take next to nothing, so that no one waits and requests are served as they come; a token of all
 # that run takes 30 ms, so that they hold their blocks for about as long as in a real service.
 COSTS = (1e-6, 0.0, 0.0, 0.03)
 STEP_TOKENS = 16384

@@ -26,7 +26,7 @@ MOST = 1 << 30  # ids
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """at: seconds since the first. blocks: names of the prompt's beginnings, one for each BLOCK tokens; () when nobody
+    """at: seconds since the first. blocks: names of the prompt's beginnings, one for each BLOCK tokens; () when no one
     else's prompt begins like it."""
 
     at: float
@@ -86,7 +86,7 @@ class Prompts:
 
     def __init__(self, trace: list[Asked]):
         self._trace = trace
-        self._own = 1 + max((max(a.blocks, default=-1) for a in trace), default=-1)  # ids for what nobody shares
+        self._own = 1 + max((max(a.blocks, default=-1) for a in trace), default=-1)  # ids for what no one shares
         self.answer_id = self._own + len(trace)
         self.vocab_size = self.answer_id + 1
 

@@ -57,7 +57,7 @@ class Served:
 
     @property
     def tpot(self) -> float:
-        """Per token behind the first; 0 where there is none."""
+        """Per token after the first; 0 where there is none."""
         return (self.last - self.first) / max(1, self.tokens - 1)
 
     def take(self, delta: Delta, now: float) -> None:

@@ -37,7 +37,7 @@ class KVConnector(Protocol):
     facts: Facts
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
-        """Whether `has` says of these keys all that can be known. False: somebody is being asked, and did not answer
+        """Whether `has` says of these keys all that can be known. False: someone is being asked, and did not answer
         within the timeout."""
         ...
 
@@ -46,7 +46,7 @@ class KVConnector(Protocol):
         ...
 
     def read_seconds(self, names: Sequence[Name]) -> float:
-        """How long loading these parts takes, behind what is open; 0 where that is not known, or next to nothing."""
+        """How long loading these parts takes, after what is open; 0 where that is not known, or next to nothing."""
         ...
 
     def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
@@ -67,11 +67,11 @@ class KVConnector(Protocol):
         ...
 
     def save(self, block: Block, group: int, payload: Bytes) -> bool:
-        """Hands over one part, which nobody may write to from now on; False when it will not be kept."""
+        """Hands over one part, which no one may write to from now on; False when it will not be kept."""
         ...
 
     def ending(self) -> None:
-        """The engine computes no more: what is saved from now on takes nobody's time."""
+        """The engine computes no more: what is saved from now on takes no one's time."""
         ...
 
     def stats(self) -> TierStats: ...

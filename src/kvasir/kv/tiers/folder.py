@@ -1,4 +1,4 @@
-"""A folder of this user alone: what lies in it was written by us, what is put into it is read by nobody else."""
+"""A folder of this user alone: what lies in it was written by us, what is put into it is read by no one else."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FALL_WAIT = 0.005  # seconds between two looks at it
 class HostTier:
     """A KVConnector over `max_bytes` of memory. Loads are there at once: what they take is the copy into the pool.
 
-    below: where parts fall; somebody else closes it, later.
+    below: where parts fall; someone else closes it, later.
     """
 
     name = "host"

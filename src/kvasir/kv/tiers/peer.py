@@ -256,7 +256,7 @@ class PeerServer:
     def _accept(self) -> None:
         self._listener.settimeout(0.2)
         while not self._closing.is_set():
-            with suppress(OSError):  # nobody came, or no descriptor was left for him
+            with suppress(OSError):  # no one came, or no descriptor was left for him
                 sock, _ = self._listener.accept()
                 self._admit(Wire(sock))
 
@@ -349,7 +349,7 @@ def _listen(path: Path) -> socket.socket:
     _remove_dead(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(os.fspath(path))  # nobody else can enter the folder while the mode is not yet set
+        listener.bind(os.fspath(path))  # no one else can enter the folder while the mode is not yet set
         os.chmod(path, 0o600)
         listener.listen()
     except OSError as e:

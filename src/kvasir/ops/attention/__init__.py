@@ -2,7 +2,7 @@
 
 Keys are taken in tiles aligned to absolute position. A row's weights in a tile, and their products with the
 values, are computed by matmuls of one shape, whatever else is computed beside; the tiles' results are added
-in ascending order. What a row must not see gets the weight 0 by selection, and keys that nobody may see
+in ascending order. What a row must not see gets the weight 0 by selection, and keys that no one may see
 (unwritten slots, freed blocks) are replaced by zeros before they meet arithmetic, so that NaN in them stays
 where it is.
 
@@ -21,7 +21,7 @@ from kvasir.ops.registry import op
 
 # letters: T token rows, H heads, K KV heads, G heads per KV head, R rows of an item, d head width, n tiles, u
 # items, s sequences
-_PAD = 16  # columns put behind the values; the first of them counts the weights
+_PAD = 16  # columns put after the values; the first of them counts the weights
 
 
 @op
@@ -65,7 +65,7 @@ def paged_attention(
 
 
 def _read(cache: Tensor, blocks: Tensor, outside: Tensor) -> Tensor:
-    """Blocks [s, b] of a layer's keys or values as float32 [s, n, K, TILE, d], zeros where nobody may
+    """Blocks [s, b] of a layer's keys or values as float32 [s, n, K, TILE, d], zeros where no one may
     look."""
     _, _, kv_heads, dim = cache.shape
     gathered = cache[blocks].view(blocks.shape[0], -1, TILE, kv_heads, dim)
@@ -74,7 +74,7 @@ def _read(cache: Tensor, blocks: Tensor, outside: Tensor) -> Tensor:
 
 
 def _with_counter(v: Tensor) -> Tensor:
-    """A column of ones behind the values: their weighted sum is then the sum of the weights."""
+    """A column of ones after the values: their weighted sum is then the sum of the weights."""
     v = F.pad(v, (0, _PAD))
     v[..., -_PAD] = 1.0
     return v

@@ -2,7 +2,7 @@
 
     S <- exp(g) S;   S <- S + beta (v - S k) k^T;   o = S q          for one token after the other
 
-(arXiv:2412.06464), q and k normalised, behind a short causal convolution of what comes in. It is computed as it is
+(arXiv:2412.06464), q and k normalised, after a short causal convolution of what comes in. It is computed as it is
 written, token by token: the operations of a row are those of the way from the start of its block to it, however that
 way was cut into steps. Sums go by the halving tree, everything else element by element.
 
@@ -82,7 +82,7 @@ def gated_delta(
 
     x: channels of q, k and v, then beta and decay per head of v. kernel: the last tap is the token's own. state:
     [blocks, V, e, d], rows: [blocks, K - 1 + block size, I], both of the layer; the step's inputs are written, and
-    the states and first rows of the blocks that it opens. act: an op of `ACTIVATIONS`, behind the convolution.
+    the states and first rows of the blocks that it opens. act: an op of `ACTIVATIONS`, after the convolution.
     """
     before = kernel_CK.shape[1] - 1
     rows[plan.slots // plan.block_size, plan.slots % plan.block_size + before] = x_TI

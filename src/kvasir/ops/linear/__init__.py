@@ -42,7 +42,7 @@ def linear(x_TK: Tensor, weight_SNK: Tensor, bias_N: Tensor | None = None) -> Te
 
 
 def _segments(x_TK: Tensor, weight_SNK: Tensor) -> Tensor:
-    """[T, S, k] in the weight's type, zeros behind each segment where the weight has them."""
+    """[T, S, k] in the weight's type, zeros after each segment where the weight has them."""
     segments, _, padded = weight_SNK.shape
     x_TSk = x_TK.reshape(x_TK.shape[0], segments, -1).to(weight_SNK.dtype)
     missing = padded - x_TSk.shape[-1]

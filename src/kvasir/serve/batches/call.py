@@ -57,7 +57,7 @@ class Caller:
         async def receive() -> Message:
             nonlocal given
             if given:
-                await asyncio.Event().wait()  # nobody leaves
+                await asyncio.Event().wait()  # no one leaves
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 

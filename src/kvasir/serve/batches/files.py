@@ -66,7 +66,7 @@ class Files:
         return min(self._max_file, self._contents.max_bytes)
 
     async def start(self) -> None:
-        """Bytes whose facts were not written when an earlier server ended are nobody's."""
+        """Bytes whose facts were not written when an earlier server ended are no one's."""
         await self._contents.keep(self._facts.ids)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Files:
         await self._contents.put(owner, file["id"], data, beyond)
         try:
             await self._facts.put(owner, file["id"], msgspec.json.encode(file), beyond)
-        except BaseException:  # bytes that nobody knows of would fill the share for good
+        except BaseException:  # bytes that no one knows of would fill the share for good
             await self._contents.delete(owner, file["id"])
             raise
         return file
@@ -157,7 +157,7 @@ class Files:
 
 
 def page_of(found: Sequence[dict[str, Any]], after: str | None, limit: int) -> Response:
-    """A page of objects, which begins behind one of them. Raises InvalidRequest."""
+    """A page of objects, which begins after one of them. Raises InvalidRequest."""
     if after is not None:
         place = next((i for i, item in enumerate(found) if item["id"] == after), None)
         if place is None:

@@ -26,7 +26,7 @@ RUNNING = 2  # batches of a key at once: their lines are in memory
 
 
 class Batches:
-    """All batches of a server, on its event loop. `start` goes on with those of an earlier server."""
+    """All batches of a server, on its event loop. `start` continues with those of an earlier server."""
 
     def __init__(self, caller: Caller, settings: ServeSettings, ring: KeyRing, quotas: Quotas):
         """Raises ConfigError."""
@@ -46,7 +46,7 @@ class Batches:
     async def start(self) -> None:
         await self.files.start()
         records = [record for data in await self._records.all() if (record := parsed(data))]
-        # Those that only wait come behind those that were begun.
+        # Those that only wait come after those that were begun.
         records.sort(key=lambda r: (r["batch"]["status"] == "validating", r["batch"]["created_at"], r["batch"]["id"]))
         for record in records:
             if record["batch"]["status"] in OPEN:

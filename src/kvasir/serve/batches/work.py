@@ -209,7 +209,7 @@ class Work:
 
 
 class _KeyGone(Exception):
-    """Nobody may ask in this batch's name any more."""
+    """No one may ask in this batch's name any more."""
 
 
 def _error(code: str, message: str) -> dict[str, Any]:

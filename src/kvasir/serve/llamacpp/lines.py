@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 class Lines:
     """Of one answer. indent: from its second line on each begins with so many blanks at least, else it ends there.
-    seconds: from its first token; when they have gone by, it ends at the next token behind a line break."""
+    seconds: from its first token; when they have gone by, it ends at the next token after a line break."""
 
     def __init__(self, indent: int = 0, seconds: float | None = None, clock: Callable[[], float] = time.monotonic):
         self._indent = indent

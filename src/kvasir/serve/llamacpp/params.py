@@ -72,7 +72,7 @@ def to_params(wire: Options, info: ModelInfo, own: Mapping[str, Any] = NOTHING, 
     if wire.seed is not None:
         fields["seed"] = None if wire.seed in RANDOM_SEEDS else wire.seed
     wanted = n_predict_of(wire, own)
-    fields["max_tokens"] = None if wanted < 0 else max(1, wanted)  # a prompt is computed for the token behind it
+    fields["max_tokens"] = None if wanted < 0 else max(1, wanted)  # a prompt is computed for the token after it
     n = 1 if wire.n_cmpl is None else wire.n_cmpl
     return SamplingParams(**fields, n=n, logprobs=wire.n_probs or None, structured_outputs=_structure(wire))
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvasir.engine.answer import TextDelta, TokenInfo, moment, prompt_text
+from kvasir.engine.answer import TextDelta, TokenInfo, prompt_text
+from kvasir.engine.pace import Pace
 from kvasir.serve.llamacpp.lines import Lines
 from kvasir.serve.llamacpp.params import n_predict_of, settings_object
 from kvasir.serve.llamacpp.wire import Options
-from kvasir.serve.openai.shapes import LOWEST
+from kvasir.serve.openai.shapes import LOWEST, timings_object
 from kvasir.serve.serving import Serving
 from kvasir.types import FinishReason, Request, Usage
 
 
 @dataclass(slots=True)
 class Told:
-    """One answer, as far as it was told. Times are of time.monotonic; stop_type is empty until it has ended."""
+    """One answer, as far as it was told. stop_type is empty until it has ended."""
 
     number: int
     core: Request
@@ -28,14 +28,11 @@ class Told:
     usage: Usage = field(default_factory=Usage)
     stop_type: str = ""
     stopping_word: str = ""
-    begun: float = field(default_factory=time.monotonic)
-    first: float = 0.0
-    last: float = 0.0
+    pace: Pace = field(default_factory=Pace)
 
     def add(self, delta: TextDelta, only_prompt: bool) -> str:
         """What of the delta's text belongs to the answer."""
-        self.last = moment(delta.at, self.begun)
-        self.first = self.first or self.last
+        self.pace.saw(delta)
         if only_prompt:
             self.usage = Usage(delta.usage.prompt_tokens, 0, delta.usage.cached_tokens)
             self.stop_type = "limit" if delta.finish_reason else ""
@@ -55,18 +52,7 @@ class Told:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Milliseconds; a prompt's begin with its request, so that they hold what it waited."""
-        prompt, predicted = 1000 * (self.first - self.begun), 1000 * (self.last - self.first)
-        fresh, made = self.usage.prompt_tokens - self.usage.cached_tokens, self.usage.completion_tokens
-        found = {"cache_n": self.usage.cached_tokens}
-        for name, count, ms in (("prompt", fresh, prompt), ("predicted", made, predicted)):
-            found |= {
-                f"{name}_n": count,
-                f"{name}_ms": ms,
-                f"{name}_per_token_ms": ms / count if count else 0.0,
-                f"{name}_per_second": 1000 * count / ms if ms else 0.0,
-            }
-        return found
+        return timings_object(self.pace, self.usage)
 
 
 def partial_object(wire: Options, told: Told, text: str, delta: TextDelta) -> dict[str, Any]:

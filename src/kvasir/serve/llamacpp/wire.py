@@ -220,7 +220,7 @@ class ExtraFile(Wire):
 class InfillRequest(Options):
     """POST /infill
 
-    prompt: what stands behind input_prefix, up to the cursor.
+    prompt: what stands after input_prefix, up to the cursor.
     """
 
     input_prefix: str

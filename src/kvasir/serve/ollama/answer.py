@@ -1,7 +1,7 @@
 """Answers in Ollama's shapes: one object, or lines of which the last is `done` and has the counts and times.
 
 With n > 1 every line has the `index` of its answer; the last line of an answer has its done_reason and eval_count, and
-behind all of them comes the one that is `done`, whose eval_count is the sum. The one object has answer 0 where clients
+after all of them comes the one that is `done`, whose eval_count is the sum. The one object has answer 0 where clients
 look for it, and all of them in `answers`.
 """
 
@@ -18,7 +18,8 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from kvasir.engine.answer import TextDelta, moment
+from kvasir.engine.answer import TextDelta
+from kvasir.engine.pace import moment
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
 from kvasir.serve.asgi import while_connected

@@ -101,7 +101,7 @@ async def prompt_ids(wire: GenerateRequest, serving: Serving, trust: bool | None
         if wire.system or wire.think:
             name = "system" if wire.system else "think"
             raise InvalidRequest(f"this model has no chat template that could say {name}", "leave it out", name)
-        ids = await front.encode(prompt, bound=None if wire.truncate else "context")
+        ids = await front.encode(prompt, bound="count" if wire.truncate else "context")
     else:
         ids = await _chat_ids(wire, serving, prompt, trust)
     if wire.context is None:
@@ -120,11 +120,11 @@ async def _chat_ids(wire: GenerateRequest, serving: Serving, prompt: str, trust:
     variables = {} if wire.template else thinking_variables(wire.think, front, None, wire.model)
     if not wire.template:
         return await front.encode_chat(
-            messages, variables=variables, trust_special_tokens=trust, bound=None if wire.truncate else "context"
+            messages, variables=variables, trust_special_tokens=trust, bound="count" if wire.truncate else "context"
         )
     if wire.think is not None:
         raise InvalidRequest("think belongs to the model's own template", "leave one of them out", "think")
     await asyncio.to_thread(check_template, wire.template)
     return await front.encode_chat(
-        messages, chat_template=wire.template, trust_special_tokens=trust, bound=None if wire.truncate else "context"
+        messages, chat_template=wire.template, trust_special_tokens=trust, bound="count" if wire.truncate else "context"
     )

@@ -31,6 +31,7 @@ from kvasir.serve.openai.params import TIERS, check_stream_options, served_tier,
 from kvasir.serve.openai.shapes import (
     STREAMED,
     Chunks,
+    Timings,
     chat_logprobs,
     error_event,
     error_response,
@@ -53,11 +54,11 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/chat/completions", tags=["openai"], responses=STREAMED)
 async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
+    begun, created = time.monotonic(), int(time.time())
     core, reading = await to_request(wire, serving, request)
     serving.charge([core], request, whole=not wire.stream)
-    created = int(time.time())
     if wire.stream:
-        events = chat_events(wire, core, reading, serving, created)
+        events = chat_events(wire, core, reading, serving, created, begun)
         return serving.stream(events, error_response, error_event)
     answers = await while_connected(request.receive, serving.front.complete(core, reading))
     heavy = bool(wire.logprobs) or wire.prompt_logprobs is not None
@@ -100,6 +101,8 @@ def _refuse(wire: ChatRequest) -> None:
     check_stream_options(wire)
     if wire.top_logprobs is not None and not wire.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
+    if wire.timings_per_token and not wire.stream:
+        raise InvalidRequest("timings_per_token needs stream=true", param="timings_per_token")
     if wire.stream and wire.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     if wire.continue_final_message and wire.add_generation_prompt:
@@ -234,14 +237,16 @@ def ending(core: Request, answer: Answer | TextDelta) -> dict[str, Any]:
 
 
 async def chat_events(
-    wire: ChatRequest, core: Request, reading: Reading | None, serving: Serving, created: int
+    wire: ChatRequest, core: Request, reading: Reading | None, serving: Serving, created: int, begun: float
 ) -> AsyncGenerator[bytes]:
-    """The chunks of all answers, the usage if it was asked for, and the end mark."""
+    """The chunks of all answers, the usage if it was asked for, and the end mark. begun: the request, in seconds of
+    time.monotonic."""
     options = wire.stream_options
     final_usage = bool(options and options.include_usage)
     always_usage = bool(options and options.continuous_usage_stats)
     tier = served_tier(wire.service_tier, core.slo)
     chunks = Chunks(serving, "chat.completion.chunk", core.id, created, with_usage=final_usage, tier=tier)
+    timings = Timings(bool(wire.timings_per_token), begun)
     usages: dict[int, Usage] = {}
     called: set[int] = set()  # the answers that have called
     async with aclosing(serving.front.stream(core, reading)) as deltas:
@@ -252,12 +257,12 @@ async def chat_events(
             usage = usage_object([usages.values()], len(core.prompt_ids)) if always_usage else None
             if any(isinstance(event, CallStart) for event in delta.events):
                 called.add(delta.index)
-            choices = _deltas(wire, core, reading, delta, first, delta.index in called)
+            choices, timed = _deltas(wire, core, reading, delta, first, delta.index in called), timings.of(delta)
             if first_of_all and wire.return_token_ids:
                 role = [choices.pop(0)]
-                yield chunks.event(role, usage, prompt_token_ids=core.prompt_ids)
+                yield chunks.event(role, usage, prompt_token_ids=core.prompt_ids, **timed)
             if choices:
-                yield b"".join([chunks.event([choice], usage) for choice in choices])
+                yield b"".join([chunks.event([choice], usage, **timed) for choice in choices])
     if final_usage:
         yield chunks.event([], usage_object([usages.values()], len(core.prompt_ids)))
     yield DONE

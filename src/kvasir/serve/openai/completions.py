@@ -191,7 +191,7 @@ class Job:
     def _text(
         self, i: int, answer: Answer | TextDelta, with_prompt: bool, scores: tuple[TokenInfo, ...] | None
     ) -> dict[str, Any]:
-        """The choice's text and log-probabilities, behind the prompt's if that is to be echoed."""
+        """The choice's text and log-probabilities, after the prompt's if that is to be echoed."""
         prompt = self._prompt_text(i) if with_prompt else ""
         logprobs = None
         if self.wire.logprobs is not None:

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from kvasir.engine.answer import TokenInfo
+from kvasir.engine.answer import TextDelta, TokenInfo
+from kvasir.engine.pace import Pace
 from kvasir.serve.faults import Fault, openai_error, openai_response
 from kvasir.serve.serving import Serving
 from kvasir.serve.sse import event
@@ -36,6 +37,41 @@ def usage_object(prompts: Iterable[Collection[Usage]], prompt_tokens: int) -> di
         "prompt_tokens_details": {"cached_tokens": cached},
         **({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}),
     }
+
+
+def timings_object(pace: Pace, usage: Usage) -> dict[str, float]:
+    """llama.cpp's figures of one answer so far, in milliseconds. The prompt's begin with the request, so that they hold
+    what it waited; the answer's begin with its first token."""
+    prompt = predicted = 0.0
+    if pace.first is not None and pace.last is not None:
+        prompt, predicted = 1000 * (pace.first - pace.begun), 1000 * (pace.last - pace.first)
+    fresh, made = usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens
+    found: dict[str, float] = {"cache_n": usage.cached_tokens}
+    for name, count, ms in (("prompt", fresh, prompt), ("predicted", made, predicted)):
+        found |= {
+            f"{name}_n": count,
+            f"{name}_ms": ms,
+            f"{name}_per_token_ms": ms / count if count else 0.0,
+            f"{name}_per_second": 1000 * count / ms if ms else 0.0,
+        }
+    return found
+
+
+class Timings:
+    """The `timings` of chunks, where they are asked for: of each answer as far as it has come."""
+
+    def __init__(self, wanted: bool, begun: float):
+        """begun: the request, in seconds of time.monotonic."""
+        self._wanted, self._begun = wanted, begun
+        self._paces: dict[int, Pace] = {}
+
+    def of(self, delta: TextDelta) -> dict[str, Any]:
+        """What the chunks of a delta have besides."""
+        if not self._wanted:
+            return {}
+        pace = self._paces.setdefault(delta.index, Pace(self._begun))
+        pace.saw(delta)
+        return {"timings": timings_object(pace, delta.usage)}
 
 
 class Chunks:
@@ -103,7 +139,7 @@ def _numbers(data: bytes) -> tuple[int, ...]:
 
 
 def completion_logprobs(infos: Sequence[TokenInfo], shift: int = 0) -> dict[str, Any]:
-    """The older format: parallel lists. `shift` is added to offsets, for tokens behind an echoed prompt."""
+    """The older format: parallel lists. `shift` is added to offsets, for tokens after an echoed prompt."""
     return {
         "tokens": [_label(info.bytes) for info in infos],
         "token_logprobs": [None if info.logprob is None else _number(info.logprob) for info in infos],

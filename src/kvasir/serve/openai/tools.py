@@ -52,7 +52,7 @@ def _names(choice: Choice) -> set[str]:
 
 
 def follows(wire: ChatRequest, params: SamplingParams) -> bool:
-    """Whether an answer has to follow a structure or a call from its beginning, or behind its reasoning."""
+    """Whether an answer has to follow a structure or a call from its beginning, or after its reasoning."""
     return params.structured_outputs is not None or wire.tool_choice not in (None, "auto", "none")
 
 

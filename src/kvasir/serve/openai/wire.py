@@ -237,6 +237,9 @@ class ChatRequest(Sampling, Trust):
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
 
+    # llama.cpp's
+    timings_per_token: bool | None = None
+
 
 class EmbeddingRequest(Scheduling):
     """POST /v1/embeddings"""

@@ -7,7 +7,7 @@ import { End } from "./end.js";
 import { MessageView } from "./message.js";
 import { chats, loadChat, newChat, saveChat } from "./store.js";
 import { TokenMap } from "./tokens.js";
-import { take, wireMessages } from "./wire.js";
+import { take, time, wireMessages } from "./wire.js";
 
 const TOO_LONG = "context_length_exceeded"; // the code of an error
 const LEAVING = 1000; // milliseconds within which a stream breaks off when the page is left
@@ -206,6 +206,7 @@ export class Chat {
       messages: wireMessages(this.options.system, chat.messages),
       stream: true,
       stream_options: { include_usage: true },
+      timings_per_token: true,
       n: 1,
     };
     const message = { role: "assistant", content: "", ...(before.length ? { before } : {}) };
@@ -216,14 +217,13 @@ export class Chat {
     this.abort = new AbortController();
     this.busy(true);
     this.models.whileLoading(this.abort.signal, (text) => this.draw(view, text));
-    const begun = performance.now();
-    const seconds = () => (performance.now() - begun) / 1000;
     try {
       for await (const chunk of stream("/v1/chat/completions", body, this.abort.signal)) {
         if (chunk.usage) message.usage = chunk.usage;
+        if (chunk.timings) time(message, chunk.timings);
         if (body.model) message.model = chunk.model;
         for (const choice of chunk.choices) {
-          if (take(message, choice, map)) message.first ??= seconds();
+          take(message, choice, map);
           this.follow(view);
         }
       }
@@ -236,7 +236,6 @@ export class Chat {
       if (error.status === 404) this.models.refresh().catch(() => {}); // what it said stands in the message
       if (error.status === 401) queueMicrotask(() => this.retryWithKey(message));
     }
-    message.seconds = seconds();
     this.abort.abort();
     this.abort = null;
     this.busy(false);

@@ -15,10 +15,8 @@ const ENDS = {
   timeout: "The server ran out of time for this answer.",
 };
 
-const MEASURABLE = 0.1; // seconds; a shorter answer comes in too few pieces to tell how fast it was
-
-/** A message: `{role, content, reasoning, calls, finish, error, tooLong, usage, seconds, first, seed, model}`; `before` and
- *  `after`: other answers in its place. */
+/** A message: `{role, content, reasoning, calls, finish, error, tooLong, usage, first, rate, seed, model}`; `first`: seconds
+ *  to the first token; `rate`: tokens a second after it; `before` and `after`: other answers in its place. */
 export class MessageView {
   /** actions: `regenerate(message)`, `turn(message, by)`, `edit(message)`, `answer(message, results)`. map: the
    *  TokenMap of an answer of this visit. */
@@ -155,8 +153,7 @@ function figures(message) {
   const tokens = message.usage?.completion_tokens;
   if (tokens) found.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
   if (message.first !== undefined) found.push(`first after ${Math.round(1000 * message.first)} ms`);
-  const seconds = message.seconds - message.first;
-  if (tokens > 1 && seconds > MEASURABLE) found.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
+  if (message.rate) found.push(`${message.rate.toFixed(1)} tokens/s`);
   const cached = message.usage?.prompt_tokens_details?.cached_tokens;
   if (cached) found.push(`${cached} of ${message.usage.prompt_tokens} prompt tokens cached`);
   if (message.seed !== undefined) found.push(`seed ${message.seed}`);

@@ -22,7 +22,14 @@ function dropTurn(messages) {
   if (last >= 0) messages.length = last;
 }
 
-/** Takes a choice of a chunk into the message; true when it brought some of the answer. */
+/** Takes the engine's times so far into the message: when chunks arrive here says little of how fast they were made. */
+export function time(message, { prompt_ms: prompt, predicted_ms: predicted, predicted_n: tokens }) {
+  message.first ??= prompt / 1000;
+  message.tokens ??= tokens; // those that were there first
+  if (predicted > 0 && tokens > message.tokens) message.rate = (1000 * (tokens - message.tokens)) / predicted;
+}
+
+/** Takes a choice of a chunk into the message. */
 export function take(message, choice, map) {
   const { delta } = choice;
   if (choice.logprobs?.content && map) map.addTokens(choice.logprobs.content);
@@ -44,5 +51,4 @@ export function take(message, choice, map) {
   }
   if (choice.finish_reason) message.finish = choice.finish_reason;
   if (choice.seed !== undefined) message.seed = choice.seed;
-  return Boolean(reasoning || delta.content || delta.tool_calls);
 }

@@ -1,6 +1,6 @@
 """Output: the items of an answer as they come, and the events that tell of them.
 
-An answer that is not streamed takes the same way; nobody looks at its events then.
+An answer that is not streamed takes the same way; no one looks at its events then.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Output:
         return chat_logprobs(tokens)["content"] if self._logprobs else []
 
     def _begin(self, kind: str, **call: str) -> Iterator[StreamEvent]:
-        """Goes on with the open item, if it is of this kind and no call, or opens one."""
+        """Continues with the open item, if it is of this kind and no call, or opens one."""
         if self._open:
             if self.items[-1]["type"] == kind != "function_call":
                 return

@@ -55,7 +55,7 @@ def response_object(wire: ResponseRequest, core: Request, model: str, created: i
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Nobody pays for what is written to the cache, so none is counted."""
+    """No one pays for what is written to the cache, so none is counted."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

@@ -1,0 +1,18 @@
+#!/bin/sh
+# Installs the clients of others that some slow tests drive, into .clients/: litellm, langchain and openai-agents in an
+# environment of their own, and Anthropic's JavaScript client where node and npm are. About a minute, 500 MB. Needs a network;
+# without these clients the tests are skipped and say so.
+set -eu
+cd "$(dirname "$0")/.."
+
+mkdir -p .clients
+[ -x .clients/venv/bin/python ] || "${PYTHON:-python3}" -m venv .clients/venv
+.clients/venv/bin/python -m pip --disable-pip-version-check install -q \
+  'litellm>=1.106' 'langchain-openai>=1.7' 'langchain-anthropic>=1.7' 'openai-agents>=0.20'
+
+if command -v npm >/dev/null && command -v node >/dev/null; then
+  [ -e .clients/package.json ] || echo '{"private": true}' > .clients/package.json
+  npm --prefix .clients install --no-audit --no-fund --silent '@anthropic-ai/sdk@^1.12' 'zod@^4'
+else
+  echo "There is no node with npm here, so Anthropic's JavaScript client was not installed." >&2
+fi

@@ -1,0 +1,107 @@
+"""Bounds of numbers that llguidance gets wrong together: between an exclusive one that is a whole number and a fraction
+next to it, on the other side, it allows the whole number itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any
+
+from kvasir.errors import InvalidRequest
+from kvasir.guided.pointers import step
+from kvasir.guided.texts import Unknown
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+HINT = "use a bound that is inclusive, or another"
+PROBLEM = "beside a fraction next to it, llguidance would allow the bound itself"
+_HAS_BOUNDS = frozenset(BOUNDS)
+_LARGEST = 2**53
+_IN_PLACE = ("allOf", "anyOf", "oneOf")
+_INSIDE = ("not", "if", "then", "else")
+_DATA = ("const", "enum")
+_MOST = 10_000_000
+
+
+def misread(bounds: Mapping[str, set[float]]) -> str | None:
+    """The keyword of an exclusive bound that would be allowed itself."""
+    for key, others in (
+        ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
+        ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
+    ):
+        opposite = set[float]().union(*(bounds[other] for other in others))
+        fractions = (n for n in opposite if n != int(n))
+        if any(math.floor(n) in bounds[key] or math.ceil(n) in bounds[key] for n in fractions):
+            return key
+    return None
+
+
+def bounds_of(schema: Mapping[str, Any]) -> dict[str, set[float]]:
+    """What one schema says itself, by keyword."""
+    said = {key: schema.get(key) for key in BOUNDS}
+    return {key: {n} if _is_number(n) and abs(n) <= _LARGEST else set() for key, n in said.items()}
+
+
+def check_bounds(root: Any) -> None:
+    """Raises InvalidRequest where bounds that may hold for one value, said in several places, are misread."""
+    schemas = _all(root)
+    if misread(_merged(schemas)) is None:
+        return  # as nearly always
+    steps = count()
+    for schema in schemas:
+        if any(key in schema for key in (*_IN_PLACE, *_INSIDE, "$ref")):
+            joined: dict[int, Mapping[str, Any]] = {}
+            _join(schema, root, joined)
+            if key := misread(_merged(joined.values())):
+                raise InvalidRequest(f"{key}: {PROBLEM}", HINT)
+            if next(steps) * len(schemas) > _MOST:
+                raise InvalidRequest("the schema has too many cases", "make it simpler")
+
+
+def _merged(schemas: Iterable[Mapping[str, Any]]) -> dict[str, set[float]]:
+    merged: dict[str, set[float]] = {key: set() for key in BOUNDS}
+    for schema in schemas:
+        if not _HAS_BOUNDS.isdisjoint(schema):
+            for key, numbers in bounds_of(schema).items():
+                merged[key] |= numbers
+    return merged
+
+
+def _join(schema: Any, root: Any, joined: dict[int, Mapping[str, Any]]) -> None:
+    """All schemas that speak of the same value as this one, by their identities."""
+    if not isinstance(schema, Mapping) or id(schema) in joined:
+        return
+    joined[id(schema)] = schema
+    for key in _IN_PLACE:
+        for one in schema[key] if isinstance(schema.get(key), list) else ():
+            _join(one, root, joined)
+    for key in _INSIDE:
+        _join(schema.get(key), root, joined)
+    _join(_named(schema.get("$ref"), root), root, joined)
+
+
+def _named(reference: Any, root: Any) -> Any:
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    try:
+        return step(root, reference)
+    except Unknown:
+        return None
+
+
+def _all(root: Any) -> list[Mapping[str, Any]]:
+    """All objects in a schema but those of data."""
+    found: list[Mapping[str, Any]] = []
+    rest = [root]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            found.append(value)
+            rest += [v for k, v in value.items() if isinstance(v, dict | list) and k not in _DATA]
+        elif isinstance(value, list):
+            rest += value
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
