@@ -1,0 +1,136 @@
+"""CPU time of the scheduler and of a runner's bookkeeping for each token, by rows that decode together.
+
+    python benchmarks/rows.py
+    python benchmarks/rows.py --rows 256 1024 --against ../before
+
+FakeRunner computes, so no kernel hides what a row costs in Python: greedy answers without a grammar, all decoding, each
+after a short prompt of its own. Printed is the CPU time of the thread that steps, in microseconds per token: the median
+of the rounds, and where it goes. plan and commit are the scheduler's, execute and sample the runner's; core is the rest
+of a step of EngineCore; pack is the message in which an engine process sends the tokens, and is no part of `step`.
+
+--against: a checkout of another commit, measured in turn with this one, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("step", "plan", "execute", "sample", "commit", "core", "pack")
+PROMPT = 16  # tokens
+WARM, STEPS = 4, 32  # steps of an engine that are not measured, and that are
+LEAST = 2048  # tokens of a round: few rows decode in several engines, one after the other
+
+Times = dict[str, float]
+
+
+def timed(times: Times, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def timing(*args: Any) -> Any:
+        begun = time.thread_time()
+        try:
+            return call(*args)
+        finally:
+            times[name] = times.get(name, 0.0) + time.thread_time() - begun
+
+    return timing
+
+
+def engine(rows: int, tokens: int) -> Any:
+    """An EngineCore over a FakeRunner in which so many answers of `tokens` tokens fit."""
+    from kvasir.engine.core import EngineCore
+    from kvasir.runner.fake import FakeRunner
+    from kvasir.sched.scheduler import Scheduler
+    from kvasir.types import Request, SamplingParams
+
+    length = PROMPT + tokens
+    runner = FakeRunner(
+        vocab_size=50_000,
+        num_blocks=rows * -(-length // 16) + 1,
+        max_rows=rows,
+        max_tokens_per_step=max(2048, rows),
+        max_model_len=length,
+    )
+    core = EngineCore(runner, Scheduler(runner.capacity, max_waiting=rows))
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=tokens)
+    for i in range(rows):
+        core.add(Request(str(i), tuple(i * PROMPT + j for j in range(PROMPT)), params))
+    return core
+
+
+def measure(rows: int) -> Times:
+    """Microseconds per token of each part."""
+    times: Times = {}
+    engines = -(-LEAST // (rows * STEPS))
+    for _ in range(engines):
+        decode(engine(rows, 2 * WARM + STEPS + 8), rows, times)
+    times["core"] = times["step"] - sum(times[name] for name in ("plan", "execute", "sample", "commit"))
+    return {name: times[name] / (engines * STEPS * rows) * 1e6 for name in PARTS}
+
+
+def decode(core: Any, rows: int, times: Times) -> None:
+    """Adds the seconds of STEPS steps in which all rows decode."""
+    from kvasir.engine.wire import Deltas, encode
+
+    while len(core.scheduler.running) < rows or any(s.pending > 1 for s in core.scheduler.running):
+        core.step()
+    for _ in range(WARM):
+        core.step()
+    for owner, names in ((core.scheduler, ("plan", "commit")), (core.runner, ("execute", "sample"))):
+        for name in names:
+            setattr(owner, name, timed(times, name, getattr(owner, name)))
+    step = timed(times, "step", core.step)
+    pack = timed(times, "pack", lambda deltas: encode(Deltas(deltas)))
+    for _ in range(STEPS):
+        deltas = step()
+        assert len(deltas) == rows and all(len(d.token_ids) == 1 for d in deltas), "a row did not decode"
+        pack(deltas)
+
+
+def measured_in(checkout: Path, rows: list[int]) -> dict[int, Times]:
+    """The same in a process of its own, with the package of a checkout."""
+    command = [sys.executable, __file__, "--rows", *map(str, rows), "--child"]
+    env = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+    output = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE).stdout
+    return {int(count): times for count, times in json.loads(output).items()}
+
+
+def median(rounds: list[dict[int, Times]], rows: int, part: str) -> float:
+    return statistics.median(times[rows][part] for times in rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 256, 1024])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--against", type=Path, help="a checkout of another commit")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps({rows: measure(rows) for rows in args.rows}))
+        return
+    checkouts = {"this": ROOT, **({"other": args.against.resolve()} if args.against else {})}
+    rounds: dict[str, list[dict[int, Times]]] = {name: [] for name in checkouts}
+    for i in range(args.rounds):
+        for name in list(checkouts)[:: -1 if i % 2 else 1]:
+            rounds[name].append(measured_in(checkouts[name], args.rows))
+    print(f"{'rows':>6} {'':6}" + "".join(f"{part:>9}" for part in PARTS) + "   µs of CPU per token")
+    for rows in args.rows:
+        for name, done in rounds.items():
+            print(f"{rows:6} {name:6}" + "".join(f"{median(done, rows, part):9.2f}" for part in PARTS))
+        if args.against:
+            ratios = [t[rows]["step"] / o[rows]["step"] for t, o in zip(rounds["this"], rounds["other"], strict=True)]
+            low, high = min(ratios), max(ratios)
+            print(f"{'':6} this / other: {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})")
+
+
+if __name__ == "__main__":
+    main()
