@@ -5,6 +5,7 @@
 #pragma once
 
 #include "attention_formats.h"
+#include "simd_math.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {

@@ -100,6 +100,8 @@ struct Group256 {
 };
 static_assert(sizeof(Group32) == 44 && sizeof(Group256) == 384, "groups without holes");
 
+static inline const uint16_t* halves(const uint8_t* from) { return reinterpret_cast<const uint16_t*>(from); }
+
 static inline int64_t int_blocks(const Matrix& m) {  // of one segment
     const int64_t cols = int_layout_of(m.format).cols;
     return (m.cols / m.segments + cols - 1) / cols;

@@ -1,4 +1,4 @@
-// What linear.cpp joins: the products of float formats (linear_float.cpp) and of integer formats (linear_int.cpp),
+// What linear.cpp joins: float formats (linear_float.cpp) and integer formats (prepare_int, linear_int, lookup_int),
 // with the signatures of kernels.h.
 #pragma once
 

@@ -4,7 +4,7 @@
 // do not depend on where it lies.
 #include "rows.h"
 
-#include "simd.h"
+#include "simd_math.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {

@@ -1,0 +1,132 @@
+// The super-block of 256: the dots under each of its scales, then its own scale, then its minima. The order is in
+// linear_int.cpp.
+#pragma once
+
+#include "int_unpack.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+namespace {
+
+// Scale `sub` of a super-block.
+template <int FORMAT>
+KVASIR_INLINE f32x16 sub_scale(const uint8_t* block, int sub) {
+    constexpr IntLayout l = int_layout_of(FORMAT);
+    const uint8_t* scales = block + l.scales;
+    if constexpr (l.scale == SCALE_ONE) return broadcast(1.0f);
+    if constexpr (l.scale == SCALE_U8) return to_float(load_u8(scales + LANES * sub));
+    if constexpr (l.scale == SCALE_I8) return to_float(load_i8(reinterpret_cast<const int8_t*>(scales) + LANES * sub));
+    const i32x16 pair = load_u8_pairs(scales + 2 * LANES * (sub / 2));
+    const i32x16 byte = sub % 2 == 0 ? pair : shift_right<16>(pair);
+    return to_float(bit_and(byte, broadcast_i32(15)));
+}
+
+// Minima 2 `pair` and 2 `pair` + 1 of a super-block, as int16.
+template <int FORMAT>
+KVASIR_INLINE i32x16 minimum_pair(const uint8_t* block, int pair) {
+    constexpr IntLayout l = int_layout_of(FORMAT);
+    if constexpr (l.scale != SCALE_NIBBLES) return load_u8_pairs(block + l.minima + 2 * LANES * pair);
+    const i32x16 both = load_u8_pairs(block + l.scales + 2 * LANES * pair);
+    return bit_and(shift_right<4>(both), broadcast_i32(0x000f000f));
+}
+
+// -zero times the sum of the columns of scale `sub`, the zero lifted as the levels are.
+template <int FORMAT>
+KVASIR_INLINE i32x16 sub_start(const Group256& x, int sub) {
+    constexpr IntLayout l = int_layout_of(FORMAT);
+    if constexpr (l.zero == 0) return broadcast_i32(0);
+    if constexpr (l.sub == 16) return broadcast_i32(x.start[sub]);
+    const i32x16 both = broadcast_i32(x.start[2 * sub] + x.start[2 * sub + 1]);
+    return l.zero == 128 ? shift_left<2>(both) : both;
+}
+
+template <int FORMAT, int M, int P>
+KVASIR_INLINE void start_dots(i32x16 (&dots)[M][P], int sub, const uint8_t* x, int64_t x_stride) {
+    KVASIR_UNROLL
+    for (int m = 0; m < M; ++m) {
+        const i32x16 start = sub_start<FORMAT>(*reinterpret_cast<const Group256*>(x + m * x_stride), sub);
+        KVASIR_UNROLL
+        for (int p = 0; p < P; ++p) dots[m][p] = start;
+    }
+}
+
+// part = fma(scale, dot, part) for the columns of scale `sub`.
+template <int FORMAT, int M, int P>
+KVASIR_INLINE void add_dots(f32x16 (&part)[M][P], const i32x16 (&dots)[M][P], const uint8_t* const (&block)[P],
+                            int sub) {
+    KVASIR_UNROLL
+    for (int p = 0; p < P; ++p) {
+        const f32x16 scale = sub_scale<FORMAT>(block[p], sub);
+        KVASIR_UNROLL
+        for (int m = 0; m < M; ++m) part[m][p] = fma(scale, to_float(dots[m][p]), part[m][p]);
+    }
+}
+
+// acc = fma(-(dmin * xs), the sum of min * sum(x), acc): the sum is one exact integer.
+template <int FORMAT, int M, int P>
+KVASIR_INLINE void add_minima(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* x,
+                              int64_t x_stride) {
+    constexpr IntLayout l = int_layout_of(FORMAT);
+    constexpr int pairs = 128 / l.sub;
+    KVASIR_UNROLL
+    for (int p = 0; p < P; ++p) {
+        i32x16 minima[pairs];
+        KVASIR_UNROLL
+        for (int j = 0; j < pairs; ++j) minima[j] = minimum_pair<FORMAT>(block[p], j);
+        const f32x16 dmin = sub(broadcast(0.0f), load_f16(halves(block[p] + l.dmin)));
+        KVASIR_UNROLL
+        for (int m = 0; m < M; ++m) {
+            const Group256& group = *reinterpret_cast<const Group256*>(x + m * x_stride);
+            const int16_t* sums = l.sub == 16 ? group.sum16 : group.sum32;
+            i32x16 total = broadcast_i32(0);
+            KVASIR_UNROLL
+            for (int j = 0; j < pairs; ++j) total = dot_i16(total, minima[j], word(sums + 2 * j));
+            acc[m][p] = fma(mul(dmin, broadcast(group.scale)), to_float(total), acc[m][p]);
+        }
+    }
+}
+
+template <int FORMAT, int M, int P>
+KVASIR_INLINE void add_super_block(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* x,
+                                   int64_t x_stride) {
+    constexpr IntLayout l = int_layout_of(FORMAT);
+    f32x16 part[M][P];
+    KVASIR_UNROLL
+    for (int m = 0; m < M; ++m) {
+        KVASIR_UNROLL
+        for (int p = 0; p < P; ++p) part[m][p] = broadcast(0.0f);
+    }
+    for (int chunk = 0; chunk < 8; ++chunk) {
+        const Chunk<P> planes = chunk_of<FORMAT>(block, chunk);
+        const uint8_t* q = x + 32 * chunk;
+        i32x16 dots[M][P];
+        if constexpr (l.sub == 32) {
+            start_dots<FORMAT>(dots, chunk, x, x_stride);
+            add_half<FORMAT, 0>(dots, planes, q, x_stride);
+            add_half<FORMAT, 1>(dots, planes, q, x_stride);
+            add_dots<FORMAT>(part, dots, block, chunk);
+        } else {
+            start_dots<FORMAT>(dots, 2 * chunk, x, x_stride);
+            add_half<FORMAT, 0>(dots, planes, q, x_stride);
+            add_dots<FORMAT>(part, dots, block, 2 * chunk);
+            start_dots<FORMAT>(dots, 2 * chunk + 1, x, x_stride);
+            add_half<FORMAT, 1>(dots, planes, q, x_stride);
+            add_dots<FORMAT>(part, dots, block, 2 * chunk + 1);
+        }
+    }
+    KVASIR_UNROLL
+    for (int p = 0; p < P; ++p) {
+        f32x16 d = load_f16(halves(block[p] + l.d));
+        if constexpr (lift_of(FORMAT) > 0) d = mul(d, broadcast(1.0f / (1 << lift_of(FORMAT))));  // exact
+        KVASIR_UNROLL
+        for (int m = 0; m < M; ++m) {
+            const Group256& group = *reinterpret_cast<const Group256*>(x + m * x_stride);
+            acc[m][p] = fma(mul(d, broadcast(group.scale)), part[m][p], acc[m][p]);
+        }
+    }
+    if constexpr (l.minimum) add_minima<FORMAT>(acc, block, x, x_stride);
+}
+
+}  // namespace
+}  // namespace KVASIR_ISA
+}  // namespace kvasir

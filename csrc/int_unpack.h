@@ -1,0 +1,103 @@
+// Packed weights of integer formats to levels, and the exact dots of one chunk of 32 columns.
+#pragma once
+
+#include "int_formats.h"
+#include "simd.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+namespace {
+
+// gcc keeps arrays of vectors in registers only where every loop over them is unrolled.
+#if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
+#define KVASIR_UNROLL _Pragma("GCC unroll 16")
+#else
+#define KVASIR_UNROLL
+#endif
+
+KVASIR_INLINE int32_t word(const void* from) {
+    int32_t value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+// Levels of two formats are unpacked times a power of two, so that their zero points become Q6_K's.
+constexpr int lift_of(int format) { return format == FORMAT_Q3_K ? 3 : format == FORMAT_TERNARY ? 5 : 0; }
+
+constexpr int max_level(int format) {
+    if (int_table_of(format) != nullptr) return format == FORMAT_MXFP4 ? 28 : 255;
+    const IntLayout& l = int_layout_of(format);
+    return ((1 << (l.low_bits + l.high_bits)) - 1) << lift_of(format);
+}
+
+// The field of BITS bits at FROM of every byte, moved to TO.
+template <int BITS, int FROM, int TO>
+KVASIR_INLINE u8x64 field(u8x64 v) {
+    if constexpr (BITS == 8) return v;
+    const u8x64 mask = broadcast_u8(static_cast<uint8_t>(((1 << BITS) - 1) << TO));
+    if constexpr (FROM > TO) return bit_and(shift_right16<FROM - TO>(v), mask);
+    if constexpr (FROM < TO) return bit_and(shift_left16<TO - FROM>(v), mask);
+    return bit_and(v, mask);
+}
+
+// Columns 4 C to 4 C + 3 of the chunk of 32 whose planes begin at `low` and `high`.
+template <int FORMAT, int C>
+KVASIR_INLINE u8x64 levels(const uint8_t* low, const uint8_t* high) {
+    constexpr IntLayout l = int_layout_of(FORMAT);
+    constexpr int per_low = 8 / l.low_bits, lift = lift_of(FORMAT);
+    u8x64 v = field<l.low_bits, C % per_low * l.low_bits, lift>(load(low + 64 * (C / per_low)));
+    if constexpr (int_table_of(FORMAT) != nullptr) v = lookup(int_table_of(FORMAT), v);
+    if constexpr (l.high_bits > 0) {
+        constexpr int per_high = 8 / l.high_bits;
+        const u8x64 upper = load(high + 64 * (C / per_high));
+        v = bit_or(v, field<l.high_bits, C % per_high * l.high_bits, l.low_bits + lift>(upper));
+    }
+    return v;
+}
+
+// The planes of one chunk of 32 columns, for each panel.
+template <int P>
+struct Chunk {
+    const uint8_t* low[P];
+    const uint8_t* high[P];
+};
+
+template <int FORMAT, int P>
+KVASIR_INLINE Chunk<P> chunk_of(const uint8_t* const (&block)[P], int chunk) {
+    constexpr IntLayout l = int_layout_of(FORMAT);
+    Chunk<P> planes;
+    KVASIR_UNROLL
+    for (int p = 0; p < P; ++p) {
+        planes.low[p] = block[p] + l.low + 64 * l.low_bits * chunk;
+        planes.high[p] = block[p] + l.high + 64 * l.high_bits * chunk;
+    }
+    return planes;
+}
+
+// dots += columns 4 C to 4 C + 3 of the chunk for all rows, whose quantized values begin at q. Going through the rows
+// inside a column keeps M * P sums on their way, which do not wait for each other.
+template <int FORMAT, int C, int M, int P>
+KVASIR_INLINE void add_word(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
+    u8x64 w[P];
+    KVASIR_UNROLL
+    for (int p = 0; p < P; ++p) w[p] = levels<FORMAT, C>(chunk.low[p], chunk.high[p]);
+    KVASIR_UNROLL
+    for (int m = 0; m < M; ++m) {
+        const int32_t x = word(q + m * x_stride + 4 * C);
+        KVASIR_UNROLL
+        for (int p = 0; p < P; ++p) dots[m][p] = dot<max_level(FORMAT)>(dots[m][p], w[p], x);
+    }
+}
+
+// Half a chunk: columns 16 HALF to 16 HALF + 15.
+template <int FORMAT, int HALF, int M, int P>
+KVASIR_INLINE void add_half(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
+    add_word<FORMAT, 4 * HALF>(dots, chunk, q, x_stride);
+    add_word<FORMAT, 4 * HALF + 1>(dots, chunk, q, x_stride);
+    add_word<FORMAT, 4 * HALF + 2>(dots, chunk, q, x_stride);
+    add_word<FORMAT, 4 * HALF + 3>(dots, chunk, q, x_stride);
+}
+
+}  // namespace
+}  // namespace KVASIR_ISA
+}  // namespace kvasir

@@ -1,0 +1,87 @@
+// Rows as the activations that integer formats meet: int8 and a scale for each group, with the sums that zero points and
+// minima want.
+#include "int_formats.h"
+#include "linear.h"
+#include "simd.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+namespace {
+
+// x as int8 times the scale that is returned: NaN where a value is not finite, 0 where all are (nearly) 0.
+template <int COUNT>
+KVASIR_INLINE float quantize(int8_t* q, const float* x) {
+    f32x16 largest = broadcast(0.0f), poison = broadcast(0.0f);
+    for (int i = 0; i < COUNT; i += LANES) {
+        const f32x16 v = load(x + i);
+        largest = max(abs(v), largest);
+        poison = add(poison, mul(v, broadcast(0.0f)));
+    }
+    const float most = greatest(largest), scale = most / 127.0f;
+    const bool empty = scale < 1.17549435e-38f;  // the least that is not flushed to 0
+    const f32x16 factor = broadcast(empty ? 0.0f : 127.0f / most);
+    for (int i = 0; i < COUNT; i += LANES) {
+        const f32x16 level = mul(load(x + i), factor);
+        store_i8(q + i, to_int(max(min(level, broadcast(127.0f)), broadcast(-127.0f))));
+    }
+    return any(unordered(poison, poison)) ? __builtin_nanf("") : empty ? 0.0f : scale;
+}
+
+template <int COUNT>
+KVASIR_INLINE int32_t sum_of(const int8_t* q) {
+    int32_t sum = 0;
+    for (int i = 0; i < COUNT; ++i) sum += q[i];
+    return sum;
+}
+
+void prepare_group(Group32& group, const float* x) {
+    group.scale = quantize<32>(group.q, x);
+    const int32_t sum = sum_of<32>(group.q);
+    group.start = -8 * sum;
+    group.scaled_sum = group.scale * static_cast<float>(sum);
+}
+
+void prepare_group(Group256& group, const float* x) {
+    group.scale = quantize<256>(group.q, x);
+    for (int i = 0; i < 16; ++i) {
+        const int32_t sum = sum_of<16>(group.q + 16 * i);
+        group.start[i] = -32 * sum;
+        group.sum16[i] = static_cast<int16_t>(sum);
+    }
+    for (int i = 0; i < 8; ++i) group.sum32[i] = static_cast<int16_t>(group.sum16[2 * i] + group.sum16[2 * i + 1]);
+    for (int32_t& word : group.reserved) word = 0;
+}
+
+// `cols` columns of one segment as `count` groups of SIZE, zeros behind them.
+template <typename Group, int SIZE>
+void prepare_segment(Group* groups, int64_t count, const float* x, int64_t cols) {
+    for (int64_t g = 0; g < count; ++g, x += SIZE, cols -= SIZE) {
+        if (cols >= SIZE) {
+            prepare_group(groups[g], x);
+        } else {
+            float padded[SIZE] = {};
+            for (int64_t i = 0; i < cols; ++i) padded[i] = x[i];
+            prepare_group(groups[g], padded);
+        }
+    }
+}
+
+}  // namespace
+
+void prepare_int(const Matrix& m, uint8_t* out, const float* x, int64_t x_stride, int64_t rows) {
+    const int64_t cols = m.cols / m.segments, blocks = int_blocks(m), bytes = int_activated_bytes(m);
+    for (int64_t r = 0; r < rows; ++r) {
+        uint8_t* to = out + r * bytes;
+        for (int64_t s = 0; s < m.segments; ++s) {
+            const float* from = x + r * x_stride + s * cols;
+            if (group_of(m.format) == 32) {
+                prepare_segment<Group32, 32>(reinterpret_cast<Group32*>(to) + 2 * s * blocks, 2 * blocks, from, cols);
+            } else {
+                prepare_segment<Group256, 256>(reinterpret_cast<Group256*>(to) + s * blocks, blocks, from, cols);
+            }
+        }
+    }
+}
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir
