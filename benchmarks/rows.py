@@ -56,7 +56,7 @@ def engine(rows: int, tokens: int) -> Any:
         vocab_size=50_000,
         num_blocks=rows * -(-length // 16) + 1,
         max_rows=rows,
-        max_tokens_per_step=max(2048, rows),
+        max_tokens_per_step=rows * PROMPT,  # one step computes all prompts
         max_model_len=length,
     )
     core = EngineCore(runner, Scheduler(runner.capacity, max_waiting=rows))
@@ -71,7 +71,7 @@ def measure(rows: int) -> Times:
     times: Times = {}
     engines = -(-LEAST // (rows * STEPS))
     for _ in range(engines):
-        decode(engine(rows, 2 * WARM + STEPS + 8), rows, times)
+        decode(engine(rows, 1 + WARM + STEPS + 1), rows, times)
     times["core"] = times["step"] - sum(times[name] for name in ("plan", "execute", "sample", "commit"))
     return {name: times[name] / (engines * STEPS * rows) * 1e6 for name in PARTS}
 
@@ -80,9 +80,7 @@ def decode(core: Any, rows: int, times: Times) -> None:
     """Adds the seconds of STEPS steps in which all rows decode."""
     from kvasir.engine.wire import Deltas, encode
 
-    while len(core.scheduler.running) < rows or any(s.pending > 1 for s in core.scheduler.running):
-        core.step()
-    for _ in range(WARM):
+    for _ in range(1 + WARM):
         core.step()
     for owner, names in ((core.scheduler, ("plan", "commit")), (core.runner, ("execute", "sample"))):
         for name in names:
