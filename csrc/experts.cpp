@@ -35,8 +35,8 @@ struct Product {
     float* out;
 };
 
-// Each product's matrix of every expert over the expert's slots. The panels of all used experts in a row are cut
-// evenly: a panel costs its bytes and, for each slot, a part of them.
+// Each product's matrix of every expert that is here over the expert's slots. The panels of all used experts in a row
+// are cut evenly: a panel costs its bytes and, for each slot, a part of them.
 void multiply(const Experts& e, const Product* products, int64_t num_products, const Team& team) {
     const Matrix& first = products[0].matrices[0];
     const int64_t count = panels(first), row_bytes = activated_bytes(first);
@@ -44,10 +44,11 @@ void multiply(const Experts& e, const Product* products, int64_t num_products, c
         const int64_t slots = e.begins[x + 1] - e.begins[x];
         return slots ? slots + 8 : 0;
     };
+    const int64_t first_id = e.first, last_id = e.first + e.held;
     int64_t total = 0, seen = 0;
-    for (int64_t x = 0; x < e.experts; ++x) total += cost(x) * count * num_products;
+    for (int64_t x = first_id; x < last_id; ++x) total += cost(x) * count * num_products;
     const int64_t begin = total * team.thread / team.threads, end = total * (team.thread + 1) / team.threads;
-    for (int64_t x = 0; x < e.experts; ++x) {
+    for (int64_t x = first_id; x < last_id; ++x) {
         const int64_t each = cost(x), slots = e.begins[x + 1] - e.begins[x];
         for (int64_t i = 0; each && i < num_products; ++i, seen += each * count) {
             const auto border = [&](int64_t at) {
@@ -56,11 +57,18 @@ void multiply(const Experts& e, const Product* products, int64_t num_products, c
             };
             const int64_t from = border(begin), to = border(end);
             if (from >= to) continue;
-            const Matrix& m = products[i].matrices[x];
+            const Matrix& m = products[i].matrices[x - first_id];
             kernels().linear(m, e.activated + e.begins[x] * row_bytes, slots, from, to,
                              products[i].out + e.begins[x] * m.rows, m.rows, nullptr, nullptr, 0);
         }
     }
+}
+
+// A thread's part of the slots of the experts that are here.
+Range share_slots(const Experts& e, const Team& team) {
+    const int64_t begin = e.begins[e.first];
+    const Range mine = share(team, e.begins[e.first + e.held] - begin);
+    return {begin + mine.begin, begin + mine.end};
 }
 
 void prepare_down(const Experts& e, int64_t slot) {
@@ -84,7 +92,7 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
     team.barrier();
     if (team.thread == 0) sort_slots(e, ids, rows);
     team.barrier();
-    const Range slots = share(team, rows * e.top_k);
+    const Range slots = share_slots(e, team);
     const int64_t row_bytes = activated_bytes(e.gate[0]);
     for (int64_t s = slots.begin; s < slots.end; ++s) {
         kernels().prepare(e.gate[0], e.activated + s * row_bytes, x + e.sources[s] * e.width, e.width, 1);
@@ -98,6 +106,10 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
     const Product down[] = {{e.down, e.down_out}};
     multiply(e, down, 1, team);
     team.barrier();
+    if (e.meet) {
+        if (team.thread == 0) e.meet(nullptr, rows * e.top_k);
+        team.barrier();
+    }
     const Range mine = share(team, rows);
     for (int64_t r = mine.begin; r < mine.end; ++r) combine(e, out + r * e.width, weights + r * e.top_k, r);
 }

@@ -8,9 +8,10 @@ namespace kvasir {
 // The experts of one layer and the room to run them. Letters: E experts, k of them for each row.
 struct Experts {
     int64_t experts, top_k, width, inner;
-    int64_t max_rows;  // computed at a time; more come in several passes
+    int64_t max_rows;     // computed at a time; more come in several passes
+    int64_t first, held;  // the experts that are here: `held` of them, from id `first` on; the others are other ranks'
     int32_t function, reserved;
-    const Matrix* gate;  // [E]; of one format, as are up and down
+    const Matrix* gate;  // [held]; of one format, as are up and down
     const Matrix* up;
     const Matrix* down;
     int64_t* begins;     // [E + 1]: where each expert's slots begin
@@ -20,6 +21,9 @@ struct Experts {
     float* gate_out;     // [max rows * k, inner]
     float* up_out;
     float* down_out;     // [max rows * k, width]
+    // Called on thread 0 once the products of a pass are there and before a row is weighted: ranks complete the first
+    // `slots` rows of down_out, of experts that are elsewhere and of those whose sums are cut. Null: all is here.
+    void (*meet)(void* context, int64_t slots);
 };
 
 // One row: the top_k ids of `logits` [experts], ascending, and their weights; equal logits go to the lower id. A weight

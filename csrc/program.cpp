@@ -215,6 +215,19 @@ void run_elementwise(const Instr& in, Range r) {
     }
 }
 
+void run_embed(const Instr& in, const Program& p, Range r) {
+    const Matrix& table = *at<Matrix>(in.p[0]);
+    const int64_t* ids = in.n[1] ? p.positions : p.tokens;
+    const int64_t width = in.n[0], first = in.n[2];
+    float* out = at<float>(in.p[1]) + r.begin * width;
+    if (!in.n[3]) return kernels().lookup(table, out, width, ids + r.begin, r.end - r.begin);
+    for (int64_t row = r.begin; row < r.end; ++row, out += width) {
+        const int64_t id = ids[row] - first;
+        if (id >= 0 && id < table.rows) kernels().lookup(table, out, width, &id, 1);
+        else std::memset(out, 0, static_cast<size_t>(width) * sizeof *out);
+    }
+}
+
 void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
     const Range r = share(team, rows);
     const int64_t count = r.end - r.begin;
@@ -222,10 +235,7 @@ void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
     const Program& p = *run.program;
     const Kernels& k = kernels();
     switch (in.op) {
-        case OP_EMBED: {
-            const int64_t* ids = (in.n[1] ? p.positions : p.tokens) + r.begin;
-            return k.lookup(*at<Matrix>(in.p[0]), at<float>(in.p[1]) + r.begin * in.n[0], in.n[0], ids, count);
-        }
+        case OP_EMBED: return run_embed(in, p, r);
         case OP_RMS_NORM:
             for (int64_t h = 0; h < in.n[0]; ++h) {
                 k.rms_norm(at<float>(in.p[0]) + r.begin * in.n[3] + h * in.n[1], in.n[3],
@@ -270,6 +280,13 @@ void run_call(const Instr& in, int64_t rows) {
     function(at<void>(in.p[1]), rows);
 }
 
+void run_adapt(const Instr& in, const Program& p, int64_t rows, const Team& team) {
+    if (!p.adapted) return;
+    if (in.op == OP_ADAPT_INNER) return adapter_inner(*p.adapters, in.n[0], 0, at<float>(in.p[0]), rows, team);
+    const Range mine = share(team, (in.n[1] + PANEL - 1) / PANEL);
+    adapter_add(*p.adapters, in.n[0], 0, at<float>(in.p[0]), in.n[1], rows, mine.begin, mine.end);
+}
+
 void run_instr(const Instr& in, const Run& run, int64_t rows, const Team& team) {
     switch (in.op) {
         case OP_LINEAR: return run_linear(in, *run.program, rows, team);
@@ -278,6 +295,8 @@ void run_instr(const Instr& in, const Run& run, int64_t rows, const Team& team) 
             return run_experts(*at<Experts>(in.p[0]), at<float>(in.p[1]), at<float>(in.p[2]), at<int32_t>(in.p[3]),
                                at<float>(in.p[4]), rows, team);
         case OP_SAMPLE: return run.sampling > run.chosen_first ? run_sample(in, run, team) : void();
+        case OP_ADAPT_INNER:
+        case OP_ADAPT_ADD: return run_adapt(in, *run.program, rows, team);
         case OP_CALL: return team.thread == 0 ? run_call(in, rows) : void();
         default: return run_rows(in, run, rows, team);
     }

@@ -19,7 +19,8 @@ namespace kvasir {
 constexpr int64_t MAX_GROUPS = 8;
 
 enum Op : int32_t {
-    OP_EMBED = 0,       // p: matrix, out                    n: width, source (0 tokens, 1 positions)
+    OP_EMBED = 0,       // p: matrix, out                    n: width, source (0 tokens, 1 positions), first, is part
+                        // of a part of a table, which begins at id `first`: rows of ids elsewhere become zeros
     OP_RMS_NORM = 1,    // p: out, x, weight                 n: heads, width of one, x stride, out stride   f: eps
     OP_LAYER_NORM = 2,  // p: out, x, weight, bias           n: width                          f: eps
     OP_PREPARE = 3,     // p: matrix, out, x                 n: x stride
@@ -39,6 +40,8 @@ enum Op : int32_t {
     OP_ROUTE = 17,      // p: ids, weights, logits, room     n: experts, top k, normalise
     OP_EXPERTS = 18,    // p: Experts, out, x, ids, weights
     OP_CALL = 19,       // p: function(context, rows), context: a call out, on thread 0 alone
+    OP_ADAPT_INNER = 20,  // p: x                            n: slot           where ranks add up a x before b meets it
+    OP_ADAPT_ADD = 21,    // p: out                          n: slot, width
 };
 
 enum Flag : int32_t { BARRIER = 1 };

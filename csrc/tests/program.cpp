@@ -96,7 +96,7 @@ void mixture(Builder& b, const Numbers& numbers, Choice choice, bool normalise) 
     const int64_t slots = ROOM * TOP_K;
     Experts* e = b.memory.keep<Experts>(1);
     *e = {};
-    e->experts = EXPERTS;
+    e->experts = e->held = EXPERTS;
     e->top_k = TOP_K;
     e->width = WIDTH;
     e->inner = INNER;

@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kvasir.layers.linear import Head, Linear
-from kvasir.layers.module import Module
+from kvasir.layers.module import Module, Piece
 from kvasir.layers.moe import MoE
-from kvasir.ops.linear.low_rank import low_rank
+from kvasir.ops.linear.low_rank import LowRank, low_rank
+from kvasir.ops.linear.packed import num_segments
 
 # (A [rank, inputs], B [outputs, rank], scale) by the name of the slot
 Pairs = Mapping[str, tuple[Any, Any, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A matrix that adapters may touch. shape: of all of it. piece: what of it is here."""
+
+    name: str
+    shape: tuple[int, int]
+    piece: Piece
+    reduces: bool
+
+    @classmethod
+    def of(cls, name: str, linear: Linear, part: str) -> Slot:
+        return cls(name, (linear.outputs[part], linear.inputs), linear.piece(f"{part}.weight"), linear.reduces)
+
+    def take(self, pair: tuple[Any, Any, float]) -> LowRank:
+        """What is here of a pair for the whole matrix. Where ranks may share the sum, a x is cut in segments as for a
+        float matrix, of which each rank has those of its columns. Raises ValueError where shapes do not fit."""
+        whole, piece = low_rank(self.name, self.shape, *pair), self.piece
+        segments = num_segments(self.shape[1], "F32") if self.reduces else 1
+        a, b = whole.a[:, slice(*piece.columns)], whole.b[slice(*piece.rows)]
+        return LowRank(a.contiguous(), b.contiguous(), segments // piece.parts)
 
 
 def slots(model: Module) -> dict[str, tuple[Linear, str]]:
@@ -39,11 +63,7 @@ def set_adapter(model: Module, adapter: int, pairs: Pairs) -> None:
     Raises ValueError for an id, a slot or a shape that cannot be."""
     found = slots(model)
     check_adapter(adapter, pairs, found)
-    made = {
-        slot: low_rank(slot, (module.outputs[part], module.inputs), *pairs[slot])
-        for slot, (module, part) in found.items()
-        if slot in pairs
-    }
+    made = {name: Slot.of(name, *found[name]).take(pair) for name, pair in pairs.items()}
     for slot, (module, part) in found.items():
         held = module.adapters.setdefault(part, {})
         held.pop(adapter, None)

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from kvasir.layers.batch import Batch
 from kvasir.layers.linear import QKV, Out
-from kvasir.layers.module import Module
+from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
 from kvasir.layers.rope import Rope
 from kvasir.ops.activation import sigmoid
 from kvasir.ops.attention import paged_attention
+from kvasir.parallel import Mesh
 
 
 class Attention(Module):
@@ -52,6 +53,18 @@ class Attention(Module):
         q, k, v = self.qkv(x_TD, batch)
         mixed_THd = self.mix(q.view(-1, self.heads, self.head_dim), k, v, batch)
         return self.out(mixed_THd.flatten(1), batch)
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        """Heads, with the segments of the projection that they end in. Where there are fewer KV heads than parts,
+        neighbours have the same one."""
+        heads, kv_heads, cuts = self.heads, self.kv_heads, segments(self.out)
+        parts = mesh.most_parts(lambda p: cuts % p == 0 and heads % p == 0 and (kv_heads % p == 0 or p % kv_heads == 0))
+        part = mesh.part(parts)
+        self.heads, self.kv_heads = heads // parts, max(1, kv_heads // parts)
+        self.qkv.hold_units("q", heads, part * self.heads, self.heads)
+        for name in ("k", "v"):
+            self.qkv.hold_units(name, kv_heads, part * kv_heads // parts, self.kv_heads)
+        self.out.hold_part(mesh, parts)
 
     def mix(self, q_THd: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """What each head sees, float32 [T, H, d]. k, v: [T, K * d]."""

@@ -7,8 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvasir.layers.module import Module
+from kvasir.layers.module import Module, Piece, Segments
+from kvasir.ops.collective import pick_rows
 from kvasir.ops.embedding import embedding, row
+from kvasir.parallel import SOLO, Cut, Mesh, cut
+
+PANEL = 16  # rows that kernels keep together
 
 
 class Embedding(Module):
@@ -17,6 +21,7 @@ class Embedding(Module):
     def __init__(self, size: int, width: int):
         self.size, self.width = size, width
         self.weight: Tensor
+        self.rows = (0, size)  # that are here
 
     def __call__(self, ids_T: Tensor) -> Tensor:
         return embedding(ids_T, self.weight)
@@ -33,5 +38,32 @@ class Embedding(Module):
         return {"weight": (self.size, self.width)}
 
     def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        self.weight = tensor.to(device, dtype)
+        self.weight = self.piece(name).of(tensor).to(device, dtype)
         return self.weight
+
+    def piece(self, name: str) -> Piece:
+        return Piece(self.rows, (0, self.width))
+
+
+def vocabulary_cut(size: int, mesh: Mesh) -> Cut:
+    """How ranks share a vocabulary: whole panels, so that nothing is filled up but at its end."""
+    return cut(size, mesh.most_parts(lambda parts: parts * PANEL <= size), PANEL)
+
+
+class Vocabulary(Embedding):
+    """The table of the tokens, of which ranks have some rows each."""
+
+    mesh: Mesh = SOLO
+
+    def __init__(self, size: int, width: int):
+        super().__init__(size, width)
+        self.table = cut(size, 1)
+
+    def __call__(self, ids_T: Tensor) -> Tensor:
+        if self.table.parts == 1:
+            return super().__call__(ids_T)
+        return pick_rows(embedding(ids_T, self.weight, self.rows[0]), ids_T, self.mesh, self.table)
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        self.mesh, self.table = mesh, vocabulary_cut(self.size, mesh)
+        self.rows = self.table.range(mesh.part(self.table.parts))

@@ -1,16 +1,17 @@
 """Linear layers by role. The role says how the sum is cut and where ranks meet, so that models do no such
 arithmetic.
 
-    role      parts         cut        after it
-    QKV       q, k, v       rows       -
-    Out       out           segments   all_reduce
-    GateUp    gate, up      rows       -
-    Down      down          segments   all_reduce
-    Head      head          rows       all_gather
-    Plain     weight        none       -
+    role      parts         ranks share   after it
+    QKV       q, k, v       heads         -
+    Out       out           segments      all_reduce
+    GateUp    gate, up      rows          -
+    Down      down          segments      all_reduce
+    Head      head          rows          all_gather
+    Plain     weight        nothing       -
 
 A role with several parts keeps them apart, each in its own matmul: so they stay views of the mapped file, and
-each result lies densely in memory. What a row's adapter adds comes before the sum over ranks, the bias after it.
+each result lies densely in memory. A row's adapter adds b (a x) to the whole product: of a sum that ranks share, they
+join the products and the a x, each by itself, before b; the bias comes last.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvasir.layers.embedding import Embedding
-from kvasir.layers.module import Module
+from kvasir.layers.embedding import Embedding, vocabulary_cut
+from kvasir.layers.module import Module, Piece, Segments
+from kvasir.ops.collective import all_gather, all_reduce
 from kvasir.ops.linear import linear
 from kvasir.ops.linear.low_rank import LowRank, add_low_rank
 from kvasir.ops.linear.packed import num_segments
-from kvasir.parallel import SOLO, Mesh
+from kvasir.parallel import SOLO, Mesh, cut
 
 if TYPE_CHECKING:
     from kvasir.layers.batch import Batch
@@ -52,6 +54,8 @@ class Linear(Module):
 
     segments = 1
     reduces = False  # whether ranks may hold parts of the sum
+    mesh: Mesh = SOLO
+    sum_parts = 1  # in how many parts ranks hold the sum
 
     def __init__(self, inputs: int, parts: Mapping[str, int], bias: bool = False):
         self.inputs = inputs
@@ -59,6 +63,7 @@ class Linear(Module):
         self.bias = bias
         self.weights: dict[str, Tensor] = {}  # [S, N, k]
         self.biases: dict[str, Tensor] = {}
+        self.rows = {part: (0, size) for part, size in parts.items()}  # that are here
         self.adapters: dict[str, dict[int, LowRank]] = {}  # of each part, by id
 
     def apply(self, part: str, x_TK: Tensor, batch: Batch | None) -> Tensor:
@@ -68,8 +73,27 @@ class Linear(Module):
     def product(self, part: str, x_TK: Tensor, batch: Batch | None) -> Tensor:
         """Without bias."""
         out_TN = linear(x_TK, self.weights[part])
+        if self.sum_parts > 1:
+            out_TN = all_reduce(out_TN, self.mesh, self.sum_parts)
         pairs = self.adapters.get(part)
-        return add_low_rank(out_TN, x_TK, batch.adapters_T, pairs) if batch is not None and pairs else out_TN
+        if batch is None or not pairs:
+            return out_TN
+        return add_low_rank(out_TN, x_TK, batch.adapters_T, pairs, self._whole_inner)
+
+    def _whole_inner(self, inner_TR: Tensor) -> Tensor:
+        """An adapter's a x, of which this rank may have a part."""
+        return all_reduce(inner_TR, self.mesh, self.sum_parts) if self.sum_parts > 1 else inner_TR
+
+    def hold_units(self, part: str, units: int, first: int, count: int) -> None:
+        """Of the `units` runs of rows that a part has, keeps `count` from `first` on."""
+        unit = self.outputs[part] // units
+        self.rows[part] = first * unit, (first + count) * unit
+
+    def piece(self, name: str) -> Piece:
+        """What is here of the matrix of this name."""
+        part = name.rpartition(".")[0] or next(iter(self.outputs))
+        columns = cut(self.inputs, self.sum_parts).range(self.mesh.part(self.sum_parts))
+        return Piece(self.rows[part], columns, self.sum_parts)
 
     def expects(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -87,10 +111,11 @@ class Linear(Module):
     def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
         prefix, _, kind = name.rpartition(".")
         part = prefix or next(iter(self.outputs))
+        piece = self.piece(name)
         if kind == "bias":
-            kept = self.biases[part] = tensor.to(device, torch.float32)
+            kept = self.biases[part] = tensor[slice(*piece.rows)].to(device, torch.float32)
         else:
-            kept = self.weights[part] = _segment(tensor.to(device, dtype), self.segments)
+            kept = self.weights[part] = _segment(piece.of(tensor).to(device, dtype), self.segments // piece.parts)
         return kept
 
 
@@ -128,16 +153,15 @@ class Reducing(Plain):
     """One matrix whose sum is cut into segments; ranks hold segments, and add their parts. The bias comes
     last."""
 
-    mesh: Mesh = SOLO
     reduces = True
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False):
         super().__init__(inputs, outputs, bias)
         self.segments = num_segments(inputs, "F32")
 
-    def __call__(self, x_TK: Tensor, batch: Batch | None = None) -> Tensor:
-        out_TN = self.mesh.all_reduce(self.product("weight", x_TK, batch))
-        return out_TN + self.biases["weight"] if self.bias else out_TN
+    def hold_part(self, mesh: Mesh, parts: int) -> None:
+        """Keeps this rank's segments; `parts` divides their number."""
+        self.mesh, self.sum_parts = mesh, parts
 
 
 class Out(Reducing):
@@ -151,11 +175,16 @@ class Down(Reducing):
 class Head(Plain):
     """Hidden rows to logits over the vocabulary. `tied`: the table that lends its weight, if one does."""
 
-    mesh: Mesh = SOLO
-
     def __init__(self, inputs: int, outputs: int, bias: bool = False, tied: Embedding | None = None):
         super().__init__(inputs, outputs, bias)
         self.tied = tied
+        self.vocabulary = cut(outputs, 1)
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        """As the table of the tokens, which may lend its weight."""
+        super().split(mesh, segments)
+        self.mesh, self.vocabulary = mesh, vocabulary_cut(self.outputs["weight"], mesh)
+        self.rows["weight"] = self.vocabulary.range(mesh.part(self.vocabulary.parts))
 
     @property
     def weight(self) -> Tensor:
@@ -166,7 +195,8 @@ class Head(Plain):
         return self.weights["weight"]
 
     def __call__(self, x_TK: Tensor, batch: Batch | None = None) -> Tensor:
-        return self.mesh.all_gather(linear(x_TK, self.weight, self.biases.get("weight")))
+        out_TN = linear(x_TK, self.weight, self.biases.get("weight"))
+        return all_gather(out_TN, self.mesh, self.vocabulary) if self.vocabulary.parts > 1 else out_TN
 
     def expects(self) -> dict[str, tuple[int, ...]]:
         shapes = super().expects()

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from kvasir.layers.batch import Batch
 from kvasir.layers.linear import Down, GateUp, Plain
-from kvasir.layers.module import Module
+from kvasir.layers.module import Module, Segments
 from kvasir.ops.activation import ACTIVATIONS
+from kvasir.parallel import Mesh
 
 
 class GatedMLP(Module):
@@ -22,6 +23,21 @@ class GatedMLP(Module):
         gate_TI, up_TI = self.gate_up(x_TD, batch)
         return self.down(self.act(gate_TI) * up_TI, batch)
 
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        cuts = segments(self.down)
+        self.hold_part(mesh, mesh.most_parts(lambda parts: cuts % parts == 0))
+
+    def hold_part(self, mesh: Mesh, parts: int) -> None:
+        for name in self.gate_up.outputs:
+            self.gate_up.hold_units(name, parts, mesh.part(parts), 1)
+        self.down.hold_part(mesh, parts)
+
+    def leave_out(self) -> None:
+        """All of it is elsewhere."""
+        for linear in (self.gate_up, self.down):
+            for name in linear.outputs:
+                linear.hold_units(name, 1, 0, 0)
+
 
 class MLP(Module):
     """down(act(up(x)))."""
@@ -33,3 +49,9 @@ class MLP(Module):
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         return self.down(self.act(self.up(x_TD, batch)), batch)
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        cuts = segments(self.down)
+        parts = mesh.most_parts(lambda parts: cuts % parts == 0)
+        self.up.hold_units("weight", parts, mesh.part(parts), 1)
+        self.down.hold_part(mesh, parts)

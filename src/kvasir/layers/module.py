@@ -6,12 +6,17 @@ the tree and asks the checkpoint for each. Nothing is allocated before its tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from kvasir.parallel import Mesh
+
+# of a linear whose sum ranks may share: in how many segments its format cuts the sum
+Segments = Callable[[Any], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,24 @@ class Take:
         return rows if self.rows is None else rows[self.rows[0] : self.rows[1]]
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a rank keeps of a matrix [N, K]: rows and columns, (first, last) of each. parts: in how many the columns are
+    cut, so that products are the part of a sum."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    parts: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
+
+    def of(self, matrix_NK: Tensor) -> Tensor:
+        """A view."""
+        return matrix_NK[slice(*self.rows), slice(*self.columns)]
+
+
 class Module:
     """A part of a model. Attributes that are modules, or lists of them, are its children."""
 
@@ -65,6 +88,12 @@ class Module:
                 seen.add(id(module))
                 yield path, module
                 waiting += ((f"{path}.{name}" if path else name, child) for name, child in module.children())
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        """Before any tensor comes: leaves to this rank its part, which depends on nothing but the sizes. What has no
+        part stays whole on every rank."""
+        for child in dict(self.children()).values():
+            child.split(mesh, segments)
 
     def expects(self) -> dict[str, tuple[int, ...]]:
         """The tensors that this module itself waits for: name ("weight", "q.bias") -> shape in the

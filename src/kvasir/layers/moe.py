@@ -10,10 +10,10 @@ from torch import Tensor
 from kvasir.layers.batch import Batch
 from kvasir.layers.linear import Plain
 from kvasir.layers.mlp import GatedMLP
-from kvasir.layers.module import Module
+from kvasir.layers.module import Module, Segments
 from kvasir.ops.activation import ACTIVATIONS, sigmoid
 from kvasir.ops.moe import experts, route
-from kvasir.parallel import SOLO, Mesh
+from kvasir.parallel import ExpertShare, Mesh, cut
 
 
 class Router(Plain):
@@ -29,10 +29,10 @@ class MoE(Module):
     """x: float32 [T, D] -> [T, D]: the weighted outputs of each row's top_k experts, which are gated MLPs.
 
     normalise: the weights of a row's experts add up to one. act: a name of `ACTIVATIONS`. The experts hold
-    the weights and are never called one by one.
+    the weights and are never called one by one. share: how ranks share them, None where all are here.
     """
 
-    mesh: Mesh = SOLO
+    share: ExpertShare | None = None
 
     def __init__(
         self, width: int, inner: int, num_experts: int, top_k: int, *, act: str = "silu", normalise: bool = True
@@ -44,16 +44,39 @@ class MoE(Module):
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         ids_Tk, weights_Tk = route(self.router(x_TD, batch), self.top_k, self.normalise)
-        out_TD = experts(
+        first, last = self.share.held if self.share else (0, len(self.experts))
+        here = self.experts[first:last]
+        return experts(
             x_TD,
             ids_Tk,
             weights_Tk,
-            [expert.gate_up.weights["gate"] for expert in self.experts],
-            [expert.gate_up.weights["up"] for expert in self.experts],
-            [expert.down.weights["weight"] for expert in self.experts],
+            [expert.gate_up.weights["gate"] for expert in here],
+            [expert.gate_up.weights["up"] for expert in here],
+            [expert.down.weights["weight"] for expert in here],
             self.act,
+            self.share,
         )
-        return self.mesh.all_reduce(out_TD)
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        """Experts by id where there are enough for all ranks, else each one as an MLP is split."""
+        if self.goes_by_id(mesh):
+            self._hold_experts(mesh)
+            return
+        cuts = [segments(expert.down) for expert in self.experts]
+        parts = mesh.most_parts(lambda parts: all(cut % parts == 0 for cut in cuts))
+        for expert in self.experts:
+            expert.hold_part(mesh, parts)
+        if parts > 1:
+            self.share = ExpertShare(mesh, cut(len(self.experts), 1), parts)
+
+    def goes_by_id(self, mesh: Mesh) -> bool:
+        return 1 < mesh.size <= len(self.experts)
+
+    def _hold_experts(self, mesh: Mesh) -> None:
+        self.share = ExpertShare(mesh, cut(len(self.experts), mesh.size), 1)
+        first, last = self.share.held
+        for expert in (*self.experts[:first], *self.experts[last:]):
+            expert.leave_out()
 
 
 class SharedMoE(MoE):
@@ -65,5 +88,9 @@ class SharedMoE(MoE):
         self.shared_gate = Plain(width, 1)
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        share_T1 = sigmoid(self.shared_gate(x_TD, batch))
-        return super().__call__(x_TD, batch) + share_T1 * self.shared(x_TD, batch)
+        weight_T1 = sigmoid(self.shared_gate(x_TD, batch))
+        return super().__call__(x_TD, batch) + weight_T1 * self.shared(x_TD, batch)
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        super().split(mesh, segments)
+        self.shared.split(mesh, segments)

@@ -15,7 +15,7 @@ from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
 from kvasir.layers.batch import Batch
 from kvasir.layers.block import Block
-from kvasir.layers.embedding import Embedding
+from kvasir.layers.embedding import Embedding, Vocabulary
 from kvasir.layers.kv_cache import LayerCache
 from kvasir.layers.mlp import ACTIVATIONS, MLP
 from kvasir.layers.module import Module, Take
@@ -89,7 +89,7 @@ class Bert(Module):
 
     def __init__(self, config: BertConfig):
         self.config = config
-        self.embed = Embedding(config.vocab_size, config.width)
+        self.embed = Vocabulary(config.vocab_size, config.width)
         self.positions = Embedding(config.max_position, config.width)
         self.token_types = Embedding(config.token_types, config.width)
         self.norm = LayerNorm(config.width, config.norm_eps)
@@ -118,7 +118,7 @@ class Bert(Module):
 
     def cache_spec(self) -> tuple[LayerCache, ...]:
         c = self.config
-        return (LayerCache("full", c.heads, c.head_dim),) * c.num_layers
+        return tuple(LayerCache("full", layer.attn.kv_heads, c.head_dim) for layer in self.layers)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         layer = "bert.encoder.layer.*."

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvasir.errors import ModelFileError
 from kvasir.layers.batch import Batch
 from kvasir.layers.block import Block
-from kvasir.layers.embedding import Embedding
+from kvasir.layers.embedding import Vocabulary
 from kvasir.layers.kv_cache import LayerCache
 from kvasir.layers.linear import Head
 from kvasir.layers.mlp import ACTIVATIONS
@@ -125,7 +125,7 @@ class Decoder(Module):
     def __init__(self, config: DecoderConfig):
         self.config = config
         self.rope = Rope(config.rotary_dim, config.rope_theta, config.rope_scaling)
-        self.embed = Embedding(config.vocab_size, config.width)
+        self.embed = Vocabulary(config.vocab_size, config.width)
         self.layers: list[Block] = []  # for the subclass to fill
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
@@ -140,7 +140,11 @@ class Decoder(Module):
 
     def cache_spec(self) -> tuple[LayerCache, ...]:
         c = self.config
-        return tuple(LayerCache("window" if window else "full", c.kv_heads, c.head_dim, window) for window in c.windows)
+        pairs = zip(c.windows, self.layers, strict=True)
+        return tuple(
+            LayerCache("window" if window else "full", layer.attn.kv_heads, c.head_dim, window)
+            for window, layer in pairs
+        )
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Float32 [R, vocabulary] of chosen hidden rows."""

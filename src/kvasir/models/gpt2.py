@@ -16,7 +16,7 @@ from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
 from kvasir.layers.batch import Batch
 from kvasir.layers.block import Block
-from kvasir.layers.embedding import Embedding
+from kvasir.layers.embedding import Embedding, Vocabulary
 from kvasir.layers.kv_cache import LayerCache
 from kvasir.layers.linear import Head
 from kvasir.layers.mlp import ACTIVATIONS, MLP
@@ -93,7 +93,7 @@ class GPT2(Module):
 
     def __init__(self, config: GPT2Config):
         self.config = config
-        self.embed = Embedding(config.vocab_size, config.width)
+        self.embed = Vocabulary(config.vocab_size, config.width)
         self.positions = Embedding(config.max_position, config.width)
         self.layers = [self._block(i, config) for i in range(config.num_layers)]
         self.norm = LayerNorm(config.width, config.norm_eps)
@@ -140,7 +140,7 @@ class GPT2(Module):
 
     def cache_spec(self) -> tuple[LayerCache, ...]:
         c = self.config
-        return (LayerCache("full", c.heads, c.head_dim),) * c.num_layers
+        return tuple(LayerCache("full", layer.attn.kv_heads, c.head_dim) for layer in self.layers)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         layer, width = "transformer.h.*.", self.config.width

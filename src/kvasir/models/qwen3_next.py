@@ -131,8 +131,10 @@ class Qwen3Next(Qwen3Moe):
 
     def cache_spec(self) -> tuple[LayerCache, ...]:
         c = self.config
-        full = LayerCache("full", c.kv_heads, c.head_dim)
-        return tuple(b.attn.cache() if isinstance(b.attn, GatedDelta) else full for b in self.layers)
+        return tuple(
+            b.attn.cache() if isinstance(b.attn, GatedDelta) else LayerCache("full", b.attn.kv_heads, c.head_dim)
+            for b in self.layers
+        )
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         layer = "model.layers.*."

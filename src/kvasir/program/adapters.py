@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kvasir.layers.adapters import Pairs, check_adapter
-from kvasir.ops.linear.low_rank import LowRank, low_rank
+from kvasir.layers.adapters import Pairs, Slot, check_adapter
+from kvasir.ops.linear.low_rank import LowRank
 from kvasir.ops.linear.packed import PackedMatrix, pack_rows
 from kvasir.program import native
 
@@ -24,31 +24,37 @@ class Adapters:
 
     def __init__(self, max_rows: int):
         self.max_rows = max_rows
-        self.slots: dict[str, tuple[int, int]] = {}  # name -> shape, in the order of the tables
+        self.slots: dict[str, Slot] = {}  # by name, in the order of the tables
         self.parts = self.widest = 0
         self.struct = native.Adapters()
         self._tables = (ctypes.c_void_p * native.MAX_ADAPTERS)()
         self._kept: dict[int, Any] = {}
         self._of_rows = np.zeros(max_rows, np.int32)
 
-    def linear(self, products: list[tuple[str, tuple[int, int], bool]]) -> list[int]:
-        """The slots of a linear's products, each (name or "", shape, whether it is written onto its residual)."""
+    def linear(self, products: list[tuple[Slot | None, bool]]) -> list[int]:
+        """The places of a linear's slots, each (slot, whether its product is written onto a residual); -1 for none."""
         self.parts = max(self.parts, len(products))
-        self.widest = max([self.widest, *(rows for _, (rows, _), onto in products if onto)])
-        return [self._slot(name, shape) for name, shape, _ in products]
+        self.widest = max([self.widest, *(slot.shape[0] for slot, onto in products if slot and onto)])
+        return [self.place(slot) if slot else -1 for slot, _ in products]
 
-    def _slot(self, name: str, shape: tuple[int, int]) -> int:
-        if not name:
-            return -1
-        assert self.slots.setdefault(name, shape) == shape, f"two products of {name}"
-        return list(self.slots).index(name)
+    def place(self, slot: Slot) -> int:
+        assert self.slots.setdefault(slot.name, slot) == slot, f"two products of {slot.name}"
+        self.parts = max(self.parts, 1)
+        return list(self.slots).index(slot.name)
+
+    def inner(self, rows: int) -> np.ndarray:
+        """a x of a step's first rows for the first matrix of a linear, float32 [rows, rank]; no rows where none of them
+        has an adapter."""
+        if not self.struct.tables or not self._of_rows[:rows].any():
+            return np.empty((0, 0), np.float32)
+        return self._inner[: rows * self.struct.rank].reshape(rows, -1)
 
     def set(self, adapter: int, pairs: Pairs) -> None:
         """See Program.set_adapter."""
         check_adapter(adapter, pairs, self.slots)
         if adapter >= native.MAX_ADAPTERS:
             raise ValueError(f"adapter ids end at {native.MAX_ADAPTERS - 1}, before {adapter}")
-        made = {slot: _pack(low_rank(slot, self.slots[slot], *pair)) for slot, pair in pairs.items()}
+        made = {name: _pack(self.slots[name].take(pair)) for name, pair in pairs.items()}
         table = (native.LowRank * len(self.slots))()
         for entry, slot in zip(table, self.slots, strict=True):
             if slot in made:
@@ -77,10 +83,9 @@ class Adapters:
 
 
 def _pack(pair: LowRank) -> tuple[PackedMatrix, PackedMatrix]:
-    a, b = (_matrix(tensor) for tensor in pair)
-    return a, b
+    return _matrix(pair.a, pair.segments), _matrix(pair.b, 1)
 
 
-def _matrix(tensor: Tensor) -> PackedMatrix:
+def _matrix(tensor: Tensor, segments: int) -> PackedMatrix:
     rows, cols = tensor.shape
-    return pack_rows("F32", tensor.numpy().view(np.uint8), rows, cols, 1, threads=1)
+    return pack_rows("F32", tensor.numpy().view(np.uint8), rows, cols, segments, threads=1)

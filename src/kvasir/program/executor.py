@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.program import native
 from kvasir.program.adapters import Adapters
 from kvasir.program.cache import NativeCache
-from kvasir.program.lower import ELEMENTWISE, FUNCTIONS, Buffer, Lowered, Step, lower
+from kvasir.program.lower import ELEMENTWISE, FUNCTIONS, MEETINGS, Buffer, Lowered, Step, lower
+from kvasir.program.meetings import Meetings
 from kvasir.program.trace import Trace
 from kvasir.sampling.native import Sampled, SampleRow, sample_scratch
 
@@ -34,10 +36,8 @@ class Program:
 
     `run`, or `start` and `wait`, computes a step from works (native.Work) on `states` (native.RowState, one per row of
     the runner) and leaves `results`. `hidden` and `logits` are float32 views of what the last run left: of all its
-    rows, and of the chosen ones. seconds: kernel time of the last run.
-
-    collective: adds up float32 [rows, width], in place, over all ranks; it is called after every sum of which this
-    rank has a part.
+    rows, and of the chosen ones. seconds: kernel time of the last run. The program of a part of a model meets the
+    other ranks in its steps, so theirs must run at the same time.
     """
 
     def __init__(
@@ -52,9 +52,8 @@ class Program:
         threads: int,
         apart: bool = False,
         pin: bool = False,
-        collective: Callable[[np.ndarray], None] | None = None,
     ):
-        self.lowered: Lowered = lower(trace, max_rows, MAX_CHOSEN, prepared, collective is not None)
+        self.lowered: Lowered = lower(trace, max_rows, MAX_CHOSEN, prepared)
         self.cache = cache
         self.pool = native.Pool(threads, pin, apart)
         self.names = [_describe(step) for step in self.lowered.steps]
@@ -65,11 +64,12 @@ class Program:
         self._base = self.arena.ctypes.data
         self._positions = trace.batch.positions_T
         self._scratch = 64
-        self._expert_room: list[int] | None = None
         self._adapters = Adapters(max_rows)
-        self._max_rows, self._collective = max_rows, collective
-        self._errors: list[BaseException] = []  # of the collective, which cannot raise through C
+        self._meetings = Meetings()
+        self._tokens = np.zeros(max_rows, np.int64)
+        self._keep.append(self._tokens)
         steps = self.lowered.steps
+        self._expert_room = self._room_of_experts([step for step in steps if step.op == "experts"])
         vocab = 0 if trace.logits is None else trace.logits.width
         self.vocab = vocab
         self.instrs = (native.Instr * (len(steps) + bool(vocab)))()
@@ -101,14 +101,14 @@ class Program:
     def wait(self) -> None:
         assert self.pool.address, "the program is closed"
         self._wait(self.pool.address)
-        if self._errors:
-            raise self._errors.pop()
+        if self._meetings.errors:
+            raise self._meetings.errors.pop()
 
     def settle(self) -> None:
         """Waits for a step of which no one took the result; drops what went wrong in it."""
         assert self.pool.address, "the program is closed"
         self._wait(self.pool.address)
-        self._errors.clear()
+        self._meetings.errors.clear()
 
     def run(self, num_works: int, end: int) -> None:
         """A whole step."""
@@ -174,7 +174,7 @@ class Program:
         s.chosen_from = self.lowered.chosen_from
         s.max_rows, s.max_chosen, s.max_work, s.max_states = max_rows, MAX_CHOSEN, max_work, max_states
         s.groups, s.block_size = len(cache.groups), cache.block_size
-        s.tokens, s.positions = self._array(np.int64, max_rows), self._array(np.int64, max_rows)
+        s.tokens, s.positions = self._tokens.ctypes.data, self._array(np.int64, max_rows)
         s.chosen, s.sampler_rows = self._array(np.int64, max(max_work, MAX_CHOSEN)), self._array(np.int32, max_work)
         specs = (SampleRow * max_work)()
         s.specs, s.states, s.results = map(ctypes.addressof, (specs, self.states, self.results))
@@ -190,7 +190,8 @@ class Program:
         return s
 
     def _fill(self, instr: native.Instr, step: Step) -> None:
-        filler: Callable = getattr(self, f"_{step.op}", None) or self._elementwise
+        name = "meeting" if step.op in MEETINGS else step.op
+        filler: Callable = getattr(self, f"_{name}", None) or self._elementwise
         filler(instr, step)
         instr.flags = native.BARRIER if step.barrier else 0
 
@@ -201,10 +202,10 @@ class Program:
                 target[i] = value
 
     def _embedding(self, instr: native.Instr, step: Step) -> None:
-        ids, weight = step.inputs
+        ids, weight, first = step.inputs
         (out,) = step.buffers
-        by_position = ids.base is self._positions.base
-        self._set(instr, "embedding", [weight.address, self._at(out)], [weight.cols, int(by_position)])
+        n = [weight.cols, int(ids.base is self._positions.base), first or 0, int(first is not None)]
+        self._set(instr, "embedding", [weight.address, self._at(out)], n)
 
     def _rms_norm(self, instr: native.Instr, step: Step) -> None:
         x, weight, eps = step.inputs
@@ -233,26 +234,22 @@ class Program:
             if residual is not None:
                 part.residual, part.residual_stride = self._at(residual), product.out.width
             self._keep.append(product.weight)
-        seats = [(p.slot, p.weight.shape, residual == out) for p, _, out, residual in step.products]
+        seats = [(p.slot, residual == out) for p, _, out, residual in step.products]
         for part, slot in zip(parts, self._adapters.linear(seats), strict=True):
             part.slot = slot
         self._keep.append(parts)
         self._set(instr, "linear", [ctypes.addressof(parts), self._at(step.buffers[0])], [len(parts)])
 
-    def _all_reduce(self, instr: native.Instr, step: Step) -> None:
-        view, collective, errors = self._view(step.buffers[0], self._max_rows), self._collective, self._errors
-        assert collective is not None
+    def _meeting(self, instr: native.Instr, step: Step) -> None:
+        views = tuple(partial(_rows_of, self.arena, buffer) for buffer in step.buffers)
+        self._set(instr, "call", [self._meetings.of_step(step, views, self._tokens, self._adapters)], [])
 
-        def call(_: Any, rows: int) -> None:
-            try:
-                if not errors:
-                    collective(view[:rows])
-            except BaseException as error:
-                errors.append(error)
+    def _adapt_inner(self, instr: native.Instr, step: Step) -> None:
+        self._set(instr, "adapt_inner", [self._at(step.buffers[0])], [self._adapters.place(step.inputs[1])])
 
-        function = native.CALL(call)
-        self._keep.append(function)
-        self._set(instr, "call", [ctypes.cast(function, ctypes.c_void_p).value], [])
+    def _adapt_add(self, instr: native.Instr, step: Step) -> None:
+        (total, slot), (out, _) = step.inputs, step.buffers
+        self._set(instr, "adapt_add", [self._at(out)], [self._adapters.place(slot), total.width])
 
     def _rope(self, instr: native.Instr, step: Step) -> None:
         x, rope, _ = step.inputs
@@ -315,21 +312,33 @@ class Program:
         self._set(instr, "route", p, [logits.width, top_k, int(normalise)])
 
     def _experts(self, instr: native.Instr, step: Step) -> None:
-        x, ids, _, gate, up, down, act = step.inputs
+        x, ids, _, gate, up, down, act, share = step.inputs
         inner, top_k, slots = gate[0].rows, ids.width, EXPERT_ROWS * ids.width
-        row_bytes = max(gate[0].activated_bytes, down[0].activated_bytes)
-        args = native.Experts(len(gate), top_k, x.width, inner, EXPERT_ROWS, native.FUNCTION[act.name])
+        first, count = (share.held[0], share.experts.size) if share else (0, len(gate))
+        args = native.Experts(count, top_k, x.width, inner, EXPERT_ROWS, first, len(gate), native.FUNCTION[act.name])
         args.gate, args.up, args.down = self._matrices(gate), self._matrices(up), self._matrices(down)
-        args.begins = self._array(np.int64, len(gate) + 1)
+        begins = np.zeros(count + 1, np.int64)
+        args.begins = begins.ctypes.data
         args.slots, args.sources = self._array(np.int64, slots), self._array(np.int64, slots)
-        if self._expert_room is None:  # one layer at a time
-            room = (slots * row_bytes, slots * inner * 4, slots * inner * 4, slots * x.width * 4)
-            arrays = [_aligned(size) for size in room]
-            self._keep.append(arrays)
-            self._expert_room = [a.ctypes.data for a in arrays]
-        args.activated, args.gate_out, args.up_out, args.down_out = self._expert_room
-        self._keep.append(args)
+        activated, gate_out, up_out, down_out = self._expert_room
+        args.activated, args.gate_out, args.up_out = (a.ctypes.data for a in (activated, gate_out, up_out))
+        args.down_out = down_out.ctypes.data
+        if share:
+            rows = down_out.view(np.float32)[: slots * x.width].reshape(slots, x.width)
+            args.meet = self._meetings.of_experts(share, rows, begins)
+        self._keep += [args, begins]
         self._set(instr, "experts", [ctypes.addressof(args), *(self._at(b) for b in step.buffers)], [])
+
+    def _room_of_experts(self, steps: Sequence[Step]) -> list[np.ndarray]:
+        """For one layer at a time: rows that gate, up and down are to meet, and the results of each."""
+        sizes = [0] * 4
+        for x, ids, _, gate, _, down, *_ in (step.inputs for step in steps):
+            row_bytes = max(gate[0].activated_bytes, down[0].activated_bytes)
+            room = (row_bytes, gate[0].rows * 4, gate[0].rows * 4, x.width * 4)
+            sizes = [max(size, EXPERT_ROWS * ids.width * of_row) for size, of_row in zip(sizes, room, strict=True)]
+        arrays = [_aligned(size) for size in sizes] if steps else []
+        self._keep.append(arrays)
+        return arrays
 
     def _matrices(self, stack: Sequence[PackedMatrix]) -> int:
         structs = (type(stack[0].struct) * len(stack))(*(m.struct for m in stack))
@@ -357,8 +366,7 @@ class Program:
         return self._base + buffer.offset
 
     def _view(self, buffer: Buffer, count: int) -> np.ndarray:
-        flat = self.arena[buffer.offset : buffer.offset + count * buffer.row_bytes]
-        return flat.view(np.float32).reshape(count, -1)
+        return _rows_of(self.arena, buffer, count)
 
     def _vector(self, tensor: Any) -> int:
         array = np.ascontiguousarray(tensor.float().numpy())
@@ -377,6 +385,12 @@ class Program:
             if end > angles.until:
                 for work in self.works[:num_works]:
                     angles.fill(work.start, work.start + work.count)
+
+
+def _rows_of(arena: np.ndarray, buffer: Buffer, count: int) -> np.ndarray:
+    """The first rows of a buffer, float32 [count, width]."""
+    flat = arena[buffer.offset : buffer.offset + count * buffer.row_bytes]
+    return flat.view(np.float32).reshape(count, -1)
 
 
 def _arrays(kept: Sequence[Any]) -> Iterator[np.ndarray]:

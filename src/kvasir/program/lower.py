@@ -1,6 +1,6 @@
 """From the traced ops to steps over buffers: fused where it pays, laid out once, with barriers where threads meet.
 
-meet      after a product that is a sum over ranks they add their parts, if there are ranks
+apart     an adapter of a sum that ranks share: a x is added up like the product, then b meets it
 fold      bias and residual into their product, f(gate) * up into one, neighbouring products of one input together
 place     every value gets room in the arena from its first to its last use; work on rows may happen in place
 barrier   stands where a step reads what other threads wrote: steps that go row by row split the rows alike, so
@@ -9,10 +9,11 @@ barrier   stands where a step reads what other threads wrote: steps that go row 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvasir.layers.adapters import Slot
 from kvasir.ops.graph import CHOSEN, CannotTrace, Node, Traced
 from kvasir.program.trace import Trace
 
@@ -32,7 +33,9 @@ BY_ROW = (
     "route",
     "gated",
 )
-IN_PLACE = (*ELEMENTWISE, "rms_norm", "layer_norm", "rope", "gated")
+MEETINGS = ("all_reduce", "all_gather", "pick_rows")  # of ranks
+ALL_TOGETHER = ("paged_attention", "experts", "adapt_inner", "adapt_add", *MEETINGS)
+IN_PLACE = (*ELEMENTWISE, "rms_norm", "layer_norm", "rope", "gated", "adapt_add", "all_reduce", "pick_rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,12 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One matrix of a linear step. slot: its name for adapters, "" for none. bias: float32 vector. residual: rows that
-    are added."""
+    """One matrix of a linear step. slot: for adapters. bias: float32 vector. residual: rows that are added."""
 
     weight: Any
     x: Traced
     out: Traced
-    slot: str = ""
+    slot: Slot | None = None
     bias: Any = None
     residual: Traced | None = None
 
@@ -89,25 +91,29 @@ def lower(
     max_rows: int,
     max_chosen: int,
     prepared: Callable[[Any], tuple[Any, int]],
-    collective: bool = False,
 ) -> Lowered:
     """prepared: for a packed weight, what rows must be turned into for it (a key; weights of the same key share
-    them) and the bytes of such a row. collective: ranks meet after sums that they share. Raises CannotTrace for an op
-    without a kernel."""
-    nodes = list(_meet(trace) if collective else trace.graph.nodes)
-    nodes = _group(_fold([_product_of(n, trace.slots) if n.op == "linear" else n for n in nodes], trace))
+    them) and the bytes of such a row. Raises CannotTrace for an op without a kernel."""
+    nodes = _group(_fold(_apart(_product_of(n, trace.slots) for n in trace.graph.nodes), trace))
     return _Placer(nodes, trace, {"rows": max_rows, CHOSEN: max_chosen}, prepared).run()
 
 
-# --- meet -------------------------------------------------------------------------------------------
+# --- apart ------------------------------------------------------------------------------------------
 
 
-def _meet(trace: Trace) -> Iterator[Node]:
-    """The ops, with an all_reduce onto each result of which a rank has a part only."""
-    for node in trace.graph.nodes:
-        yield node
-        if node.op == "experts" or (node.op == "linear" and id(node.inputs[1]) in trace.reducing):
-            yield Node("all_reduce", (node.out,), node.out)
+def _apart(nodes: Iterable[Node]) -> list[Node]:
+    found: list[Node] = []
+    for node in nodes:
+        product = found[-1].inputs[0] if found and found[-1].op == "linear" else None
+        if node.op == "all_reduce" and product is not None and product.slot:
+            total = node.out.graph.value(node.out.domain, node.out.shape)
+            found[-1] = Node("linear", (replace(product, slot=None),), found[-1].out)
+            found.append(Node("adapt_inner", (product.x, product.slot), None))
+            found.append(Node("all_reduce", (*node.inputs, product.slot), total))
+            found.append(Node("adapt_add", (total, product.slot), node.out))
+        else:
+            found.append(node)
+    return found
 
 
 # --- fold -------------------------------------------------------------------------------------------
@@ -162,9 +168,11 @@ def _fold(nodes: list[Node], trace: Trace) -> list[Node]:
     return nodes
 
 
-def _product_of(node: Node, slots: Mapping[int, str]) -> Node:
+def _product_of(node: Node, slots: Mapping[int, Slot]) -> Node:
+    if node.op != "linear":
+        return node
     x, weight, bias = node.inputs
-    return Node("linear", (Product(weight, x, node.out, slots.get(id(weight), ""), bias),), node.out)
+    return Node("linear", (Product(weight, x, node.out, slots.get(id(weight)), bias),), node.out)
 
 
 def _single(nodes: list[Node], value: Any, uses: _Uses, ops: tuple[str, ...]) -> int | None:
@@ -283,8 +291,7 @@ class _Placer:
         for at, node in enumerate(self.nodes):
             if node.op == "choose":
                 chosen_from = len(self.steps)
-            place = {"linear": self._linear, "all_reduce": self._all_reduce}.get(node.op, self._plain)
-            place(at, node)
+            (self._linear if node.op == "linear" else self._plain)(at, node)
         logits = self.trace.logits
         return Lowered(
             tuple(self.steps),
@@ -298,7 +305,7 @@ class _Placer:
     # -- steps
 
     def _plain(self, at: int, node: Node) -> None:
-        if node.op not in (*BY_ROW, "paged_attention", "experts"):
+        if node.op not in (*BY_ROW, *ALL_TOGETHER):
             raise CannotTrace(f"there is no kernel for {node.op}")
         if node.op == "experts":
             _check_experts(*node.inputs[3:6])
@@ -332,12 +339,6 @@ class _Placer:
         for buffer in prepared.values():
             self.arena.give_back(buffer.offset)
         self._forget(at, tuple(_values(node.inputs)), tuple(place for _, _, place, _ in done))
-
-    def _all_reduce(self, at: int, node: Node) -> None:
-        """Ranks meet where the value lies."""
-        place = self.place[id(node.out.base)]
-        self._needs_barrier("all_reduce", node.out.domain)
-        self.steps.append(Step("all_reduce", node.inputs, _outs(node), (place,), (), True, node.out.domain))
 
     # -- buffers
 

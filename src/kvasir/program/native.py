@@ -15,6 +15,7 @@ MAX_ADAPTERS = 1 << 12
 OPS = (
     "embedding", "rms_norm", "layer_norm", "prepare", "linear", "rope", "store_kv", "paged_attention", "activate",
     "gated", "add", "multiply", "add_vector", "scale", "softcap", "choose", "sample", "route", "experts", "call",
+    "adapt_inner", "adapt_add",
 )  # fmt: skip
 OP = {name: code for code, name in enumerate(OPS)}
 FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
@@ -72,6 +73,8 @@ class Experts(ctypes.Structure):
         ("width", c_int64),
         ("inner", c_int64),
         ("max_rows", c_int64),
+        ("first", c_int64),
+        ("held", c_int64),
         ("function", c_int32),
         ("reserved", c_int32),
         ("gate", c_void_p),
@@ -84,6 +87,7 @@ class Experts(ctypes.Structure):
         ("gate_out", c_void_p),
         ("up_out", c_void_p),
         ("down_out", c_void_p),
+        ("meet", c_void_p),
     )
 
 
@@ -151,7 +155,7 @@ class Pool:
         self.close()
 
 
-# What OP_CALL calls: function(context, rows).
+# What OP_CALL calls: function(context, rows); and Experts.meet: function(null, slots).
 CALL = ctypes.CFUNCTYPE(None, c_void_p, c_int64)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir.layers.adapters import slots
-from kvasir.layers.linear import Linear
+from kvasir.layers.adapters import Slot, slots
 from kvasir.layers.rope import Rope
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Graph, Traced
 
@@ -59,8 +58,8 @@ class Trace:
     """A model's ops in order. hidden: its result, float32 [rows, width]. logits: of chosen rows, None for a model
     without.
 
-    exports: hidden states by name, which are there as well after a run. slots: by the id of a weight, the name by which
-    adapters know it. reducing: ids of the weights whose products are sums over ranks.
+    exports: hidden states by name, which are there as well after a run. slots: by the id of a weight, what adapters
+    know it by.
     """
 
     graph: Graph
@@ -68,8 +67,7 @@ class Trace:
     hidden: Traced
     logits: Traced | None
     exports: Mapping[str, Traced]
-    slots: Mapping[int, str]
-    reducing: frozenset[int]
+    slots: Mapping[int, Slot]
 
     @property
     def results(self) -> tuple[Traced, ...]:
@@ -107,13 +105,11 @@ def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
     named = {**batch.layers, "last": hidden}
     if missing := [name for name in exports if name not in named]:
         raise CannotTrace(f"the forward names no {missing[0]}")
-    linears = [part for _, part in model.walk() if isinstance(part, Linear)]
     return Trace(
         graph,
         batch,
         hidden,
         logits,
         {name: named[name] for name in exports},
-        {id(linear.weights[part]): name for name, (linear, part) in slots(model).items()},
-        frozenset(id(weight) for linear in linears if linear.reduces for weight in linear.weights.values()),
+        {id(linear.weights[part]): Slot.of(name, linear, part) for name, (linear, part) in slots(model).items()},
     )

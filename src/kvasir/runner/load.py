@@ -19,6 +19,7 @@ from kvasir.models.pooling import read_pooling
 from kvasir.models.registry import model_class_for
 from kvasir.ops import native
 from kvasir.ops.graph import CannotTrace
+from kvasir.parallel import SOLO, Mesh
 from kvasir.program.executor import prepared
 from kvasir.program.lower import lower
 from kvasir.program.trace import Trace, trace
@@ -53,7 +54,7 @@ class LoadedModel:
 @dataclass(frozen=True, slots=True)
 class Wish:
     """How a model is to be run. executor: "auto", "program" or "eager". kv_dtype, quantize: as of EngineOptions.
-    hidden: names of the hidden states that work may want, "layers.<i>" or "last"."""
+    hidden: names of the hidden states that work may want, "layers.<i>" or "last". mesh: of a rank, for its part."""
 
     executor: str = "eager"
     block_size: int = 64
@@ -61,6 +62,7 @@ class Wish:
     quantize: str = ""
     threads: int = 1
     hidden: tuple[str, ...] = ()
+    mesh: Mesh = SOLO
 
 
 def load_model(
@@ -89,7 +91,7 @@ def load_model(
     if wish.quantize:
         raise ConfigError(f"only the program executor quantizes, and it cannot run this: {reason}")
     notes = (f"eager executor: {reason}",) if wish.executor != "eager" else ()
-    return _load(files, dtype, device, progress, None, wish.hidden, notes)
+    return _load(files, dtype, device, progress, None, wish, notes)
 
 
 def _no_program(wish: Wish, device: torch.device) -> str:
@@ -113,7 +115,7 @@ def _load_program(
     files: ModelFiles, dtype: str, progress: Progress | None, wish: Wish, report: Report | None
 ) -> LoadedModel:
     packer = partial(Packer, quantize=wish.quantize, threads=wish.threads, report=report)
-    loaded = _load(files, dtype, torch.device("cpu"), progress, packer, wish.hidden)
+    loaded = _load(files, dtype, torch.device("cpu"), progress, packer, wish)
     traced = trace(loaded.model, wish.hidden)
     lower(traced, 1, 1, prepared)  # raises for an op without a kernel
     return replace(loaded, trace=traced)
@@ -125,25 +127,40 @@ def _load(
     device: torch.device,
     progress: Progress | None,
     packer: Callable[[torch.dtype], Packer] | None,
-    hidden: tuple[str, ...],
+    wish: Wish,
     notes: tuple[str, ...] = (),
 ) -> LoadedModel:
     config, source = open_checkpoint(files)
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
-    _check_hidden(hidden, len(model.layers))
+    _check_hidden(wish.hidden, len(model.layers))
     if packer and (reason := no_attention(model)):
         raise CannotTrace(reason)
     weights_dtype = choose_dtype(dtype, source, device.type)
     hold = packer(weights_dtype) if packer else None
+    if wish.mesh.size > 1:
+        split(model, wish.mesh, source, weights_dtype, hold)
     _check_room(weight_bytes(model, source, weights_dtype, hold), device)
     filled = fill(model, source, weights_dtype, device, progress, hold)
     size = sum(path.stat().st_size for path in files.weights)
     formats, more = (hold.formats, (*hold.notes, *hold.quantize_note())) if hold else ({}, ())
     return LoadedModel(
-        model, config, kind.__name__, weights_dtype, filled.parameters, size, None, formats, (*notes, *more), hidden,
-        filled.bytes + sum(formats.values()), filled.mapped,
+        model, config, kind.__name__, weights_dtype, filled.parameters, size, None, formats, (*notes, *more),
+        wish.hidden, filled.bytes + sum(formats.values()), filled.mapped,
     )  # fmt: skip
+
+
+def split(model: Any, mesh: Mesh, source: WeightSource, dtype: torch.dtype, packer: Packer | None) -> None:
+    """Leaves to this rank its part of the model. Sums are cut where the formats of the stored weights cut them."""
+    cuts: dict[int, int] = {}
+
+    def note(leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
+        if packer and getattr(leaf, "reduces", False) and name == "weight":
+            cuts[id(leaf)] = packer.segments(leaf, source.info(stored).dtype)
+        return True
+
+    fill(model, source, dtype, hold=note)  # reads nothing
+    model.split(mesh, lambda linear: cuts.get(id(linear), linear.segments))
 
 
 def weight_bytes(model: Any, source: WeightSource, dtype: torch.dtype, packer: Packer | None = None) -> int:

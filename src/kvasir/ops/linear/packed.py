@@ -121,11 +121,30 @@ def pack_rows(
             values = dequantize(np.ascontiguousarray(raw), kind, (last - first, cols))
             native.pack(packed.struct, GGMLType.F32, values.view(np.uint8), first)
 
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(pack, _pieces(rows, cols)):
-            pass
+    pieces = list(_pieces(rows, cols))
+    if len(pieces) == 1:
+        pack(pieces[0])
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(pack, pieces):
+                pass
     packed.memory.flags.writeable = False
     return packed
+
+
+def take_columns(
+    source_type: str, rows: np.ndarray, cols: int, taken: tuple[int, int], to: str | None
+) -> tuple[str, np.ndarray, str | None]:
+    """Columns [first, last) of whole rows, uint8 [n, row bytes], with their type and `to`: `pack_rows` makes of them
+    what it makes of these columns in whole rows. Where they are no whole blocks of the file, they go by float32.
+    """
+    kind, (first, last) = _known(source_type), taken
+    if taken == (0, cols):
+        return source_type, rows, to
+    if first % kind.block_size == 0 and last % kind.block_size == 0:
+        return source_type, rows[:, kind.row_bytes(first) : kind.row_bytes(last)], to
+    values = dequantize(np.ascontiguousarray(rows), kind, (len(rows), cols))
+    return "F32", np.ascontiguousarray(values[:, first:last]).view(np.uint8), _choose(kind, to)[0]
 
 
 def packed_bytes(source_type: str, rows: int, cols: int, segments: int, to: str | None = None) -> int:

@@ -5,14 +5,16 @@ The idea: arXiv:1701.06538; in this shape: Mixtral, arXiv:2401.04088.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kvasir.ops.linear import linear
 from kvasir.ops.norm import tree_sum
 from kvasir.ops.registry import op, op_with
+from kvasir.parallel import ExpertShare
 
 # letters: T token rows, E experts, k chosen experts of a row, D model width, I an expert's inner width,
 # n rows of one expert
@@ -44,17 +46,45 @@ def experts(
     up: Sequence[Tensor],
     down: Sequence[Tensor],
     act: Callable[[Tensor], Tensor],
+    share: ExpertShare | None = None,
 ) -> Tensor:
     """Each row's sum over its experts of weight * down(act(gate(x)) * up(x)), float32 [T, D].
 
     x, weights: float32. ids: int64 [T, k], distinct and ascending in a row. gate, up: per expert [1, I, D];
     down: per expert [S, D, I / S], all as `linear` takes them. act: an op of `ACTIVATIONS`. The sum starts at
-    zero and adds the rounded products in ascending expert id.
+    zero and adds the rounded products in ascending expert id. share: of ranks, whose experts or sums these are; they
+    meet before rows are weighted.
     """
     out_TD = torch.zeros_like(x_TD)
+
+    def rows_of(rows_n: Tensor, place: int) -> Tensor:
+        x_nD = x_TD[rows_n]
+        return linear(act(linear(x_nD, gate[place])) * linear(x_nD, up[place]), down[place])
+
+    computed = _shared(ids_Tk, x_TD.shape[1], rows_of, share) if share else _alone(ids_Tk, rows_of)
+    for rows_n, places_n, part_nD in computed:
+        out_TD[rows_n] += weights_Tk[rows_n, places_n].unsqueeze(1) * part_nD
+    return out_TD
+
+
+_RowsOf = Callable[[Tensor, int], Tensor]
+_Computed = Iterator[tuple[Tensor, Tensor, Tensor]]  # per expert: rows, places of it in their choices, results
+
+
+def _alone(ids_Tk: Tensor, rows_of: _RowsOf) -> _Computed:
     for e in ids_Tk.unique().tolist():
         rows_n, places_n = torch.where(ids_Tk == e)
-        x_nD = x_TD[rows_n]
-        inner_nI = act(linear(x_nD, gate[e])) * linear(x_nD, up[e])
-        out_TD[rows_n] += weights_Tk[rows_n, places_n].unsqueeze(1) * linear(inner_nI, down[e])
-    return out_TD
+        yield rows_n, places_n, rows_of(rows_n, e)
+
+
+def _shared(ids_Tk: Tensor, width: int, rows_of: _RowsOf, share: ExpertShare) -> _Computed:
+    chosen = [torch.where(ids_Tk == e) for e in range(share.experts.size)]
+    begins = np.cumsum([0, *(len(rows_n) for rows_n, _ in chosen)])
+    rows_SD = torch.zeros(ids_Tk.numel(), width)
+    first, last = share.held
+    for e in range(first, last):
+        if len(chosen[e][0]):
+            rows_SD[begins[e] : begins[e + 1]] = rows_of(chosen[e][0], e - first)
+    share.complete(rows_SD.numpy(), begins)
+    for e, (rows_n, places_n) in enumerate(chosen):
+        yield rows_n, places_n, rows_SD[begins[e] : begins[e + 1]]
