@@ -168,7 +168,7 @@ def test_rows_stay_float32_for_adapters(tmp_path, options):
     program = program_of(model, threads=2)
     steps = program.lowered.steps
     at = next(i for i, s in enumerate(steps) if s.op == "linear")
-    assert steps[at].products[2][0].slot == slot
+    assert steps[at].products[2][0].slot.name == slot
     company = Company(program, [IDS], [1])
     program.struct.count = program.struct.chosen_from = at + 1  # no further: buffers are shared
     rows = len(IDS)
