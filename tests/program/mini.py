@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -38,7 +39,7 @@ def ids_of(text: str = TEXT) -> list[int]:
 @cache
 def tensors() -> dict[str, np.ndarray]:
     """The weights in float32, by their names and with their order of rows in a GGUF file."""
-    config = json.loads((FOLDER / "config.json").read_text())
+    config = _config()
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     source, found = SafetensorsSource(FOLDER), {}
@@ -53,7 +54,40 @@ def tensors() -> dict[str, np.ndarray]:
 
 def write_mini(path: Path, kind: str | Callable[[str], str]) -> Path:
     """Writes the model with all its matrices in GGML type `kind`, or in that of each name; the norms in F32."""
-    config = json.loads((FOLDER / "config.json").read_text())
+    return _write(path, kind, _config(), tensors())
+
+
+def write_llama(path: Path, kind: str | Callable[[str], str], config: dict[str, Any]) -> Path:
+    """The same of a model of random weights with an own head; config: as of Hugging Face."""
+    random, shapes = np.random.default_rng(7), _shapes(config)
+    weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    scaled = {n: w * 1.5 * w.shape[1] ** -0.5 if w.ndim == 2 else 1 + 0.1 * w for n, w in weights.items()}
+    return _write(path, kind, config, {n: w.astype(np.float32) for n, w in scaled.items()})
+
+
+def _config() -> dict[str, Any]:
+    return json.loads((FOLDER / "config.json").read_text())
+
+
+def _shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    width, inner, vocab = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
+    q, kv = (c["head_dim"] * c[name] for name in ("num_attention_heads", "num_key_value_heads"))
+    layer = {
+        "attn_norm": (width,), "attn_q": (q, width), "attn_k": (kv, width), "attn_v": (kv, width),
+        "attn_output": (width, q), "ffn_norm": (width,), "ffn_gate": (inner, width), "ffn_up": (inner, width),
+        "ffn_down": (width, inner),
+    }  # fmt: skip
+    layers = {f"blk.{i}.{n}.weight": s for i in range(c["num_hidden_layers"]) for n, s in layer.items()}
+    return {
+        "token_embd.weight": (vocab, width),
+        "output_norm.weight": (width,),
+        "output.weight": (vocab, width),
+    } | layers
+
+
+def _write(
+    path: Path, kind: str | Callable[[str], str], config: dict[str, Any], weights: dict[str, np.ndarray]
+) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -62,11 +96,13 @@ def write_mini(path: Path, kind: str | Callable[[str], str]) -> Path:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")  # ids are enough
-    for name, weight in tensors().items():
+    for name, weight in weights.items():
         if weight.ndim == 1:
             writer.add_tensor(name, weight)
         else:

@@ -1,4 +1,4 @@
-"""A model in the hands of 2, 4 or 8 ranks, in one process: the bits are those of one rank, in every family and format."""
+"""A model that 2, 4 or 8 ranks share, in one process: the bits are those of one rank, in every family and format."""
 
 from __future__ import annotations
 
