@@ -21,8 +21,10 @@ from kvasir.errors import InvalidRequest, QueueFull
 from kvasir.kv.policy import POLICIES
 from kvasir.kv.tiers.block import Block, Facts, GroupFacts, Name
 from kvasir.kv.tiers.connector import Bytes, Failed
-from kvasir.plan import RowResult, StepPlan, StepResult, Work
-from kvasir.runner.fake import FakeRunner, fake_logprob
+from kvasir.plan import StepPlan, StepResult, Work
+from kvasir.runner.executor import Taken
+from kvasir.runner.fake import FakeExecutor, FakeRunner, fake_logprob
+from kvasir.runner.runner import Pending
 from kvasir.sched.budget import StepTime, predict
 from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.sequence import Sequence as Seq
@@ -47,26 +49,36 @@ WINDOWS = ((0,), (20,), (2,), (0, 20), (0, 2), (0, 12, 2), (9, 20))  # 2: what a
 COSTS = ((1e-3, 2e-3, 1e-6, 0.01), (0.02, 0.05, 0.0, 0.2), (0.0, 0.0, 0.0, 0.001))
 
 
+class ShakyExecutor(FakeExecutor):
+    """Rows fail alone."""
+
+    chance: random.Random
+    bad_rows = 0.0
+
+    def draw(self, work: Work, mask: bytes | None) -> Taken:
+        if self.bad_rows and self.chance.random() < self.bad_rows:
+            return Taken(error="the row fails")
+        return super().draw(work, mask)
+
+
 class ShakyRunner(FakeRunner):
-    """Steps fail before they run or behind, and rows alone."""
+    """Steps fail before they run or after it, and rows alone."""
+
+    samples = ShakyExecutor
 
     def __init__(self, chance: random.Random, bad_steps: float, bad_rows: float, **options):
         super().__init__(fault=self._before, adapters=("x",), **options)
-        self.chance, self.bad_steps, self.bad_rows = chance, bad_steps, bad_rows
+        self.chance, self.bad_steps = chance, bad_steps
+        self.executor.chance, self.executor.bad_rows = chance, bad_rows
 
     def _before(self, plan: StepPlan) -> None:
         if self.bad_steps and self.chance.random() < self.bad_steps:
             raise RuntimeError("the step fails")
 
-    def sample(self, pending: StepPlan, masks: Mapping[int, bytes]) -> StepResult:
-        if pending.work:
-            self._before(pending)
+    def sample(self, pending: Pending, masks: Mapping[int, bytes] = {}) -> StepResult:
+        if pending.step.plan.work:
+            self._before(pending.step.plan)
         return super().sample(pending, masks)
-
-    def _result(self, work: Work, mask: bytes | None) -> RowResult:
-        if self.bad_rows and self.chance.random() < self.bad_rows:
-            return RowResult(work.row, error="the row fails")
-        return super()._result(work, mask)
 
 
 class Drafts:

@@ -11,8 +11,9 @@ from kvasir.engine.core import EngineCore
 from kvasir.engine.inproc import InProcessEngine
 from kvasir.guided.guide import Guides
 from kvasir.guided.vocabulary import Vocabulary
-from kvasir.plan import RowResult, Work
-from kvasir.runner.fake import FakeRunner, fake_carry, fake_masked
+from kvasir.plan import Work
+from kvasir.runner.executor import Taken
+from kvasir.runner.fake import FakeExecutor, FakeRunner, fake_carry, fake_masked
 from kvasir.sched.scheduler import Scheduler
 from kvasir.text.byte_level import LETTERS
 from kvasir.text.chat import ChatTemplate
@@ -56,29 +57,28 @@ def _guides() -> Guides:
     return Guides(lambda: Vocabulary(byte_tokenizer(), VOCAB, (EOS,)))
 
 
-class EchoRunner(FakeRunner):
+class EchoExecutor(FakeExecutor):
     """Answers with the prompt, over and over; with a temperature it begins where the seed says. Where a grammar does
     not allow the next token, it takes the next one that is allowed."""
 
-    def _result(self, work: Work, mask: bytes | None) -> RowResult:
-        if self.tokens[work.row][0] == POISON:
-            return RowResult(work.row, error="SecretError: inside")
-        before = self.carries[work.row]
-        result = super()._result(work, mask)
-        if not result.tokens:
-            return result
-        join = self.rows[work.row]
-        prompt, done = self.tokens[work.row][: join.prompt_len], work.start + work.count - join.prompt_len
-        shift = join.spec.seed if join.spec.temperature else 0
-        token = prompt[(done + shift) % len(prompt)]
-        if token in join.spec.stop_ids and done < join.spec.min_tokens:
+    def draw(self, work: Work, mask: bytes | None) -> Taken:
+        row = self.rows[work.row]
+        if row.ids[0] == POISON:
+            return Taken(error="SecretError: inside")
+        drawn = super().draw(work, mask)
+        if drawn.error:
+            return drawn
+        prompt, done = row.ids[: row.prompt_len].tolist(), work.start + work.count - row.prompt_len
+        token = prompt[(done + (row.spec.seed if row.spec.temperature else 0)) % len(prompt)]
+        if token in row.spec.stop_ids and done < row.spec.min_tokens:
             token = ord("_")
         token = fake_masked(token, mask, VOCAB)
-        self.tokens[work.row][-1] = token
-        if not join.spec.guided:
-            self.carries[work.row] = fake_carry(before, [token])
-        entries = tuple((token, -0.5, 1, top) for _, _, _, top in result.logprobs)
-        return replace(result, tokens=(token,), logprobs=entries, carry=self.carries[work.row])
+        carry = row.carry if row.spec.guided else fake_carry(row.carry, [token])
+        return Taken((token,), tuple((token, -0.5, 1, top) for _, _, _, top in drawn.logprobs), carry)
+
+
+class EchoRunner(FakeRunner):
+    samples = EchoExecutor
 
 
 class EchoEngine(InProcessEngine):

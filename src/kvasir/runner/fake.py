@@ -43,6 +43,8 @@ class FakeRunner(Runner):
     be planned meanwhile. window: of its one cache group, 0 for none; or of several, each with a cache of its own.
     """
 
+    samples: type[FakeExecutor]  # what draws the tokens
+
     def __init__(
         self,
         *,
@@ -71,7 +73,7 @@ class FakeRunner(Runner):
             max_rows, max_tokens_per_step, max_model_len, block_size, groups, sizes, vocab_size, adapters, max_drafted
         )
         info = ModelInfo("fake", "fake", tasks, vocab_size, max_model_len, executor="fake")
-        executor = FakeExecutor(capacity, step_seconds, deadly_token, fault, overlaps)
+        executor = self.samples(capacity, step_seconds, deadly_token, fault, overlaps)
         super().__init__(executor, capacity, info)
 
 
@@ -189,6 +191,9 @@ class FakeExecutor:
         first = end - work.drafted
         entries = (fake_logprob(t, first + i, spec.logprobs) for i, t in enumerate(tokens) if spec.logprobs >= 0)
         return Taken(tuple(tokens), tuple(entries), carry)
+
+
+FakeRunner.samples = FakeExecutor
 
 
 class _AllNames(frozenset):
