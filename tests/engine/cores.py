@@ -8,6 +8,7 @@ from pathlib import Path
 from kvasir.config import EngineOptions
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
+from kvasir.sched.drafts import Drafter
 
 _LLAMA = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -112,7 +113,7 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
     return str(folder)
 
 
-def core_of(model: str, **options) -> EngineCore:
+def core_of(model: str, drafter: Drafter | None = None, **options) -> EngineCore:
     options.setdefault("block_size", 64)
     options.setdefault("num_blocks", 60)
-    return build_core(EngineOptions(model=model, **options))
+    return build_core(EngineOptions(model=model, **options), drafter=drafter)

@@ -4,10 +4,13 @@ The eager executor takes ten times as long as a program: of threads and of overl
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from kvasir.sched.sequence import Sequence
 from tests.engine.cores import core_of, random_model
-from tests.oracle import embed_requests, mixed_requests, plain, same, together
+from tests.oracle import Answers, embed_requests, mixed_requests, plain, same, together
 
 torch = pytest.importorskip("torch")
 
@@ -63,6 +66,31 @@ def test_forced_preemption_and_cancelled_neighbours(case):
     assert core.runner.overlaps
     same(expected, together(core, requests, seed=3, preempt=0.5, cancel=("r1", "r4")), leave_out=("r1", "r4"))
     assert core.stats().preemptions > 5
+
+
+class Drafts:
+    """The plain answers, with a wrong id here and there."""
+
+    def __init__(self, expected: Answers, seed: int):
+        self.expected, self.chance = expected, random.Random(seed)
+
+    def waits(self, seq: Sequence) -> bool:
+        return self.chance.random() < 0.5
+
+    def propose(self, seq: Sequence, most: int) -> list[int]:
+        answer = self.expected[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :]
+        wrong = self.chance.choice([0.0, 0.3, 1.0])
+        return [(t + 1) % 300 if self.chance.random() < wrong else t for t in answer[: self.chance.randrange(7)]]
+
+
+def test_drafts(case):
+    folder, options, requests, expected = case
+    small = {"block_size": 16, "num_blocks": 30, "max_num_seqs": 5, "max_num_batched_tokens": 61}
+    for overlap in (False, True) if options["executor"] == "program" else (True,):
+        core = core_of(folder, Drafts(expected, 6), **options, **small, threads=2, overlap=overlap)
+        same(expected, together(core, requests, seed=6, preempt=0.1))
+        scheduler = core.scheduler
+        assert 0 < scheduler.accepted_tokens < scheduler.drafted_tokens
 
 
 def test_a_tiny_pool(case):

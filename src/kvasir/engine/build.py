@@ -13,14 +13,18 @@ from kvasir.errors import ConfigError
 from kvasir.guided.guide import Guides
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.plan import Capacity
+from kvasir.sched.drafts import Drafter
 from kvasir.sched.scheduler import Scheduler
 from kvasir.types import ModelInfo, Task
 
 Progress = Callable[[int, int], None]
 
+MAX_DRAFTED = 16  # ids of a row in a step; each is a row of logits
 
-def build_core(options: EngineOptions, progress: Progress | None = None) -> EngineCore:
-    """The core for a model; its `summary` says what was decided and why. Raises KvasirError."""
+
+def build_core(options: EngineOptions, progress: Progress | None = None, drafter: Drafter | None = None) -> EngineCore:
+    """The core for a model; its `summary` says what was decided and why. drafter: proposes ids that may come next.
+    Raises KvasirError."""
     check(options)
     prepare_torch()
     begun = time.perf_counter()
@@ -68,7 +72,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
     config = resolve(options, facts, machine)
     capacity = Capacity(
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
-        groups, config.num_blocks, model.config.vocab_size,
+        groups, config.num_blocks, model.config.vocab_size, max_drafted=MAX_DRAFTED,
     )  # fmt: skip
     generation = read_generation_config(files.root if files.kind == "hf" else "", loaded.config)
     info = ModelInfo(
@@ -109,6 +113,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None) -> Engi
         tier_bytes=config.load_bytes,
         guides=guides,
         jump_ahead=config.jump_ahead,
+        drafter=drafter,
     )
     seconds = (imported - begun, time.perf_counter() - imported)
     if executor == "program":

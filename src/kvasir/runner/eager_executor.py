@@ -19,6 +19,7 @@ from kvasir.layers.batch import Batch, Slice, make_batch
 from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import Join, Work
 from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, landed, move_blocks
+from kvasir.runner.drafts import along
 from kvasir.runner.executor import Entry, Step, Taken
 from kvasir.runner.rows import Row, Rows
 from kvasir.sampling.logprobs import BadLogits, logprobs
@@ -34,6 +35,7 @@ class Results:
     logits: Tensor | None = None
     taken: list[Taken] = field(default_factory=list)
     read: dict[int, tuple[tuple[Entry, ...], str]] = field(default_factory=dict)
+    drafted: dict[int, Tensor] = field(default_factory=dict)  # logits of the last known id and of the draft
     pooled: dict[int, Tensor] = field(default_factory=dict)
     hidden: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     saved: tuple[Exported, ...] = ()
@@ -43,7 +45,7 @@ class EagerExecutor:
     """`model` as models/ makes them. hidden: names of the hidden states that work may want. copies: for blocks that
     come and go beside the computing."""
 
-    computes: frozenset[str] = frozenset()
+    computes = frozenset(("drafted",))
 
     def __init__(
         self, model: Any, cache: KVCache, *, overlaps: bool = False, hidden: Sequence[str] = (),
@@ -125,6 +127,10 @@ class EagerExecutor:
             last = torch.tensor([step.starts[at + 1] - 1 for at in chosen], device=hidden_TD.device)
             found.logits = self.model.logits(hidden_TD[last])
             found.taken = self.take(found.logits[: len(step.now)], [step.works[at] for at in step.now])
+        for at, work in enumerate(step.works):
+            if work.drafted:
+                end = step.starts[at + 1]
+                found.drafted[at] = self.model.logits(hidden_TD[end - 1 - work.drafted : end])[: work.drafted + 1]
 
     def _read(self, work: Work, hidden_nD: Tensor) -> tuple[tuple[Entry, ...], str]:
         """Log-probabilities of known ids, a tile of rows at a time."""
@@ -142,8 +148,20 @@ class EagerExecutor:
     def take(self, logits_SV: Tensor, works: Sequence[Work], masks: Sequence[bytes | None] = ()) -> list[Taken]:
         """One id for each row of logits."""
         masks = masks or [None] * len(works)
-        contexts = [_context(self.rows[work.row], mask) for work, mask in zip(works, masks, strict=True)]
+        rows = [self.rows[work.row] for work in works]
+        contexts = [_context(row, mask, row.known, row.carry) for row, mask in zip(rows, masks, strict=True)]
         return [taken(found) for found in sample(logits_SV, contexts)] if contexts else []
+
+    @torch.inference_mode()
+    def take_along(self, logits_nV: Tensor, work: Work, mask: bytes | None) -> Taken:
+        """Samples along a draft. logits_nV: of the last known id's row and of those of the draft."""
+        row = self.rows[work.row]
+
+        def draw(i: int, known: int, mask: bytes | None, carry: bytes) -> Taken:
+            [found] = sample(logits_nV[i : i + 1], [_context(row, mask, known, carry)])
+            return taken(found)
+
+        return along(work, row, mask, draw)
 
     def submit(self, *call: Any) -> Future:
         return self._thread.submit(*call)
@@ -163,12 +181,19 @@ class EagerHandle:
         return self.future.result().taken
 
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
-        logits = self.future.result().logits
-        assert logits is not None
-        place = {at: i for i, at in enumerate((*self.step.now, *self.step.later))}
-        rows = torch.tensor([place[i] for i in at], device=logits.device)
-        works = [self.step.works[i] for i in at]
-        return self.executor.submit(self.executor.take, logits[rows], works, masks).result()
+        return self.executor.submit(self._take, at, masks).result()
+
+    def _take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
+        results, works = self.future.result(), self.step.works
+        by_place, plain = dict(zip(at, masks, strict=True)), [i for i in at if not works[i].drafted]
+        found = {i: self.executor.take_along(results.drafted[i], works[i], by_place[i]) for i in at if works[i].drafted}
+        if plain:
+            assert results.logits is not None
+            place = {at: i for i, at in enumerate((*self.step.now, *self.step.later))}
+            rows = torch.tensor([place[i] for i in plain], device=results.logits.device)
+            given = [works[i] for i in plain], [by_place[i] for i in plain]
+            found.update(zip(plain, self.executor.take(results.logits[rows], *given), strict=True))
+        return [found[i] for i in at]
 
     def read(self, at: int) -> tuple[tuple[Entry, ...], str]:
         return self.future.result().read[at]
@@ -193,6 +218,6 @@ def taken(found: Sampled) -> Taken:
     return Taken((found.token,), () if found.logprob is None else (found.logprob,), found.carry)
 
 
-def _context(row: Row, mask: bytes | None) -> RowContext:
+def _context(row: Row, mask: bytes | None, known: int, carry: bytes) -> RowContext:
     words = None if mask is None else np.frombuffer(mask, np.int32)
-    return RowContext(row.spec, row.ids[: row.known], row.prompt_len, row.known, words, row.carry)
+    return RowContext(row.spec, row.ids[:known], row.prompt_len, known, words, carry)

@@ -21,6 +21,7 @@ from kvasir.program import native
 from kvasir.program.cache import NativeCache
 from kvasir.program.executor import MAX_CHOSEN, Program
 from kvasir.runner.blocks import landed, move_blocks
+from kvasir.runner.drafts import along
 from kvasir.runner.executor import Entry, Step, Taken
 from kvasir.runner.rows import Row, Rows
 from kvasir.sampling.logprobs import BadLogits
@@ -39,7 +40,7 @@ from kvasir.sampling.native import (
 class ProgramExecutor:
     """`model` pools embeddings; `program` computes."""
 
-    computes: frozenset[str] = frozenset()
+    computes = frozenset(("drafted",))
 
     def __init__(self, model: Any, program: Program):
         self.model, self.program = model, program
@@ -104,14 +105,16 @@ class ProgramExecutor:
         specs = (SampleRow * len(works))()
         for spec_at, (work, mask) in enumerate(zip(works, masks, strict=True)):
             specs[spec_at] = self.program.states[work.row].spec  # a copy
-            _complete(specs[spec_at], self.rows[work.row], mask)
+            row = self.rows[work.row]
+            _complete(specs[spec_at], row, mask, row.known, row.carry)
         for found, work in zip(self.sampler.run(logits, specs), works, strict=True):
-            yield self.taken(found, self.rows[work.row])
+            row = self.rows[work.row]
+            yield self.taken(found, row, row.carry)
 
-    def taken(self, found: Sampled, row: Row) -> Taken:
+    def taken(self, found: Sampled, row: Row, carry: bytes) -> Taken:
         if found.error:
             return Taken(error=SAMPLE_ERRORS[found.error])
-        carry = next_carry(found, row.spec, row.carry)
+        carry = next_carry(found, row.spec, carry)
         if row.spec.logprobs < 0:
             return Taken((found.token,), (), carry)
         return Taken((found.token,), (entry_of(found, row.spec.logprobs, self.program.vocab),), carry)
@@ -134,15 +137,30 @@ class ProgramHandle:
     def taken(self) -> list[Taken]:
         executor, works = self.executor, self.step.works
         found = zip(executor.program.results, self.step.now, strict=False)
-        return [executor.taken(sampled, executor.rows[works[at].row]) for sampled, at in found]
+        rows = ((sampled, executor.rows[works[at].row]) for sampled, at in found)
+        return [executor.taken(sampled, row, row.carry) for sampled, row in rows]
 
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
-        by_place, found = dict(zip(at, masks, strict=True)), {}
-        for part, logits in self.logits_of(at):
+        by_place = dict(zip(at, masks, strict=True))
+        found = {place: self._along(place, by_place[place]) for place in at if self.step.works[place].drafted}
+        for part, logits in self.logits_of([place for place in at if place not in found]):
             works = [self.step.works[place] for place in part]
             taken = self.executor.take(logits, works, [by_place[place] for place in part])
             found.update(zip(part, taken, strict=True))
         return [found[place] for place in at]
+
+    def _along(self, place: int, mask: bytes | None) -> Taken:
+        executor, work = self.executor, self.step.works[place]
+        row, end = executor.rows[work.row], self.step.starts[place + 1]
+        logits = torch.from_numpy(executor.program.logits_of(range(end - 1 - work.drafted, end)))
+
+        def draw(i: int, known: int, mask: bytes | None, carry: bytes) -> Taken:
+            specs = (SampleRow * 1)(executor.program.states[work.row].spec)
+            _complete(specs[0], row, mask, known, carry)
+            [found] = executor.sampler.run(logits[i : i + 1], specs)
+            return executor.taken(found, row, carry)
+
+        return along(work, row, mask, draw)
 
     def logits_of(self, at: Sequence[int]) -> Iterator[tuple[list[int], torch.Tensor]]:
         """Works, and the logits of their last rows: neighbours in the buffer where the run left them, else computed
@@ -194,15 +212,15 @@ class ProgramHandle:
         return self.blocks
 
 
-def _complete(target: SampleRow, row: Row, mask: bytes | None) -> None:
+def _complete(target: SampleRow, row: Row, mask: bytes | None, known: int, carry: bytes) -> None:
     """What differs from step to step. mask: has to live as long as the target is used."""
-    fill_carry(target, row.spec, row.carry)
-    target.ids, target.num_ids, target.position = row.ids.ctypes.data, row.known, row.known
+    fill_carry(target, row.spec, carry)
+    target.ids, target.num_ids, target.position = row.ids.ctypes.data, known, known
     if mask is not None:
         words = np.frombuffer(mask, np.int32)
         target.mask, target.mask_words = words.ctypes.data, len(words)
 
 
 def _flags(work: Work, kept: int) -> int:
-    sampling = (kept if work.masked else native.WORK_SAMPLE) if work.sample else 0
+    sampling = (kept if work.masked or work.drafted else native.WORK_SAMPLE) if work.sample else 0
     return sampling | native.WORK_BIDIRECTIONAL * work.indivisible

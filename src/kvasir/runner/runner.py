@@ -74,7 +74,7 @@ class Runner:
             assert work.start + work.count <= row.known, "work beyond the known tokens"
             assert self.executor.hidden.issuperset(work.want_hidden), "hidden states that were not wished for at load"
             if work.sample:
-                (later if work.masked else now).append(len(works))
+                (later if work.masked or work.drafted else now).append(len(works))
             works.append(work)
             starts.append(starts[-1] + work.count)
         return Step(plan, works, starts, now, later), faults
