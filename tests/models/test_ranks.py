@@ -20,7 +20,7 @@ from tests.program.test_adapters import eager_hidden, made  # noqa: E402
 
 IDS = [(7 * i * i + 3 * i + 1) % 300 for i in range(50)]
 SMALL = [kind for kind in CONFIGS if CONFIGS[kind]["vocab_size"] < 10000]
-FAST = [("qwen3-next", 4), ("mixtral", 2), ("mixtral", 8)]
+FAST = [("qwen3-next", 2), ("mixtral", 2), ("mixtral", 8)]
 SLOW = [(kind, size) for kind in SMALL for size in (2, 4, 8) if (kind, size) not in FAST]
 CASES = [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 

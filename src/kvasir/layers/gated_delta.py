@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from kvasir.layers.batch import Batch
 from kvasir.layers.kv_cache import LayerCache
 from kvasir.layers.linear import Out, Plain
-from kvasir.layers.module import Module
+from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
 from kvasir.ops.activation import ACTIVATIONS, silu
 from kvasir.ops.gated_delta import Heads, delta_gates, gated_delta
+from kvasir.parallel import Mesh
 
 # letters: T token rows, D model width, H heads of q and k, V heads of v
 
 
 class Convolution(Module):
-    """The weights of a convolution along the tokens, each channel by itself: float32 [channels, taps]."""
+    """The weights of a convolution along the tokens, each channel by itself: float32 [channels, taps]. runs: those of
+    the channels that are here, (first, last)."""
 
     keeps_float32 = True
     kernel: Tensor
 
     def __init__(self, channels: int, taps: int):
         self.channels, self.taps = channels, taps
+        self.runs: tuple[tuple[int, int], ...] = ((0, channels),)
 
     def expects(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.channels, 1, self.taps)}
 
     def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        self.kernel = tensor[:, 0].to(device, torch.float32).contiguous()
+        here = torch.cat([tensor[first:last, 0] for first, last in self.runs])
+        self.kernel = here.to(device, torch.float32).contiguous()
         return self.kernel
 
 
 class GatedDelta(Module):
     """x: float32 [T, D] -> [T, D]. What it remembers is a cache of the kind "state".
 
-    layer: its number, by which the cache knows it. taps: of the convolution. act: a name of `ACTIVATIONS`, after
-    it. Of qkvz's rows each head of q and k has its own together: q, k, its heads of v, and their gates z; of ba's
-    those of beta, then those of the decay.
+    layer: its number, by which the cache knows it. heads: those that are here; rates: which of v's they are. taps: of
+    the convolution. act: a name of `ACTIVATIONS`, after it. Of qkvz's rows each head of q and k has its own together:
+    q, k, its heads of v, and their gates z; of ba's those of beta, then those of the decay.
     """
 
     log_rate: Tensor
@@ -46,6 +52,7 @@ class GatedDelta(Module):
 
     def __init__(self, layer: int, width: int, heads: Heads, taps: int, eps: float, act: str = "silu"):
         self.layer, self.heads = layer, heads
+        self.num_rates, self.rates = heads.v, (0, heads.v)
         self.act = ACTIVATIONS[act]
         self.qkvz = Plain(width, heads.channels + heads.v * heads.v_dim)
         self.ba = Plain(width, 2 * heads.v)
@@ -53,7 +60,8 @@ class GatedDelta(Module):
         self.norm = RMSNorm(heads.v_dim, eps)
         self.out = Out(heads.v * heads.v_dim, width)
 
-    def cache(self) -> LayerCache:
+    def cache(self, window: int = 0) -> LayerCache:
+        """A state has no window."""
         h = self.heads
         return LayerCache("state", state=(h.v, h.v_dim, h.dim), inputs=h.inputs, before=self.conv.taps - 1)
 
@@ -77,10 +85,23 @@ class GatedDelta(Module):
         gate_TVe = silu(z.reshape(-1, h.v, h.v_dim))
         return self.out((self.norm(mixed_TVe) * gate_TVe).flatten(1), batch)
 
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        """Heads of q and k with their heads of v, and with the segments of the projection that they end in."""
+        h, cuts = self.heads, segments(self.out)
+        parts = mesh.most_parts(lambda parts: cuts % parts == 0 and h.qk % parts == 0)
+        part = mesh.part(parts)
+        self.heads = here = replace(h, qk=h.qk // parts, v=h.v // parts)
+        self.rates = part * here.v, (part + 1) * here.v
+        for linear in (self.qkvz, self.ba):
+            linear.hold_units("weight", parts, part, 1)
+        starts, sizes = (0, h.qk * h.dim, 2 * h.qk * h.dim), (here.qk * h.dim, here.qk * h.dim, here.v * h.v_dim)
+        self.conv.runs = tuple((s + part * size, s + (part + 1) * size) for s, size in zip(starts, sizes, strict=True))
+        self.out.hold_part(mesh, parts)
+
     def expects(self) -> dict[str, tuple[int, ...]]:
-        return {"A_log": (self.heads.v,), "dt_bias": (self.heads.v,)}
+        return {"A_log": (self.num_rates,), "dt_bias": (self.num_rates,)}
 
     def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        kept = tensor.to(device, torch.float32).contiguous()
+        kept = tensor[slice(*self.rates)].to(device, torch.float32).contiguous()
         setattr(self, {"A_log": "log_rate", "dt_bias": "bias"}[name], kept)
         return kept

@@ -117,8 +117,7 @@ class Bert(Module):
         return self.config.pooling(hidden_nD)
 
     def cache_spec(self) -> tuple[LayerCache, ...]:
-        c = self.config
-        return tuple(LayerCache("full", layer.attn.kv_heads, c.head_dim) for layer in self.layers)
+        return tuple(layer.attn.cache() for layer in self.layers)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         layer = "bert.encoder.layer.*."

@@ -139,12 +139,8 @@ class Decoder(Module):
         raise NotImplementedError
 
     def cache_spec(self) -> tuple[LayerCache, ...]:
-        c = self.config
-        pairs = zip(c.windows, self.layers, strict=True)
-        return tuple(
-            LayerCache("window" if window else "full", layer.attn.kv_heads, c.head_dim, window)
-            for window, layer in pairs
-        )
+        windows = self.config.windows
+        return tuple(layer.attn.cache(window) for layer, window in zip(self.layers, windows, strict=True))
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Float32 [R, vocabulary] of chosen hidden rows."""

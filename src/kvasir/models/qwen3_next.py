@@ -12,7 +12,6 @@ from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.attention import GatedAttention
 from kvasir.layers.block import Block
 from kvasir.layers.gated_delta import GatedDelta, Heads
-from kvasir.layers.kv_cache import LayerCache
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Take
 from kvasir.layers.moe import SharedMoE
@@ -127,13 +126,6 @@ class Qwen3Next(Qwen3Moe):
             return GatedMLP(c.width, c.inner, c.act)
         return SharedMoE(
             c.width, c.expert_inner, c.num_experts, c.top_k, c.shared_inner, act=c.act, normalise=c.normalise
-        )
-
-    def cache_spec(self) -> tuple[LayerCache, ...]:
-        c = self.config
-        return tuple(
-            b.attn.cache() if isinstance(b.attn, GatedDelta) else LayerCache("full", b.attn.kv_heads, c.head_dim)
-            for b in self.layers
         )
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:

@@ -62,7 +62,7 @@ class Packer:
         """Gives a matrix to its part of the model; False for anything else (kvasir.weights.load.Hold)."""
         if not _is_matrix(leaf, name):
             return False
-        piece: Piece = leaf.piece(name)
+        piece = _piece(leaf, name)
         if not all(piece.shape):
             return True  # all of it is on other ranks
         kind, rows = _raw_rows(source, stored, take)
@@ -96,7 +96,7 @@ class Packer:
         """Bytes that a call would make of a tensor of this type, None for what it leaves; nothing is read."""
         if not _is_matrix(leaf, name):
             return None
-        cols, piece = leaf.expects()[name][1], leaf.piece(name)
+        cols, piece = leaf.expects()[name][1], _piece(leaf, name)
         kind = "F32" if kind == "F64" else kind
         to, segments = self._plan(leaf, kind, cols)
         if not all(piece.shape):
@@ -147,6 +147,11 @@ def _some(names: list[str]) -> str:
 
 def _is_matrix(leaf: Any, name: str) -> bool:
     return isinstance(leaf, Linear | Embedding) and name.rpartition(".")[2] == "weight"
+
+
+def _piece(leaf: Linear | Embedding, name: str) -> Piece:
+    """What of it is here."""
+    return leaf.piece(name)
 
 
 def _is_exact(leaf: Any) -> bool:
