@@ -19,7 +19,7 @@ void each_run(const Adapters& adapters, int64_t slot, int64_t rows, F f) {
 }
 
 float* inner_of(const Adapters& adapters, int64_t part, int64_t row) {
-    return adapters.inner + (part * adapters.max_rows + row) * adapters.rank;
+    return adapters.inner + (part * adapters.max_tokens + row) * adapters.rank;
 }
 
 // Floats from one row of a run's a x to the next: they are the activations of b.

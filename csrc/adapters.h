@@ -17,11 +17,11 @@ struct LowRank {
 struct Adapters {
     const LowRank* const* tables;  // [count]: of each id [slots], null where there is no such adapter; 0 is none
     int64_t count;
-    int64_t max_rows;
+    int64_t max_tokens;
     int64_t rank;      // the greatest, filled up to whole cache lines of float32
-    int32_t* of_rows;  // [max_rows]: the id of each row of the step
-    float* inner;      // [matrices of one linear][max_rows * rank]: a x
-    float* sums;       // [max_rows, widest]: products that cannot yet lie where their result will
+    int32_t* of_rows;  // [max_tokens]: the id of each row of the step
+    float* inner;      // [matrices of one linear][max_tokens * rank]: a x
+    float* sums;       // [max_tokens, widest]: products that cannot yet lie where their result will
 };
 
 // a x of all rows for one slot, kept in the place `part` of `inner`. x: [rows, K]. Each thread of the team takes some

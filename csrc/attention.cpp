@@ -99,7 +99,7 @@ void finish_rows(const AttentionArgs& args, const Item& item, AttentionState& st
     }
     for (int64_t row = 0; row < rows; ++row) {
         const f32x16 kept = broadcast(factor[row]), divisor = broadcast(weight[row] == 0.0f ? 1.0f : weight[row]);
-        const int64_t token = item.span->row + item.query + row / item.heads;
+        const int64_t token = item.piece->first + item.query + row / item.heads;
         float* out = args.out + token * args.out_stride + (item.head + row % item.heads) * dim;
         const float* total = state.total + row * MAX_HEAD_DIM;
         for (int64_t i = 0; i < dim; i += LANES) {
@@ -115,10 +115,10 @@ void begin_rows(const AttentionArgs& args, const Item& item, AttentionState& sta
     store(state.total_top, lowest());
     store(state.total_sum, broadcast(0.0f));
     for (int64_t row = 0; row < rows; ++row) {
-        const int64_t token = item.span->row + item.query + row / item.heads;
+        const int64_t token = item.piece->first + item.query + row / item.heads;
         F::load_query(state, row, args.q + token * args.q_stride + (item.head + row % item.heads) * dim, dim);
         state.first[row] = first_seen(args, item.position(row));
-        state.last[row] = last_seen(*item.span, item.position(row));
+        state.last[row] = last_seen(*item.piece, item.position(row));
         for (int64_t i = 0; i < width; i += LANES) store(state.total + row * MAX_HEAD_DIM + i, broadcast(0.0f));
     }
 }
@@ -193,22 +193,22 @@ struct Cut {
     }
 };
 
-// What all heads' items at one place of a span have in common. The cost is about how long they take: steps over the
+// What all heads' items at one place of a piece have in common. The cost is about how long they take: steps over the
 // cache, each as long as its loads and its rows.
 struct Queries {
     int64_t first, count, low, high, cost;
 
-    Queries(const AttentionArgs& args, const Span& span, const Cut& cut, int64_t query) {
+    Queries(const AttentionArgs& args, const Piece& piece, const Cut& cut, int64_t query) {
         first = query;
-        count = lesser(cut.queries, span.count - query);
-        low = first_seen(args, span.start + query);
-        high = last_seen(span, span.start + query + count - 1);
+        count = lesser(cut.queries, piece.count - query);
+        low = first_seen(args, piece.start + query);
+        high = last_seen(piece, piece.start + query + count - 1);
         const int64_t steps = (high + STEP_TOKENS - 1) / STEP_TOKENS - low / STEP_TOKENS;
         cost = (steps + 1) * (6 + count * cut.heads);
     }
 };
 
-// The pieces in this thread's share of the cost: items, or runs of their chunks. All threads count through all items in
+// What this thread's share of the cost is made of: items, or runs of their chunks. All threads count through all items in
 // one order, and round the same border alike.
 struct Walk {
     const AttentionArgs& args;
@@ -216,11 +216,11 @@ struct Walk {
     const int64_t lanes;  // KV heads times the parts of their groups
     int64_t fair;         // the cost of an equal share
     bool cuts = false;    // whether items may have been cut: the same for all threads
-    int64_t begin, end, at = 0, span = 0, lane = 0, query = 0;
+    int64_t begin, end, at = 0, piece = 0, lane = 0, query = 0;
 
     Walk(const AttentionArgs& args, const Team& team) : args(args), cut(args), lanes(args.layout.kv_heads * cut.parts) {
         int64_t all = 0, dearest = 0;
-        for (int64_t i = 0; i < args.num_spans; ++i) all += lanes * cost_of(args.spans[i], dearest);
+        for (int64_t i = 0; i < args.num_pieces; ++i) all += lanes * cost_of(args.pieces[i], dearest);
         begin = all * team.thread / team.threads;
         end = all * (team.thread + 1) / team.threads;
         fair = all / team.threads;
@@ -228,14 +228,14 @@ struct Walk {
     }
 
     bool find(Item& item) {
-        while (span < args.num_spans && at < end) {
-            const Span& of = args.spans[span];
+        while (piece < args.num_pieces && at < end) {
+            const Piece& of = args.pieces[piece];
             if (lane == 0 && query == 0) {
                 int64_t dearest = 0;
                 const int64_t cost = lanes * cost_of(of, dearest);
                 if (cost == 0 || at + cost <= begin) {
                     at += cost;
-                    ++span;
+                    ++piece;
                     continue;
                 }
             }
@@ -246,7 +246,7 @@ struct Walk {
             query += cut.queries;
             if (query >= of.count) {
                 query = 0;
-                span += ++lane == lanes;
+                piece += ++lane == lanes;
                 lane %= lanes;
             }
             if (from < to) return true;
@@ -255,8 +255,8 @@ struct Walk {
     }
 
   private:
-    // Of one KV head's part of a span; `dearest` rises to the cost of its longest items that are long enough to be cut.
-    int64_t cost_of(const Span& of, int64_t& dearest) const {
+    // Of one KV head's part of a piece; `dearest` rises to the cost of its longest items that are long enough to be cut.
+    int64_t cost_of(const Piece& of, int64_t& dearest) const {
         int64_t cost = 0;
         for (int64_t from = 0; from < of.count; from += cut.queries) {
             const Queries queries(args, of, cut, from);
@@ -284,7 +284,7 @@ struct Walk {
         return larger(low, lesser(chunk, high));
     }
 
-    Item this_one(const Span& of, const Queries& queries, int64_t from, int64_t to) const {
+    Item this_one(const Piece& of, const Queries& queries, int64_t from, int64_t to) const {
         const int64_t kv_head = lane / cut.parts, head = kv_head * cut.group + lane % cut.parts * cut.heads;
         const int64_t heads = lesser(cut.heads, (kv_head + 1) * cut.group - head);
         return {&of, kv_head, head, heads, queries.first, queries.count, queries.low, queries.high, from, to};

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "piece.h"
 #include "team.h"
 
 namespace kvasir {
@@ -24,14 +25,6 @@ struct CacheLayout {
 
 // Bytes of one block of one layer's keys, and of its values (the same).
 int64_t cache_block_bytes(const CacheLayout& layout);
-
-// One sequence's part of a step: rows [row, row + count) are positions [start, start + count).
-struct Span {
-    int64_t row, start, count;
-    const int32_t* table;  // block ids that cover [0, start + count); those wholly behind a window may be stale
-    int32_t causal;        // 0: every row sees all of [0, start + count)
-    int32_t reserved;
-};
 
 struct StoreArgs {
     CacheLayout layout;
@@ -57,8 +50,9 @@ struct AttentionArgs {
     float softcap;              // 0 for none: scores become cap * tanh(score / cap)
     const float* sinks;         // per head one more score without a value, or null
     const float* alibi_slopes;  // per head: slope * (key position - query position) is added to the score, or null
-    const Span* spans;
-    int64_t num_spans;
+    const Piece* pieces;
+    int64_t num_pieces;
+    int64_t group;      // which of the pieces' tables
     uint8_t* scratch;  // `attention_scratch` bytes for each thread, one behind the other; free at the next barrier
 };
 

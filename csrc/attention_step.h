@@ -62,23 +62,23 @@ KVASIR_INLINE f32x16 exp_down(f32x16 a) {
 
 // --- an item, and its place in the cache ----------------------------------------------------------------------------
 
-// Queries [query, query + queries) of a span, each with the heads [head, head + heads) that share a KV head.
+// Queries [query, query + queries) of a piece, each with the heads [head, head + heads) that share a KV head.
 struct Item {
-    const Span* span;
+    const Piece* piece;
     int64_t kv_head, head, heads, query, queries;
     int64_t low, high;   // the keys that some of its rows see: [low, high)
     int64_t begin, end;  // those of them that this thread walks
 
     int64_t rows() const { return queries * heads; }
-    int64_t position(int64_t row) const { return span->start + query + row / heads; }
+    int64_t position(int64_t row) const { return piece->start + query + row / heads; }
 };
 
 // What one row sees: the keys [first, last).
 KVASIR_INLINE int64_t first_seen(const AttentionArgs& args, int64_t position) {
     return args.window > 0 ? larger(0, position - args.window + 1) : 0;
 }
-KVASIR_INLINE int64_t last_seen(const Span& span, int64_t position) {
-    return span.causal ? position + 1 : span.start + span.count;
+KVASIR_INLINE int64_t last_seen(const Piece& piece, int64_t position) {
+    return piece.causal() ? position + 1 : piece.start + piece.count;
 }
 
 // The tiles of a step that some row of the item sees: [first, last) of its four. The others' places hold another's
@@ -94,11 +94,12 @@ struct Step {
         begin = at;
         first = larger(0, (item.low - at) / TILE_TOKENS);
         last = lesser(TILES, (item.high - at + TILE_TOKENS - 1) / TILE_TOKENS);
+        const int32_t* table = item.piece->tables[args.group];
         const int32_t per_block = layout.block_size / static_cast<int32_t>(TILE_TOKENS);
         for (int64_t i = 0; i < TILES; ++i) {
             const int64_t place = i < first ? first : i < last ? i : last - 1;
             const int32_t tile = static_cast<int32_t>(at / TILE_TOKENS + place);
-            const int64_t block = item.span->table[tile / per_block];
+            const int64_t block = table[tile / per_block];
             const int64_t head = block * layout.kv_heads + item.kv_head;
             const int64_t offset = head * head_bytes(layout) + tile % per_block * tile_bytes(layout);
             keys[i] = args.k + offset;

@@ -145,8 +145,8 @@ void route_row(int32_t* ids, float* weights, const float* logits, int64_t expert
 
 void run_experts(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t rows,
                  const Team& team) {
-    for (int64_t first = 0; first < rows; first += e.max_rows) {
-        const int64_t count = rows - first < e.max_rows ? rows - first : e.max_rows;
+    for (int64_t first = 0; first < rows; first += e.at_once) {
+        const int64_t count = rows - first < e.at_once ? rows - first : e.at_once;
         run_pass(e, out + first * e.width, x + first * e.width, ids + first * e.top_k, weights + first * e.top_k, count,
                  team);
     }

@@ -8,7 +8,7 @@ namespace kvasir {
 // The experts of one layer and the room to run them. Letters: E experts, k of them for each row.
 struct Experts {
     int64_t experts, top_k, width, inner;
-    int64_t max_rows;     // computed at a time; more come in several passes
+    int64_t at_once;      // token rows that are computed at a time; more come in several passes
     int64_t first, held;  // the experts that are here: `held` of them, from id `first` on; the others are other ranks'
     int32_t function, reserved;
     const Matrix* gate;  // [held]; of one format, as are up and down

@@ -22,7 +22,7 @@ struct Run {
     Program* program;
     int64_t rows;                 // token rows
     int64_t chosen, chosen_first; // rows of the chosen section, and where they begin in program->chosen
-    int64_t num_spans;
+    int64_t num_pieces;
     int64_t sampling;  // of all chosen rows, the first so many are sampled
 };
 
@@ -36,57 +36,58 @@ int32_t gather_adapter(Program& p, int64_t adapter, int64_t row, int64_t count) 
     return RUN_OK;
 }
 
-int32_t gather_work(Program& p, const Work& work, int64_t span, int64_t row) {
-    if (work.row < 0 || work.row >= p.max_states) return RUN_BAD_WORK;
-    const RowState& state = p.states[work.row];
-    if (!state.ids || work.start < 0 || work.count < 1 || work.count > state.max_ids - work.start) return RUN_BAD_WORK;
-    const int64_t end = work.start + work.count;
+int32_t gather_piece(Program& p, Piece& piece, int64_t row) {
+    if (piece.row < 0 || piece.row >= p.max_rows) return RUN_BAD_WORK;
+    const RowState& state = p.states[piece.row];
+    if (!state.ids || piece.start < 0 || piece.count < 1 || piece.count > state.max_ids - piece.start) return RUN_BAD_WORK;
+    const int64_t end = piece.start + piece.count;
     if (end > state.table_blocks * p.block_size) return RUN_BAD_BLOCK;
-    for (int64_t i = 0; i < work.count; ++i) {
-        p.tokens[row + i] = state.ids[work.start + i];
-        p.positions[row + i] = work.start + i;
+    for (int64_t i = 0; i < piece.count; ++i) {
+        p.tokens[row + i] = state.ids[piece.start + i];
+        p.positions[row + i] = piece.start + i;
     }
     for (int64_t g = 0; g < p.groups; ++g) {
         const int32_t* table = state.tables[g];
         const int64_t window = p.windows[g];
-        const int64_t low = window && work.start >= window ? work.start - window + 1 : 0;
+        const int64_t low = window && piece.start >= window ? piece.start - window + 1 : 0;
         for (int64_t b = low / p.block_size; b * p.block_size < end; ++b) {
             if (table[b] <= 0 || table[b] >= p.num_blocks[g]) return RUN_BAD_BLOCK;
         }
-        for (int64_t i = 0; i < work.count; ++i) {
-            const int64_t position = work.start + i;
+        for (int64_t i = 0; i < piece.count; ++i) {
+            const int64_t position = piece.start + i;
             p.slots[g][row + i] = table[position / p.block_size] * p.block_size + position % p.block_size;
         }
-        p.spans[g][span] = {row, work.start, work.count, table, !(work.flags & WORK_BIDIRECTIONAL), 0};
     }
-    return gather_adapter(p, state.adapter, row, work.count);
+    piece.first = row;
+    piece.tables = state.tables;
+    return gather_adapter(p, state.adapter, row, piece.count);
 }
 
-int32_t gather(Run& run, const Work* works, int64_t num_works) {
+int32_t gather(Run& run, const Piece* pieces, int64_t num_pieces) {
     Program& p = *run.program;
     p.adapted = 0;
-    if (num_works > p.max_work) return RUN_TOO_MANY;
-    for (int64_t w = 0; w < num_works; ++w) {
-        const Work& work = works[w];
-        if (work.count > p.max_rows - run.rows) return RUN_TOO_MANY;
-        if (const int32_t error = gather_work(p, work, w, run.rows)) return error;
-        run.rows += work.count;
-        if (!(work.flags & WORK_SAMPLE)) continue;
+    if (num_pieces > p.max_rows) return RUN_TOO_MANY;
+    for (int64_t i = 0; i < num_pieces; ++i) {
+        Piece& piece = p.pieces[i] = pieces[i];
+        if (piece.count > p.max_tokens - run.rows) return RUN_TOO_MANY;
+        if (const int32_t error = gather_piece(p, piece, run.rows)) return error;
+        run.rows += piece.count;
+        if (!(piece.flags & PIECE_SAMPLE)) continue;
         ++run.sampling;
         SampleRow& spec = p.specs[run.chosen];
-        spec = p.states[work.row].spec;
-        spec.position = spec.num_ids = work.start + work.count;
-        spec.ids = p.states[work.row].ids;
-        if (spec.position >= p.states[work.row].max_ids) return RUN_BAD_WORK;
+        spec = p.states[piece.row].spec;
+        spec.position = spec.num_ids = piece.start + piece.count;
+        spec.ids = p.states[piece.row].ids;
+        if (spec.position >= p.states[piece.row].max_ids) return RUN_BAD_WORK;
         p.chosen[run.chosen] = run.rows - 1;
-        p.sampler_rows[run.chosen] = work.row;
+        p.sampler_rows[run.chosen] = piece.row;
         ++run.chosen;
     }
-    for (int64_t w = 0, row = 0; w < num_works; ++w) {
-        row += works[w].count;
-        if ((works[w].flags & (WORK_SAMPLE | WORK_LOGITS)) == WORK_LOGITS) p.chosen[run.chosen++] = row - 1;
+    for (int64_t i = 0, row = 0; i < num_pieces; ++i) {
+        row += p.pieces[i].count;
+        if ((p.pieces[i].flags & (PIECE_SAMPLE | PIECE_LOGITS)) == PIECE_LOGITS) p.chosen[run.chosen++] = row - 1;
     }
-    run.num_spans = num_works;
+    run.num_pieces = num_pieces;
     return RUN_OK;
 }
 
@@ -163,8 +164,9 @@ void run_rope(const Instr& in, const int64_t* positions, Range r) {
 void run_attention(const Instr& in, const Run& run, const Team& team) {
     const Program& p = *run.program;
     AttentionArgs args = *at<AttentionArgs>(in.p[0]);
-    args.spans = p.spans[in.n[0]];
-    args.num_spans = run.num_spans;
+    args.pieces = p.pieces;
+    args.num_pieces = run.num_pieces;
+    args.group = in.n[0];
     args.scratch = p.scratch;
     kernels().attention(args, team);
 }
@@ -333,7 +335,7 @@ void run_sections(Run& run, const Team& team) {
 // One pass over the program by one thread. `started` holds what the threads share and outlives the call that began it.
 void run_body(const Team& team, void* context) {
     Program& p = *static_cast<Program*>(context);
-    Run run = {&p, p.started.rows, p.started.chosen, 0, p.started.spans, p.started.sampling};
+    Run run = {&p, p.started.rows, p.started.chosen, 0, p.started.pieces, p.started.sampling};
     const uint64_t begun = team.thread == 0 ? now() : 0;
     run_sections(run, team);
     if (team.thread != 0) return;
@@ -342,7 +344,7 @@ void run_body(const Team& team, void* context) {
 }
 
 void start(const Run& run, Pool* pool) {
-    run.program->started = {run.rows, run.chosen, run.num_spans, run.sampling};
+    run.program->started = {run.rows, run.chosen, run.num_pieces, run.sampling};
     pool_start(pool, run_body, run.program);
 }
 
@@ -351,13 +353,13 @@ void start(const Run& run, Pool* pool) {
 
 using namespace kvasir;
 
-// Begins one step: computes all works, and samples for those that ask. At its end, results are in program->results, in
-// the order of the works that sample, and sampled tokens have been written into the rows' ids. Where the pool's caller
+// Begins one step: computes all pieces, and samples for those that ask. At its end, results are in program->results, in
+// the order of the pieces that sample, and sampled tokens have been written into the rows' ids. Where the pool's caller
 // stays apart, this returns at once and kvasir_program_wait at the end; nobody changes rows or results in between.
 // Returns a RunError; nothing has begun then.
-KVASIR_API int32_t kvasir_program_start(Program* program, void* pool, const Work* works, int64_t num_works) {
+KVASIR_API int32_t kvasir_program_start(Program* program, void* pool, const Piece* pieces, int64_t num_pieces) {
     Run run = {program, 0, 0, 0, 0, 0};
-    if (const int32_t error = gather(run, works, num_works)) return error;
+    if (const int32_t error = gather(run, pieces, num_pieces)) return error;
     start(run, static_cast<Pool*>(pool));
     return RUN_OK;
 }
@@ -365,8 +367,8 @@ KVASIR_API int32_t kvasir_program_start(Program* program, void* pool, const Work
 KVASIR_API void kvasir_program_wait(void* pool) { pool_wait(static_cast<Pool*>(pool)); }
 
 // A whole step in one call.
-KVASIR_API int32_t kvasir_program_run(Program* program, void* pool, const Work* works, int64_t num_works) {
-    if (const int32_t error = kvasir_program_start(program, pool, works, num_works)) return error;
+KVASIR_API int32_t kvasir_program_run(Program* program, void* pool, const Piece* pieces, int64_t num_pieces) {
+    if (const int32_t error = kvasir_program_start(program, pool, pieces, num_pieces)) return error;
     kvasir_program_wait(pool);
     return RUN_OK;
 }
@@ -376,7 +378,7 @@ KVASIR_API int32_t kvasir_program_run(Program* program, void* pool, const Work* 
 KVASIR_API int32_t kvasir_program_logits(Program* program, void* pool, const int64_t* rows, int64_t count) {
     if (count > program->max_chosen) return RUN_TOO_MANY;
     for (int64_t i = 0; i < count; ++i) {
-        if (rows[i] < 0 || rows[i] >= program->max_rows) return RUN_BAD_WORK;
+        if (rows[i] < 0 || rows[i] >= program->max_tokens) return RUN_BAD_WORK;
         program->chosen[i] = rows[i];
     }
     start({program, 0, count, 0, 0, 0}, static_cast<Pool*>(pool));

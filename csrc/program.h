@@ -1,7 +1,7 @@
 // A program: the forward of a model as a flat list of kernel calls over buffers that were laid out once. Sizes come
 // from the step, so one program serves every batch, chunk and length. One call of `kvasir_program_run` is one step.
 //
-//     gather    work items -> tokens, positions, slots, spans        (thread 0)
+//     gather    pieces -> tokens, positions, slots       (thread 0)
 //     rows      the instructions up to `chosen_from`, over all token rows of the step
 //     chosen    the rest, over the rows whose logits are wanted, at most `max_chosen` at a time
 //
@@ -80,36 +80,28 @@ struct RowState {
     int64_t adapter;  // 0 for none
 };
 
-// WORK_LOGITS: the last row's logits are computed and left in the buffer, after those of all rows that sample.
-enum WorkFlag : int32_t { WORK_SAMPLE = 1, WORK_BIDIRECTIONAL = 2, WORK_LOGITS = 4 };
-
-struct Work {
-    int32_t row, flags;
-    int64_t start, count;
-};
-
 // What a run was begun with.
 struct Started {
-    int64_t rows, chosen, spans;
+    int64_t rows, chosen, pieces;
     int64_t sampling;  // how many of the chosen rows are sampled, the first ones
 };
 
 struct Program {
     const Instr* instrs;
     int64_t count, chosen_from;
-    int64_t max_rows, max_chosen, max_work, max_states;
+    int64_t max_tokens, max_chosen, max_rows;  // token rows of a step, rows of logits at a time, rows of the runner
     int64_t groups, block_size;
     int64_t num_blocks[MAX_GROUPS], windows[MAX_GROUPS];
-    // Buffers of the gather, [max_rows] each but for spans and works, which are [max_work].
+    // Buffers of the gather, [max_tokens] each but for pieces and what is sampled, which are [max_rows].
     int64_t* tokens;
     int64_t* positions;
     int64_t* slots[MAX_GROUPS];
-    Span* spans[MAX_GROUPS];
+    Piece* pieces;
     int64_t* chosen;
     int32_t* sampler_rows;
     SampleRow* specs;
-    RowState* states;  // [max_states]
-    Sampled* results;  // [max_work], in the order of the works that sample
+    RowState* states;  // [max_rows]
+    Sampled* results;  // [max_rows], in the order of the pieces that sample
     uint8_t* scratch;  // scratch_bytes for each thread
     int64_t scratch_bytes;
     uint64_t* nanoseconds;  // [count + 1] added up per instruction and for the whole, or null
@@ -121,7 +113,7 @@ struct Program {
 
 enum RunError : int32_t {
     RUN_OK = 0,
-    RUN_TOO_MANY = 1,   // more rows or works than the buffers hold
+    RUN_TOO_MANY = 1,   // more token rows or pieces than the buffers hold
     RUN_BAD_WORK = 2,   // tokens that the row does not have
     RUN_BAD_BLOCK = 3,  // a block id out of range
     RUN_BAD_ADAPTER = 4,  // an adapter that is not there

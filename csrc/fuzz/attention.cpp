@@ -1,5 +1,5 @@
-// Attention over caches of any bits and tables in any order: spans of several sequences, windows, sinks. The bits of a
-// row depend on neither threads, nor other spans, nor the instruction set; layouts that there are not are refused.
+// Attention over caches of any bits and tables in any order: pieces of several sequences, windows, sinks. The bits of a
+// row depend on neither threads, nor other pieces, nor the instruction set; layouts that there are not are refused.
 #include "../attention_layout.h"
 #include "input.h"
 
@@ -12,7 +12,7 @@ namespace {
 using namespace kvasir_fuzz;
 using kvasir::AttentionArgs;
 using kvasir::CacheLayout;
-using kvasir::Span;
+using kvasir::Piece;
 
 constexpr int64_t MOST_BLOCKS = 24;
 
@@ -31,20 +31,21 @@ void ask(Input& in) {
 struct Sequence {
     std::vector<int32_t> table;
     int64_t start, count;
+    const int32_t* blocks;
 };
 
-std::vector<float> attend(AttentionArgs args, const std::vector<Span>& spans, int64_t rows, int32_t threads) {
+std::vector<float> attend(AttentionArgs args, const std::vector<Piece>& pieces, int64_t rows, int32_t threads) {
     const int64_t width = args.heads * args.layout.head_dim;
     Guarded<float> out((rows - 1) * args.out_stride + width);
     std::fill_n(out.data, (rows - 1) * args.out_stride + width, 5.0f);
     const int64_t scratch_bytes = kvasir::attention_scratch(args.layout, args.heads);
     Guarded<uint8_t> scratch(threads * scratch_bytes);
-    Guarded<Span> exact(static_cast<int64_t>(spans.size()));
-    std::copy(spans.begin(), spans.end(), exact.data);
+    Guarded<Piece> exact(static_cast<int64_t>(pieces.size()));
+    std::copy(pieces.begin(), pieces.end(), exact.data);
     args.out = out.data;
     args.scratch = scratch.data;
-    args.spans = exact.data;
-    args.num_spans = static_cast<int64_t>(spans.size());
+    args.pieces = exact.data;
+    args.num_pieces = static_cast<int64_t>(pieces.size());
     require(kvasir_attention(&args, threads) == 0, "attention takes the layout");
     std::vector<float> found;
     for (int64_t r = 0; r < rows; ++r) {
@@ -72,7 +73,7 @@ void fuzz_attention(const uint8_t* data, size_t size) {
 
     std::vector<Sequence> sequences(static_cast<size_t>(in.between(1, 4)));
     int64_t rows = 0;
-    std::vector<Span> spans;
+    std::vector<Piece> pieces;
     for (Sequence& s : sequences) {
         const int64_t length = in.between(0, blocks * layout.block_size);
         s.count = std::min(in.between(0, 20), length);
@@ -84,7 +85,8 @@ void fuzz_attention(const uint8_t* data, size_t size) {
             s.table.push_back(stale ? 1 << 30 : static_cast<int32_t>(block));
         }
         const bool causal = args.window || in.byte() % 4 != 0;
-        spans.push_back({rows, s.start, s.count, s.table.data(), causal, 0});
+        s.blocks = s.table.data();
+        pieces.push_back({0, causal ? 0 : kvasir::PIECE_BIDIRECTIONAL, s.start, s.count, rows, &s.blocks});
         rows += s.count;
     }
     if (rows == 0) return ask(in);
@@ -120,15 +122,15 @@ void fuzz_attention(const uint8_t* data, size_t size) {
             require(kvasir_store_kv(&store) == 0, "store_kv takes the layout");
             args.k = k.data;
             args.v = v.data;
-            const std::vector<float> whole = attend(args, spans, rows, 1);
-            require(same(attend(args, spans, rows, threads).data(), whole.data(), rows * width),
+            const std::vector<float> whole = attend(args, pieces, rows, 1);
+            require(same(attend(args, pieces, rows, threads).data(), whole.data(), rows * width),
                     "attention: threads change no bits");
-            for (const Span& span : spans) {  // the last row of each by itself
-                if (span.count == 0 || !span.causal) continue;
+            for (const Piece& piece : pieces) {  // the last row of each by itself
+                if (piece.count == 0 || !piece.causal()) continue;
                 AttentionArgs one = args;
-                const int64_t last = span.row + span.count - 1;
+                const int64_t last = piece.first + piece.count - 1;
                 one.q = args.q + last * args.q_stride;
-                const Span alone{0, span.start + span.count - 1, 1, span.table, span.causal, 0};
+                const Piece alone{0, piece.flags, piece.start + piece.count - 1, 1, 0, piece.tables};
                 require(same(attend(one, {alone}, 1, 1).data(), &whole[static_cast<size_t>(last * width)], width),
                         "attention: a row has the same bits alone");
             }

@@ -1,11 +1,11 @@
-// Small programs of any make, and steps of any works, sound or not: what a step computes depends on neither the
+// Small programs of any make, and steps of any pieces, sound or not: what a step computes depends on neither the
 // instruction set nor the threads, and one that cannot be is refused.
 #include "../pool.h"
 #include "../tests/programs.h"
 #include "input.h"
 
-KVASIR_API int32_t kvasir_program_run(kvasir::Program* program, void* pool, const kvasir::Work* works,
-                                      int64_t num_works);
+KVASIR_API int32_t kvasir_program_run(kvasir::Program* program, void* pool, const kvasir::Piece* pieces,
+                                      int64_t num_pieces);
 
 namespace {
 
@@ -52,7 +52,7 @@ class Session {
   public:
     Session(Input shape, Input in, int32_t threads) : b(threads), pool_(pool_create(threads, false)) {
         build(b, shape);
-        p = b.program(ROWS);
+        p = b.program();
         for (int64_t i = 0; i < ROWS; ++i) join(i, in);
     }
     ~Session() { pool_destroy(pool_); }
@@ -62,16 +62,16 @@ class Session {
     std::vector<float> run(Input in) {
         std::vector<float> found;
         for (int64_t steps = in.between(1, 4); steps > 0; --steps) {
-            const int64_t count = in.between(0, Builder::MAX_WORK + 1);
-            Guarded<Work> works(count);
-            for (int64_t i = 0; i < count; ++i) works[i] = work(in, i);
+            const int64_t count = in.between(0, Builder::MAX_ROWS + 1);
+            Guarded<Piece> pieces(count);
+            for (int64_t i = 0; i < count; ++i) pieces[i] = piece(in, i);
             b.memory.poison();
-            const int32_t error = kvasir_program_run(&p, pool_, works.data, count);
+            const int32_t error = kvasir_program_run(&p, pool_, pieces.data, count);
             found.push_back(static_cast<float>(error));
             require(error >= RUN_OK && error <= RUN_BAD_ADAPTER, "a known error");
             if (error) continue;
             int64_t rows = 0;
-            for (int64_t i = 0; i < count; ++i) rows += works[i].count;
+            for (int64_t i = 0; i < count; ++i) rows += pieces[i].count;
             found.insert(found.end(), b.hidden, b.hidden + rows * b.hidden_width);
             for (int64_t i = 0; i < ROWS; ++i) found.insert(found.end(), p.states[i].ids, p.states[i].ids + MAX_IDS);
         }
@@ -80,16 +80,16 @@ class Session {
 
   private:
     // Each row once in a step, mostly; now and then anything.
-    Work work(Input& in, int64_t i) {
-        Work work{};
-        work.row = static_cast<int32_t>(i % ROWS);
-        work.flags = static_cast<int32_t>(in.between(0, 3));
-        work.start = in.between(0, MAX_IDS);
-        work.count = in.between(0, 20);
-        if (i >= ROWS) work.row = in.one_of({-1, 3, 1 << 30});
-        if (in.byte() % 16 == 15) work.start = in.any<int64_t>();
-        if (in.byte() % 16 == 15) work.count = in.any<int64_t>();
-        return work;
+    Piece piece(Input& in, int64_t i) {
+        Piece piece{};
+        piece.row = static_cast<int32_t>(i % ROWS);
+        piece.flags = static_cast<int32_t>(in.between(0, 3));
+        piece.start = in.between(0, MAX_IDS);
+        piece.count = in.between(0, 20);
+        if (i >= ROWS) piece.row = in.one_of({-1, 3, 1 << 30});
+        if (in.byte() % 16 == 15) piece.start = in.any<int64_t>();
+        if (in.byte() % 16 == 15) piece.count = in.any<int64_t>();
+        return piece;
     }
     void join(int64_t i, Input& in) {
         RowState& state = p.states[i];

@@ -44,6 +44,10 @@ Data draw(const Case& c) {
     return data;
 }
 
+kvasir::Piece part_of(const Case& c, int64_t first, int64_t start, int64_t count, const int32_t* const* tables) {
+    return {0, c.causal ? 0 : kvasir::PIECE_BIDIRECTIONAL, start, count, first, tables};
+}
+
 float scale_of(const Case& c) { return 1.0f / std::sqrt(static_cast<float>(c.dim)); }
 
 void expect(const Case& c, const Data& data, std::vector<double>& out) {
@@ -99,7 +103,8 @@ std::vector<float> attend(const Case& c, const Data& data, std::vector<int64_t> 
         const kvasir::StoreArgs store{layout, k.data, v.data, &data.k[start * kv_row], &data.v[start * kv_row],
                                       kv_row, kv_row, slots.data(), count};
         require(kvasir_store_kv(&store) == 0, "store_kv takes the layout");
-        const kvasir::Span span{0, start, count, table.data, c.causal, 0};
+        const int32_t* tables = table.data;
+        const kvasir::Piece piece = part_of(c, 0, start, count, &tables);
         kvasir::AttentionArgs args{};
         args.layout = layout;
         args.k = k.data;
@@ -115,8 +120,8 @@ std::vector<float> attend(const Case& c, const Data& data, std::vector<int64_t> 
         args.softcap = c.softcap;
         args.sinks = c.sinks ? data.sinks.data() : nullptr;
         args.alibi_slopes = c.alibi ? data.slopes.data() : nullptr;
-        args.spans = &span;
-        args.num_spans = 1;
+        args.pieces = &piece;
+        args.num_pieces = 1;
         args.scratch = scratch.data;
         require(kvasir_attention(&args, threads) == 0, "attention takes the layout");
         std::memcpy(&out[start * q_row], mixed.data, static_cast<size_t>(count * q_row) * sizeof(float));
@@ -131,15 +136,17 @@ std::vector<float> attend_last(const Case& c, const std::vector<int64_t>& length
                                int32_t threads, int64_t& cuts) {
     kvasir::CacheLayout layout{c.format, c.kv_heads, c.dim, c.block};
     std::vector<int64_t> slots;
-    std::vector<kvasir::Span> spans;
+    std::vector<kvasir::Piece> pieces;
     std::vector<std::vector<int32_t>> tables(lengths.size());
+    std::vector<const int32_t*> first_blocks(lengths.size());
     int64_t blocks = 0, rows = 0;
     for (size_t i = 0; i < lengths.size(); ++i) {
         for (int64_t p = 0; p < lengths[i]; ++p) {
             if (p % c.block == 0) tables[i].push_back(static_cast<int32_t>(blocks++));
             slots.push_back(tables[i].back() * c.block + p % c.block);
         }
-        spans.push_back({rows, lengths[i] - counts[i], counts[i], tables[i].data(), c.causal, 0});
+        first_blocks[i] = tables[i].data();
+        pieces.push_back(part_of(c, rows, lengths[i] - counts[i], counts[i], &first_blocks[i]));
         rows += counts[i];
     }
     Case all = c;
@@ -167,8 +174,8 @@ std::vector<float> attend_last(const Case& c, const std::vector<int64_t>& length
     args.window = c.window;
     args.scale = scale_of(c);
     args.sinks = c.sinks ? data.sinks.data() : nullptr;
-    args.spans = spans.data();
-    args.num_spans = static_cast<int64_t>(spans.size());
+    args.pieces = pieces.data();
+    args.num_pieces = static_cast<int64_t>(pieces.size());
     args.scratch = scratch.data;
     require(kvasir_attention(&args, threads) == 0, "attention takes the layout");
     for (int32_t t = 0; t < threads; ++t) {

@@ -3,8 +3,8 @@
 #include "../pool.h"
 #include "programs.h"
 
-KVASIR_API int32_t kvasir_program_run(kvasir::Program* program, void* pool, const kvasir::Work* works,
-                                      int64_t num_works);
+KVASIR_API int32_t kvasir_program_run(kvasir::Program* program, void* pool, const kvasir::Piece* pieces,
+                                      int64_t num_pieces);
 KVASIR_API int32_t kvasir_program_logits(kvasir::Program* program, void* pool, const int64_t* rows, int64_t count);
 KVASIR_API void kvasir_sample(kvasir::SampleArgs* args, void* pool);
 
@@ -89,7 +89,7 @@ void mixture(Builder& b, const Numbers& numbers, Choice choice, bool normalise) 
     if (choice == NOT_LAST) bias[EXPERTS - 1] = -100.0f;
     if (choice == SAME) bias[1] = bias[3] = 100.0f;
     b.linear(n, {{b.matrices(FLOAT, EXPERTS, WIDTH), bias, scores, nullptr}});
-    int32_t* ids = b.memory.work<int32_t>(Builder::MAX_ROWS * TOP_K);
+    int32_t* ids = b.memory.work<int32_t>(Builder::MAX_TOKENS * TOP_K);
     float* weights = b.rows(TOP_K);
     b.add(OP_ROUTE, {ids, weights, scores, b.memory.work<float>((2 * EXPERTS + 32) * b.threads)},
           {EXPERTS, TOP_K, normalise});
@@ -100,7 +100,7 @@ void mixture(Builder& b, const Numbers& numbers, Choice choice, bool normalise) 
     e->top_k = TOP_K;
     e->width = WIDTH;
     e->inner = INNER;
-    e->max_rows = ROOM;
+    e->at_once = ROOM;
     e->function = FUNCTION_SILU;
     e->gate = b.matrices(numbers, INNER, WIDTH, 1, EXPERTS);
     e->up = b.matrices(numbers, INNER, WIDTH, 1, EXPERTS);
@@ -150,44 +150,44 @@ class Session {
     Session(const Case& c, int32_t threads, bool apart = false)
         : b(threads), pool_(pool_create(threads, false, apart)) {
         c.build(b, c.numbers);
-        p = b.program(SEQUENCES);
+        p = b.program();
         p.nanoseconds = b.memory.keep<uint64_t>(p.count + 1);
         for (int64_t i = 0; i < SEQUENCES; ++i) join(i);
     }
     ~Session() { pool_destroy(pool_); }
     Session(const Session&) = delete;
 
-    int32_t run(const Work* works, int64_t count) { return kvasir_program_run(&p, pool_, works, count); }
+    int32_t run(const Piece* pieces, int64_t count) { return kvasir_program_run(&p, pool_, pieces, count); }
     int32_t logits(const int64_t* rows, int64_t count) { return kvasir_program_logits(&p, pool_, rows, count); }
 
     // The rest of what a sequence knows, at most so many tokens; with a sample behind the last.
-    Work work(int64_t row, int64_t most) const {
+    Piece piece(int64_t row, int64_t most) const {
         const Sequence& s = sequences[row];
         const int64_t count = std::min(s.known - s.computed, most);
         const bool samples = s.computed + count == s.known;
-        return {static_cast<int32_t>(row), samples ? WORK_SAMPLE : 0, s.computed, count};
+        return {static_cast<int32_t>(row), samples ? PIECE_SAMPLE : 0, s.computed, count, 0, nullptr};
     }
     bool finished(int64_t row) const { return sequences[row].known == sequences[row].prompt + ANSWER; }
 
-    void step(const std::vector<Work>& works) {
+    void step(const std::vector<Piece>& pieces) {
         b.memory.poison();
-        for (const Work& work : works) forget_behind_window(work);
-        require(run(works.data(), static_cast<int64_t>(works.size())) == RUN_OK, "a step runs");
+        for (const Piece& piece : pieces) forget_behind_window(piece);
+        require(run(pieces.data(), static_cast<int64_t>(pieces.size())) == RUN_OK, "a step runs");
         int64_t row = 0, samples = 0;
-        for (const Work& work : works) {
-            Sequence& s = sequences[work.row];
+        for (const Piece& piece : pieces) {
+            Sequence& s = sequences[piece.row];
             const float* hidden = b.hidden + row * b.hidden_width;
-            s.hidden.insert(s.hidden.end(), hidden, hidden + work.count * b.hidden_width);
-            row += work.count;
-            s.computed += work.count;
-            if (work.flags & WORK_SAMPLE) ++s.known;
+            s.hidden.insert(s.hidden.end(), hidden, hidden + piece.count * b.hidden_width);
+            row += piece.count;
+            s.computed += piece.count;
+            if (piece.flags & PIECE_SAMPLE) ++s.known;
         }
-        const std::vector<Sampled> results(p.results, p.results + Builder::MAX_WORK);
+        const std::vector<Sampled> results(p.results, p.results + Builder::MAX_ROWS);
         row = 0;
-        for (const Work& work : works) {
-            read_logits(sequences[work.row], row, work.count);
-            row += work.count;
-            if (work.flags & WORK_SAMPLE) check_sampled(work, results[static_cast<size_t>(samples++)]);
+        for (const Piece& piece : pieces) {
+            read_logits(sequences[piece.row], row, piece.count);
+            row += piece.count;
+            if (piece.flags & PIECE_SAMPLE) check_sampled(piece, results[static_cast<size_t>(samples++)]);
         }
     }
 
@@ -225,9 +225,9 @@ class Session {
     }
 
     // Blocks wholly behind the window are not the sequence's any more.
-    void forget_behind_window(const Work& work) {
-        const int64_t behind = work.start - b.windows[1] + 1;
-        for (int64_t j = 0; (j + 1) * Builder::BLOCK <= behind; ++j) sequences[work.row].tables[1][j] = -7;
+    void forget_behind_window(const Piece& piece) {
+        const int64_t behind = piece.start - b.windows[1] + 1;
+        for (int64_t j = 0; (j + 1) * Builder::BLOCK <= behind; ++j) sequences[piece.row].tables[1][j] = -7;
     }
 
     void read_logits(Sequence& s, int64_t first, int64_t count) {
@@ -239,9 +239,9 @@ class Session {
     }
 
     // The sampler alone on the row's logits, which are the last that were read.
-    void check_sampled(const Work& work, const Sampled& found) {
-        Sequence& s = sequences[work.row];
-        SampleRow spec = p.states[work.row].spec;
+    void check_sampled(const Piece& piece, const Sampled& found) {
+        Sequence& s = sequences[piece.row];
+        SampleRow spec = p.states[piece.row].spec;
         spec.position = spec.num_ids = s.computed;
         spec.ids = s.ids;
         Sampled alone = {};
@@ -260,7 +260,7 @@ class Session {
 
 void one_by_one(Session& session) {
     for (int64_t i = 0; i < SEQUENCES; ++i) {
-        while (!session.finished(i)) session.step({session.work(i, Builder::MAX_ROWS)});
+        while (!session.finished(i)) session.step({session.piece(i, Builder::MAX_TOKENS)});
     }
 }
 
@@ -273,15 +273,15 @@ void together(Session& session, int64_t most, std::mt19937& random) {
         }
         if (open.empty()) return;
         std::shuffle(open.begin(), open.end(), random);
-        std::vector<Work> works;
-        int64_t room = Builder::MAX_ROWS;
+        std::vector<Piece> pieces;
+        int64_t room = Builder::MAX_TOKENS;
         for (const int64_t i : open) {
             const int64_t count = std::min(room, 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most)));
-            if (count == 0 || (random() % 5 == 0 && !works.empty())) continue;
-            works.push_back(session.work(i, count));
-            room -= works.back().count;
+            if (count == 0 || (random() % 5 == 0 && !pieces.empty())) continue;
+            pieces.push_back(session.piece(i, count));
+            room -= pieces.back().count;
         }
-        session.step(works);
+        session.step(pieces);
     }
 }
 
@@ -345,21 +345,21 @@ void check(const Case& c, size_t place, std::mt19937& random) {
 // Whole texts in which every token sees all others, two in one step.
 void check_bidirectional(const Case& c) {
     Session session(c, 2);
-    const Work works[] = {{4, WORK_BIDIRECTIONAL, 0, 5}, {1, WORK_BIDIRECTIONAL, 0, 17}};
-    require(session.run(works, 2) == RUN_OK, "a step of whole texts runs");
+    const Piece pieces[] = {{4, PIECE_BIDIRECTIONAL, 0, 5}, {1, PIECE_BIDIRECTIONAL, 0, 17}};
+    require(session.run(pieces, 2) == RUN_OK, "a step of whole texts runs");
     const float* from = session.b.hidden;
-    for (const Work& work : works) {
-        Plain plain(session.b, session.sequences[work.row].ids, work.count, false);
-        const std::vector<float> found(from, from + work.count * WIDTH);
+    for (const Piece& piece : pieces) {
+        Plain plain(session.b, session.sequences[piece.row].ids, piece.count, false);
+        const std::vector<float> found(from, from + piece.count * WIDTH);
         require_near(plain.hidden(), found, c.tolerance, c.name);
-        from += work.count * WIDTH;
+        from += piece.count * WIDTH;
     }
 }
 
 void check_calls() {
     Session session(CASES[2], 3);
-    session.step({session.work(0, 30), session.work(1, 10)});
-    session.step({session.work(0, 3)});
+    session.step({session.piece(0, 30), session.piece(1, 10)});
+    session.step({session.piece(0, 3)});
     for (const Instr& in : session.b.instrs) {
         if (in.op == OP_CALL) require(static_cast<const Call*>(in.p[1])->calls == 2, "one call out in each step");
     }
@@ -367,40 +367,40 @@ void check_calls() {
 
 // ---- what cannot be ----
 
-void require_refused(Session& session, std::vector<Work> works, int32_t error, const char* what) {
+void require_refused(Session& session, std::vector<Piece> pieces, int32_t error, const char* what) {
     session.b.memory.poison();
     const std::vector<uint8_t> before = session.b.memory.copy();
-    Guarded<Work> exact(static_cast<int64_t>(works.size()));
-    std::copy(works.begin(), works.end(), exact.data);
-    const int32_t found = session.run(exact.data, static_cast<int64_t>(works.size()));
+    Guarded<Piece> exact(static_cast<int64_t>(pieces.size()));
+    std::copy(pieces.begin(), pieces.end(), exact.data);
+    const int32_t found = session.run(exact.data, static_cast<int64_t>(pieces.size()));
     if (found != error) std::fprintf(stderr, "%s: %d\n", what, found);
     require(found == error, "what cannot be is refused for the right reason");
     Program& p = session.p;  // the gather may have begun to fill these
-    std::memset(p.tokens, POISON, static_cast<size_t>(p.max_rows) * sizeof *p.tokens);
-    std::memset(p.positions, POISON, static_cast<size_t>(p.max_rows) * sizeof *p.positions);
-    std::memset(p.chosen, POISON, static_cast<size_t>(p.max_work) * sizeof *p.chosen);
-    std::memset(p.sampler_rows, POISON, static_cast<size_t>(p.max_work) * sizeof *p.sampler_rows);
-    std::memset(static_cast<void*>(p.specs), POISON, static_cast<size_t>(p.max_work) * sizeof *p.specs);
+    std::memset(p.tokens, POISON, static_cast<size_t>(p.max_tokens) * sizeof *p.tokens);
+    std::memset(p.positions, POISON, static_cast<size_t>(p.max_tokens) * sizeof *p.positions);
+    std::memset(static_cast<void*>(p.pieces), POISON, static_cast<size_t>(p.max_rows) * sizeof *p.pieces);
+    std::memset(p.chosen, POISON, static_cast<size_t>(p.max_rows) * sizeof *p.chosen);
+    std::memset(p.sampler_rows, POISON, static_cast<size_t>(p.max_rows) * sizeof *p.sampler_rows);
+    std::memset(static_cast<void*>(p.specs), POISON, static_cast<size_t>(p.max_rows) * sizeof *p.specs);
     for (int64_t g = 0; g < GROUPS; ++g) {
-        std::memset(p.slots[g], POISON, static_cast<size_t>(p.max_rows) * sizeof *p.slots[g]);
-        std::memset(static_cast<void*>(p.spans[g]), POISON, static_cast<size_t>(p.max_work) * sizeof *p.spans[g]);
+        std::memset(p.slots[g], POISON, static_cast<size_t>(p.max_tokens) * sizeof *p.slots[g]);
     }
     require(session.b.memory.copy() == before, "what is refused computes nothing");
 }
 
 void check_refusals() {
     constexpr int64_t MOST = std::numeric_limits<int64_t>::max(), LEAST = std::numeric_limits<int64_t>::min();
-    constexpr int64_t ROWS = Builder::MAX_ROWS;
+    constexpr int64_t ROWS = Builder::MAX_TOKENS;
     Session session(CASES[0], 2);
     RowState* states = session.p.states;
-    const Work good = {1, WORK_SAMPLE, 0, 17};
-    const auto refused = [&](std::vector<Work> works, int32_t error, const char* what) {
-        require_refused(session, works, error, what);
-        if (works.size() > 1) return;
-        works.insert(works.begin(), good);
-        require_refused(session, works, error, what);
+    const Piece good = {1, PIECE_SAMPLE, 0, 17};
+    const auto refused = [&](std::vector<Piece> pieces, int32_t error, const char* what) {
+        require_refused(session, pieces, error, what);
+        if (pieces.size() > 1) return;
+        pieces.insert(pieces.begin(), good);
+        require_refused(session, pieces, error, what);
     };
-    require(session.run(nullptr, Builder::MAX_WORK + 1) == RUN_TOO_MANY, "too many works are not read");
+    require(session.run(nullptr, Builder::MAX_ROWS + 1) == RUN_TOO_MANY, "too many pieces are not read");
     require(session.run(nullptr, 0) == RUN_OK, "a step of nothing runs");
     refused({{0, 0, 0, ROWS + 1}}, RUN_TOO_MANY, "too many rows");
     refused({{0, 0, 0, MOST}}, RUN_TOO_MANY, "far too many rows");
@@ -418,7 +418,7 @@ void check_refusals() {
         refused({{0, 0, start, 1}}, RUN_BAD_WORK, "a start out of range");
     }
     refused({{0, 0, 33 + ANSWER - 9, 10}}, RUN_BAD_WORK, "an end out of range");
-    refused({{0, WORK_SAMPLE, 33, ANSWER}}, RUN_BAD_WORK, "no place for the sampled token");
+    refused({{0, PIECE_SAMPLE, 33, ANSWER}}, RUN_BAD_WORK, "no place for the sampled token");
     require_refused(session, {{0, 0, 0, 20}, {1, 0, 0, 18}, {4, 0, 12, 1}}, RUN_BAD_WORK, "the last of three");
 
     int32_t* ids = states[0].ids;
@@ -446,7 +446,7 @@ void check_refusals() {
     int32_t& first = session.sequences[0].tables[1][0];
     first = 0;
     refused({{0, 0, 34, 1}}, RUN_BAD_BLOCK, "a block that the window still sees");
-    const Work behind = {0, 0, 35, 1};
+    const Piece behind = {0, 0, 35, 1};
     require(session.run(&behind, 1) == RUN_OK, "blocks behind the window may be anything");
 
     const int64_t rows[] = {0, 1, 2}, below[] = {0, -1}, above[] = {ROWS, 0};

@@ -38,29 +38,29 @@ class Memory {
         return take<T>(count, kept_);
     }
     void poison() {
-        for (Piece& piece : working_) std::memset(piece.bytes->data, POISON, static_cast<size_t>(piece.size));
+        for (Part& part : working_) std::memset(part.bytes->data, POISON, static_cast<size_t>(part.size));
     }
     std::vector<uint8_t> copy() const {
         std::vector<uint8_t> bytes;
-        for (const std::vector<Piece>* pieces : {&working_, &kept_}) {
-            for (const Piece& p : *pieces) bytes.insert(bytes.end(), p.bytes->data, p.bytes->data + p.size);
+        for (const std::vector<Part>* parts : {&working_, &kept_}) {
+            for (const Part& p : *parts) bytes.insert(bytes.end(), p.bytes->data, p.bytes->data + p.size);
         }
         return bytes;
     }
 
   private:
-    struct Piece {
+    struct Part {
         std::unique_ptr<Guarded<uint8_t>> bytes;
         int64_t size;
     };
     template <typename T>
-    T* take(int64_t count, std::vector<Piece>& to) {
+    T* take(int64_t count, std::vector<Part>& to) {
         const int64_t size = count * static_cast<int64_t>(sizeof(T));
         to.push_back({std::make_unique<Guarded<uint8_t>>(size), size});
         std::memset(to.back().bytes->data, POISON, static_cast<size_t>(size));
         return reinterpret_cast<T*>(to.back().bytes->data);
     }
-    std::vector<Piece> working_, kept_;
+    std::vector<Part> working_, kept_;
 };
 
 // How the matrices of a program hold their numbers, and its cache.
@@ -86,7 +86,7 @@ struct Call {  // what a call out is given: out = -x
 
 class Builder {
   public:
-    static constexpr int64_t MAX_ROWS = 40, MAX_CHOSEN = 2, MAX_WORK = 5, BLOCK = 16, BLOCKS = 17;
+    static constexpr int64_t MAX_TOKENS = 40, MAX_CHOSEN = 2, MAX_ROWS = 5, BLOCK = 16, BLOCKS = 17;
     static constexpr int64_t GROUPS = 2;  // of layers: 0 sees all, 1 a window
 
     explicit Builder(int32_t team) : threads(team) {}
@@ -104,7 +104,7 @@ class Builder {
         return to;
     }
     float* rows(int64_t width) {
-        float* to = memory.work<float>((chosen_from < 0 ? MAX_ROWS : MAX_CHOSEN) * width);
+        float* to = memory.work<float>((chosen_from < 0 ? MAX_TOKENS : MAX_CHOSEN) * width);
         widths[to] = width;
         return to;
     }
@@ -147,7 +147,7 @@ class Builder {
             uint8_t*& activated = prepared[{m.activation, m.segments}];
             if (activated == nullptr) {
                 const int64_t bytes = kvasir_activated_bytes(m.format, m.activation, m.cols, m.segments);
-                activated = memory.work<uint8_t>((chosen_from < 0 ? MAX_ROWS : MAX_CHOSEN) * bytes);
+                activated = memory.work<uint8_t>((chosen_from < 0 ? MAX_TOKENS : MAX_CHOSEN) * bytes);
                 add(OP_PREPARE, {&m, activated, x}, {m.cols});
             }
             parts[count++] = {&m, activated, product.out, m.rows, product.bias, product.residual, m.rows, -1};
@@ -208,31 +208,31 @@ class Builder {
         scratch_bytes = std::max(scratch_bytes, kvasir_sample_scratch(vocab));
     }
 
-    // The program of these instructions, with buffers for any step and room for so many rows that stay.
-    Program program(int64_t states) {
+    // The program of these instructions, with buffers for any step.
+    Program program() {
         Program p = {};
         p.instrs = instrs.data();
         p.count = static_cast<int64_t>(instrs.size());
         p.chosen_from = chosen_from;
-        p.max_rows = MAX_ROWS;
+        p.max_tokens = MAX_TOKENS;
         p.max_chosen = MAX_CHOSEN;
-        p.max_work = MAX_WORK;
-        p.max_states = states;
+        p.max_rows = MAX_ROWS;
         p.groups = GROUPS;
         p.block_size = BLOCK;
-        p.tokens = memory.work<int64_t>(MAX_ROWS);
-        p.positions = memory.work<int64_t>(MAX_ROWS);
+        p.tokens = memory.work<int64_t>(MAX_TOKENS);
+        p.positions = memory.work<int64_t>(MAX_TOKENS);
         for (int64_t g = 0; g < GROUPS; ++g) {
             p.num_blocks[g] = BLOCKS;
             p.windows[g] = windows[g];
-            p.slots[g] = memory.work<int64_t>(MAX_ROWS);
-            p.spans[g] = memory.work<Span>(MAX_WORK);
+            p.slots[g] = memory.work<int64_t>(MAX_TOKENS);
         }
-        p.chosen = memory.work<int64_t>(MAX_WORK);
-        p.sampler_rows = memory.work<int32_t>(MAX_WORK);
-        p.specs = memory.work<SampleRow>(MAX_WORK);
-        p.states = memory.keep<RowState>(states);
-        p.results = memory.work<Sampled>(MAX_WORK);
+        p.pieces = memory.work<Piece>(MAX_ROWS);
+        p.chosen = memory.work<int64_t>(MAX_ROWS);
+        p.sampler_rows = memory.work<int32_t>(MAX_ROWS);
+        p.specs = memory.work<SampleRow>(MAX_ROWS);
+        p.states = memory.keep<RowState>(MAX_ROWS);
+        std::memset(static_cast<void*>(p.states), 0, MAX_ROWS * sizeof *p.states);
+        p.results = memory.work<Sampled>(MAX_ROWS);
         p.scratch_bytes = scratch_bytes;
         p.scratch = memory.work<uint8_t>(threads * scratch_bytes);
         return p;

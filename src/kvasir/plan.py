@@ -133,6 +133,10 @@ class Work:
     positions: bytes = b""
     pending: tuple[int, ...] = ()
 
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvasir.ops.attention.native import AttentionArgs
-from kvasir.program.native import WORK_BIDIRECTIONAL
+from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL, AttentionArgs
 from kvasir.sched.sequence import Status
 from kvasir.seeds import answer_seed
 
@@ -59,31 +58,31 @@ def wrap(owner: Any, name: str) -> Callable:
 def early_chunk(core: Any) -> None:
     @wrap(core.runner.executor.program, "start")
     def start(run: Callable, count: int, end: int) -> None:
-        for work in core.runner.executor.program.works[:count]:
-            work.start -= work.start > 0 and work.count > 1
+        for piece in core.runner.executor.program.pieces[:count]:
+            piece.start -= piece.start > 0 and piece.count > 1
         run(count, end)
 
 
 @fault("a chunk begins one token early, on the eager executor", ("eager executor", "chunks of 13"))
 def early_slice(core: Any) -> None:
-    @wrap(core.runner.executor, "_slice")
-    def one_early(make: Callable, work: Any) -> Any:
-        part = make(work)
-        return replace(part, start=part.start - 1) if part.start and work.count > 1 else part
+    @wrap(core.runner.executor, "batch")
+    def one_early(make: Callable, step: Any) -> Any:
+        works = [replace(w, start=w.start - 1) if w.start and w.count > 1 else w for w in step.works]
+        return make(replace(step, works=works))
 
 
 @fault("a chunk sees keys of its own future", ("chunks of 13",), ("neighbours", "KV int8"))
 def unmasked(core: Any) -> None:
     @wrap(core.runner.executor.program, "start")
     def start(run: Callable, count: int, end: int) -> None:
-        for work in core.runner.executor.program.works[:count]:
-            work.flags |= WORK_BIDIRECTIONAL
+        for piece in core.runner.executor.program.pieces[:count]:
+            piece.flags |= PIECE_BIDIRECTIONAL
         run(count, end)
 
 
 @fault("the last key of a window is skipped", ("mistral", "neighbours"), ("gemma3", "KV int8"))
 def short_window(core: Any) -> None:
-    for held in core.runner.executor.program._keep:
+    for held in core.runner.executor.program.layout.kept:
         if isinstance(held, AttentionArgs) and held.window:
             held.window -= 1
 

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from kvasir.engine.core import EngineCore
 from kvasir.parallel.local import LocalRanks
 from kvasir.program.cache import NativeCache
-from kvasir.program.executor import Program
+from kvasir.program.program import Program
 from kvasir.program.ranks import RankedProgram
 from kvasir.runner.load import Wish, load_model
 from kvasir.weights.find import find_model
@@ -33,11 +33,12 @@ def share(core: EngineCore, folder: str, size: int, dtype: str) -> RankedProgram
         loaded = load_model(files, dtype, wish=Wish("program", mesh=mesh))
         cache = NativeCache(loaded.model.cache_spec(), old.cache.num_blocks, old.cache.block_size, old.cache.kv_dtype)
         return Program(
-            loaded.trace, cache, max_rows=capacity.max_tokens_per_step, max_work=capacity.max_rows,
-            max_states=capacity.max_rows, max_positions=capacity.max_model_len + 1, threads=1,
+            loaded.trace, cache, max_tokens=capacity.max_tokens_per_step, max_rows=capacity.max_rows,
+            max_positions=capacity.max_model_len + 1, threads=1,
         )  # fmt: skip
 
     executor.program = RankedProgram(ranks, [part(mesh) for mesh in ranks.meshes])
+    executor.program.bind(core.runner.rows.arrays)
     old.close()
     return executor.program
 

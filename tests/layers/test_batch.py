@@ -1,9 +1,10 @@
-import numpy as np
 import pytest
 import torch
 
-from kvasir.layers.batch import TILE, Slice, make_batch
+from kvasir.layers.batch import TILE, Inputs
 from kvasir.layers.kv_cache import KVCache, LayerCache
+from tests.layers.parts import Part
+from tests.layers.parts import batch_of as make_batch
 
 SPEC = (LayerCache("full", 2, 8), LayerCache("window", 2, 8, 20))
 
@@ -13,12 +14,11 @@ def cache() -> KVCache:
     return KVCache(SPEC, [10, 10], 16, torch.float32)
 
 
-def part(ids, start, *blocks, **options) -> Slice:
-    tables = tuple(np.array(b, np.int32) for b in blocks)
-    return Slice(np.array(ids, np.int32), start, tables, **options)
+def part(ids, start, *blocks, **options) -> Part:
+    return Part(ids, start, blocks, **options)
 
 
-def test_slices_are_packed_and_filled_up(cache):
+def test_works_are_packed_and_filled_up(cache):
     batch = make_batch(
         [part([7, 8, 9], 15, [3, 4], [5, 6]), part([1], 0, [2], [9], adapter=4)],
         cache,
@@ -76,5 +76,17 @@ def test_what_only_we_could_break_is_noticed(cache):
         make_batch([part([7, 8], 15, [3], [5])], cache)
     with pytest.raises(AssertionError, match="need tokens"):
         make_batch([part([], 15, [3], [5])], cache)
-    with pytest.raises(AssertionError, match="needs slices"):
+    with pytest.raises(AssertionError, match="needs works"):
         make_batch([], cache)
+
+
+def test_inputs_stay_where_they_are_and_keep_nothing_of_the_step_before(cache):
+    inputs = Inputs(40, 2)
+    first = make_batch([part(range(1, 38), 0, [1, 2, 3], [1, 2, 3], adapter=3)], cache, inputs=inputs)
+    where = first.tokens_T.data_ptr(), first.slots[1].data_ptr()
+    alone = make_batch([part([7], 15, [3], [5])], cache)
+    again = make_batch([part([7], 15, [3], [5])], cache, inputs=inputs)
+    assert (again.tokens_T.data_ptr(), again.slots[1].data_ptr()) == where
+    for name in ("tokens_T", "positions_T", "adapters_T"):
+        assert getattr(again, name).tolist() == getattr(alone, name).tolist()
+    assert [slots.tolist() for slots in again.slots] == [slots.tolist() for slots in alone.slots]

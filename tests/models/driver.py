@@ -1,4 +1,4 @@
-"""Drives a model without a runner: slices in, logits out, with block tables that are written by hand."""
+"""Drives a model without a runner: parts in, logits out, with block tables that are written by hand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.layers.batch import Slice, make_batch
 from kvasir.layers.kv_cache import KVCache, group_layers
+from tests.layers.parts import Part, batch_of
 
 
 def make_cache(model: Any, *, blocks: int = 64, block_size: int = 16, dtype=torch.float32, fill=None) -> KVCache:
@@ -27,9 +27,9 @@ def table(*blocks: int) -> np.ndarray:
     return np.array(blocks, np.int32)
 
 
-def piece(cache: KVCache, ids: Sequence[int], start: int, blocks: np.ndarray, causal: bool = True) -> Slice:
+def piece(cache: KVCache, ids: Sequence[int], start: int, blocks: np.ndarray, causal: bool = True) -> Part:
     """Tokens of one sequence, with the same block ids in every group."""
-    return Slice(np.array(ids, np.int32), start, (blocks,) * len(cache.groups), causal)
+    return Part(ids, start, (blocks,) * len(cache.groups), causal)
 
 
 @torch.inference_mode()
@@ -38,7 +38,7 @@ def step(
 ) -> list[Tensor]:
     """One forward over (ids, start, block table) of several sequences: hidden rows of each, float32 [count,
     D]."""
-    batch = make_batch([piece(cache, *p, causal) for p in pieces], cache)
+    batch = batch_of([piece(cache, *p, causal) for p in pieces], cache)
     hidden_TD = model.forward(batch.tokens_T, batch)
     return [hidden_TD[a:b] for a, b in zip(batch.starts[:-1], batch.starts[1:], strict=True)]
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvasir.layers.batch import Slice, make_batch
+from tests.layers.parts import Part, batch_of
 from tests.models.driver import logits_of, make_cache
 from tests.models.families import config_of
 from tests.models.oracle import dummy, random_ids
@@ -92,21 +92,21 @@ def run_together(model, sequences: list[list[int]], counts: list[int], dtype: to
     random = np.random.default_rng(seed)
     shuffled = [random.permutation(np.arange(1, sum(need) + 1, dtype=np.int32)) for _ in cache.groups]
     ends = np.cumsum(need)[:-1]
-    parts = list(zip(*[np.split(blocks, ends) for blocks in shuffled], strict=True))
-    running = [Running(ids, list(tables)) for ids, tables in zip(sequences, parts, strict=True)]
+    tables_of = list(zip(*[np.split(blocks, ends) for blocks in shuffled], strict=True))
+    running = [Running(ids, list(tables)) for ids, tables in zip(sequences, tables_of, strict=True)]
     while any(s.done < len(s.ids) for s in running):
-        chosen, slices = [], []
+        chosen, parts = [], []
         for s in running:
             count = min(int(random.choice(counts)), len(s.ids) - s.done)
             if count:
                 chosen.append(s)
                 ids = np.array(s.ids[s.done : s.done + count], np.int32)
-                slices.append(Slice(ids, s.done, tuple(s.tables)))
+                parts.append(Part(ids, s.done, tuple(s.tables)))
                 s.done += count
-        if not slices:
+        if not parts:
             continue
-        order = random.permutation(len(slices))
-        batch = make_batch([slices[i] for i in order], cache)
+        order = random.permutation(len(parts))
+        batch = batch_of([parts[i] for i in order], cache)
         hidden = model.forward(batch.tokens_T, batch)
         for i, a, b in zip(order, batch.starts[:-1], batch.starts[1:], strict=True):
             chosen[i].rows.append(hidden[a:b])

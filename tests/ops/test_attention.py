@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.ops.attention import Span, paged_attention, plan_attention, store_kv
+from kvasir.ops.attention import paged_attention, plan_attention, store_kv
+from kvasir.plan import Work
 from tests.examples import examples
 
 # float32 scores up to about 20, whose rounding the exponential magnifies, times values up to 8.
@@ -71,14 +72,15 @@ def attend(
     k_cache, v_cache = torch.full((2, sum(need) + 1, block_size, kv_heads, dim), torch.nan, dtype=dtype)
     done, out = [0] * len(cases), [[] for _ in cases]
     for step in range(max(len(cut) for cut in cuts)):
-        rows, slots, spans, row = [], [], [], 0
+        rows, slots, works, starts, row = [], [], [], [], 0
         taken = [cut[step] if step < len(cut) else 0 for cut in cuts]
         for c, case in enumerate(cases):
             if taken[c]:
                 start, end = done[c], done[c] + taken[c]
                 positions = np.arange(start, end)
                 slots += (tables[c][positions // block_size] * block_size + positions % block_size).tolist()
-                spans.append((c, Span(row, start, taken[c], case.causal, tables[c])))
+                works.append(Work(c, start, taken[c], indivisible=not case.causal))
+                starts.append(row)
                 rows.append((case.q[start:end], case.k[start:end], case.v[start:end]))
                 row += taken[c]
         q, k, v = (torch.cat(parts) for parts in zip(*rows, strict=True))
@@ -86,7 +88,9 @@ def attend(
         store_kv(v_cache, v, torch.tensor(slots))
         case = cases[0]
         plan = plan_attention(
-            [span for _, span in spans],
+            works,
+            starts,
+            tables,
             group=case.q.shape[1] // kv_heads,
             window=case.window,
             block_size=block_size,
@@ -94,9 +98,9 @@ def attend(
             device=torch.device("cpu"),
         )
         mixed = paged_attention(q, k_cache, v_cache, plan, case.scale, case.softcap, case.sinks)
-        for c, span in spans:
-            out[c].append(mixed[span.row : span.row + span.count])
-            done[c] = span.end
+        for work, first in zip(works, starts, strict=True):
+            out[work.row].append(mixed[first : first + work.count])
+            done[work.row] = work.end
     return [torch.cat(parts) for parts in out]
 
 
@@ -176,9 +180,11 @@ def test_a_bad_token_reaches_only_those_who_see_it(where, poison):
         assert not torch.isfinite(found[seeing]).all(dim=(1, 2)).any()
 
 
-def test_rows_that_no_span_names_get_zeros():
+def test_rows_that_no_work_names_get_zeros():
     plan = plan_attention(
-        [Span(2, 0, 1, True, np.array([1]))],
+        [Work(0, 0, 1)],
+        [2],
+        [np.array([1])],
         group=1,
         window=0,
         block_size=16,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.ops import native
-from kvasir.ops.attention import Span
+from kvasir.plan import Work
 from tests.examples import examples
 from tests.isas import isas, restore_isa  # noqa: F401
 
@@ -47,7 +47,7 @@ def attend(
     cache = layout.new_cache(sum(need) + 1)
     done, out = [0] * len(cases), [[] for _ in cases]
     for step in range(max(map(len, cuts))):
-        rows, slots, spans, row = [], [], [], 0
+        rows, slots, works, starts, seen, row = [], [], [], [], {}, 0
         for c, case in enumerate(cases):
             count = cuts[c][step] if step < len(cuts[c]) else 0
             if not count:
@@ -58,7 +58,9 @@ def attend(
             table = tables[c].copy()
             if stale and first.window:
                 table[: max(0, start - first.window + 1) // block_size] = 1 << 30
-            spans.append((c, Span(row, start, count, case.causal, table)))
+            works.append(Work(c, start, count, indivisible=not case.causal))
+            starts.append(row)
+            seen[c] = table
             rows.append((case.q[start:end], case.k[start:end], case.v[start:end]))
             row += count
         q, k, v = (torch.cat(parts) for parts in zip(*rows, strict=True))
@@ -67,7 +69,9 @@ def attend(
             layout,
             cache,
             q,
-            [span for _, span in spans],
+            works,
+            starts,
+            seen,
             first.scale,
             window=first.window,
             softcap=first.softcap,
@@ -75,9 +79,9 @@ def attend(
             threads=threads,
             **options,
         )
-        for c, span in spans:
-            out[c].append(mixed[span.row : span.row + span.count])
-            done[c] = span.end
+        for work, begin in zip(works, starts, strict=True):
+            out[work.row].append(mixed[begin : begin + work.count])
+            done[work.row] = work.end
     return [torch.cat(parts) for parts in out]
 
 
@@ -169,15 +173,15 @@ def test_long_sequences_are_cut_between_threads_without_a_trace(shape, lengths, 
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_a_span_without_rows_takes_no_share():
+def test_a_work_without_rows_takes_no_share():
     layout = Layout("float32", 1, 8, 16)
     cache = layout.new_cache(2)
     ones = torch.ones(1, 1, 8)
     store_kv(layout, cache, ones, ones, torch.tensor([16]))
     table = np.array([1], np.int32)
-    spans = [Span(0, 0, 0, True, table), Span(0, 0, 0, True, table), Span(0, 0, 1, True, table)]
+    works = [Work(0, 0, 0), Work(1, 0, 0), Work(2, 0, 1)]
     for threads in (1, 2, 3):
-        assert torch.equal(attention(layout, cache, ones, spans, 1.0, threads=threads), ones)
+        assert torch.equal(attention(layout, cache, ones, works, [0] * 3, [table] * 3, 1.0, threads=threads), ones)
 
 
 @examples(40)
@@ -229,13 +233,13 @@ def test_the_cache_is_what_is_read():
     assert torch.equal(found, attend([rounded], [[30]], "bfloat16")[0])
 
 
-def test_rows_that_no_span_names_are_left_alone():
+def test_rows_that_no_work_names_are_left_alone():
     layout = Layout("float32", 1, 8, 16)
     cache = layout.new_cache(2)
     ones = torch.ones(1, 1, 8)
     store_kv(layout, cache, ones, ones, torch.tensor([16]))
     out = torch.full((4, 1, 8), 7.0)
-    attention(layout, cache, torch.ones(4, 1, 8), [Span(2, 0, 1, True, np.array([1], np.int32))], 1.0, out=out)
+    attention(layout, cache, torch.ones(4, 1, 8), [Work(0, 0, 1)], [2], [np.array([1])], 1.0, out=out)
     assert torch.equal(out[:, 0, 0], torch.tensor([7.0, 7.0, 1.0, 7.0]))
 
 
@@ -251,7 +255,7 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(ValueError, match="slots must be below 32"):
             store_kv(layout, cache, rows, rows, torch.tensor([slot]))
     with pytest.raises(ValueError, match="heads"):
-        attention(layout, cache, torch.ones(1, 3, 8), [], 1.0)
+        attention(layout, cache, torch.ones(1, 3, 8), [], [], [], 1.0)
     for table, count in (([2], 1), ([-1], 1), ([0], 17), ([0], 2)):
         with pytest.raises(ValueError):
-            attention(layout, cache, rows, [Span(0, 0, count, True, np.array(table, np.int32))], 1.0)
+            attention(layout, cache, rows, [Work(0, 0, count)], [0], [np.array(table)], 1.0)

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvasir.layers.batch import Slice, make_batch
 from kvasir.layers.kv_cache import KVCache, LayerCache
 from kvasir.ops.activation import silu
 from kvasir.ops.gated_delta import Heads, delta_gates, gated_delta, plan
+from tests.layers.parts import Part, batch_of
 
 HEADS = Heads(qk=2, v=6, dim=5, v_dim=7)
 TAPS, SIZE, LENGTH = 4, 16, 75
@@ -37,8 +37,7 @@ def table(*blocks: int) -> np.ndarray:
 
 def step(cache: KVCache, parts, kernel: torch.Tensor = KERNEL, act=silu) -> list[torch.Tensor]:
     """parts: (rows of inputs, start, block table) of each sequence."""
-    slices = [Slice(np.zeros(len(x), np.int32), start, (blocks,)) for x, start, blocks in parts]
-    batch = make_batch(slices, cache)
+    batch = batch_of([Part([0] * len(x), start, (blocks,)) for x, start, blocks in parts], cache)
     x_TI = torch.full((len(batch.tokens_T), HEADS.inputs), torch.nan)  # the rows that fill up are anything
     x_TI[: batch.num_tokens] = torch.cat([x for x, *_ in parts])
     out = gated_delta(x_TI, kernel, cache.state(0), cache.inputs(0), batch.states(0), HEADS, act)
@@ -156,6 +155,6 @@ def test_what_is_not_a_number_stays_with_its_sequence():
 
 
 def test_a_layer_that_looks_ahead_is_our_own_fault():
-    batch = make_batch([Slice(np.zeros(3, np.int32), 0, (table(1),), causal=False)], new_cache())
+    batch = batch_of([Part([0] * 3, 0, (table(1),), causal=False)], new_cache())
     with pytest.raises(AssertionError, match="look ahead"):
         batch.states(0)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.program import native
+from kvasir.layers.rows import RowArrays
+from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL
 from kvasir.program.cache import NativeCache
-from kvasir.program.executor import Program
+from kvasir.program.program import Program
 from kvasir.runner.load import LoadedModel, Wish, load_model
 from kvasir.weights.find import find_model
 from tests.engine.cores import CONFIGS, random_model
@@ -33,9 +34,7 @@ def program_of(
     cache = NativeCache(spec, [blocks] * groups, block_size, kv_dtype)
     if fill is not None:
         cache.fill_(fill)
-    return Program(
-        model.trace, cache, max_rows=rows, max_work=8, max_states=8, max_positions=512, threads=threads, **options
-    )
+    return Program(model.trace, cache, max_tokens=rows, max_rows=8, max_positions=512, threads=threads, **options)
 
 
 class Driver:
@@ -43,19 +42,20 @@ class Driver:
 
     def __init__(self, program: Program, ids: list[int]):
         self.program = program
-        self.ids = np.zeros(512, np.int32)
+        blocks = program.cache.num_blocks[0]
+        self.rows = RowArrays.empty(1, 512, len(program.cache.groups), blocks - 1)
+        self.ids = self.rows.ids[0]
         self.ids[: len(ids)] = ids
-        self.table = np.arange(1, program.cache.num_blocks[0], dtype=np.int32)
-        state = program.states[0]
-        state.ids, state.max_ids, state.table_blocks = self.ids.ctypes.data, 512, len(self.table)
-        for group in range(len(program.cache.groups)):
-            state.tables[group] = self.table.ctypes.data
+        for table in self.rows.tables:
+            table[0] = range(1, blocks)
+        self.table = self.rows.tables[0][0]
+        program.bind(self.rows)
 
     def hidden(self, start: int, count: int, bidirectional: bool = False) -> np.ndarray:
         """The hidden rows of tokens [start, start + count), computed in one step."""
-        work = self.program.works[0]
-        work.row, work.start, work.count = 0, start, count
-        work.flags = native.WORK_BIDIRECTIONAL * bidirectional
+        piece = self.program.pieces[0]
+        piece.row, piece.start, piece.count = 0, start, count
+        piece.flags = PIECE_BIDIRECTIONAL * bidirectional
         self.program.run(1, start + count)
         return self.program.hidden(count).copy()
 
@@ -72,18 +72,17 @@ class Company:
     def __init__(self, program: Program, sequences: Sequence[list[int]], adapters: Sequence[int] = ()):
         self.program = program
         blocks = (program.cache.num_blocks[0] - 1) // len(sequences)
-        self.ids = [np.array([*ids, 0], np.int32) for ids in sequences]
-        self.tables = [np.arange(1 + i * blocks, 1 + (i + 1) * blocks, dtype=np.int32) for i in range(len(sequences))]
-        for i, (ids, table) in enumerate(zip(self.ids, self.tables, strict=True)):
-            state = program.states[i]
-            state.ids, state.max_ids, state.table_blocks = ids.ctypes.data, len(ids), len(table)
-            state.adapter = adapters[i] if adapters else 0
-            for group in range(len(program.cache.groups)):
-                state.tables[group] = table.ctypes.data
+        rows = RowArrays.empty(len(sequences), max(map(len, sequences)) + 1, len(program.cache.groups), blocks)
+        for table in rows.tables:
+            table[:] = np.arange(1, 1 + len(sequences) * blocks).reshape(-1, blocks)
+        for i, ids in enumerate(sequences):
+            rows.ids[i, : len(ids)] = ids
+            program.states[i].adapter = adapters[i] if adapters else 0
+        program.bind(rows)
 
     def step(self, *works: tuple[int, int, int], export: str = "") -> list[np.ndarray]:
         """Computes works (row, start, count) together; the hidden rows of each, the last or those of a name."""
-        for item, (row, start, count) in zip(self.program.works, works, strict=False):
+        for item, (row, start, count) in zip(self.program.pieces, works, strict=False):
             item.row, item.flags, item.start, item.count = row, 0, start, count
         self.program.run(len(works), max(start + count for _, start, count in works))
         ends = np.cumsum([count for *_, count in works])

@@ -8,7 +8,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvasir.layers.adapters import set_adapter, slots  # noqa: E402
-from kvasir.layers.batch import Slice, make_batch  # noqa: E402
 from kvasir.layers.linear import _segment  # noqa: E402
 from kvasir.ops import native as door  # noqa: E402
 from kvasir.plan import Capacity, Join, SamplingSpec, StepPlan, Work, pack_ids  # noqa: E402
@@ -20,6 +19,7 @@ from kvasir.runner.runner import Runner  # noqa: E402
 from kvasir.types import ModelInfo  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine import cores  # noqa: E402
+from tests.layers.parts import Part, batch_of  # noqa: E402
 from tests.models.driver import make_cache  # noqa: E402
 from tests.program.made import SMALL, Company, bits, loaded, program_of  # noqa: E402
 
@@ -54,10 +54,10 @@ def eager_hidden(model, sequences, adapters) -> list[np.ndarray]:
     cache = make_cache(model, blocks=8 * len(sequences) + 1)
     blocks = [(np.arange(1 + 8 * i, 9 + 8 * i, dtype=np.int32),) for i in range(len(sequences))]
     pieces = [
-        Slice(np.array(ids, np.int32), 0, table * len(cache.groups), adapter=adapter)
+        Part(ids, 0, table * len(cache.groups), adapter=adapter)
         for ids, table, adapter in zip(sequences, blocks, adapters, strict=True)
     ]
-    batch = make_batch(pieces, cache)
+    batch = batch_of(pieces, cache)
     with torch.inference_mode():
         rows = model.forward(batch.tokens_T, batch).numpy()
     return [rows[a:b].copy() for a, b in zip(batch.starts[:-1], batch.starts[1:], strict=True)]
@@ -175,10 +175,10 @@ def test_rows_stay_float32_for_adapters(tmp_path, options):
     program.set_adapter(1, {slot: (a, b, 0.0)})
     company.step((0, 0, rows))
     x, out = steps[at].buffers[0], steps[at].products[2][2]
-    x_TD, before = program._view(x, rows).copy(), program._view(out, rows).copy()
+    x_TD, before = program.layout.view(x, rows).copy(), program.layout.view(out, rows).copy()
     program.set_adapter(1, {slot: (a, b, scale)})
     company.step((0, 0, rows))
-    gained = program._view(out, rows) - before
+    gained = program.layout.view(out, rows) - before
     expected = scale * (x_TD.astype(np.float64) @ a.T.astype(np.float64)) @ b.T
     assert np.abs(gained - expected).max() < 3e-6 * max(np.abs(before).max(), np.abs(expected).max())
     assert np.abs(expected).max() > 0.1
@@ -252,7 +252,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path):
 def test_both_executors_have_the_same_slots(tmp_path, kind):
     model = loaded(kind, tmp_path)
     names = [*slots(model.model)]
-    assert sorted(names) == sorted(program_of(model)._adapters.slots)
+    assert sorted(names) == sorted(program_of(model).marshal.adapters.slots)
     assert "layers.1.mlp.router" in names and "head" not in names and not any("experts" in name for name in names)
 
 
@@ -264,7 +264,7 @@ def test_runners_know_a_rows_adapter_by_its_joining(tmp_path, executor):
     if executor == "program":
         runner = Runner(ProgramExecutor(model.model, program), capacity, info)
     else:
-        runner = Runner(EagerExecutor(eager, make_cache(eager, blocks=20)), capacity, info)
+        runner = Runner(EagerExecutor(eager, make_cache(eager, blocks=20), 256), capacity, info)
     runner.set_adapter(5, made(eager, 5, 4))
 
     def first_tokens(step: int, adapters: list[int]) -> list[tuple | str]:

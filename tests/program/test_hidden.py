@@ -8,11 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvasir.errors import ConfigError  # noqa: E402
-from kvasir.layers.batch import make_batch  # noqa: E402
 from kvasir.ops.graph import CannotTrace  # noqa: E402
 from kvasir.plan import Capacity, Join, SamplingSpec, StepPlan, Work, pack_ids  # noqa: E402
-from kvasir.program.executor import prepared  # noqa: E402
 from kvasir.program.lower import lower  # noqa: E402
+from kvasir.program.marshal import prepared  # noqa: E402
 from kvasir.program.trace import trace  # noqa: E402
 from kvasir.runner.eager_executor import EagerExecutor  # noqa: E402
 from kvasir.runner.load import Wish, load_model  # noqa: E402
@@ -21,6 +20,7 @@ from kvasir.runner.runner import Runner  # noqa: E402
 from kvasir.types import ModelInfo  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine.cores import random_model  # noqa: E402
+from tests.layers.parts import batch_of  # noqa: E402
 from tests.models.driver import make_cache, piece  # noqa: E402
 from tests.program.made import SMALL, Company, bits, loaded, program_of  # noqa: E402
 
@@ -37,7 +37,7 @@ def case(request, tmp_path_factory):
 
 def eager_states(model) -> dict[str, np.ndarray]:
     cache = make_cache(model, blocks=8)
-    batch = make_batch([piece(cache, IDS, 0, np.arange(1, 8, dtype=np.int32))], cache, wanted=frozenset(NAMES))
+    batch = batch_of([piece(cache, IDS, 0, np.arange(1, 8, dtype=np.int32))], cache, wanted=frozenset(NAMES))
     with torch.inference_mode():
         last = model.forward(batch.tokens_T, batch)
     return {name: rows[: len(IDS)].numpy() for name, rows in {**batch.hidden, "last": last}.items()}
@@ -117,7 +117,7 @@ def test_runners_give_what_work_wants(tmp_path, executor):
     if executor == "program":
         made = ProgramExecutor(model.model, program_of(model))
     else:
-        made = EagerExecutor(model.model, make_cache(model.model, blocks=20), hidden=model.hidden)
+        made = EagerExecutor(model.model, make_cache(model.model, blocks=20), 64, hidden=model.hidden)
     runner = Runner(made, capacity, info)
     joined = tuple(Join(i, pack_ids(IDS[:20]), 20, SamplingSpec()) for i in range(3))
     tables = tuple(((0, (2 * i + 1, 2 * i + 2)),) for i in range(3))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvasir.program.executor import prepared
 from kvasir.program.lower import BY_ROW, Buffer, Step, lower
+from kvasir.program.marshal import prepared
 
 pytest.importorskip("torch")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvasir.ops.graph import CannotTrace
-from kvasir.program.executor import prepared
 from kvasir.program.lower import lower
+from kvasir.program.marshal import prepared
 
 pytest.importorskip("torch")
 

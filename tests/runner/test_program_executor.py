@@ -13,7 +13,7 @@ from tests.runner.made import request, small_core
 
 torch = pytest.importorskip("torch")
 
-from kvasir.program import executor  # noqa: E402 - needs torch, as the others do
+from kvasir.program import marshal, program  # noqa: E402 - need torch, as the others do
 from kvasir.runner import program_executor  # noqa: E402
 from kvasir.runner.eager_executor import taken  # noqa: E402
 from kvasir.sampling import chain, logprobs, sampler  # noqa: E402
@@ -75,8 +75,8 @@ def test_the_reference_would_give_the_same(folder, monkeypatch, chosen):
         calls.append(len(works))
         return map(taken, sampler.sample(logits, contexts))
 
-    monkeypatch.setattr(executor, "MAX_CHOSEN", chosen)
-    monkeypatch.setattr(program_executor, "MAX_CHOSEN", chosen)
+    for module in (marshal, program, program_executor):
+        monkeypatch.setattr(module, "MAX_CHOSEN", chosen)
     monkeypatch.setattr(guidance, "masked", lambda seq: len(seq.tokens) % 3 > 0)
     monkeypatch.setattr(program_executor.ProgramExecutor, "take", reference)
     monkeypatch.setattr(Sampler, "describe", lambda _, *args: logprobs.logprobs(*args))

@@ -16,7 +16,7 @@ def program_facts(model: str, quantize: str = "", dtype: str = "auto") -> dict[s
     """
     from kvasir.ops import native
     from kvasir.program.cache import NativeCache
-    from kvasir.program.executor import Program
+    from kvasir.program.program import Program
     from kvasir.runner.load import Wish, load_model
     from kvasir.weights.find import find_model
 
@@ -26,7 +26,7 @@ def program_facts(model: str, quantize: str = "", dtype: str = "auto") -> dict[s
     kv_dtype = "float32" if "float32" in str(loaded.dtype) else "bfloat16"
     groups = len({(c.kind, c.kv_heads, c.head_dim, c.window) for c in spec})
     cache = NativeCache(spec, [2] * groups, 64, kv_dtype)
-    program = Program(loaded.trace, cache, max_rows=_ROWS, max_work=1, max_states=1, max_positions=_ROWS, threads=1)
+    program = Program(loaded.trace, cache, max_tokens=_ROWS, max_rows=1, max_positions=_ROWS, threads=1)
     steps = program.lowered.steps
     barriers = [*(s.barrier for s in steps), *([True] if program.vocab else [])]
     try:

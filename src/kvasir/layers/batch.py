@@ -1,6 +1,6 @@
 """The facts of one step that layers read: an argument of every forward, complete when it is made.
 
-    tokens    s0 s0 s0 s0 | s1 | s2 s2 | . . .     packed, slice behind slice, filled up to whole tiles
+    tokens    s0 s0 s0 s0 | s1 | s2 s2 | . . .     packed, work behind work, filled up to whole tiles
     positions  7  8  9 10 | 42 |  0  1 | 0 0 0
 
 Rows after `num_tokens` only fill up: token 0 at position 0, cached in the scratch block, seen by no one.
@@ -17,46 +17,53 @@ from torch import Tensor
 
 from kvasir.layers.kv_cache import SCRATCH_BLOCK, KVCache
 from kvasir.layers.rope import Rope
-from kvasir.ops.attention import AttentionPlan, Span, plan_attention
+from kvasir.layers.rows import RowArrays
+from kvasir.ops.attention import AttentionPlan, plan_attention
 from kvasir.ops.gated_delta import StatePlan, plan_states
 from kvasir.ops.linear import TILE
+from kvasir.plan import Work
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """One sequence's part of a step.
+class Inputs:
+    """Room for the token rows of any step, at an address that stays: int64 [3 + groups, rows], the ids, positions,
+    adapters, and per cache group the slots."""
 
-    ids: int32 [count]. start: the position of ids[0]. block_tables: per cache group int32 block ids that
-    cover the positions [0, start + count); entries wholly behind a window may be stale. adapter: 0 for none.
-    """
-
-    ids: np.ndarray
-    start: int
-    block_tables: tuple[np.ndarray, ...]
-    causal: bool = True
-    adapter: int = 0
+    def __init__(self, max_tokens: int, groups: int, device: torch.device | str = "cpu"):
+        self.device = torch.device(device)
+        rows = -(-max_tokens // TILE) * TILE
+        self._host = torch.zeros((3 + groups, rows), dtype=torch.int64)
+        self._there = self._host if self.device.type == "cpu" else self._host.to(self.device)
 
     @property
-    def end(self) -> int:
-        return self.start + len(self.ids)
+    def host(self) -> np.ndarray:
+        """Where a step is written, before `put`."""
+        return self._host.numpy()
+
+    def put(self, size: int) -> Tensor:
+        """The first rows, on the device."""
+        if self._there is not self._host:
+            self._there[:, :size].copy_(self._host[:, :size])
+        return self._there[:, :size]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Letters: T rows, padded to a multiple of 32; the first `num_tokens` are real.
 
-    starts: int64 [slices + 1], the first row of each slice, and num_tokens. slots: per cache group, int64
-    [T]. adapters_T: int64, 0 for none. wanted: the names of the hidden states to be kept; `hidden` has them
-    after the forward, float32 [T, D] each: "layers.3" after layer 3, "last" for the forward's result.
+    works: what is computed. starts: int64 [works + 1], the first token row of each, and num_tokens. tables: per cache
+    group, by a work's row, its block ids. slots: per cache group, int64 [T]. adapters_T: int64, 0 for none. wanted: the
+    names of the hidden states to be kept; `hidden` has them after the forward, float32 [T, D] each: "layers.3" after
+    layer 3, "last" for the forward's result.
     """
 
     tokens_T: Tensor
     positions_T: Tensor
     adapters_T: Tensor
     num_tokens: int
+    works: tuple[Work, ...]
     starts: np.ndarray
+    tables: tuple[np.ndarray, ...]
     slots: tuple[Tensor, ...]
-    spans: tuple[tuple[Span, ...], ...]  # per cache group
     kv: KVCache
     wanted: frozenset[str] = frozenset()
     hidden: dict[str, Tensor] = field(default_factory=dict)
@@ -68,7 +75,9 @@ class Batch:
         if (index, group) not in self._made:
             cache = self.kv.spec[layer]
             self._made[index, group] = plan_attention(
-                self.spans[index],
+                self.works,
+                self.starts,
+                self.tables[index],
                 group=group,
                 window=cache.window,
                 block_size=self.kv.block_size,
@@ -82,7 +91,9 @@ class Batch:
         index = self.kv.group_of(layer)
         if index not in self._made:
             self._made[index] = plan_states(
-                self.spans[index],
+                self.works,
+                self.starts,
+                self.tables[index],
                 self.slots[index],
                 block_size=self.kv.block_size,
                 inputs=self.kv.spec[layer].inputs,
@@ -98,7 +109,7 @@ class Batch:
     def angles(self, rope: Rope) -> tuple[Tensor, Tensor]:
         """cos and sin of every row."""
         if rope not in self._made:
-            self._made[rope] = rope.rows(self.positions_T, self.spans[0])
+            self._made[rope] = rope.rows(self.positions_T, self.works)
         return self._made[rope]
 
     def store(self, layer: int, k_TKd: Tensor, v_TKd: Tensor) -> None:
@@ -107,50 +118,39 @@ class Batch:
 
 
 def make_batch(
-    slices: Sequence[Slice], cache: KVCache, device: torch.device | str = "cpu", wanted: frozenset[str] = frozenset()
+    works: Sequence[Work],
+    rows: RowArrays,
+    cache: KVCache,
+    wanted: frozenset[str] = frozenset(),
+    inputs: Inputs | None = None,
 ) -> Batch:
-    """Packs the slices, in their order. Slices must not be empty; a block table that is too short, or names
-    blocks that are not there, is our own fault (AssertionError) and is noticed before memory is touched."""
-    counts = [len(s.ids) for s in slices]
-    assert counts and min(counts) > 0, "a step needs slices, and slices need tokens"
+    """Packs the works, in their order, each with tokens of another row. inputs: where to, by default room of its own.
+
+    Works must not be empty; a block table that is too short, or names blocks that are not there, is our own fault
+    (AssertionError) and is noticed before memory is touched."""
+    counts = [work.count for work in works]
+    assert counts and min(counts) > 0, "a step needs works, and works need tokens"
     starts = np.concatenate([[0], np.cumsum(counts)])
     total = int(starts[-1])
     size = -(-total // TILE) * TILE
-
-    def tensor(parts: list[np.ndarray], fill: int) -> Tensor:
-        packed = np.full(size, fill, np.int64)
-        packed[:total] = np.concatenate(parts)
-        return torch.from_numpy(packed).to(device)
-
-    positions = [np.arange(s.start, s.end) for s in slices]
-    groups = range(len(cache.groups))
+    inputs = inputs or Inputs(total, len(cache.groups), cache.device)
+    host = inputs.host
+    host[:, total:size] = 0  # the slots lie in the scratch block
+    for work, begin in zip(works, starts, strict=False):
+        mine, positions = host[:, begin : begin + work.count], np.arange(work.start, work.end)
+        mine[0], mine[1], mine[2] = rows.ids[work.row, work.start : work.end], positions, rows.adapters[work.row]
+        for group, table in enumerate(rows.tables):
+            mine[3 + group] = _slots(work, table[work.row], positions, cache, group)
+    tokens_T, positions_T, adapters_T, *slots = inputs.put(size)
     return Batch(
-        tokens_T=tensor([s.ids for s in slices], 0),
-        positions_T=tensor(positions, 0),
-        adapters_T=tensor([np.full(len(s.ids), s.adapter) for s in slices], 0),
-        num_tokens=total,
-        starts=starts,
-        slots=tuple(
-            tensor([_slots(s, p, cache, g) for s, p in zip(slices, positions, strict=True)], SCRATCH_BLOCK)
-            for g in groups
-        ),
-        spans=tuple(
-            tuple(
-                Span(int(row), s.start, len(s.ids), s.causal, s.block_tables[g])
-                for row, s in zip(starts, slices, strict=False)
-            )
-            for g in groups
-        ),
-        kv=cache,
-        wanted=wanted,
+        tokens_T, positions_T, adapters_T, total, tuple(works), starts, rows.tables, tuple(slots), cache, wanted
     )
 
 
-def _slots(part: Slice, positions: np.ndarray, cache: KVCache, group: int) -> np.ndarray:
-    """Where the slice's tokens lie in the cache: block * block size + place."""
-    table, size = part.block_tables[group], cache.block_size
-    window = cache.groups[group].window
-    seen = table[max(0, part.start - window + 1) // size if window else 0 : -(-part.end // size)]
-    assert len(table) * size >= part.end, f"{len(table)} blocks of {size} for {part.end} tokens"
+def _slots(work: Work, table: np.ndarray, positions: np.ndarray, cache: KVCache, group: int) -> np.ndarray:
+    """Where the work's tokens lie in the cache: block * block size + place."""
+    size, window = cache.block_size, cache.groups[group].window
+    seen = table[max(0, work.start - window + 1) // size if window else 0 : -(-work.end // size)]
+    assert len(table) * size >= work.end, f"{len(table)} blocks of {size} for {work.end} tokens"
     assert seen.min() > SCRATCH_BLOCK and seen.max() < cache.num_blocks[group], "block ids out of range"
     return table[positions // size].astype(np.int64) * size + positions % size

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,20 +17,11 @@ from torch import Tensor
 
 from kvasir.layers.elementary import log, power, sin_cos
 from kvasir.ops.rope import rope
+from kvasir.plan import Work
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
 PIECE = 256  # positions whose angles are computed at a time: about two milliseconds
 _FIRST_ROWS = 1024
-
-
-class Span(Protocol):
-    """Positions [start, end)."""
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +112,14 @@ class Rope:
         self.factor = scaling.attention_factor if scaling.kind in ("yarn", "longrope") else 1.0
         self._angles: Angles | None = None
 
-    def rows(self, positions_T: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [T, dim / 2], of int64 positions within the spans, or 0."""
-        end = max(span.end for span in spans)
+    def rows(self, positions_T: Tensor, works: Sequence[Work]) -> tuple[Tensor, Tensor]:
+        """cos and sin, float32 [T, dim / 2], of int64 positions within the works, or 0."""
+        end = max(work.end for work in works)
         if self._angles is None or end > self._angles.length or self._angles.device != positions_T.device:
             self.reserve(max(_FIRST_ROWS, 1 << (end - 1).bit_length()), positions_T.device)
         assert self._angles is not None
-        for span in spans:
-            self._angles.fill(span.start, span.end)
+        for work in works:
+            self._angles.fill(work.start, work.end)
         return self._angles.cos[positions_T], self._angles.sin[positions_T]
 
     def reserve(self, length: int, device: torch.device) -> None:

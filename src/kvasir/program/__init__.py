@@ -2,6 +2,7 @@
 
 trace      the model's forward on symbolic values -> Graph           kvasir.ops.graph
 lower      Graph -> steps: fused, with buffers and barriers
-native     steps -> the C structures that csrc/program.cpp walks
-executor   one call a step, over the runner's rows and the cache
+layout     the memory that they lie in
+marshal    steps -> the C structures (native) that csrc/program.cpp walks
+program    one call a step, over the runner's rows and the cache
 """

@@ -22,14 +22,14 @@ class Adapters:
     struct: what the kernels read, once anything was put there; until then steps know of no adapters.
     """
 
-    def __init__(self, max_rows: int):
-        self.max_rows = max_rows
+    def __init__(self, max_tokens: int):
+        self.max_tokens = max_tokens
         self.slots: dict[str, Slot] = {}  # by name, in the order of the tables
         self.parts = self.widest = 0
         self.struct = native.Adapters()
         self._tables = (ctypes.c_void_p * native.MAX_ADAPTERS)()
         self._kept: dict[int, Any] = {}
-        self._of_rows = np.zeros(max_rows, np.int32)
+        self._of_rows = np.zeros(max_tokens, np.int32)
 
     def linear(self, products: list[tuple[Slot | None, bool]]) -> list[int]:
         """The places of a linear's slots, each (slot, whether its product is written onto a residual); -1 for none."""
@@ -75,10 +75,10 @@ class Adapters:
         rank = -(-max(rank, 1) // _LINE) * _LINE
         if rank <= s.rank:
             return
-        self._inner = np.zeros(self.parts * self.max_rows * rank, np.float32)
-        self._sums = np.zeros(self.max_rows * self.widest, np.float32)
+        self._inner = np.zeros(self.parts * self.max_tokens * rank, np.float32)
+        self._sums = np.zeros(self.max_tokens * self.widest, np.float32)
         s.tables, s.count = ctypes.addressof(self._tables), native.MAX_ADAPTERS
-        s.max_rows, s.rank = self.max_rows, rank
+        s.max_tokens, s.rank = self.max_tokens, rank
         s.of_rows, s.inner, s.sums = (a.ctypes.data for a in (self._of_rows, self._inner, self._sums))
 
 

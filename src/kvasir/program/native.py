@@ -7,6 +7,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
 from kvasir.ops import native
+from kvasir.ops.attention.native import Piece
 from kvasir.sampling.native import SampleRow
 
 MAX_GROUPS = 8
@@ -20,9 +21,8 @@ OPS = (
 OP = {name: code for code, name in enumerate(OPS)}
 FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
 BARRIER = 1
-WORK_SAMPLE, WORK_BIDIRECTIONAL, WORK_LOGITS = 1, 2, 4
 RUN_ERRORS = {
-    1: "more rows or works than the program's buffers hold",
+    1: "more token rows or pieces than the program's buffers hold",
     2: "work on tokens that the row does not have",
     3: "a block id out of range",
     4: "an adapter that is not there",
@@ -54,7 +54,7 @@ class Adapters(ctypes.Structure):
     _fields_ = (
         ("tables", c_void_p),
         ("count", c_int64),
-        ("max_rows", c_int64),
+        ("max_tokens", c_int64),
         ("rank", c_int64),
         ("of_rows", c_void_p),
         ("inner", c_void_p),
@@ -72,7 +72,7 @@ class Experts(ctypes.Structure):
         ("top_k", c_int64),
         ("width", c_int64),
         ("inner", c_int64),
-        ("max_rows", c_int64),
+        ("at_once", c_int64),
         ("first", c_int64),
         ("held", c_int64),
         ("function", c_int32),
@@ -102,19 +102,14 @@ class RowState(ctypes.Structure):
     )
 
 
-class Work(ctypes.Structure):
-    _fields_ = (("row", c_int32), ("flags", c_int32), ("start", c_int64), ("count", c_int64))
-
-
 class Program(ctypes.Structure):
     _fields_ = (
         ("instrs", c_void_p),
         ("count", c_int64),
         ("chosen_from", c_int64),
-        ("max_rows", c_int64),
+        ("max_tokens", c_int64),
         ("max_chosen", c_int64),
-        ("max_work", c_int64),
-        ("max_states", c_int64),
+        ("max_rows", c_int64),
         ("groups", c_int64),
         ("block_size", c_int64),
         ("num_blocks", c_int64 * MAX_GROUPS),
@@ -122,7 +117,7 @@ class Program(ctypes.Structure):
         ("tokens", c_void_p),
         ("positions", c_void_p),
         ("slots", c_void_p * MAX_GROUPS),
-        ("spans", c_void_p * MAX_GROUPS),
+        ("pieces", c_void_p),
         ("chosen", c_void_p),
         ("sampler_rows", c_void_p),
         ("specs", c_void_p),
@@ -160,7 +155,7 @@ CALL = ctypes.CFUNCTYPE(None, c_void_p, c_int64)
 
 
 def start_call() -> Any:
-    """kvasir_program_start(program, pool, works, how many) -> RunError."""
+    """kvasir_program_start(program, pool, pieces, how many) -> RunError."""
     return native.declare("kvasir_program_start", c_int32, c_void_p, c_void_p, c_void_p, c_int64)
 
 
@@ -172,3 +167,6 @@ def wait_call() -> Any:
 def logits_call() -> Any:
     """kvasir_program_logits(program, pool, rows, how many) -> RunError."""
     return native.declare("kvasir_program_logits", c_int32, c_void_p, c_void_p, c_void_p, c_int64)
+
+
+__all__ = ["Adapters", "Experts", "Instr", "LinearPart", "LowRank", "Piece", "Pool", "Program", "RopeTable", "RowState"]

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from kvasir.layers.adapters import Pairs
+from kvasir.layers.rows import RowArrays
 from kvasir.parallel.local import LocalRanks
 from kvasir.plan import Bytes
 from kvasir.program.cache import NativeCache
-from kvasir.program.executor import Program
+from kvasir.program.program import Program
 
 
 class RankedCache:
@@ -52,26 +53,30 @@ class RankedCache:
 
 
 class RankedProgram:
-    """`programs`, by rank, of the parts of one model. States, works and results are those of rank 0: the other ranks
+    """`programs`, by rank, of the parts of one model. States, pieces and results are those of rank 0: the other ranks
     get a copy of the first two at each step. All ranks sample, and all write the same tokens."""
 
     def __init__(self, ranks: LocalRanks, programs: Sequence[Program]):
         self.programs = list(programs)
         self.lead = lead = self.programs[0]
         self.cache = RankedCache([program.cache for program in programs])
-        self.states, self.works, self.results = lead.states, lead.works, lead.results
+        self.states, self.pieces, self.results = lead.states, lead.pieces, lead.results
         self.lowered, self.pool, self.vocab = lead.lowered, lead.pool, lead.vocab
         self._ranks = ranks
         self._threads = ThreadPoolExecutor(len(self.programs))
         self._running: list[Future[Any]] = []
 
+    def bind(self, rows: RowArrays) -> None:
+        """See Program.bind. The other ranks read the same rows."""
+        self.lead.bind(rows)
+
     # -- a step
 
-    def start(self, num_works: int, end: int) -> None:
+    def start(self, num_pieces: int, end: int) -> None:
         for other in self.programs[1:]:
             ctypes.memmove(other.states, self.states, ctypes.sizeof(self.states))
-            ctypes.memmove(other.works, self.works, ctypes.sizeof(self.works))
-        self._begin(lambda program: program.run(num_works, end))
+            ctypes.memmove(other.pieces, self.pieces, ctypes.sizeof(self.pieces))
+        self._begin(lambda program: program.run(num_pieces, end))
 
     def wait(self) -> None:
         self._end()
@@ -82,8 +87,8 @@ class RankedProgram:
         self._running = []
         self._ranks.reset()
 
-    def run(self, num_works: int, end: int) -> None:
-        self.start(num_works, end)
+    def run(self, num_pieces: int, end: int) -> None:
+        self.start(num_pieces, end)
         self.wait()
 
     def logits_of(self, rows: Sequence[int]) -> np.ndarray:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvasir.layers.adapters import Pairs, set_adapter
-from kvasir.layers.batch import Batch, Slice, make_batch
+from kvasir.layers.batch import Batch, Inputs, make_batch
 from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import Join, Work
 from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, landed, move_blocks
@@ -42,16 +42,16 @@ class Results:
 
 
 class EagerExecutor:
-    """`model` as models/ makes them. hidden: names of the hidden states that work may want. copies: for blocks that
-    come and go beside the computing."""
+    """`model` as models/ makes them. max_tokens: token rows of a step. hidden: names of the hidden states that work may
+    want. copies: for blocks that come and go beside the computing."""
 
     computes = frozenset(("drafted",))
 
     def __init__(
-        self, model: Any, cache: KVCache, *, overlaps: bool = False, hidden: Sequence[str] = (),
+        self, model: Any, cache: KVCache, max_tokens: int, *, overlaps: bool = False, hidden: Sequence[str] = (),
         copies: Copies | None = None,
     ):  # fmt: skip
-        self.model, self._cache, self._overlaps = model, cache, overlaps
+        self.model, self._cache, self._max_tokens, self._overlaps = model, cache, max_tokens, overlaps
         self.hidden = frozenset(hidden)
         self._copies = copies
         self._blocks: BlockCache = StagedBlocks(cache, copies) if copies else cache
@@ -67,6 +67,7 @@ class EagerExecutor:
 
     def bind(self, rows: Rows) -> None:
         self.rows = rows
+        self._inputs = Inputs(self._max_tokens, len(self._cache.groups), self._cache.device)
 
     def enter(self, join: Join, row: Row) -> None: ...
 
@@ -97,21 +98,11 @@ class EagerExecutor:
     def batch(self, step: Step) -> Batch:
         """The step's rows as layers read them."""
         wanted = frozenset(name for work in step.works for name in work.want_hidden)
-        return make_batch([self._slice(work) for work in step.works], self._cache, self._cache.device, wanted)
+        return make_batch(step.works, self.rows.arrays, self._cache, wanted, self._inputs)
 
     def forward(self, batch: Batch) -> Tensor:
         """The hidden rows."""
         return self.model.forward(batch.tokens_T, batch)
-
-    def _slice(self, work: Work) -> Slice:
-        row = self.rows[work.row]
-        return Slice(
-            ids=row.ids[work.start : work.start + work.count],
-            start=work.start,
-            block_tables=tuple(row.tables),
-            causal=not work.indivisible,
-            adapter=row.adapter,
-        )
 
     def _keep(self, found: Results, step: Step, batch: Batch, hidden_TD: Tensor) -> None:
         """What the works want of their rows."""

@@ -14,7 +14,8 @@ from kvasir.layers.rope import Angles, Rope
 from kvasir.memory import Footprint
 from kvasir.ops.attention.plan import BUDGET
 from kvasir.program.cache import NativeCache
-from kvasir.program.executor import MAX_CHOSEN, Program
+from kvasir.program.marshal import MAX_CHOSEN
+from kvasir.program.program import Program
 from kvasir.runner.load import LoadedModel
 
 _FLOAT = 4
@@ -58,9 +59,7 @@ def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_si
     assert loaded.trace is not None
     spec = loaded.model.cache_spec()
     cache = NativeCache(spec, [1] * len(group_layers(spec)), block_size, kv_dtype)
-    program = Program(
-        loaded.trace, cache, max_rows=tokens, max_work=rows, max_states=rows, max_positions=1, threads=threads
-    )
+    program = Program(loaded.trace, cache, max_tokens=tokens, max_rows=rows, max_positions=1, threads=threads)
     try:
         return program.num_bytes
     finally:

@@ -20,8 +20,8 @@ from kvasir.models.registry import model_class_for
 from kvasir.ops import native
 from kvasir.ops.graph import CannotTrace
 from kvasir.parallel import SOLO, Mesh
-from kvasir.program.executor import prepared
 from kvasir.program.lower import lower
+from kvasir.program.marshal import prepared
 from kvasir.program.trace import Trace, trace
 from kvasir.runner.packing import Packer, Report
 from kvasir.weights.load import Progress, choose_dtype, fill

@@ -13,7 +13,7 @@ from kvasir.layers.kv_cache import KVCache, cache_groups
 from kvasir.plan import CacheGroup, Capacity
 from kvasir.program import cache as program_cache
 from kvasir.program.cache import NativeCache
-from kvasir.program.executor import Program
+from kvasir.program.program import Program
 from kvasir.runner import selftest
 from kvasir.runner.eager_executor import EagerExecutor
 from kvasir.runner.footprint import ropes
@@ -47,16 +47,17 @@ def make_runner(
         cache = KVCache(spec, config.num_blocks, config.block_size, DTYPES[config.kv_dtype], device)
         grade = selftest.run(model, cache)
         info, copies = replace(info, grade=grade), _copies(config, cache)
-        executor = EagerExecutor(model, cache, overlaps=config.overlap, hidden=loaded.hidden, copies=copies)
+        executor = EagerExecutor(
+            model, cache, capacity.max_tokens_per_step, overlaps=config.overlap, hidden=loaded.hidden, copies=copies
+        )
         return Runner(executor, capacity, info)
     devices.set_threads(1)  # torch's threads stay out of the way of the pool
     cache = NativeCache(spec, config.num_blocks, config.block_size, config.kv_dtype)
     program = Program(
         loaded.trace,
         cache,
-        max_rows=capacity.max_tokens_per_step,
-        max_work=capacity.max_rows,
-        max_states=capacity.max_rows,
+        max_tokens=capacity.max_tokens_per_step,
+        max_rows=capacity.max_rows,
         max_positions=capacity.max_model_len + 1,
         threads=config.threads,
         apart=config.overlap,

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from kvasir.layers.adapters import Pairs
+from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL, PIECE_LOGITS, PIECE_SAMPLE
 from kvasir.plan import Join, Work
-from kvasir.program import native
 from kvasir.program.cache import NativeCache
-from kvasir.program.executor import MAX_CHOSEN, Program
+from kvasir.program.marshal import MAX_CHOSEN
+from kvasir.program.program import Program
 from kvasir.runner.blocks import landed, move_blocks
 from kvasir.runner.drafts import along
 from kvasir.runner.executor import Entry, Step, Taken
@@ -57,27 +58,25 @@ class ProgramExecutor:
 
     def bind(self, rows: Rows) -> None:
         self.rows = rows
+        self.program.bind(rows.arrays)
 
     def enter(self, join: Join, row: Row) -> None:
         state = self.program.states[join.row]
-        state.ids, state.max_ids = row.ids.ctypes.data, len(row.ids)
-        for group, table in enumerate(row.tables):
-            state.tables[group], state.table_blocks = table.ctypes.data, len(table)
         state.adapter = row.adapter
-        self._kept[join.row] = [row, *fill_spec(state.spec, row.spec, row.prompt_len, len(row.ids))]
+        self._kept[join.row] = [*fill_spec(state.spec, row.spec, row.prompt_len, len(row.ids))]
 
     def settle(self) -> None:
         self.program.settle()
 
     def start(self, step: Step) -> ProgramHandle:
         saved = landed(move_blocks(self.cache, step.plan))
-        works, items = step.works, self.program.works
+        works, pieces = step.works, self.program.pieces
         sampled = len(step.now) + len(step.later)
-        kept = native.WORK_LOGITS * (sampled <= MAX_CHOSEN)  # else they would not stay in the buffer
+        kept = PIECE_LOGITS * (sampled <= MAX_CHOSEN)  # else they would not stay in the buffer
         end = 0
-        for item, work in zip(items, works, strict=False):
-            item.row, item.flags, item.start, item.count = work.row, _flags(work, kept), work.start, work.count
-            end = max(end, work.start + work.count)
+        for piece, work in zip(pieces, works, strict=False):
+            piece.row, piece.flags, piece.start, piece.count = work.row, _flags(work, kept), work.start, work.count
+            end = max(end, work.end)
             if work.sample and (row := self.rows[work.row]).spec.mirostat:
                 fill_carry(self.program.states[work.row].spec, row.spec, row.carry)
         if works:
@@ -222,5 +221,5 @@ def _complete(target: SampleRow, row: Row, mask: bytes | None, known: int, carry
 
 
 def _flags(work: Work, kept: int) -> int:
-    sampling = (kept if work.masked or work.drafted else native.WORK_SAMPLE) if work.sample else 0
-    return sampling | native.WORK_BIDIRECTIONAL * work.indivisible
+    sampling = (kept if work.masked or work.drafted else PIECE_SAMPLE) if work.sample else 0
+    return sampling | PIECE_BIDIRECTIONAL * work.indivisible

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvasir.layers.rows import RowArrays
 from kvasir.plan import Capacity, Join, SamplingSpec, StepPlan, Work
 
 BROKEN = "an earlier step of this sequence failed"
@@ -14,7 +15,8 @@ REFUSED = "this runner cannot compute {}"
 
 @dataclass(slots=True)
 class Row:
-    """ids: int32 [max_model_len + 1], the first `known` are valid. tables: block ids per cache group, int32.
+    """Its arrays are parts of Rows.arrays. ids: int32 [max_model_len + 1], the first `known` are valid. tables: block
+    ids per cache group, int32.
 
     fault: why nothing is computed for it any more: it asks for what the runner does not have, or a step of it gave an
     error, so that works that were planned meanwhile have nothing to build on. Empty while it is sound.
@@ -50,13 +52,12 @@ class Row:
 
 
 class Rows:
-    """Applies plans to rows. computes: see Executor; what it leaves out is refused by name."""
+    """Applies plans to rows, which lie in `arrays`. computes: see Executor; what it leaves out is refused by name."""
 
     def __init__(self, capacity: Capacity, computes: frozenset[str] = frozenset()):
         self._vocab_size = capacity.vocab_size
-        self._max_ids = capacity.max_model_len + 1
-        self._max_blocks = -(-capacity.max_model_len // capacity.block_size) + 1
-        self._num_groups = len(capacity.groups)
+        groups, blocks = len(capacity.groups), -(-capacity.max_model_len // capacity.block_size) + 1
+        self.arrays = RowArrays.empty(capacity.max_rows, capacity.max_model_len + 1, groups, blocks)
         self._computes = computes
         self._rows: list[Row | None] = [None] * capacity.max_rows
         self.adapters: set[int] = {0}  # that the executor has
@@ -101,10 +102,12 @@ class Rows:
             raise ValueError(f"token ids from {ids.min()} to {ids.max()}, expected [0, {self._vocab_size})")
 
     def _new(self, join: Join) -> Row:
-        known = np.frombuffer(join.ids, np.int32)
-        ids = np.zeros(self._max_ids, np.int32)
+        known, arrays = np.frombuffer(join.ids, np.int32), self.arrays
+        ids, tables = arrays.ids[join.row], [table[join.row] for table in arrays.tables]
         ids[: len(known)] = known
-        tables = [np.zeros(self._max_blocks, np.int32) for _ in range(self._num_groups)]
+        for table in tables:
+            table[:] = 0  # no block of the sequence before
+        arrays.adapters[join.row] = join.adapter
         return Row(
             join.spec,
             join.prompt_len,
@@ -113,7 +116,7 @@ class Rows:
             tables,
             join.adapter,
             join.carry,
-            [0] * self._num_groups,
+            [0] * len(tables),
             self._missing(join),
         )
 

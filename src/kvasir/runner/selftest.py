@@ -19,13 +19,15 @@ from torch import Tensor
 
 from kvasir import device as devices
 from kvasir.layers.attention import Attention
-from kvasir.layers.batch import TILE, Batch, Slice, make_batch
+from kvasir.layers.batch import TILE, Batch, make_batch
 from kvasir.layers.gated_delta import GatedDelta
 from kvasir.layers.kv_cache import KVCache, group_layers
 from kvasir.layers.linear import Head
 from kvasir.layers.mlp import MLP, GatedMLP
+from kvasir.layers.rows import RowArrays
 from kvasir.ops.linear import linear
-from kvasir.program.executor import Program
+from kvasir.plan import Work
+from kvasir.program.program import Program
 
 _LENGTH = 70  # reaches into the second tile of keys and the third of rows
 _PIECES = (61, 1, 8)  # the border of the tile of keys lies inside the last
@@ -58,32 +60,25 @@ def run_program(program: Program) -> str:
     cache = program.cache
     blocks = -(-length // cache.block_size)
     limits = program.struct
-    if (
-        min(cache.num_blocks) < 2 * blocks + 1
-        or min(limits.max_states, limits.max_work) < 2
-        or limits.max_rows < length
-    ):
+    if min(cache.num_blocks) < 2 * blocks + 1 or limits.max_rows < 2 or limits.max_tokens < length:
         return "untested"
-    ids = np.arange(2 * length, dtype=np.int32).reshape(2, length) % max(1, program.vocab or 2)
-    tables = [np.arange(1 + blocks * i, 1 + blocks * (i + 1), dtype=np.int32) for i in range(2)]
-    for state, row, table in zip(program.states, ids, tables, strict=False):
-        state.ids, state.max_ids, state.table_blocks = row.ctypes.data, length, blocks
-        for group in range(len(cache.groups)):
-            state.tables[group] = table.ctypes.data
+    rows = RowArrays.empty(limits.max_rows, length, len(cache.groups), blocks)
+    rows.ids[:2] = np.arange(2 * length).reshape(2, length) % max(1, program.vocab or 2)
+    for table in rows.tables:
+        table[:2] = np.arange(1, 1 + 2 * blocks).reshape(2, blocks)
+    program.bind(rows)
     whole = _program_rows(program, [(0, 0, length)])
     start, parts = 0, []
     for count in pieces:
         parts.append(_program_rows(program, [(1, 0, 3), (0, start, count)])[3:])
         start += count
-    for state in program.states[:2]:
-        state.ids = None  # no one's again
     return "exact" if np.array_equal(whole.view(np.uint32), np.concatenate(parts).view(np.uint32)) else "close"
 
 
 def _program_rows(program: Program, works: list[tuple[int, int, int]]) -> np.ndarray:
     """The hidden rows of works (row, start, count)."""
-    for item, (row, start, count) in zip(program.works, works, strict=False):
-        item.row, item.flags, item.start, item.count = row, 0, start, count
+    for piece, (row, start, count) in zip(program.pieces, works, strict=False):
+        piece.row, piece.flags, piece.start, piece.count = row, 0, start, count
     program.run(len(works), max(start + count for _, start, count in works))
     return program.hidden(sum(count for *_, count in works)).copy()
 
@@ -120,12 +115,10 @@ def _small_cache(cache: KVCache, layers: int) -> KVCache:
 def _batch(cache: KVCache, parts: list[tuple[int, int]]) -> Batch:
     """parts: (start, count) of one or two sequences, the last of which has the first blocks."""
     blocks = cache.num_blocks[0] // 2
-    tables = [np.arange(1 + blocks * i, 1 + blocks * (i + 1), dtype=np.int32) for i in range(len(parts))][::-1]
-    slices = [
-        Slice(np.zeros(count, np.int32), start, (table,) * len(cache.groups))
-        for (start, count), table in zip(parts, tables, strict=True)
-    ]
-    return make_batch(slices, cache, cache.device)
+    rows = RowArrays.empty(len(parts), max(start + count for start, count in parts), len(cache.groups), blocks)
+    for table in rows.tables:
+        table[::-1] = np.arange(1, 1 + len(parts) * blocks).reshape(len(parts), blocks)
+    return make_batch([Work(row, *part) for row, part in enumerate(parts)], rows, cache)
 
 
 def _mix(

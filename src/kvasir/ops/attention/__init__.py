@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvasir.ops.attention.plan import TILE, AttentionPlan, Pass, Span, plan_attention
+from kvasir.ops.attention.plan import TILE, AttentionPlan, Pass, plan_attention
 from kvasir.ops.registry import op
 
 # letters: T token rows, H heads, K KV heads, G heads per KV head, R rows of an item, d head width, n tiles, u
@@ -154,4 +154,4 @@ def _sink_rows(sinks_H: Tensor | None, plan: AttentionPlan, kv_heads: int) -> Te
     return F.pad(per_token.reshape(kv_heads, -1), (0, plan.rows - plan.tokens * plan.group))
 
 
-__all__ = ["TILE", "AttentionPlan", "Span", "paged_attention", "plan_attention", "store_kv"]
+__all__ = ["TILE", "AttentionPlan", "paged_attention", "plan_attention", "store_kv"]

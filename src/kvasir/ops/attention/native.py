@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from kvasir.ops import native
-from kvasir.ops.attention.plan import Span
+from kvasir.plan import Work
 
+PIECE_SAMPLE, PIECE_BIDIRECTIONAL, PIECE_LOGITS = 1, 2, 4
 FORMATS = ("float32", "bfloat16", "float16", "int8")  # in the order of CacheFormat
 _MAX = (1 << 31) - 1
 
@@ -28,14 +29,17 @@ class CacheLayout(Structure):
     _fields_ = (("format", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32), ("block_size", c_int32))
 
 
-class SpanStruct(Structure):
+class Piece(Structure):
+    """One sequence's part of a step (csrc/piece.h): what kernels know of a plan's Work. first, tables: the program's
+    gather fills them in."""
+
     _fields_ = (
-        ("row", c_int64),
+        ("row", c_int32),
+        ("flags", c_int32),
         ("start", c_int64),
         ("count", c_int64),
-        ("table", c_void_p),
-        ("causal", c_int32),
-        ("reserved", c_int32),
+        ("first", c_int64),
+        ("tables", c_void_p),
     )
 
 
@@ -68,8 +72,9 @@ class AttentionArgs(Structure):
         ("softcap", c_float),
         ("sinks", c_void_p),
         ("alibi_slopes", c_void_p),
-        ("spans", c_void_p),
-        ("num_spans", c_int64),
+        ("pieces", c_void_p),
+        ("num_pieces", c_int64),
+        ("group", c_int64),
         ("scratch", c_void_p),
     )
 
@@ -137,7 +142,9 @@ def attention(
     layout: Layout,
     cache: Tensor,
     q_THd: Tensor,
-    spans: Sequence[Span],
+    works: Sequence[Work],
+    starts: Sequence[int],
+    tables: Sequence[np.ndarray],
     scale: float,
     *,
     window: int = 0,
@@ -147,8 +154,9 @@ def attention(
     threads: int = 1,
     out: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q k^T * scale) v of the spans' rows, float32 [T, H, d]; other rows of `out` (zeros) stay as they are.
+    """softmax(q k^T * scale) v of the works' rows, float32 [T, H, d]; other rows of `out` (zeros) stay as they are.
 
+    starts: the first token row of each work. tables: int32, by a work's row its block ids.
     threads: of a team that lives for this call. Raises ValueError for what does not fit.
     """
     rows, heads, _ = q_THd.shape
@@ -158,14 +166,16 @@ def attention(
         raise ValueError(f"{heads} heads, {layout.kv_heads} KV heads, {threads} threads, window {window}")
     struct = layout._struct()
     k, v = _halves(layout, cache)
-    tables = [np.ascontiguousarray(span.table, np.int32) for span in spans]
-    for span, table in zip(spans, tables, strict=True):
-        _check(layout, cache, span, table, rows, window)
+    used = [np.ascontiguousarray(tables[work.row], np.int32) for work in works]
+    for work, first, table in zip(works, starts, used, strict=True):
+        _check(layout, cache, work, first, table, rows, window)
     scratch = torch.empty(threads * attention_scratch(struct, heads) + 64, dtype=torch.uint8)
-    parts = [
-        SpanStruct(span.row, span.start, span.count, table.ctypes.data, span.causal, 0)
-        for span, table in zip(spans, tables, strict=True)
-    ]
+    addresses = (c_void_p * len(works))(*(table.ctypes.data for table in used))  # of each work's only group
+    pieces = (Piece * len(works))()
+    for i, (piece, work, first) in enumerate(zip(pieces, works, starts, strict=True)):
+        piece.flags = PIECE_BIDIRECTIONAL * work.indivisible
+        piece.start, piece.count, piece.first = work.start, work.count, first
+        piece.tables = ctypes.addressof(addresses) + i * ctypes.sizeof(c_void_p)
     args = AttentionArgs(
         struct,
         k,
@@ -180,8 +190,9 @@ def attention(
         softcap,
         None if sinks_H is None else native.address(sinks_H, "sinks", (heads,)),
         None if alibi_slopes_H is None else native.address(alibi_slopes_H, "alibi_slopes", (heads,)),
-        ctypes.cast((SpanStruct * len(parts))(*parts), c_void_p),
-        len(parts),
+        ctypes.addressof(pieces),
+        len(pieces),
+        0,
         -(-scratch.data_ptr() // 64) * 64,
     )
     if _call("kvasir_attention", c_int32, c_void_p, c_int32)(byref(args), threads) != 0:
@@ -196,11 +207,11 @@ def _halves(layout: Layout, cache: Tensor) -> tuple[int, int]:
     return base, base + shape[1] * shape[2]
 
 
-def _check(layout: Layout, cache: Tensor, span: Span, table: np.ndarray, rows: int, window: int) -> None:
-    """Raises ValueError for a span whose rows or blocks are not there; blocks behind the window may be stale."""
-    if not (0 <= span.row <= rows - span.count and span.count >= 0 <= span.start and span.end <= _MAX):
-        raise ValueError(f"a span of rows {span.row} to {span.row + span.count} of {rows}, from {span.start}")
-    first = max(0, span.start - window + 1) // layout.block_size if window else 0
-    used = table[first : -(-span.end // layout.block_size)]
-    if len(table) * layout.block_size < span.end or ((used < 0) | (used >= cache.shape[1])).any():
-        raise ValueError(f"the table of a span to {span.end} names blocks that are not there")
+def _check(layout: Layout, cache: Tensor, work: Work, first: int, table: np.ndarray, rows: int, window: int) -> None:
+    """Raises ValueError for a work whose rows or blocks are not there; blocks behind the window may be stale."""
+    if not (0 <= first <= rows - work.count and work.count >= 0 <= work.start and work.end <= _MAX):
+        raise ValueError(f"a work on rows {first} to {first + work.count} of {rows}, from {work.start}")
+    low = max(0, work.start - window + 1) // layout.block_size if window else 0
+    used = table[low : -(-work.end // layout.block_size)]
+    if len(table) * layout.block_size < work.end or ((used < 0) | (used >= cache.shape[1])).any():
+        raise ValueError(f"the table of a work to {work.end} names blocks that are not there")

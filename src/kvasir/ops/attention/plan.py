@@ -11,32 +11,19 @@ one after another, over keys that are read once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir.plan import Work
+
 TILE = 64
 ROWS = 16
 # Bounds the float32 values of keys, values, scores and partial results of items that are computed together.
 BUDGET = 1 << 22
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One sequence's part of a step: its rows [row, row + count) are the positions [start, start + count)."""
-
-    row: int
-    start: int
-    count: int
-    causal: bool
-    table: np.ndarray  # int32, the block ids of this kind of layer
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,97 +67,118 @@ class AttentionPlan:
 
 
 def plan_attention(
-    spans: Sequence[Span], *, group: int, window: int, block_size: int, width: int, device: torch.device
+    works: Sequence[Work],
+    starts: Sequence[int],
+    tables: Sequence[np.ndarray],
+    *,
+    group: int,
+    window: int,
+    block_size: int,
+    width: int,
+    device: torch.device,
 ) -> AttentionPlan:
-    """group: query heads per KV head. window: keys a row may see, itself included; 0 for all.
+    """starts: the first token row of each work. tables: int32, by a work's row the block ids of this kind of layer.
+    group: query heads per KV head. window: keys a row may see, itself included; 0 for all.
 
     width: kv_heads * head_dim, for the memory bound. block_size divides TILE or is a multiple of it.
     """
-    planner = _Planner(group, window, block_size, device)
-    short = sorted((s for s in spans if s.count <= planner.tokens), key=planner.num_tiles)
+    firsts = {work.row: int(start) for work, start in zip(works, starts, strict=False)}
+    planner = _Planner(firsts, tables, group, window, block_size, device)
+    short = sorted((w for w in works if w.count <= planner.tokens), key=planner.num_tiles)
     parts = [planner.together(batch) for batch in planner.batches(short, width)]
-    parts += [planner.alone(span) for span in spans if span.count > planner.tokens]
+    parts += [planner.alone(work) for work in works if work.count > planner.tokens]
     return AttentionPlan(tuple(parts), planner.tokens, group, planner.rows)
 
 
 class _Planner:
-    def __init__(self, group: int, window: int, block_size: int, device: torch.device):
+    """firsts: the first token row of a work, by its row."""
+
+    def __init__(
+        self,
+        firsts: Mapping[int, int],
+        tables: Sequence[np.ndarray],
+        group: int,
+        window: int,
+        block_size: int,
+        device: torch.device,
+    ):
+        self.firsts, self.tables = firsts, tables
         assert TILE % block_size == 0 or block_size % TILE == 0, f"block size {block_size}"
         self.tokens = max(1, ROWS // group)
         self.rows = -(-self.tokens * group // ROWS) * ROWS
         self.group, self.window, self.block_size, self.device = group, window, block_size, device
         self.unit = max(TILE, block_size)  # keys are read in whole tiles and whole blocks
 
-    def low(self, span: Span) -> int:
-        """The first key that any row of the span sees."""
-        return max(0, span.start - self.window + 1) if self.window else 0
+    def low(self, work: Work) -> int:
+        """The first key that any row of the work sees."""
+        return max(0, work.start - self.window + 1) if self.window else 0
 
-    def first_unit(self, span: Span) -> int:
-        return self.low(span) // self.unit
+    def first_unit(self, work: Work) -> int:
+        return self.low(work) // self.unit
 
-    def num_units(self, span: Span) -> int:
-        return -(-span.end // self.unit) - self.first_unit(span)
+    def num_units(self, work: Work) -> int:
+        return -(-work.end // self.unit) - self.first_unit(work)
 
-    def num_tiles(self, span: Span) -> int:
-        return self.num_units(span) * self.unit // TILE
+    def num_tiles(self, work: Work) -> int:
+        return self.num_units(work) * self.unit // TILE
 
-    def batches(self, spans: Sequence[Span], width: int) -> list[list[Span]]:
-        """Spans of ascending size, put together as long as they stay within BUDGET, padded to the largest."""
-        batches: list[list[Span]] = []
-        for span in spans:
-            size = self.num_tiles(span) * (2 * TILE + 2 * self.rows) * width
+    def batches(self, works: Sequence[Work], width: int) -> list[list[Work]]:
+        """Works of ascending size, put together as long as they stay within BUDGET, padded to the largest."""
+        batches: list[list[Work]] = []
+        for work in works:
+            size = self.num_tiles(work) * (2 * TILE + 2 * self.rows) * width
             if not batches or (len(batches[-1]) + 1) * size > BUDGET:
                 batches.append([])
-            batches[-1].append(span)
+            batches[-1].append(work)
         return batches
 
-    def together(self, spans: Sequence[Span]) -> Part:
-        """One item of each span, in one pass."""
-        units = max(self.num_units(span) for span in spans)
+    def together(self, works: Sequence[Work]) -> Part:
+        """One item of each work, in one pass."""
+        units = max(self.num_units(work) for work in works)
         tiles = units * self.unit // TILE
-        offsets = np.array([self.first_unit(span) * self.unit for span in spans])
-        items = [(span, span.start, span.end) for span in spans]
-        return self._part(spans, units, offsets, (self._pass(items, 0, tiles, offsets),))
+        offsets = np.array([self.first_unit(work) * self.unit for work in works])
+        items = [(work, work.start, work.end) for work in works]
+        return self._part(works, units, offsets, (self._pass(items, 0, tiles, offsets),))
 
-    def alone(self, span: Span) -> Part:
-        """All items of one span, one pass each, over the tiles that its rows see."""
-        offset = self.first_unit(span) * self.unit
+    def alone(self, work: Work) -> Part:
+        """All items of one work, one pass each, over the tiles that its rows see."""
+        offset = self.first_unit(work) * self.unit
         passes = []
-        for start in range(span.start, span.end, self.tokens):
-            end = min(start + self.tokens, span.end)
+        for start in range(work.start, work.end, self.tokens):
+            end = min(start + self.tokens, work.end)
             low = max(0, start - self.window + 1) if self.window else 0
-            high = end if span.causal else span.end
+            high = work.end if work.indivisible else end
             first, stop = (low - offset) // TILE, -(-(high - offset) // TILE)
             base = np.array([offset + first * TILE])
-            passes.append(self._pass([(span, start, end)], first, stop - first, base))
-        return self._part([span], self.num_units(span), np.array([offset]), tuple(passes))
+            passes.append(self._pass([(work, start, end)], first, stop - first, base))
+        return self._part([work], self.num_units(work), np.array([offset]), tuple(passes))
 
-    def _part(self, spans: Sequence[Span], units: int, offsets: np.ndarray, passes: tuple[Pass, ...]) -> Part:
-        blocks = np.stack([self._blocks(span, units) for span in spans])
+    def _part(self, works: Sequence[Work], units: int, offsets: np.ndarray, passes: tuple[Pass, ...]) -> Part:
+        blocks = np.stack([self._blocks(work, units) for work in works])
         keys = offsets[:, None] + np.arange(units * self.unit)
-        low, end = (np.array([f(span) for span in spans])[:, None] for f in (self.low, lambda s: s.end))
-        outside = ((keys < low) | (keys >= end)).reshape(len(spans), -1, 1, TILE, 1)
+        low, end = (np.array([f(work) for work in works])[:, None] for f in (self.low, lambda s: s.end))
+        outside = ((keys < low) | (keys >= end)).reshape(len(works), -1, 1, TILE, 1)
         return Part(self._tensor(blocks), self._tensor(outside), passes)
 
-    def _blocks(self, span: Span, units: int) -> np.ndarray:
+    def _blocks(self, work: Work, units: int) -> np.ndarray:
         """The block ids over `units` units of keys; blocks without a key that is seen become block 0."""
         per_unit = self.unit // self.block_size
         ids = np.zeros(units * per_unit, np.int64)
-        first = self.first_unit(span) * per_unit
-        seen_from, seen_to = self.low(span) // self.block_size, -(-span.end // self.block_size)
-        ids[seen_from - first : seen_to - first] = span.table[seen_from:seen_to]
+        first = self.first_unit(work) * per_unit
+        seen_from, seen_to = self.low(work) // self.block_size, -(-work.end // self.block_size)
+        ids[seen_from - first : seen_to - first] = self.tables[work.row][seen_from:seen_to]
         return ids
 
-    def _pass(self, items: list[tuple[Span, int, int]], first: int, count: int, base: np.ndarray) -> Pass:
-        """items: (span, start, end) of the query positions. base: per item the position of its first key."""
+    def _pass(self, items: list[tuple[Work, int, int]], first: int, count: int, base: np.ndarray) -> Pass:
+        """items: (work, start, end) of the query positions. base: per item the position of its first key."""
         steps = np.arange(self.tokens)
         starts, ends = (np.array([item[i] for item in items])[:, None] for i in (1, 2))
         positions = np.minimum(starts + steps, ends - 1)  # [u, tokens]
         real = starts + steps < ends
-        rows = positions + np.array([span.row - span.start for span, _, _ in items])[:, None]
-        causal = np.array([span.causal for span, _, _ in items])[:, None]
-        span_ends = np.array([span.end for span, _, _ in items])[:, None]
-        high = np.where(causal, positions + 1, span_ends) * real
+        rows = positions + np.array([self.firsts[work.row] - work.start for work, _, _ in items])[:, None]
+        causal = np.array([not work.indivisible for work, _, _ in items])[:, None]
+        work_ends = np.array([work.end for work, _, _ in items])[:, None]
+        high = np.where(causal, positions + 1, work_ends) * real
         low = positions - self.window + 1 if self.window else np.zeros_like(positions)
         keys = base[:, None, None] + np.arange(count * TILE)
         hidden = (keys < low[..., None]) | (keys >= high[..., None])  # [u, tokens, keys]

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.ops.attention.plan import Span
+from kvasir.plan import Work
 
 BUDGET = 1 << 24  # numbers of the blocks' rows that are read at once
 
@@ -58,32 +59,47 @@ class StatePlan:
 
 
 def plan_states(
-    spans: Sequence[Span], slots_T: Tensor, *, block_size: int, inputs: int, device: torch.device
+    works: Sequence[Work],
+    starts: Sequence[int],
+    tables: Sequence[np.ndarray],
+    slots_T: Tensor,
+    *,
+    block_size: int,
+    inputs: int,
+    device: torch.device,
 ) -> StatePlan:
-    """inputs: numbers in a token's row, for the memory bound. Spans are causal."""
-    assert all(span.causal for span in spans), "a recurrent layer cannot look ahead"
-    ordered = sorted(spans, key=lambda span: _low(span, block_size) - span.end)
+    """starts, tables: as in plan_attention. inputs: numbers in a token's row, for the memory bound."""
+    assert not any(work.indivisible for work in works), "a recurrent layer cannot look ahead"
+    walks = [Walk(work, int(first), tables[work.row]) for work, first in zip(works, starts, strict=False)]
+    walks.sort(key=lambda walk: walk.low(block_size) - walk.work.end)
     size = max(1, BUDGET // (block_size * inputs))
-    batches = [ordered[i : i + size] for i in range(0, len(ordered), size)]
+    batches = [walks[i : i + size] for i in range(0, len(walks), size)]
     return StatePlan(tuple(_part(batch, block_size, device) for batch in batches), slots_T, block_size)
 
 
-def _low(span: Span, size: int) -> int:
-    """Where the walk begins: the start of the first row's block, or, where that row opens it, of the one before."""
-    return max(0, span.start - 1) // size * size
+class Walk(NamedTuple):
+    """A work on its way: its first token row, and the block ids of its row."""
+
+    work: Work
+    first: int
+    table: np.ndarray
+
+    def low(self, size: int) -> int:
+        """Where it begins: the start of the first row's block, or, where that row opens it, of the one before."""
+        return max(0, self.work.start - 1) // size * size
 
 
-def _part(spans: Sequence[Span], size: int, device: torch.device) -> Part:
-    fresh = np.array([span.start == 0 for span in spans])
-    return Part(torch.from_numpy(fresh).to(device), tuple(_pieces(spans, size, device)))
+def _part(walks: Sequence[Walk], size: int, device: torch.device) -> Part:
+    fresh = np.array([walk.work.start == 0 for walk in walks])
+    return Part(torch.from_numpy(fresh).to(device), tuple(_pieces(walks, size, device)))
 
 
-def _pieces(spans: Sequence[Span], size: int, device: torch.device) -> Iterator[Piece]:
+def _pieces(walks: Sequence[Walk], size: int, device: torch.device) -> Iterator[Piece]:
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(device)
 
     lows, starts, ends, rows = (
-        np.array(x) for x in zip(*((_low(s, size), s.start, s.end, s.row) for s in spans), strict=True)
+        np.array(x) for x in zip(*((w.low(size), w.work.start, w.work.end, w.first) for w in walks), strict=True)
     )
     for begin in range(0, int((ends - lows).max()), size):
         here = (lows + begin)[ends - lows > begin]  # per walk the position of its block's first token
@@ -92,12 +108,12 @@ def _pieces(spans: Sequence[Span], size: int, device: torch.device) -> Iterator[
         positions = here[:, None] + places
         real = positions < ends[:n, None]
         new = real & (positions >= starts[:n, None])
-        walks, at = np.nonzero(new)
+        found, at = np.nonzero(new)
         yield Piece(
-            blocks=tensor(np.array([span.table[p // size] for span, p in zip(spans, here, strict=False)])),
+            blocks=tensor(np.array([walk.table[p // size] for walk, p in zip(walks, here, strict=False)])),
             opened=tensor(np.flatnonzero(new[:, 0])),
             counts=tuple(int(c) for c in real.sum(0)),
             first=int(at.min(initial=len(places))),
-            results=tensor(walks * len(places) + at),
+            results=tensor(found * len(places) + at),
             targets=tensor((rows[:n, None] + positions - starts[:n, None])[new]),
         )

@@ -1,26 +1,26 @@
-"""A lowered program with its memory: the structures that csrc/program.cpp walks, and the call that runs a step."""
+"""From a lowered program to the structures that csrc/program.cpp walks."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvasir.layers.adapters import Pairs
 from kvasir.layers.rope import Angles, Rope
-from kvasir.ops.attention.native import AttentionArgs, SpanStruct, StoreArgs, attention_scratch
+from kvasir.ops.attention.native import AttentionArgs, StoreArgs, attention_scratch
 from kvasir.ops.graph import CannotTrace
 from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.program import native
 from kvasir.program.adapters import Adapters
 from kvasir.program.cache import NativeCache
-from kvasir.program.lower import ELEMENTWISE, FUNCTIONS, MEETINGS, Buffer, Lowered, Step, lower
+from kvasir.program.layout import Layout, aligned
+from kvasir.program.lower import ELEMENTWISE, FUNCTIONS, MEETINGS, Lowered, Step
 from kvasir.program.meetings import Meetings
 from kvasir.program.trace import Trace
-from kvasir.sampling.native import Sampled, SampleRow, sample_scratch
+from kvasir.sampling.native import SampleRow, sample_scratch
 
 MAX_CHOSEN = 32  # rows of logits at a time: bounds the only buffer that is as wide as the vocabulary
 EXPERT_ROWS = 128  # rows that experts compute at a time
@@ -31,160 +31,62 @@ def prepared(weight: PackedMatrix) -> tuple[tuple, int]:
     return (weight.activation, weight.cols, weight.segments, weight.activated_bytes), weight.activated_bytes
 
 
-class Program:
-    """The forward of one model over one cache.
+class Marshal:
+    """Writes a lowered program as csrc/program.h has it, over the memory of a layout.
 
-    `run`, or `start` and `wait`, computes a step from works (native.Work) on `states` (native.RowState, one per row of
-    the runner) and leaves `results`. `hidden` and `logits` are float32 views of what the last run left: of all its
-    rows, and of the chosen ones. seconds: kernel time of the last run. The program of a part of a model meets the
-    other ranks in its steps, so theirs must run at the same time.
+    instrs: its instructions, the sampler's last. meetings: with other ranks, in the middle of a step.
     """
 
     def __init__(
         self,
+        layout: Layout,
+        lowered: Lowered,
         trace: Trace,
         cache: NativeCache,
-        *,
-        max_rows: int,
-        max_work: int,
-        max_states: int,
-        max_positions: int,
         threads: int,
-        apart: bool = False,
-        pin: bool = False,
+        max_tokens: int,
+        max_positions: int,
     ):
-        self.lowered: Lowered = lower(trace, max_rows, MAX_CHOSEN, prepared)
-        self.cache = cache
-        self.pool = native.Pool(threads, pin, apart)
-        self.names = [_describe(step) for step in self.lowered.steps]
-        self._keep: list[Any] = [trace]
+        self.lowered, self.cache, self._threads = lowered, cache, threads
+        self._at, self._view, self._keep = layout.at, layout.view, layout.kept
+        self._array, self._vector = layout.array, layout.vector
         self._angles: dict[Rope, tuple[native.RopeTable, Angles]] = {}
         self._max_positions = max_positions
-        self.arena = _aligned(self.lowered.arena)
-        self._base = self.arena.ctypes.data
         self._positions = trace.batch.positions_T
         self._scratch = 64
-        self._adapters = Adapters(max_rows)
-        self._meetings = Meetings()
-        self._tokens = np.zeros(max_rows, np.int64)
+        self.adapters = Adapters(max_tokens)
+        self.meetings = Meetings()
+        self._max_tokens = max_tokens
+        self._tokens = np.zeros(max_tokens, np.int64)
         self._keep.append(self._tokens)
-        steps = self.lowered.steps
+        steps = lowered.steps
         self._expert_room = self._room_of_experts([step for step in steps if step.op == "experts"])
-        vocab = 0 if trace.logits is None else trace.logits.width
-        self.vocab = vocab
-        self.instrs = (native.Instr * (len(steps) + bool(vocab)))()
+        self.vocab = 0 if trace.logits is None else trace.logits.width
+        self.instrs = (native.Instr * (len(steps) + bool(self.vocab)))()
         for instr, step in zip(self.instrs, steps, strict=False):
             self._fill(instr, step)
-        if self.lowered.logits is not None:
-            self._set(self.instrs[len(steps)], "sample", [self._at(self.lowered.logits)], [vocab], barrier=True)
-            self._scratch = max(self._scratch, sample_scratch(vocab))
-            self.names.append(f"sample      of {vocab}")
-        self.states = (native.RowState * max_states)()
-        self.works = (native.Work * max_work)()
-        self.results = (Sampled * max_work)()
-        self.times = np.zeros(len(self.instrs) + 1, np.uint64)
-        self.struct = self._program(max_rows, max_work, max_states)
-        self._start, self._wait, self._logits = native.start_call(), native.wait_call(), native.logits_call()
-        self._address = ctypes.addressof(self.struct)
-        self._works = ctypes.addressof(self.works)
-
-    # -- a step
-
-    def start(self, num_works: int, end: int) -> None:
-        """Begins to compute the first works; no one touches states, works or results until `wait` has returned.
-        end: above every position in them."""
-        assert self.pool.address, "the program is closed"
-        self._fill_angles(num_works, end)
-        error = self._start(self._address, self.pool.address, self._works, num_works)
-        assert error == 0, native.RUN_ERRORS.get(error, error)
-
-    def wait(self) -> None:
-        assert self.pool.address, "the program is closed"
-        self._wait(self.pool.address)
-        if self._meetings.errors:
-            raise self._meetings.errors.pop()
-
-    def settle(self) -> None:
-        """Waits for a step of which no one took the result; drops what went wrong in it."""
-        assert self.pool.address, "the program is closed"
-        self._wait(self.pool.address)
-        self._meetings.errors.clear()
-
-    def run(self, num_works: int, end: int) -> None:
-        """A whole step."""
-        self.start(num_works, end)
-        self.wait()
-
-    @property
-    def seconds(self) -> float:
-        return self.struct.kernel_nanoseconds * 1e-9
-
-    def hidden(self, count: int) -> np.ndarray:
-        return self._view(self.lowered.hidden, count)
-
-    def export(self, name: str, count: int) -> np.ndarray:
-        """The first rows of a hidden state that the trace exports, as the last run left them."""
-        return self._view(self.lowered.exports[name], count)
-
-    def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
-        """What the rows of this adapter id get added to products, in the place of what they had; None takes the adapter
-        away. Not during a step. Raises ValueError for an id, a slot or a shape that cannot be."""
-        if pairs is None:
-            return self._adapters.remove(adapter)
-        self._adapters.set(adapter, pairs)
-        self.struct.adapters = ctypes.addressof(self._adapters.struct)
-
-    def logits_of(self, rows: Sequence[int]) -> np.ndarray:
-        """Float32 [rows, vocabulary] of rows of the last run, at most MAX_CHOSEN; valid until the next call."""
-        assert self.lowered.logits is not None
-        ids = np.asarray(rows, np.int64)
-        error = self._logits(self._address, self.pool.address, ids.ctypes.data, len(ids))
-        assert error == 0, native.RUN_ERRORS.get(error, error)
-        return self._view(self.lowered.logits, len(ids))
-
-    def left_logits(self, count: int) -> np.ndarray:
-        """Float32 [count, vocabulary], at most MAX_CHOSEN: what the last run left of the rows that it sampled, in their
-        order, then of those with WORK_LOGITS. Valid until the next call, where a run chose no more rows than that."""
-        assert self.lowered.logits is not None and count <= MAX_CHOSEN
-        return self._view(self.lowered.logits, count)
-
-    def profile(self, on: bool = True) -> None:
-        """Adds up nanoseconds per instruction in `times`; the last is the whole."""
-        self.times[:] = 0
-        self.struct.nanoseconds = self.times.ctypes.data if on else None
-
-    def close(self) -> None:
-        """Waits for a step in progress and ends the threads; before that nothing they use may go."""
-        self.pool.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "pool"):
-            self.close()
-
-    @property
-    def num_bytes(self) -> int:
-        """Of its buffers, without the angles, whose size goes with the positions."""
-        return self.lowered.arena + sum(array.nbytes for array in _arrays(self._keep))
+        if lowered.logits is not None:
+            self._set(self.instrs[len(steps)], "sample", [self._at(lowered.logits)], [self.vocab], barrier=True)
+            self._scratch = max(self._scratch, sample_scratch(self.vocab))
 
     # -- structures
 
-    def _program(self, max_rows: int, max_work: int, max_states: int) -> native.Program:
+    def program(self, states: Any, pieces: Any, results: Any, max_rows: int) -> native.Program:
+        """The whole, over what the run reads and writes."""
         cache, s = self.cache, native.Program()
         s.instrs, s.count = ctypes.addressof(self.instrs), len(self.instrs)
         s.chosen_from = self.lowered.chosen_from
-        s.max_rows, s.max_chosen, s.max_work, s.max_states = max_rows, MAX_CHOSEN, max_work, max_states
+        s.max_tokens, s.max_chosen, s.max_rows = self._max_tokens, MAX_CHOSEN, max_rows
         s.groups, s.block_size = len(cache.groups), cache.block_size
-        s.tokens, s.positions = self._tokens.ctypes.data, self._array(np.int64, max_rows)
-        s.chosen, s.sampler_rows = self._array(np.int64, max(max_work, MAX_CHOSEN)), self._array(np.int32, max_work)
-        specs = (SampleRow * max_work)()
-        s.specs, s.states, s.results = map(ctypes.addressof, (specs, self.states, self.results))
+        s.tokens, s.positions = self._tokens.ctypes.data, self._array(np.int64, self._max_tokens)
+        s.chosen, s.sampler_rows = self._array(np.int64, max(max_rows, MAX_CHOSEN)), self._array(np.int32, max_rows)
+        specs = (SampleRow * max_rows)()
+        s.specs, s.states, s.pieces, s.results = map(ctypes.addressof, (specs, states, pieces, results))
         self._keep.append(specs)
         for g, group in enumerate(cache.groups):
-            spans = (SpanStruct * max_work)()
-            self._keep.append(spans)
             s.num_blocks[g], s.windows[g] = cache.num_blocks[g], group.window
-            s.slots[g], s.spans[g] = self._array(np.int64, max_rows), ctypes.addressof(spans)
-        scratch = _aligned(self._scratch * self.pool.threads)
+            s.slots[g] = self._array(np.int64, self._max_tokens)
+        scratch = aligned(self._scratch * self._threads)
         self._keep.append(scratch)
         s.scratch, s.scratch_bytes = scratch.ctypes.data, self._scratch
         return s
@@ -235,21 +137,21 @@ class Program:
                 part.residual, part.residual_stride = self._at(residual), product.out.width
             self._keep.append(product.weight)
         seats = [(p.slot, residual == out) for p, _, out, residual in step.products]
-        for part, slot in zip(parts, self._adapters.linear(seats), strict=True):
+        for part, slot in zip(parts, self.adapters.linear(seats), strict=True):
             part.slot = slot
         self._keep.append(parts)
         self._set(instr, "linear", [ctypes.addressof(parts), self._at(step.buffers[0])], [len(parts)])
 
     def _meeting(self, instr: native.Instr, step: Step) -> None:
-        views = tuple(partial(_rows_of, self.arena, buffer) for buffer in step.buffers)
-        self._set(instr, "call", [self._meetings.of_step(step, views, self._tokens, self._adapters)], [])
+        views = tuple(partial(self._view, buffer) for buffer in step.buffers)
+        self._set(instr, "call", [self.meetings.of_step(step, views, self._tokens, self.adapters)], [])
 
     def _adapt_inner(self, instr: native.Instr, step: Step) -> None:
-        self._set(instr, "adapt_inner", [self._at(step.buffers[0])], [self._adapters.place(step.inputs[1])])
+        self._set(instr, "adapt_inner", [self._at(step.buffers[0])], [self.adapters.place(step.inputs[1])])
 
     def _adapt_add(self, instr: native.Instr, step: Step) -> None:
         (total, slot), (out, _) = step.inputs, step.buffers
-        self._set(instr, "adapt_add", [self._at(out)], [self._adapters.place(slot), total.width])
+        self._set(instr, "adapt_add", [self._at(out)], [self.adapters.place(slot), total.width])
 
     def _rope(self, instr: native.Instr, step: Step) -> None:
         x, rope, _ = step.inputs
@@ -307,7 +209,7 @@ class Program:
 
     def _route(self, instr: native.Instr, step: Step) -> None:
         logits, top_k, normalise = step.inputs
-        room = self._array(np.float32, (2 * logits.width + 32) * self.pool.threads)
+        room = self._array(np.float32, (2 * logits.width + 32) * self._threads)
         p = [*(self._at(b) for b in step.buffers), room]
         self._set(instr, "route", p, [logits.width, top_k, int(normalise)])
 
@@ -325,7 +227,7 @@ class Program:
         args.down_out = down_out.ctypes.data
         if share:
             rows = down_out.view(np.float32)[: slots * x.width].reshape(slots, x.width)
-            args.meet = self._meetings.of_experts(share, rows, begins)
+            args.meet = self.meetings.of_experts(share, rows, begins)
         self._keep += [args, begins]
         self._set(instr, "experts", [ctypes.addressof(args), *(self._at(b) for b in step.buffers)], [])
 
@@ -336,7 +238,7 @@ class Program:
             row_bytes = max(gate[0].activated_bytes, down[0].activated_bytes)
             room = (row_bytes, gate[0].rows * 4, gate[0].rows * 4, x.width * 4)
             sizes = [max(size, EXPERT_ROWS * ids.width * of_row) for size, of_row in zip(sizes, room, strict=True)]
-        arrays = [_aligned(size) for size in sizes] if steps else []
+        arrays = [aligned(size) for size in sizes] if steps else []
         self._keep.append(arrays)
         return arrays
 
@@ -360,64 +262,12 @@ class Program:
             p.append(self._vector(step.inputs[1]))
         self._set(instr, "activate" if step.op in FUNCTIONS else step.op, p, n, f)
 
-    # -- memory
+    # -- angles
 
-    def _at(self, buffer: Buffer) -> int:
-        return self._base + buffer.offset
-
-    def _view(self, buffer: Buffer, count: int) -> np.ndarray:
-        return _rows_of(self.arena, buffer, count)
-
-    def _vector(self, tensor: Any) -> int:
-        array = np.ascontiguousarray(tensor.float().numpy())
-        self._keep.append(array)
-        return array.ctypes.data
-
-    def _array(self, dtype: Any, count: int) -> int:
-        array = np.zeros(count, dtype)
-        self._keep.append(array)
-        return array.ctypes.data
-
-    def _fill_angles(self, num_works: int, end: int) -> None:
-        """Of the positions of the first works, all below `end`."""
+    def fill_angles(self, pieces: Sequence[native.Piece], end: int) -> None:
+        """Of the positions of these pieces, all below `end`."""
         assert end <= self._max_positions, "positions that the program does not have rows of angles for"
         for _, angles in self._angles.values():
             if end > angles.until:
-                for work in self.works[:num_works]:
-                    angles.fill(work.start, work.start + work.count)
-
-
-def _rows_of(arena: np.ndarray, buffer: Buffer, count: int) -> np.ndarray:
-    """The first rows of a buffer, float32 [count, width]."""
-    flat = arena[buffer.offset : buffer.offset + count * buffer.row_bytes]
-    return flat.view(np.float32).reshape(count, -1)
-
-
-def _arrays(kept: Sequence[Any]) -> Iterator[np.ndarray]:
-    for item in kept:
-        if isinstance(item, np.ndarray):
-            yield item
-        elif isinstance(item, list):
-            yield from _arrays(item)
-
-
-def _aligned(size: int) -> np.ndarray:
-    """Uninitialised bytes that begin at a multiple of 4096."""
-    raw = np.empty(size + 4096, np.uint8)
-    skip = -raw.ctypes.data % 4096
-    return raw[skip : skip + size]
-
-
-def _describe(step: Step) -> str:
-    if step.op == "linear":
-        parts = (f"{p.weight.format} {p.weight.rows}x{p.weight.cols}" for p, _, _, _ in step.products)
-        extra = "".join(
-            f" + {name}"
-            for name in ("bias", "residual")
-            if any(getattr(p, name) is not None for p, *_ in step.products)
-        )
-        return f"linear      {', '.join(parts)}{extra}"
-    if step.op == "prepare":
-        return f"prepare     {step.inputs[0].activation} of {step.inputs[0].cols}"
-    widths = " x ".join(str(v.width) for v in step.outs)
-    return f"{step.op:<11} {widths}".rstrip()
+                for piece in pieces:
+                    angles.fill(piece.start, piece.start + piece.count)

@@ -1,0 +1,23 @@
+"""What steps read of a runner's rows, at addresses that stay: from joining to leaving, a sequence has one row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class RowArrays:
+    """ids: int32 [rows, ids]. tables: per cache group the block ids, int32 [rows, blocks]; those wholly behind a window
+    may be stale. adapters: int64 [rows], 0 for none."""
+
+    ids: np.ndarray
+    tables: tuple[np.ndarray, ...]
+    adapters: np.ndarray
+
+    @classmethod
+    def empty(cls, rows: int, ids: int, groups: int, blocks: int) -> RowArrays:
+        """Zeros. Memory is taken where something is written."""
+        tables = tuple(np.zeros((rows, blocks), np.int32) for _ in range(groups))
+        return cls(np.zeros((rows, ids), np.int32), tables, np.zeros(rows, np.int64))

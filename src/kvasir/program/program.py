@@ -1,0 +1,169 @@
+"""A program's run: one native call a step, over the rows it is bound to."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvasir.layers.adapters import Pairs
+from kvasir.layers.rows import RowArrays
+from kvasir.program import native
+from kvasir.program.cache import NativeCache
+from kvasir.program.layout import Layout
+from kvasir.program.lower import Buffer, Lowered, Step, lower
+from kvasir.program.marshal import MAX_CHOSEN, Marshal, prepared
+from kvasir.program.trace import Trace
+from kvasir.sampling.native import Sampled
+
+
+class Program:
+    """The forward of one model over one cache.
+
+    `run`, or `start` and `wait`, computes a step from `pieces` (native.Piece) on `states` (native.RowState, one per row
+    of the runner) and leaves `results`. `hidden` and `logits` are float32 views of what the last run left: of all its
+    token rows, and of the chosen ones. seconds: kernel time of the last run. The program of a part of a model meets the
+    other ranks in its steps, so theirs must run at the same time.
+
+    max_tokens: token rows of a step. max_rows: rows of the runner, and pieces of a step.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        cache: NativeCache,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        max_positions: int,
+        threads: int,
+        apart: bool = False,
+        pin: bool = False,
+    ):
+        self.lowered: Lowered = lower(trace, max_tokens, MAX_CHOSEN, prepared)
+        self.cache = cache
+        self.pool = native.Pool(threads, pin, apart)
+        self.layout = Layout(self.lowered.arena)
+        self.layout.kept.append(trace)
+        self.states = (native.RowState * max_rows)()
+        self.pieces = (native.Piece * max_rows)()
+        self.results = (Sampled * max_rows)()
+        self.marshal = Marshal(self.layout, self.lowered, trace, cache, threads, max_tokens, max_positions)
+        self.struct = self.marshal.program(self.states, self.pieces, self.results, max_rows)
+        self.vocab = self.marshal.vocab
+        self.names = [*map(_describe, self.lowered.steps), *([f"sample      of {self.vocab}"] if self.vocab else [])]
+        self.times = np.zeros(len(self.marshal.instrs) + 1, np.uint64)
+        self._start, self._wait, self._logits = native.start_call(), native.wait_call(), native.logits_call()
+        self._address = ctypes.addressof(self.struct)
+        self._pieces = ctypes.addressof(self.pieces)
+
+    def bind(self, rows: RowArrays) -> None:
+        """The rows that pieces name: their ids and block tables stay where they are."""
+        self._rows = rows
+        for i, state in zip(range(len(rows.ids)), self.states, strict=False):
+            state.ids, state.max_ids = rows.ids[i].ctypes.data, rows.ids.shape[1]
+            for group, table in enumerate(rows.tables):
+                state.tables[group], state.table_blocks = table[i].ctypes.data, table.shape[1]
+
+    # -- a step
+
+    def start(self, num_pieces: int, end: int) -> None:
+        """Begins to compute the first pieces; no one touches states, pieces or results until `wait` has returned.
+        end: above every position in them."""
+        assert self.pool.address, "the program is closed"
+        self.marshal.fill_angles(self.pieces[:num_pieces], end)
+        error = self._start(self._address, self.pool.address, self._pieces, num_pieces)
+        assert error == 0, native.RUN_ERRORS.get(error, error)
+
+    def wait(self) -> None:
+        assert self.pool.address, "the program is closed"
+        self._wait(self.pool.address)
+        if self.marshal.meetings.errors:
+            raise self.marshal.meetings.errors.pop()
+
+    def settle(self) -> None:
+        """Waits for a step of which no one took the result; drops what went wrong in it."""
+        assert self.pool.address, "the program is closed"
+        self._wait(self.pool.address)
+        self.marshal.meetings.errors.clear()
+
+    def run(self, num_pieces: int, end: int) -> None:
+        """A whole step."""
+        self.start(num_pieces, end)
+        self.wait()
+
+    @property
+    def seconds(self) -> float:
+        return self.struct.kernel_nanoseconds * 1e-9
+
+    # -- what a step left
+
+    def hidden(self, count: int) -> np.ndarray:
+        return self.layout.view(self.lowered.hidden, count)
+
+    def export(self, name: str, count: int) -> np.ndarray:
+        """The first rows of a hidden state that the trace exports, as the last run left them."""
+        return self.layout.view(self.lowered.exports[name], count)
+
+    def logits_of(self, rows: Sequence[int]) -> np.ndarray:
+        """Float32 [rows, vocabulary] of token rows of the last run, at most MAX_CHOSEN; valid until the next call."""
+        ids = np.asarray(rows, np.int64)
+        error = self._logits(self._address, self.pool.address, ids.ctypes.data, len(ids))
+        assert error == 0, native.RUN_ERRORS.get(error, error)
+        return self.layout.view(self._logits_buffer, len(ids))
+
+    def left_logits(self, count: int) -> np.ndarray:
+        """Float32 [count, vocabulary], at most MAX_CHOSEN: what the last run left of the pieces that it sampled, in
+        their order, then of those with PIECE_LOGITS. Valid until the next call, where a run chose no more than that."""
+        assert count <= MAX_CHOSEN
+        return self.layout.view(self._logits_buffer, count)
+
+    @property
+    def _logits_buffer(self) -> Buffer:
+        assert self.lowered.logits is not None
+        return self.lowered.logits
+
+    # -- beside the steps
+
+    def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
+        """What the rows of this adapter id get added to products, in the place of what they had; None takes the adapter
+        away. Not during a step. Raises ValueError for an id, a slot or a shape that cannot be."""
+        adapters = self.marshal.adapters
+        if pairs is None:
+            return adapters.remove(adapter)
+        adapters.set(adapter, pairs)
+        self.struct.adapters = ctypes.addressof(adapters.struct)
+
+    def profile(self, on: bool = True) -> None:
+        """Adds up nanoseconds per instruction in `times`; the last is the whole."""
+        self.times[:] = 0
+        self.struct.nanoseconds = self.times.ctypes.data if on else None
+
+    def close(self) -> None:
+        """Waits for a step in progress and ends the threads; before that nothing they use may go."""
+        self.pool.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "pool"):
+            self.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its buffers, without the angles, whose size goes with the positions."""
+        return self.layout.num_bytes
+
+
+def _describe(step: Step) -> str:
+    if step.op == "linear":
+        parts = (f"{p.weight.format} {p.weight.rows}x{p.weight.cols}" for p, _, _, _ in step.products)
+        extra = "".join(
+            f" + {name}"
+            for name in ("bias", "residual")
+            if any(getattr(p, name) is not None for p, *_ in step.products)
+        )
+        return f"linear      {', '.join(parts)}{extra}"
+    if step.op == "prepare":
+        return f"prepare     {step.inputs[0].activation} of {step.inputs[0].cols}"
+    widths = " x ".join(str(v.width) for v in step.outs)
+    return f"{step.op:<11} {widths}".rstrip()

@@ -1,0 +1,178 @@
+"""Executors on top of the eager one, as later ones will be built: small enough to read, whole enough for the oracle.
+
+Recorded     a forward recorded once per padded size and replayed over buffers that stay, as a CUDA graph is
+Streamed     a wait before each layer and a signal after it: weights come when they are needed and go at once
+Calibrating  the inputs of every linear, as calibration wants them
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvasir.engine.core import EngineCore
+from kvasir.layers.batch import Batch
+from kvasir.ops.graph import Node, Traced
+from kvasir.ops.registry import OPS
+from kvasir.program.trace import LayerPart, Trace, trace
+from kvasir.runner.eager_executor import EagerExecutor
+from kvasir.runner.runner import Runner
+
+
+def with_executor(core: EngineCore, kind: type[Recorded]) -> Recorded:
+    """Puts an executor of this kind in the place of the core's eager one."""
+    runner = core.runner
+    assert isinstance(runner, Runner)
+    old = runner.executor
+    assert isinstance(old, EagerExecutor)
+    made = kind(old.model, old.cache, runner.capacity.max_tokens_per_step, overlaps=old.overlaps)
+    core.runner = Runner(made, runner.capacity, runner.info)
+    old.close()
+    return made
+
+
+@dataclass
+class Recording:
+    """values: by the id of a traced base, where it lies."""
+
+    inputs: int  # the address of the ids
+    values: dict[int, Tensor] = field(default_factory=dict)
+    replays: int = 0
+
+
+class Recorded(EagerExecutor):
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.trace: Trace = trace(self.model)
+        nodes = self.trace.graph.nodes
+        self.nodes = nodes[: next(i for i, node in enumerate(nodes) if node.op == "choose")]
+        made = {id(out.base): i for i, node in enumerate(self.nodes) for out in outs_of(node)}
+        layers = self.trace.batch.layers
+        self.ends = [made[id(layers[f"layers.{i}"].base)] for i in range(len(layers))]  # the last node of each layer
+        self.recordings: dict[int, Recording] = {}  # by padded size
+
+    def before_layer(self, layer: int) -> None: ...
+
+    def after_layer(self, layer: int) -> None: ...
+
+    def forward(self, batch: Batch) -> Tensor:
+        size = len(batch.tokens_T)
+        recording = self.recordings.get(size) or self.record(batch, size)
+        assert recording.inputs == batch.tokens_T.data_ptr(), "the inputs have moved"
+        recording.replays += 1
+        layer = 0
+        self.before_layer(0)
+        for i, node in enumerate(self.nodes):
+            for out, value in zip(outs_of(node), self.run(node, recording, batch), strict=True):
+                recording.values[id(out.base)].copy_(value.view(size, *out.base.shape))
+            if layer < len(self.ends) and i == self.ends[layer]:
+                self.after_layer(layer)
+                layer += 1
+                if layer < len(self.ends):
+                    self.before_layer(layer)
+        return recording.values[id(self.trace.hidden.base)].view(size, -1).clone()
+
+    def record(self, batch: Batch, size: int) -> Recording:
+        recording = self.recordings[size] = Recording(batch.tokens_T.data_ptr())
+        traced = self.trace.batch
+        recording.values |= {id(traced.tokens_T.base): batch.tokens_T, id(traced.positions_T.base): batch.positions_T}
+        for out in (out for node in self.nodes for out in outs_of(node)):
+            dtype = torch.int64 if out.base.kind == "ids" else torch.float32
+            recording.values[id(out.base)] = torch.empty(size, *out.base.shape, dtype=dtype)
+        return recording
+
+    def run(self, node: Node, recording: Recording, batch: Batch) -> tuple[Tensor, ...]:
+        """What a node computes from what lies in the buffers."""
+        given = [at(value, recording) if isinstance(value, Traced) else value for value in node.inputs]
+        if node.op == "store_kv":
+            batch.store(given[2], given[0], given[1])
+            return ()
+        if node.op == "rope":
+            given[1:] = batch.angles(given[1])
+        if node.op == "paged_attention":
+            layer = given[3]
+            assert isinstance(node.inputs[1], LayerPart)
+            given[1:4] = batch.kv.k(layer), batch.kv.v(layer), batch.attention(layer, self.group(layer, given[0]))
+        result = PLAIN[node.op](*given) if node.op in PLAIN else OPS[node.op](*given)
+        return result if isinstance(result, tuple) else (result,)
+
+    def group(self, layer: int, q_THd: Tensor) -> int:
+        return q_THd.shape[1] // self.cache.spec[layer].kv_heads
+
+
+class Streamed(Recorded):
+    """A layer's matrices lie in its buffers from a wait before it to the signal after it; else these hold NaN."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        begins = [0, *(end + 1 for end in self.ends)]
+        self.held = [
+            [(node.inputs[1], node.inputs[1].clone()) for node in self.nodes[begin : end + 1] if node.op == "linear"]
+            for begin, end in zip(begins, self.ends, strict=False)
+        ]
+        self.there = [threading.Event() for _ in self.ends]
+        self.waits = self.signals = 0
+        for layer in range(len(self.ends)):
+            self.drop(layer)
+        self.fetch(0)
+
+    def fetch(self, layer: int) -> None:
+        def copy() -> None:
+            for buffer, source in self.held[layer]:
+                buffer.copy_(source)
+            self.there[layer].set()
+
+        threading.Thread(target=copy).start()
+
+    def drop(self, layer: int) -> None:
+        for buffer, _ in self.held[layer]:
+            buffer.fill_(torch.nan)
+        self.there[layer].clear()
+
+    def before_layer(self, layer: int) -> None:
+        assert self.there[layer].wait(30), "the layer's weights never came"
+        self.waits += 1
+        if layer + 1 < len(self.ends):
+            self.fetch(layer + 1)
+
+    def after_layer(self, layer: int) -> None:
+        self.signals += 1
+        self.drop(layer)
+        if layer + 1 == len(self.ends):
+            self.fetch(0)
+
+
+class Calibrating(Recorded):
+    """The greatest absolute value of each column that a linear was given, by the name of its slot."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.seen: dict[str, Tensor] = {}
+
+    def run(self, node: Node, recording: Recording, batch: Batch) -> tuple[Tensor, ...]:
+        if node.op == "linear":
+            name = self.trace.slots[id(node.inputs[1])]
+            top = at(node.inputs[0], recording)[: batch.num_tokens].abs().amax(0)
+            self.seen[name] = torch.maximum(self.seen[name], top) if name in self.seen else top
+        return super().run(node, recording, batch)
+
+
+PLAIN = {
+    "add": torch.add,
+    "multiply": torch.mul,
+    "add_vector": torch.add,
+    "scale": torch.mul,
+}
+
+
+def outs_of(node: Node) -> tuple[Traced, ...]:
+    return node.out if isinstance(node.out, tuple) else () if node.out is None else (node.out,)
+
+
+def at(value: Traced, recording: Recording) -> Tensor:
+    buffer = recording.values[id(value.base)]
+    return buffer.view(len(buffer), *value.shape)
