@@ -155,7 +155,7 @@ class Calibrating(Recorded):
 
     def run(self, node: Node, recording: Recording, batch: Batch) -> tuple[Tensor, ...]:
         if node.op == "linear":
-            name = self.trace.slots[id(node.inputs[1])]
+            name = self.trace.slots[id(node.inputs[1])].name
             top = at(node.inputs[0], recording)[: batch.num_tokens].abs().amax(0)
             self.seen[name] = torch.maximum(self.seen[name], top) if name in self.seen else top
         return super().run(node, recording, batch)
