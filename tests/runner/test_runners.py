@@ -119,7 +119,7 @@ def break_crowded_steps(runner, monkeypatch):
 @pytest.mark.parametrize(
     "change",
     [
-        {"drafted": 1}, {"positions": b"\1\0\0\0"}, {"pending": (3,)},
+        {"positions": b"\1\0\0\0"}, {"pending": (3,)},
         {"spans": (Span(0, 1, b"hash", "image"),)}, {"adapter": 7},
     ],
     ids=lambda change: next(iter(change)),
