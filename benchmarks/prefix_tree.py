@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kvasir.caches import PagedKV, attention
 from kvasir.kv.policy import POLICIES
 from kvasir.kv.pool import BlockPool
 from kvasir.kv.radix import PrefixTree
@@ -76,7 +77,7 @@ def serve(tree: PrefixTree, ids: bytes, block_size: int, times: Times) -> None:
 
 
 def measure(num_blocks: int, block_size: int, window: int, policy: str, seed: int) -> tuple[Times, PrefixTree]:
-    groups = [CacheGroup("full", (0,), 1)] + [CacheGroup("window", (1,), 1, window)] * (window > 0)
+    groups = [CacheGroup(PagedKV(), (0,), 1)] + [CacheGroup(attention(1, 1, window), (1,), 1)] * (window > 0)
     pools = [BlockPool(num_blocks + 1) for _ in groups]
     tree = PrefixTree(pools, groups, block_size, POLICIES[policy])
     num_prompts = max(300, 4 * num_blocks * block_size // 6000)

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvasir.errors import ConfigError
 from kvasir.memory import HEADROOM, QUEUE_BYTES, Footprint
+from kvasir.plan import CacheGroup
 from kvasir.types import ServiceClass, Target
 
 GIB = 1 << 30
@@ -78,17 +79,20 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What `resolve` must know of a loaded model. bytes_per_block: over all its layers, one per cache group. footprint:
-    of steps of so many tokens."""
+    """What `resolve` must know of a loaded model. groups: of its caches. footprint: of steps of so many tokens."""
 
     max_positions: int
     dtype: str
     bidirectional: bool
-    bytes_per_block: tuple[int, ...]
-    windows: tuple[int, ...]
+    groups: tuple[CacheGroup, ...]
     executor: str = "eager"
     notes: tuple[str, ...] = ()
     footprint: Callable[[int], Footprint] = lambda tokens: Footprint()
+
+    @property
+    def bytes_per_block(self) -> tuple[int, ...]:
+        """Over all layers, one per cache group."""
+        return tuple(group.bytes_per_block for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,13 +337,11 @@ def _size_pools(
     """
     size = options.block_size
     length = _reachable(options, model, device, footprint, length)
-    live = [min(length, w + batched + size) if w else length for w in model.windows]
-    wanted = [options.max_num_seqs * -(-n // size) + 1 for n in live]
+    kinds = [group.kind for group in model.groups]
+    wanted = [options.max_num_seqs * kind.most(length, batched, size) + 1 for kind in kinds]
     blocks, share = _blocks(options, model, wanted, _budget(options, device, footprint, length))
-    fits = min(
-        (length if live[i] < length and (n - 1) * size >= live[i] else (n - 1) * size for i, n in enumerate(blocks)),
-        default=length,
-    )
+    pairs = zip(kinds, blocks, strict=True)
+    fits = min((kind.comes_to(n - 1, length, batched, size) for kind, n in pairs), default=length)
     if fits < length:
         if options.max_model_len and not options.num_blocks:
             raise ConfigError(

@@ -17,6 +17,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from kvasir.caches import Kind
+
 Bytes = bytes | memoryview  # read-only
 
 
@@ -195,15 +197,14 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that share one block table. kind: "full", "window", "state" or "cross". window: in tokens, 0 for none.
+    """Layers that share one block table. kind: says where its blocks lie in a sequence; that of the first layer.
 
     bytes_per_block counts all layers of the group.
     """
 
-    kind: str
+    kind: Kind
     layers: tuple[int, ...]
     bytes_per_block: int
-    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

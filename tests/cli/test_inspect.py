@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from kvasir.caches import PagedKV
 from kvasir.cli.app import app
 from kvasir.cli.model_facts import read_needs, read_stored, token_work
 from kvasir.errors import ConfigError, ModelFileError
-from kvasir.layers.kv_cache import LayerCache
+from kvasir.layers.kv_layout import Layout
 from kvasir.ops import native
 from kvasir.program.cache import NativeCache
 from kvasir.runner.load import Wish, load_model, no_attention
@@ -91,8 +92,7 @@ def test_the_memory_is_that_of_a_load(parts, dtype):
     vectors = sum(shape[0] for shape in shapes if len(shape) == 1)
     assert told.weights == sum(loaded.formats.values()) + 4 * vectors
     spec = loaded.model.cache_spec()
-    groups = {(c.kind, c.kv_heads, c.head_dim, c.window) for c in spec}
-    cache = NativeCache(spec, [2] * len(groups), 64, dtype)
+    cache = NativeCache(spec, [2] * len(Layout.of(spec).groups), 64, dtype)
     assert told.kv_token * 64 * 2 == sum(t.numel() * t.element_size() for t in cache.tensors)
 
 
@@ -114,7 +114,7 @@ def test_without_kernels_the_memory_is_that_of_the_eager_executor(monkeypatch, t
 def test_heads_without_a_kernel_are_told():
     needs = read_needs(find_model("kvasir-mini"))
     assert (needs.executor, needs.reason) == ("program", "")
-    odd = SimpleNamespace(cache_spec=lambda: [LayerCache("full", 1, 64), LayerCache("full", 1, 33)])
+    odd = SimpleNamespace(cache_spec=lambda: [PagedKV(1, 64), PagedKV(1, 33)])
     assert "heads of 33" in no_attention(odd)
 
 

@@ -95,7 +95,7 @@ def foreign_scale(core: Any) -> None:
     @wrap(core, "step")
     def step(run: Callable) -> Any:
         for group, pool in enumerate(pools):
-            layout = cache.layouts[group]
+            layout = cache.layout_at(cache.groups[group].layers[0])
             numbers = 16 * ((layout.head_dim + 15) // 16 * 16)
             for block in (b for b in range(1, pool.num_blocks) if pool._count[b]):
                 scales = cache.tensors[group][:, 0, block, numbers : numbers + 8]
@@ -283,7 +283,8 @@ def early_trim(core: Any) -> None:
     def sequence(make: Callable, request: Any, index: int) -> Any:
         made = make(request, index)
         for table in made.blocks.tables:
-            table.window = table.window and table.window - core.runner.capacity.block_size
+            if table.kind.window:
+                table.kind = replace(table.kind, window=table.kind.window - core.runner.capacity.block_size)
         return made
 
 

@@ -18,14 +18,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvasir.caches import attention
 from kvasir.config import DeviceFacts, EngineOptions, ModelFacts, resolve
 from kvasir.errors import ConfigError
 from kvasir.memory import HEADROOM, Footprint
+from kvasir.plan import CacheGroup
 
 MIB = 1 << 20
 GROUP = Path("/sys/fs/cgroup/memory")
 
 sizes = st.integers(0, 2 << 30)
+
+
+def groups(per_block: int, *windows: int) -> tuple[CacheGroup, ...]:
+    return tuple(CacheGroup(attention(1, 1, window), (i,), per_block) for i, window in enumerate(windows))
+
+
 footprints = st.builds(
     Footprint,
     mapped=sizes, buffers=sizes, samplers=sizes, angles=st.integers(0, 1 << 14), rows=st.integers(0, 1 << 12),
@@ -48,7 +56,7 @@ footprints = st.builds(
     ),
 )  # fmt: skip
 def test_everything_together_fits_or_is_refused(footprint, free, positions, windows, per_block, kind, options):
-    model = ModelFacts(positions, "float32", False, (per_block,) * len(windows), tuple(windows))
+    model = ModelFacts(positions, "float32", False, groups(per_block, *windows))
     model = replace(model, footprint=lambda tokens: footprint)
     try:
         config = resolve(EngineOptions("m", **options), model, DeviceFacts(kind, free, 4, 4, free))
@@ -66,13 +74,13 @@ def test_everything_together_fits_or_is_refused(footprint, free, positions, wind
 
 def test_what_the_weights_leave_is_shared_and_not_what_was_there_before_them():
     """8 GiB free before a model of 5.6: half of all would be 4, of the rest 1.2."""
-    model = ModelFacts(1 << 20, "float32", False, (MIB,), (0,))
+    model = ModelFacts(1 << 20, "float32", False, groups(MIB, 0))
     config = resolve(EngineOptions("m"), model, DeviceFacts("cpu", int(2.4 * 1024) * MIB, 4))
     assert 1100 * MIB < config.kv_bytes <= 1.2 * 1024 * MIB
 
 
 def test_the_angles_of_a_long_context_give_way_to_keys_and_values():
-    model = ModelFacts(1 << 20, "float32", False, (MIB,), (0,), footprint=lambda tokens: Footprint(angles=512))
+    model = ModelFacts(1 << 20, "float32", False, groups(MIB, 0), footprint=lambda tokens: Footprint(angles=512))
     config = resolve(EngineOptions("m"), model, DeviceFacts("cpu", 512 * MIB, 4))
     assert config.max_model_len < 1 << 20 and config.kv_bytes > 200 * MIB
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import pytest
 
+from kvasir.caches import PagedKV
 from kvasir.config import DeviceFacts, EngineOptions, ModelFacts, resolve
 from kvasir.engine.core import EngineCore
 from kvasir.errors import ConfigError
 from kvasir.ops import native
+from kvasir.plan import CacheGroup
 from tests.engine.cores import core_of, random_model
 from tests.kv._tiers import until
 from tests.oracle import mixed_requests, plain, poison, same, together
@@ -105,7 +107,7 @@ def test_a_storm_of_evictions_through_host_and_disk(tmp_path, host_bytes, execut
 
 def decided(monkeypatch, kind: str, **options) -> int:
     monkeypatch.undo()
-    facts = ModelFacts(1024, "float32", False, (1024,), (0,))
+    facts = ModelFacts(1024, "float32", False, (CacheGroup(PagedKV(), (0,), 1024),))
     return resolve(EngineOptions("m", **options), facts, DeviceFacts(kind, 1 << 34, 4, 4, 10 << 30)).cache_host
 
 

@@ -1,18 +1,21 @@
 """A small world for the tests of the prefix tree: pools, sequences, and what is written in every block."""
 
-from math import inf
-
-from kvasir.kv.blocks import BlockTable, SequenceBlocks, blocks_for
+from kvasir.caches import Kind, PagedKV, Window
+from kvasir.kv.blocks import BlockTable, SequenceBlocks
 from kvasir.kv.policy import POLICIES
 from kvasir.kv.pool import SCRATCH, BlockPool
 from kvasir.kv.radix import Hit, PrefixTree
 from kvasir.plan import CacheGroup, pack_ids, unpack_ids
 
-FULL = CacheGroup("full", (0,), 1)
+FULL = CacheGroup(PagedKV(), (0,), 1)
 
 
 def window(tokens: int) -> CacheGroup:
-    return CacheGroup("window", (1,), 1, tokens)
+    return of(Window(window=tokens))
+
+
+def of(kind: Kind) -> CacheGroup:
+    return CacheGroup(kind, (0,), 1)
 
 
 def letters(text: str) -> list[int]:
@@ -55,17 +58,26 @@ class World:
 
     def tables(self) -> SequenceBlocks:
         pairs = zip(self.pools, self.groups, strict=True)
-        return SequenceBlocks(tuple(BlockTable(pool, self.block_size, group.window) for pool, group in pairs))
+        return SequenceBlocks(tuple(BlockTable(pool, self.block_size, group.kind) for pool, group in pairs))
 
     def verify(self, hit: Hit, namespace: bytes, tokens: list[int]) -> None:
         for g, blocks in enumerate(hit.blocks):
-            assert len(blocks) == blocks_for(hit.tokens, self.block_size)
-            reach = self.groups[g].window or inf
-            for p in range(hit.tokens):
-                if hit.tokens - p < reach:
-                    assert self.read(g, blocks, p) == (namespace, *tokens[: p + 1]), "a hit of other tokens"
-                elif p // self.block_size < (hit.tokens - reach + 1) // self.block_size:
-                    assert blocks[p // self.block_size] == SCRATCH, "more than what is needed"
+            kind, size = self.groups[g].kind, self.block_size
+            needed = kind.needed(hit.tokens, size) if hit.tokens else range(0)
+            assert len(blocks) == needed.stop
+            assert all(block == SCRATCH for block in blocks[: needed.start]), "more than what is needed"
+            for p in range(needed.start * size, self.positions(g, hit.tokens)):
+                assert self.read(g, blocks, p) == self.content(g, namespace, tokens, p), "a hit of other tokens"
+
+    def positions(self, group: int, tokens: int) -> int:
+        """How many positions of a group a sequence of so many tokens has."""
+        return self.groups[group].kind.fixed or tokens if tokens else 0
+
+    def content(self, group: int, namespace: bytes, tokens: list[int], position: int) -> tuple:
+        """What lies at a position of a sequence: it remembers all ids up to it, or its place in what is fixed."""
+        if self.groups[group].kind.fixed:
+            return (namespace, "fixed", position)
+        return (namespace, *tokens[: position + 1])
 
     def read(self, group: int, blocks, position: int):
         assert blocks[position // self.block_size] != SCRATCH
@@ -95,9 +107,10 @@ class World:
             for block in new:
                 self.written[g][block] = [None] * self.block_size
         for g, table in enumerate(run.blocks.tables):
-            for p in range(run.computed, num_tokens):
+            fixed = self.groups[g].kind.fixed
+            for p in range(0 if run.computed else fixed) if fixed else range(run.computed, num_tokens):
                 slot = self.written[g][table.ids[p // self.block_size]]
-                slot[p % self.block_size] = (run.namespace, *run.tokens[: p + 1])
+                slot[p % self.block_size] = self.content(g, run.namespace, run.tokens, p)
         run.computed = num_tokens
         return True
 
@@ -128,9 +141,11 @@ class World:
         self.tree.check([[run.blocks.tables[g].ids for run in self.runs] for g in range(len(self.groups))])
         for run in self.runs:
             for g, table in enumerate(run.blocks.tables):
-                for p in range(run.computed):
+                for p in range(self.positions(g, run.computed)):
                     if table.ids[p // self.block_size]:
-                        assert self.read(g, table.ids, p) == (run.namespace, *run.tokens[: p + 1]), "overwritten"
+                        assert self.read(g, table.ids, p) == self.content(g, run.namespace, run.tokens, p), (
+                            "overwritten"
+                        )
 
     def entries(self) -> dict[tuple, tuple[int, ...]]:
         """(namespace, all ids up to the end of a block, or of a partly filled one) -> its block in each group."""

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvasir.caches import attention
 from kvasir.kv.blocks import BlockTable
 from kvasir.kv.pool import BlockPool
 from tests.examples import examples
@@ -79,7 +80,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(1, 60), window=st.sampled_from([0, 0, 20]))
     def new(self, tokens, window):
-        table = BlockTable(self.pool, 8, window)
+        table = BlockTable(self.pool, 8, attention(1, 1, window))
         if table.missing(tokens) <= self.pool.free:
             table.extend(tokens)
             self.tables.append([table, tokens])
@@ -88,8 +89,8 @@ class Tables(RuleBasedStateMachine):
     @rule(data=st.data())
     def fork(self, data):
         table, tokens = data.draw(st.sampled_from(self.tables))
-        kept = tokens if table.window else data.draw(st.integers(1, tokens))
-        twin = BlockTable(self.pool, 8, table.window)
+        kept = tokens if table.kind.window else data.draw(st.integers(1, tokens))
+        twin = BlockTable(self.pool, 8, table.kind)
         twin.adopt(table.ids[: -(-kept // 8)])
         if self.pool.free:
             before = list(twin.ids)
@@ -104,9 +105,9 @@ class Tables(RuleBasedStateMachine):
     def trim(self, data):
         table, tokens = data.draw(st.sampled_from(self.tables))
         table.trim(tokens)
-        if table.window:
+        if table.kind.window:
             live = [p for p in range(tokens) if table.ids[p // 8]]
-            assert all(p in live for p in range(max(0, tokens - table.window + 1), tokens))
+            assert all(p in live for p in range(max(0, tokens - table.kind.window + 1), tokens))
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())

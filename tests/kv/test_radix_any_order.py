@@ -6,13 +6,15 @@ from math import inf
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvasir.caches import Cross, Latent, State
 from kvasir.kv.blocks import blocks_for
 from kvasir.kv.policy import POLICIES
 from kvasir.kv.pool import SCRATCH
-from kvasir.kv.tiers.block import chain
+from kvasir.kv.tiers.block import chain, fixed_chain
 from kvasir.plan import pack_ids, unpack_ids
 from tests.examples import examples
-from tests.kv._prefixes import FULL, Run, World, window
+from tests.kv._prefixes import FULL, Run, World, of, window
+from tests.kv.chunked import Chunked
 
 
 class Plain:
@@ -22,6 +24,7 @@ class Plain:
         self.world = world
         self.size = world.block_size
         self.blocks: dict[tuple, tuple[int, ...]] = {}
+        self.fixed = {g for g, group in enumerate(world.groups) if group.kind.fixed}
 
     def siblings(self, namespace: bytes, before: tuple) -> list[tuple]:
         return [
@@ -35,7 +38,7 @@ class Plain:
     def insert(self, namespace: bytes, tokens: list[int], tables) -> None:
         for i in range(blocks_for(len(tokens), self.size)):
             run = tuple(tokens[: (i + 1) * self.size])
-            mine = tuple(table[i] for table in tables)
+            mine = tuple(SCRATCH if g in self.fixed else table[i] for g, table in enumerate(tables))
             alike = self.siblings(namespace, run[: i * self.size])
             for other in alike:
                 if len(other) < len(run) and run[: len(other)] == other:
@@ -48,6 +51,9 @@ class Plain:
 
     def expected(self, namespace: bytes, tokens: list[int]) -> set[int]:
         """The lengths that a match of `tokens` may claim: one, except where several blocks begin equally well."""
+        root = self.world.tree._roots.get(namespace)
+        if self.fixed and not (root and self.fixed <= root.fixed.keys()):
+            return {0}
         whole = 0
         path = []
         while (namespace, *tokens[: whole + self.size]) in self.blocks and whole + self.size <= len(tokens):
@@ -64,7 +70,9 @@ class Plain:
 
     def resumes(self, tokens: int, path: list[tuple[int, ...]]) -> bool:
         for g, group in enumerate(self.world.groups):
-            first = max(0, tokens - group.window + 1) if group.window else 0
+            if g in self.fixed:
+                continue
+            first = max(0, min(group.kind.low(tokens), tokens - 1))
             if any(path[p // self.size][g] == SCRATCH for p in range(first, tokens)):
                 return False
         return True
@@ -78,9 +86,13 @@ GROUPS = st.sampled_from(
     [
         lambda size: (FULL,),
         lambda size: (FULL, window(7)),
-        lambda size: (window(5), FULL, window(size + 1)),  # the last: the state of a recurrent layer
+        lambda size: (window(5), FULL, window(size + 1)),
         lambda size: (window(6),),
         lambda size: (FULL, FULL),
+        lambda size: (of(State()), of(Latent())),
+        lambda size: (of(Cross(length=2 * size)), FULL),
+        lambda size: (window(6), of(Cross(length=3)), of(Chunked(chunk=5))),
+        lambda size: (of(Chunked(chunk=size)), of(Latent())),
     ]
 )
 NAMESPACES = st.sampled_from([b"", b"other"])
@@ -110,7 +122,12 @@ class Serving(RuleBasedStateMachine):
         tokens = unpack_ids(block.ids)
         assert len(tokens) == size and any(ids)
         for g, b in enumerate(ids):
-            if b:
+            if b and g in self.plain.fixed:
+                assert self.tree.pools[g].is_idle(b)
+                assert self.world.written[g][b][0] == (block.namespace, "fixed", index * size)
+                assert block.key == fixed_chain(block.namespace, index + 1, size)[-1].key
+                self.evicted.append((g, b))
+            elif b:
                 assert self.tree.pools[g].is_idle(b)
                 namespace, *run = self.world.written[g][b][-1]
                 assert run[index * size :] == tokens and namespace == block.namespace
@@ -157,7 +174,7 @@ class Serving(RuleBasedStateMachine):
     def insert_run(self, run, priority=0):
         self.plain.insert(run.namespace, run.tokens[: run.computed], [t.ids for t in run.blocks.tables])
         self.world.insert(run, priority)
-        if all(not g.window for g in self.world.groups):
+        if not any(g.kind.forgets or g.kind.fixed for g in self.world.groups):
             assert self.world.cached(run.tokens[: run.computed], run.namespace) == run.computed
 
     @precondition(lambda self: self.world.runs)
@@ -181,7 +198,7 @@ class Serving(RuleBasedStateMachine):
         tokens = run.tokens[: run.computed] + data.draw(st.lists(st.integers(0, 2), max_size=5))
         twin = Run(run.namespace, tokens, self.world.tables(), run.computed)
         for table, shared in zip(twin.blocks.tables, run.blocks.tables, strict=True):
-            table.adopt(shared.ids[: blocks_for(run.computed, self.world.block_size)])
+            table.adopt(shared.ids[: shared.kind.blocks(run.computed, self.world.block_size)])
         self.world.runs.append(twin)
 
     def plain_evictions(self, act) -> bool:
@@ -190,6 +207,9 @@ class Serving(RuleBasedStateMachine):
             {b for key, blocks in self.plain.blocks.items() if (b := blocks[g]) and pool.is_idle(b)}
             for g, pool in enumerate(self.tree.pools)
         ]
+        for g in self.plain.fixed:
+            roots = self.tree._roots.values()
+            idle[g] = {b for r in roots for b in r.fixed.get(g, ()) if self.tree.pools[g].is_idle(b)}
         available = [pool.available for pool in self.tree.pools]
         held = [{b for r in self.world.runs for b in r.blocks.tables[g].ids if b} for g in range(len(idle))]
         self.evicted = []

@@ -161,7 +161,7 @@ def test_facts_admit_only_names_of_their_sizes():
 
 
 def test_layouts_differ_where_the_bytes_do():
-    one = layout("full", "bf16", (0, 1), 8, 128, "layer,kv,head,token,dim")
-    assert one == layout("full", "bf16", [0, 1], 8, 128, "layer,kv,head,token,dim")
-    assert one != layout("full", "bf16", (0, 2), 8, 128, "layer,kv,head,token,dim")
+    one = layout("full", "bf16", (0, 1), "heads=8 dim=128", "layer,kv,head,token,dim")
+    assert one == layout("full", "bf16", [0, 1], "heads=8 dim=128", "layer,kv,head,token,dim")
+    assert one != layout("full", "bf16", (0, 2), "heads=8 dim=128", "layer,kv,head,token,dim")
     assert replace(FACTS, numerics="n0").digest() != FACTS.digest() == replace(FACTS).digest()

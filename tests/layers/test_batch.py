@@ -1,12 +1,13 @@
 import pytest
 import torch
 
+from kvasir.caches import PagedKV, State, Window
 from kvasir.layers.batch import TILE, Inputs
-from kvasir.layers.kv_cache import KVCache, LayerCache
+from kvasir.layers.kv_cache import KVCache
 from tests.layers.parts import Part
 from tests.layers.parts import batch_of as make_batch
 
-SPEC = (LayerCache("full", 2, 8), LayerCache("window", 2, 8, 20))
+SPEC = (PagedKV(2, 8), Window(2, 8, window=20))
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_blocks_behind_a_window_may_be_stale(cache):
 
 def test_a_state_needs_the_block_of_the_token_before():
     """Position 32 opens block 2 out of block 1, position 33 is in it, and what lies before is stale."""
-    cache = KVCache((LayerCache("state", state=(2,), inputs=3, before=3),), [10], 16, torch.float32)
+    cache = KVCache((State((2,), inputs=3, before=3),), [10], 16, torch.float32)
     make_batch([part([7], 32, [99, 5, 6])], cache)
     make_batch([part([7], 33, [99, 99, 6])], cache)
     for start, stale in ((32, [4, 99, 6]), (33, [4, 5, 99])):
@@ -64,7 +65,7 @@ def test_a_state_needs_the_block_of_the_token_before():
 
 
 def test_walks_are_planned_once_for_layers_of_a_kind():
-    state = LayerCache("state", state=(2,), inputs=3, before=3)
+    state = State((2,), inputs=3, before=3)
     cache = KVCache((state, SPEC[0], state), [10, 10], 16, torch.float32)
     batch = make_batch([part([7, 8], 15, [3, 4], [5, 6])], cache)
     assert batch.states(0) is batch.states(2)

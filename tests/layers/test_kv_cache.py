@@ -1,38 +1,35 @@
 import pytest
 import torch
 
-from kvasir.layers.kv_cache import KVCache, LayerCache, cache_groups
+from kvasir.caches import PagedKV, State, Window
+from kvasir.layers.kv_cache import KVCache, cache_groups
 
-FULL, WINDOW, WIDE = LayerCache("full", 2, 8), LayerCache("window", 2, 8, 32), LayerCache("full", 4, 8)
-STATE = LayerCache("state", state=(3, 5, 7), inputs=11, before=3)
+FULL, WINDOW, WIDE = PagedKV(2, 8), Window(2, 8, window=32), PagedKV(4, 8)
+STATE = State((3, 5, 7), inputs=11, before=3)
 SPEC = (FULL, WINDOW, FULL, WIDE, WINDOW)
 
 
-def test_layers_that_remember_alike_share_a_table():
+def test_layers_that_reach_alike_share_a_table():
+    """Whatever the sizes of their heads."""
     groups = cache_groups(SPEC, 16, torch.bfloat16)
-    assert [(g.kind, g.layers, g.window) for g in groups] == [
-        ("full", (0, 2), 0),
-        ("window", (1, 4), 32),
-        ("full", (3,), 0),
-    ]
-    assert [g.bytes_per_block for g in groups] == [
-        2 * layers * 16 * heads * 8 * 2 for layers, heads in ((2, 2), (2, 2), (1, 4))
-    ]
+    assert [(g.kind.name, g.layers, g.kind.reach) for g in groups] == [("full", (0, 2, 3), 0), ("window", (1, 4), 32)]
+    assert [g.bytes_per_block for g in groups] == [2 * heads * 16 * 8 * 2 for heads in (2 + 2 + 4, 2 + 2)]
 
 
 def test_bytes_per_block_is_what_the_tensors_take():
-    cache = KVCache(SPEC, [5, 7, 3], 16, torch.float32)
-    for group, (tensor, blocks) in enumerate(zip(cache.tensors, (5, 7, 3), strict=True)):
-        assert tensor.nbytes == blocks * cache.bytes_per_block(group)
+    cache = KVCache(SPEC, [5, 7], 16, torch.float32)
+    for group, blocks in enumerate((5, 7)):
+        tensors = [tensor for _, own in cache.of_group(group) for tensor in own]
+        assert sum(tensor.nbytes for tensor in tensors) == blocks * cache.bytes_per_block(group)
     assert cache.k(4).shape == (7, 16, 2, 8)
-    assert cache.v(3).shape == (3, 16, 4, 8)
+    assert cache.v(3).shape == (5, 16, 4, 8)
 
 
 def test_every_layer_has_its_own_place():
-    cache = KVCache(SPEC, [3, 3, 3], 16, torch.float32)
+    cache = KVCache(SPEC, [3, 3], 16, torch.float32)
     cache.fill_(0.0)
     for layer, spec in enumerate(SPEC):
-        rows = torch.full((1, spec.kv_heads, 8), layer + 1.0)
+        rows = torch.full((1, spec.heads, 8), layer + 1.0)
         cache.store(layer, torch.tensor([2 * 16 + 5]), rows, -rows)
     for layer in range(len(SPEC)):
         for tensor, sign in ((cache.k(layer), 1), (cache.v(layer), -1)):
@@ -50,7 +47,7 @@ def test_copies_read_all_before_they_write_any():
 
 
 def test_a_size_for_every_group():
-    with pytest.raises(ValueError, match="1 sizes for 3 groups"):
+    with pytest.raises(ValueError, match="1 sizes for 2 groups"):
         KVCache(SPEC, [4], 16, torch.float32)
 
 
@@ -58,7 +55,7 @@ def test_states_are_blocks_of_float32():
     """Whatever the type of keys and values; only the block of the token before is still needed."""
     spec = (STATE, FULL, STATE)
     groups = cache_groups(spec, 16, torch.bfloat16)
-    assert [(g.kind, g.layers, g.window) for g in groups] == [("state", (0, 2), 2), ("full", (1,), 0)]
+    assert [(g.kind.name, g.layers, g.kind.reach) for g in groups] == [("state", (0, 2), 2), ("full", (1,), 0)]
     cache = KVCache(spec, [5, 7], 16, torch.bfloat16)
     assert groups[0].bytes_per_block == 2 * 4 * (3 * 5 * 7 + (3 + 16) * 11) == cache.tensors[0].nbytes / 5
     assert cache.state(2).shape == (5, 3, 5, 7) and cache.inputs(0).shape == (5, 19, 11)
@@ -78,4 +75,4 @@ def test_a_state_and_its_inputs_lie_beside_each_other():
 
 def test_a_reach_beyond_a_block_is_our_own_fault():
     with pytest.raises(AssertionError, match="lies in the one before"):
-        KVCache((LayerCache("state", state=(1,), inputs=1, before=17),), [4], 16, torch.float32)
+        KVCache((State((1,), inputs=1, before=17),), [4], 16, torch.float32)

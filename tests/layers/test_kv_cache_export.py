@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from kvasir.layers.kv_cache import KVCache, LayerCache
+from kvasir.caches import PagedKV, State, Window
+from kvasir.layers.kv_cache import KVCache
 
-SPEC = (LayerCache("full", 3, 6), LayerCache("window", 2, 8, 40), LayerCache("state", state=(3, 5), inputs=7, before=3))
+SPEC = (PagedKV(3, 6), Window(2, 8, window=40), State((3, 5), inputs=7, before=3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

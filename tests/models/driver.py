@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.layers.kv_cache import KVCache, group_layers
+from kvasir.layers.kv_cache import KVCache
+from kvasir.layers.kv_layout import Layout
 from tests.layers.parts import Part, batch_of
 
 
@@ -17,7 +18,7 @@ def make_cache(model: Any, *, blocks: int = 64, block_size: int = 16, dtype=torc
     """A cache of `blocks` blocks per group; `fill` sets every value, NaN to catch reads of what nobody
     wrote."""
     spec = model.cache_spec()
-    cache = KVCache(spec, [blocks] * len(group_layers(spec)), block_size, dtype)
+    cache = KVCache(spec, [blocks] * len(Layout.of(spec).groups), block_size, dtype)
     if fill is not None:
         cache.fill_(fill)
     return cache

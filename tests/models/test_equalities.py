@@ -117,9 +117,9 @@ def run_together(model, sequences: list[list[int]], counts: list[int], dtype: to
 def give_back(cache, running: list[Running]) -> None:
     """Blocks wholly behind the window of the next token are freed: NaN in them, and a stale id in the table."""
     for g, group in enumerate(cache.groups):
-        if group.window:
+        if group.kind.forgets:
             for s in running:
-                behind = max(0, s.done - group.window + 1) // cache.block_size
+                behind = group.kind.first(s.done, cache.block_size)
                 cache.tensors[g][:, :, s.tables[g][:behind]] = torch.nan
                 s.tables[g] = s.tables[g].copy()
                 s.tables[g][:behind] = 0

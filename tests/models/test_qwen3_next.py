@@ -91,7 +91,7 @@ def test_what_each_layer_is_and_remembers():
     assert mixers == [GatedDelta, GatedAttention, GatedDelta, GatedDelta]
     assert [type(layer.mlp) for layer in model.layers] == [SharedMoE, SharedMoE, GatedMLP, SharedMoE]
     groups = make_cache(model, block_size=32).groups
-    assert [(g.kind, g.layers, g.window) for g in groups] == [("state", (0, 2, 3), 2), ("full", (1,), 0)]
+    assert [(g.kind.name, g.layers, g.kind.reach) for g in groups] == [("state", (0, 2, 3), 2), ("full", (1,), 0)]
     assert groups[0].bytes_per_block == 3 * 4 * (4 * 20 * 12 + (3 + 32) * (2 * 2 * 12 + 4 * 20 + 2 * 4))
 
 

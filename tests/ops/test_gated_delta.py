@@ -7,14 +7,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvasir.layers.kv_cache import KVCache, LayerCache
+from kvasir.caches import State
+from kvasir.layers.kv_cache import KVCache
 from kvasir.ops.activation import silu
 from kvasir.ops.gated_delta import Heads, delta_gates, gated_delta, plan
 from tests.layers.parts import Part, batch_of
 
 HEADS = Heads(qk=2, v=6, dim=5, v_dim=7)
 TAPS, SIZE, LENGTH = 4, 16, 75
-SPEC = LayerCache("state", state=(HEADS.v, HEADS.v_dim, HEADS.dim), inputs=HEADS.inputs, before=TAPS - 1)
+SPEC = State((HEADS.v, HEADS.v_dim, HEADS.dim), HEADS.inputs, TAPS - 1)
 KERNEL = torch.randn(HEADS.channels, TAPS, generator=torch.Generator().manual_seed(7))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvasir.layers.kv_cache import KVCache, LayerCache
+from kvasir.caches import PagedKV, Window
+from kvasir.layers.kv_cache import KVCache
 from kvasir.ops import native
 from kvasir.ops.attention.native import Layout, store_kv
 from kvasir.program.cache import NativeCache
@@ -18,7 +19,7 @@ DIMS = [16, 64, 6, 18, 20]
 
 
 def native_cache(kv_dtype: str, dim: int, block_size: int = 32) -> NativeCache:
-    spec = [LayerCache("full", 3, dim), LayerCache("window", 2, dim, 40), LayerCache("full", 3, dim)]
+    spec = [PagedKV(3, dim), Window(2, dim, window=40), PagedKV(3, dim)]
     return NativeCache(spec, [5, 4], block_size, kv_dtype)
 
 
@@ -27,10 +28,10 @@ def store(cache: NativeCache, block: int, seed: int) -> list:
     rng, rows = torch.Generator().manual_seed(seed), []
     for layer, spec in enumerate(cache.spec):
         group = cache.group_of(layer)
-        kv = torch.randn((2, cache.block_size, spec.kv_heads, spec.head_dim), generator=rng)
+        kv = torch.randn((2, cache.block_size, spec.heads, spec.key_dim), generator=rng)
         slots = torch.arange(cache.block_size) + block * cache.block_size
         index = cache.groups[group].layers.index(layer)
-        layout = Layout(cache.kv_dtype, spec.kv_heads, spec.head_dim, cache.block_size)
+        layout = Layout(cache.kv_dtype, spec.heads, spec.key_dim, cache.block_size)
         store_kv(layout, cache.tensors[group][index].view(torch.uint8), kv[0], kv[1], slots)
         rows.append(kv)
     return rows

@@ -198,7 +198,7 @@ def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> 
 
     spec, block, weights = model.cache_spec(), EngineOptions("").block_size, getattr(torch, dtype)
     groups = programs.cache_groups(spec, block, dtype) if packed else cache_groups(spec, block, weights)
-    sizes = [(group.bytes_per_block // block, group.window) for group in groups]
+    sizes = [(group.bytes_per_block // block, group.kind.bound) for group in groups]
     return Memory(
         dtype,
         weights=weight_bytes(model, source, weights, Packer(weights) if packed else None),

@@ -52,5 +52,5 @@ def _maps(scheduler: Scheduler) -> tuple[BlockMap, ...]:
     for g, (group, pool) in enumerate(zip(kv.groups, kv.pools, strict=True)):
         tables = ((seq.row, [b for b in seq.blocks.ids[g] if b]) for seq in scheduler.running)
         per_cell, cells = shrink(block_cells(pool.cached_flags, kv.tree.pinned(g), tables), MOST_CELLS)
-        maps.append(BlockMap(group.kind, group.window, pool.total, per_cell, run_lengths(cells)))
+        maps.append(BlockMap(group.kind.name, group.kind.bound, pool.total, per_cell, run_lengths(cells)))
     return tuple(maps)

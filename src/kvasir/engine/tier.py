@@ -9,14 +9,13 @@ from pathlib import Path
 
 from kvasir.config import EngineConfig, EngineOptions
 from kvasir.errors import ConfigError
-from kvasir.kv.tiers.block import Facts, GroupFacts, layout
+from kvasir.kv.tiers.block import Facts, GroupFacts, layout, short
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.host import HostTier
 from kvasir.kv.tiers.joint import JointTier
 from kvasir.kv.tiers.peer import PeerServer, PeerTier
 from kvasir.layers.kv_cache import KVCache
-from kvasir.plan import CacheGroup
 from kvasir.program.cache import NativeCache
 from kvasir.types import ModelInfo
 from kvasir.weights.local import ModelFiles
@@ -90,10 +89,11 @@ def _file_digest(path: Path) -> str:
 
 
 def group_facts(config: EngineConfig, cache: KVCache | NativeCache) -> tuple[GroupFacts, ...]:
-    return tuple(_group_facts(config.kv_dtype, cache, g, group) for g, group in enumerate(cache.groups))
+    return tuple(_group_facts(config.kv_dtype, cache, group) for group in range(len(cache.groups)))
 
 
-def _group_facts(kv_dtype: str, cache: KVCache | NativeCache, index: int, group: CacheGroup) -> GroupFacts:
-    spec = cache.spec[group.layers[0]]
-    text = layout(group.kind, kv_dtype, group.layers, spec.kv_heads, spec.head_dim, cache.order(index))
-    return GroupFacts(text, cache.export(index, 0).nbytes)
+def _group_facts(kv_dtype: str, cache: KVCache | NativeCache, index: int) -> GroupFacts:
+    parts = (
+        layout(bank.kind.name, kv_dtype, bank.layers, bank.kind.facts, order) for bank, order in cache.orders(index)
+    )
+    return GroupFacts(short("; ".join(parts)), cache.export(index, 0).nbytes)

@@ -7,6 +7,7 @@ table      [ b3 ][ b9 ][ b4 ][ b7 ]           block_size 16
 
 from __future__ import annotations
 
+from kvasir.caches import Kind
 from kvasir.kv.pool import SCRATCH, BlockPool
 
 
@@ -14,26 +15,24 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def first_needed(num_tokens: int, window: int, block_size: int) -> int:
-    """Index of the first block that is needed to go on from `num_tokens`: a query at p sees keys in (p - window, p],
-    with window 0 all."""
-    return max(0, num_tokens - window + 1) // block_size if window else 0
-
-
 class BlockTable:
-    """Blocks of one sequence in one cache group. Owns one count of each of its blocks."""
+    """Blocks of one sequence in one cache group. Owns one count of each of its blocks.
 
-    __slots__ = ("block_size", "ids", "pool", "window")
+    kind: of the group's caches; it says where blocks lie in the sequence.
+    """
 
-    def __init__(self, pool: BlockPool, block_size: int, window: int = 0):
+    __slots__ = ("_fixed", "_forgets", "block_size", "ids", "kind", "pool")
+
+    def __init__(self, pool: BlockPool, block_size: int, kind: Kind):
         self.pool = pool
         self.block_size = block_size
-        self.window = window
+        self.kind = kind
         self.ids: list[int] = []
+        self._fixed, self._forgets = kind.fixed, kind.forgets  # asked in every step
 
     def missing(self, num_tokens: int) -> int:
         """How many blocks must be taken so that positions [0, num_tokens) have a place."""
-        missing = -(-num_tokens // self.block_size) - len(self.ids)
+        missing = -(-(self._fixed or num_tokens) // self.block_size) - len(self.ids)
         return missing if missing > 0 else 0
 
     def extend(self, num_tokens: int) -> tuple[int, tuple[int, ...]]:
@@ -47,9 +46,9 @@ class BlockTable:
 
     def trim(self, computed: int) -> None:
         """Returns blocks that no position from `computed` on can see."""
-        if not self.window:
+        if not self._forgets:
             return
-        dead = first_needed(computed, self.window, self.block_size)
+        dead = self.kind.first(computed, self.block_size)
         for i in range(min(dead, len(self.ids)) - 1, -1, -1):
             if self.ids[i] == SCRATCH:
                 break
@@ -65,11 +64,12 @@ class BlockTable:
     def make_own(self, num_tokens: int) -> tuple[int, int] | None:
         """Before writing at position `num_tokens`: replaces the partly filled last block by an own copy.
 
-        Returns (source, target) to be copied before the step's forward, or None when the position opens a new block.
+        Returns (source, target) to be copied before the step's forward, or None when the position opens a new block or
+        is not written to at all.
         The source keeps its content until then: whoever gets it next writes in a forward, after all copies.
         """
         index = num_tokens // self.block_size
-        if num_tokens % self.block_size == 0 or index >= len(self.ids):
+        if self._fixed or num_tokens % self.block_size == 0 or index >= len(self.ids):
             return None
         source = self.ids[index]
         assert source != SCRATCH, "the block to be written lies behind the window"

@@ -1,16 +1,17 @@
 """Which blocks go when a pool needs some: nodes wait in queues, in the order of a policy.
 
-In full groups blocks go one by one from the ends of leaves, in window groups anywhere, but from the beginnings of nodes
-first: their ends are where most sequences go on.
+In groups that need all blocks of a prefix they go one by one from the ends of leaves, in those that forget anywhere,
+but from the beginnings of nodes first: their ends are where most sequences continue.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
+from kvasir.caches import Kind
 from kvasir.kv.node import Node
 from kvasir.kv.policy import Policy, Rank
 from kvasir.kv.pool import SCRATCH, BlockPool
@@ -75,33 +76,34 @@ class Tree(Protocol):
 
 
 class Evictor:
-    """Owns the queues; the tree takes out what is to go. windows: of each window group the size; full: the others."""
+    """Owns the queues; the tree takes out what is to go. forgetting: the kind of each group that forgets; full:
+    those that need all blocks."""
 
     def __init__(
         self,
         tree: Tree,
         pools: Sequence[BlockPool],
-        windows: dict[int, int],
+        forgetting: Mapping[int, Kind],
         full: Sequence[int],
         block_size: int,
         policy: Policy,
     ):
         self._tree = tree
         self._pools = pools
-        self._windows = windows
+        self._forgetting = forgetting
         self._full = full
         self._block_size = block_size
         self._leaves = Queue(policy)  # all leaves, when there is a full group, but for
         self._held: list[Node] = []  # those that end in a block that somebody holds, since
         self._held_at = (-1, -1)  # this group and its pool's count of `idled`
-        # Per window group: nodes with blocks before their last window, which only a branch there would need; all.
-        self._middles = {g: Queue(policy) for g in windows}
-        self._ends = {g: Queue(policy) for g in windows}
+        # Per group that forgets: nodes with blocks that only a branch before their end would need; all.
+        self._middles = {g: Queue(policy) for g in forgetting}
+        self._ends = {g: Queue(policy) for g in forgetting}
 
     def push(self, leaf: Node) -> None:
         """A leaf that is new, or has new blocks."""
         self.push_end(leaf)
-        for g in self._windows:
+        for g in self._forgetting:
             self.push_window(leaf, g)
 
     def push_end(self, leaf: Node) -> None:
@@ -110,7 +112,7 @@ class Evictor:
             self._leaves.push(leaf)
 
     def push_window(self, node: Node, group: int) -> None:
-        """A node with blocks of a window group."""
+        """A node with blocks of a group that forgets."""
         self._middles[group].push(node)
         self._ends[group].push(node)
 
@@ -167,7 +169,7 @@ class Evictor:
         self._tree.cut(node, depth - node.start + 1)
 
     def _evict_window(self, group: int, target: int, queue: Queue, middle: bool) -> None:
-        """Single blocks, from the beginnings of nodes: their ends are where most sequences go on."""
+        """Single blocks, from the beginnings of nodes: their ends are where most sequences continue."""
         pool = self._pools[group]
         rest: list[Node] = []
         while pool.free < target and (node := queue.pop()):
@@ -190,13 +192,13 @@ class Evictor:
     def _last_window(self, node: Node, group: int) -> int:
         """Index in the node of the first block needed to go on from its end, or from one token before, as a prompt
         does that is sent again."""
-        first = max(0, node.end(self._block_size) - self._windows[group]) // self._block_size
+        first = self._forgetting[group].first(node.end(self._block_size) - 1, self._block_size)
         return min(max(0, first - node.start), node.num_blocks)
 
     def check(self, node: Node) -> None:
         """Proves that the node waits where it should. Raises AssertionError."""
         assert node.children or not self._full or node in self._leaves or node in self._held, "a leaf is in no queue"
-        for g in self._windows:
+        for g in self._forgetting:
             blocks = node.blocks[g]
-            assert not any(blocks) or node in self._ends[g], "window blocks are in no queue"
+            assert not any(blocks) or node in self._ends[g], "blocks of a group that forgets are in no queue"
             assert not any(blocks[: self._last_window(node, g)]) or node in self._middles[g], "a middle is in no queue"

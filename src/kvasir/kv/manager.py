@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvasir.kv.blocks import BlockTable, SequenceBlocks, blocks_for, first_needed
+from kvasir.kv.blocks import BlockTable, SequenceBlocks
 from kvasir.kv.policy import POLICIES
 from kvasir.kv.pool import SCRATCH, BlockPool
 from kvasir.kv.radix import Hit, OnEvict, PrefixTree
@@ -37,7 +37,7 @@ class KVManager:
 
     def new(self) -> SequenceBlocks:
         pairs = zip(self.pools, self.groups, strict=True)
-        return SequenceBlocks(tuple(BlockTable(p, self.block_size, g.window) for p, g in pairs))
+        return SequenceBlocks(tuple(BlockTable(p, self.block_size, g.kind) for p, g in pairs))
 
     def adopt(self, blocks: SequenceBlocks, hit: Hit) -> list[tuple[int, int, int]]:
         """A sequence without blocks starts from a hit. Returns (group, source, target) of the block of which it shares
@@ -46,8 +46,8 @@ class KVManager:
         for table, ids in zip(blocks.tables, hit.blocks, strict=True):
             table.adopt(ids)
         if hit.tokens % self.block_size:
-            for group in range(len(self.pools)):
-                self._free(group, 1)
+            for group, cache in enumerate(self.groups):
+                self._free(group, not cache.kind.fixed)
         return blocks.make_own(hit.tokens)
 
     def receive(self, blocks: SequenceBlocks, num_tokens: int) -> list[tuple[int, int, int]]:
@@ -56,7 +56,7 @@ class KVManager:
         taken: list[tuple[int, int, int]] = []
         for group, table in enumerate(blocks.tables):
             table.trim(num_tokens)
-            passed = first_needed(num_tokens, table.window, self.block_size)
+            passed = table.kind.first(num_tokens, self.block_size)
             table.ids += [SCRATCH] * (passed - len(table.ids))
             self._free(group, table.missing(num_tokens))
             first, ids = table.extend(num_tokens)
@@ -84,12 +84,11 @@ class KVManager:
 
     def fits(self, hit: Hit | None, num_tokens: int, chunk: int) -> bool:
         """Whether a new sequence that continues from `hit` can come to `num_tokens`, `chunk` tokens a step."""
+        size = self.block_size
         for g, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
             held = [b for b in hit.blocks[g] if b != SCRATCH] if hit else []
-            whole = hit.tokens // self.block_size if hit else 0
-            missing = blocks_for(num_tokens, self.block_size) - whole
-            if group.window:
-                missing = min(missing, self._live(group, num_tokens, chunk))
+            kept = group.kind.kept(hit.tokens, size) if hit else 0
+            missing = min(group.kind.blocks(num_tokens, size) - kept, group.kind.most(num_tokens, chunk, size))
             if missing > pool.available - sum(pool.is_idle(b) for b in held):
                 return False
         return True
@@ -97,14 +96,9 @@ class KVManager:
     def can_ever_hold(self, num_tokens: int, chunk: int) -> bool:
         """Whether a sequence of `num_tokens`, computed at most `chunk` a step, fits when it is alone."""
         return all(
-            self._live(group, num_tokens, chunk) <= pool.total
+            group.kind.most(num_tokens, chunk, self.block_size) <= pool.total
             for pool, group in zip(self.pools, self.groups, strict=True)
         )
-
-    def _live(self, group: CacheGroup, num_tokens: int, chunk: int) -> int:
-        """Blocks of the group that are held at once when `num_tokens` are computed `chunk` a step."""
-        live = min(num_tokens, group.window + chunk + self.block_size) if group.window else num_tokens
-        return blocks_for(live, self.block_size)
 
     # -- looking -----------------------------------------------------------------------------------------------
 

@@ -36,12 +36,13 @@ class Node:
     start: blocks before the run. low: per group, so many of the first entries are known to be SCRATCH.
     heads, children: sorted; heads[i] is the first block of children[i].ids, or all of it when that is shorter. No head
     is the beginning of another, so children with a common beginning of any length are neighbours.
+    fixed: of a root, per group whose size is fixed all its blocks, the same for all sequences of the namespace.
     digests: keys of the first whole blocks (tiers.block), as far as anybody asked.
     A node that was taken out of its tree has no parent and no ids.
     """
 
     __slots__ = (
-        *("blocks", "children", "created", "digests", "heads", "hits", "ids"),
+        *("blocks", "children", "created", "digests", "fixed", "heads", "hits", "ids"),
         *("last_used", "low", "namespace", "parent", "priority", "start"),
     )
 
@@ -52,6 +53,7 @@ class Node:
         self.ids = ids
         self.blocks = blocks
         self.low = [0] * len(blocks)
+        self.fixed: dict[int, list[int]] = {}
         self.heads: list[bytes] = []
         self.children: list[Node] = []
         self.digests: list[bytes] = []

@@ -7,15 +7,11 @@ block_size 4, one sequence "abcdefghij" and one "abcdefxy", then a third "abcdKL
                               +- KLMN
 
 A node's blocks are cached in the pool (`keep`); running sequences share them. What no one else holds is idle and goes
-when a pool needs blocks: in full groups from the leaves' ends, in window groups anywhere.
+when a pool needs blocks: in groups that need all blocks of a prefix from the leaves' ends, in those that forget (a
+window, a recurrent state) anywhere. Blocks of groups whose size is fixed (an encoder's output) belong to the namespace:
+its root has them, all or none.
 
-A match claims L tokens only where every group can go on from L:
-
-    full    all blocks of [0, L)
-    window  the blocks of [max(0, L - window + 1), L)
-
-The state of a recurrent layer is in this a window group with window 2: the block of token L - 1 holds the state at its
-start and the inputs since, from which the state at L is computed.
+A match claims L tokens only where every group can continue from L, by what its kind says (caches.Kind.needed).
 """
 
 from __future__ import annotations
@@ -24,13 +20,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvasir.kv.blocks import blocks_for, first_needed
+from kvasir.caches import Kind
+from kvasir.kv.blocks import blocks_for
 from kvasir.kv.eviction import Evictor
 from kvasir.kv.node import ID_BYTES, LOWEST, Node, common
 from kvasir.kv.pins import Pins
 from kvasir.kv.policy import Policy, lru
 from kvasir.kv.pool import SCRATCH, BlockPool
-from kvasir.kv.tiers.block import Block
+from kvasir.kv.tiers.block import Block, fixed_chain
 from kvasir.plan import CacheGroup
 
 
@@ -38,19 +35,22 @@ from kvasir.plan import CacheGroup
 class Hit:
     """The first `tokens` of a prompt are in the cache.
 
-    blocks: per group one id for each begun block, SCRATCH where the group can do without. They are not shared yet and
-    good until the tree next changes. When `tokens` ends inside a block, the last ones may hold more than was asked
-    for, of someone else: whoever continues from there copies them first (BlockTable.make_own).
+    blocks: per group its table, SCRATCH where the group can do without a block. They are not shared yet and good until
+    the tree next changes. When `tokens` ends inside a block, the last ones may hold more than was asked for, of another
+    sequence: one that continues from there copies them first (BlockTable.make_own).
     """
 
     tokens: int
     blocks: tuple[list[int], ...]
     node: Node | None = None
+    kinds: tuple[Kind, ...] = ()
 
     def whole(self, block_size: int) -> Hit | None:
-        """Its whole blocks, for one who continues from further behind: window groups may miss what they need here."""
-        n = self.tokens // block_size
-        return Hit(n * block_size, tuple(ids[:n] for ids in self.blocks), self.node) if n else None
+        """Its whole blocks, for a sequence that continues from a later token: groups that forget may miss what they
+        need here."""
+        n = self.tokens // block_size * block_size
+        tables = tuple(ids[: kind.blocks(n, block_size)] for kind, ids in zip(self.kinds, self.blocks, strict=True))
+        return Hit(n, tables, self.node, self.kinds) if n else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,18 @@ class PrefixTree:
         policy: Policy = lru,
         on_evict: OnEvict | None = None,
     ):
-        assert len(pools) == len(groups) > 0 and all(group.window != 1 for group in groups)
+        assert len(pools) == len(groups) > 0 and not all(group.kind.fixed for group in groups)
         self.pools = tuple(pools)
         self.block_size = block_size
-        self._windows = {g: group.window for g, group in enumerate(groups) if group.window}
-        self._full = tuple(g for g, group in enumerate(groups) if not group.window)
-        self._on_evict = on_evict
+        self._kinds = tuple(group.kind for group in groups)
+        self._forgetting = {g: kind for g, kind in enumerate(self._kinds) if kind.forgets}
+        self._fixed = {g: kind for g, kind in enumerate(self._kinds) if kind.fixed}
+        self._full = tuple(g for g, kind in enumerate(self._kinds) if not kind.forgets and not kind.fixed)
+        self._on_evict, self._policy = on_evict, policy
         self._block_bytes = block_size * ID_BYTES
         self._roots: dict[bytes, Node] = {}
         self._pins = Pins(self.pools)
-        self._evictor = Evictor(self, self.pools, self._windows, self._full, block_size, policy)
+        self._evictor = Evictor(self, self.pools, self._forgetting, self._full, block_size, policy)
         self._tick = 0
         self._nodes = self._dead = 0
         self._hits = self._hit_tokens = self._evicted = 0
@@ -113,14 +115,16 @@ class PrefixTree:
         for node in path:
             for table, blocks in zip(tables, node.blocks, strict=True):
                 table += blocks
-        tokens = self._resumable(tables, tokens)
+        tokens = self._resumable(tables, tokens) if self._has_fixed(namespace) else 0
         for table in tables:
             del table[blocks_for(tokens, self.block_size) :]
-        for g, window in self._windows.items():
-            needed = self._first_needed(tokens, window)
+        for g, kind in self._forgetting.items():
+            needed = kind.first(tokens, self.block_size)
             tables[g][:needed] = [SCRATCH] * needed
+        for g in self._fixed if tokens else ():
+            tables[g][:] = self._roots[namespace].fixed[g]
         node = next((n for n in reversed(path) if n.start * self.block_size < tokens), None)
-        return Hit(tokens, tables, node)
+        return Hit(tokens, tables, node, self._kinds)
 
     def use(self, hit: Hit) -> None:
         """Counts a hit that is taken, for the policy and the statistics."""
@@ -144,25 +148,28 @@ class PrefixTree:
             at += len(node.ids)
         return path, at // ID_BYTES
 
-    def _first_needed(self, tokens: int, window: int) -> int:
-        """Index of the first block that a window group needs to go on from `tokens`."""
-        return first_needed(tokens, window, self.block_size)
+    def _has_fixed(self, namespace: bytes) -> bool:
+        """Whether nothing is missing that all sequences of the namespace need."""
+        if not self._fixed:
+            return True
+        root = self._roots.get(namespace)
+        return root is not None and self._fixed.keys() <= root.fixed.keys()
 
     def _resumable(self, tables: tuple[list[int], ...], tokens: int) -> int:
-        """The largest number of tokens, at most `tokens`, at which no window group misses a block."""
+        """The largest number of tokens, at most `tokens`, at which no group that forgets misses a block."""
         asked = -1
         while tokens != asked:
             asked = tokens
-            for g, window in self._windows.items():
+            for g, kind in self._forgetting.items():
                 table, i = tables[g], blocks_for(tokens, self.block_size)
-                first = self._first_needed(tokens, window)
+                first = kind.first(tokens, self.block_size)
                 while i > first:
                     i -= 1
                     if table[i] == SCRATCH:
                         while i and table[i - 1] == SCRATCH:
                             i -= 1
                         tokens = i * self.block_size
-                        first = self._first_needed(tokens, window)
+                        first = kind.first(tokens, self.block_size)
         return tokens
 
     # -- inserting ---------------------------------------------------------------------------------------------
@@ -172,15 +179,20 @@ class PrefixTree:
         write to none of these positions again. It still holds the blocks: release them afterwards, not before.
 
         Blocks of tokens that the tree knows already stay the sequence's own. A partly filled last block is taken too,
-        and replaced by one that holds more of the same. Window groups: SCRATCH first, then blocks; where the tree has
-        none, it takes them, so inserting before blocks behind the window are returned makes later branches hits.
+        and replaced by one that holds more of the same. Groups that forget: SCRATCH first, then blocks; where the tree
+        has none, it takes them, so inserting before blocks are returned makes later branches hits.
         """
         assert len(ids) % ID_BYTES == 0 and len(tables) == len(self.pools)
-        assert all(len(t) * self._block_bytes >= len(ids) for t in tables), "a table is shorter than its tokens"
+        counts = (kind.blocks(len(ids) // ID_BYTES, self.block_size) for kind in self._kinds)
+        assert all(len(t) >= n for t, n in zip(tables, counts, strict=True)), "a table is shorter than its tokens"
         if not ids:
             return
+        if self._fixed:
+            self._fix(namespace, tables)
+            count = blocks_for(len(ids), self._block_bytes)
+            tables = [[SCRATCH] * count if g in self._fixed else table for g, table in enumerate(tables)]
         path, tokens = self._walk(namespace, ids)
-        first = {g: bisect_left(tables[g], True, key=bool) for g in self._windows}
+        first = {g: bisect_left(tables[g], True, key=bool) for g in self._forgetting}
         for node in path:
             self._fill(node, tokens, tables, first)
         last = path[-1] if path else self._root(namespace)
@@ -212,14 +224,21 @@ class PrefixTree:
             self._roots[namespace] = Node(namespace, None, 0, b"", tuple([] for _ in self.pools))
         return self._roots[namespace]
 
+    def _fix(self, namespace: bytes, tables: Sequence[Sequence[int]]) -> None:
+        """Gives the namespace the blocks of fixed groups that it misses."""
+        root = self._root(namespace)
+        for g in self._fixed.keys() - root.fixed.keys():
+            root.fixed[g] = list(tables[g])
+            self.pools[g].keep(tables[g])
+
     def _fill(self, node: Node, tokens: int, tables: Sequence[Sequence[int]], first: dict[int, int]) -> None:
-        """Gives a node, equal to the sequence up to `tokens`, the window blocks that it misses. A block of which only
+        """Gives a node, equal to the sequence up to `tokens`, the blocks that it has forgotten. A block of which only
         a part is equal stays: the sequence's may hold less."""
         if node.end(self.block_size) <= tokens:
             equal = node.num_blocks
         else:
             equal = tokens // self.block_size - node.start
-        for g in self._windows:
+        for g in self._forgetting:
             blocks, table = node.blocks[g], tables[g]
             begin = max(0, first[g] - node.start)
             missing = [i for i in range(begin, equal) if blocks[i] == SCRATCH != table[node.start + i]]
@@ -262,7 +281,7 @@ class PrefixTree:
             return parent
         upper = node.split(whole, node.ids[: self._block_bytes])
         self._nodes += 1
-        for g in self._windows:
+        for g in self._forgetting:
             self._evictor.push_window(upper, g)
         return upper
 
@@ -291,9 +310,35 @@ class PrefixTree:
         """Frees at least `n` blocks of a group, or all its idle ones; returns how many. Others may be freed along,
         and blocks that someone holds may leave the tree, but what is available in any group never falls."""
         before = sum(pool.free for pool in self.pools)
-        freed = self._evictor.evict(group, n)
+        freed = self._evict_fixed(group, n) if group in self._fixed else self._evictor.evict(group, n)
         self._evicted += sum(pool.free for pool in self.pools) - before
         return freed
+
+    def _evict_fixed(self, group: int, n: int) -> int:
+        """Whole namespaces, in the policy's order: a part of what is fixed is of no use."""
+        pool = self.pools[group]
+        before, idle = pool.free, (root for root in self._roots.values() if self._is_idle(root, group))
+        for root in sorted(idle, key=self._policy):
+            if pool.free - before >= n:
+                break
+            self._let_go_fixed(root, group)
+        return pool.free - before
+
+    def _let_go_fixed(self, root: Node, group: int) -> None:
+        """Forgets what is fixed in a namespace, of one group."""
+        if self._on_evict is not None and self._is_idle(root, group):
+            for named in self._named_fixed(root, group):
+                self._on_evict(*named)
+        self.pools[group].forget(root.fixed.pop(group))
+
+    def _named_fixed(self, root: Node, group: int) -> Iterator[tuple[Block, int, tuple[int, ...]]]:
+        """As `on_evict` has them."""
+        blocks = root.fixed[group]
+        for i, name in enumerate(fixed_chain(root.namespace, len(blocks), self.block_size)):
+            yield name, i, tuple(blocks[i] if g == group else SCRATCH for g in range(len(self.pools)))
+
+    def _is_idle(self, root: Node, group: int) -> bool:
+        return group in root.fixed and all(map(self.pools[group].is_idle, root.fixed[group]))
 
     def let_go(self, node: Node, index: int, groups: Iterable[int]) -> None:
         """Forgets the blocks of some groups at an index of a node, which becomes SCRATCH there."""
@@ -316,7 +361,7 @@ class PrefixTree:
         """Takes a leaf's end without any block out of the tree, with the ancestors that this leaves as such."""
         while not node.children:
             if node.parent is None:
-                self._roots.pop(node.namespace, None)
+                self._uproot(node)
                 return
             end = node.num_blocks
             while end and not any(blocks[end - 1] for blocks in node.blocks):
@@ -329,6 +374,12 @@ class PrefixTree:
             parent.remove(node.ids[: self._block_bytes])
             self._bury(node)
             node = parent
+
+    def _uproot(self, root: Node) -> None:
+        """Takes a namespace without any tokens out of the tree, with what is fixed in it."""
+        for group in list(root.fixed):
+            self._let_go_fixed(root, group)
+        self._roots.pop(root.namespace, None)
 
     def _bury(self, node: Node) -> None:
         node.parent, node.ids = None, b""
@@ -356,8 +407,11 @@ class PrefixTree:
     def drop(self, namespace: bytes) -> None:
         """Nothing of the namespace is found from now on. What sequences hold of it stays theirs alone."""
         self._pins.drop(namespace)
-        if namespace in self._roots:
-            self.cut(self._roots[namespace], 0)
+        if root := self._roots.get(namespace):
+            for group, blocks in root.fixed.items():
+                self.pools[group].forget(blocks)
+            root.fixed = {}
+            self.cut(root, 0)
 
     def clear(self) -> None:
         for namespace in list(self._roots):
@@ -402,6 +456,8 @@ class PrefixTree:
                 parent = node.parent_key(i, self._block_bytes)
                 ids = tuple(blocks[i] for blocks in node.blocks)
                 yield Block(node.namespace, parent, self._head(node.ids, i)), node.start + i, ids
+            for group in node.fixed:
+                yield from self._named_fixed(node, group)
 
     def nodes(self) -> Iterator[Node]:
         for root in self._roots.values():
@@ -412,7 +468,8 @@ class PrefixTree:
         and proves the tree's own rules. Raises AssertionError."""
         nodes = list(self.nodes())
         for g, (pool, tables) in enumerate(zip(self.pools, holders, strict=True)):
-            pool.check([*tables, *self._pins.held(g)], [node.blocks[g] for node in nodes])
+            fixed = [root.fixed[g] for root in self._roots.values() if g in root.fixed]
+            pool.check([*tables, *self._pins.held(g)], [*fixed, *(node.blocks[g] for node in nodes)])
         for root in self._roots.values():
             assert root.parent is None and root.children and not root.ids, "an empty root"
         inner = [node for node in nodes if node.parent is not None]

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from kvasir.kv.blocks import first_needed
+from kvasir.caches import Kind
 from kvasir.kv.node import ID_BYTES
 from kvasir.kv.pool import SCRATCH
-from kvasir.kv.tiers.block import Block, chain
+from kvasir.kv.tiers.block import Block, chain, fixed_chain
 from kvasir.kv.tiers.connector import Failed, KVConnector
 from kvasir.plan import CacheGroup
 
@@ -32,13 +32,18 @@ PATIENCE = 2.0  # and else so many times what computing would take
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Whether the tier has `blocks`, of a sequence that has its first `known` tokens. seconds(n): the time to compute n
-    tokens after them, 0 for unknown."""
+    """Whether the tier has blocks, named for each group, of a sequence that has its first `known` tokens and asks for
+    what comes after the first `first` blocks. seconds(n): the time to compute n tokens after them, 0 for unknown."""
 
-    blocks: Sequence[Block]
-    keys: Sequence[bytes]
+    names: Sequence[Sequence[Block]]
+    first: int
     known: int
     seconds: Callable[[int], float]
+
+    def keys(self, group: int, kind: Kind) -> list[bytes]:
+        """Of the blocks that are asked for: all after the first ones, or those that are fixed if there are none."""
+        names = self.names[group]
+        return [block.key for block in (names[: 0 if self.first else None] if kind.fixed else names[self.first :])]
 
 
 @dataclass(slots=True, eq=False)
@@ -64,19 +69,16 @@ def reach(
 ) -> int:
     """How many blocks after the first `first`, at most `count`, bring every group to where it can go on.
     have(group, index): whether that block can be had."""
-    full = [g for g, group in enumerate(groups) if not group.window]
+    kinds = [group.kind for group in groups]
+    if not all(have(g, i) for g, kind in enumerate(kinds) if kind.fixed for i in kind.added(first, first, block_size)):
+        return 0
+    full = [g for g, kind in enumerate(kinds) if not kind.forgets and not kind.fixed]
     count = next((i for i in range(count) if not all(have(g, first + i) for g in full)), count)
-    windows = [(g, group.window) for g, group in enumerate(groups) if group.window]
+    forgetting = [(g, kind) for g, kind in enumerate(kinds) if kind.forgets]
     while count:
         end = first + count
         missing = max(
-            (
-                i
-                for g, window in windows
-                for i in range(max(first, first_needed(end * block_size, window, block_size)), end)
-                if not have(g, i)
-            ),
-            default=end,
+            (i for g, kind in forgetting for i in kind.added(first, end, block_size) if not have(g, i)), default=end
         )
         if missing == end:
             break
@@ -129,50 +131,57 @@ class Store:
 
         seconds(n): see Question."""
         first = known // self.block_size
-        room = self._room()
+        room = self._room(first)
         if len(ids) < (first + 1) * self.block_size * ID_BYTES or not room:
             return Fetch()
         blocks = chain(namespace, ids[: (first + room) * self.block_size * ID_BYTES], self.block_size)
-        keys = [block.key for block in blocks[first:]]
-        fetch = Fetch(first, 0, now + ASK_SECONDS, Question(blocks, keys, known, seconds))
+        names = [self._fixed_names(namespace, group.kind) or blocks for group in self.groups]
+        fetch = Fetch(first, 0, now + ASK_SECONDS, Question(names, first, known, seconds))
         self._ask(fetch, now, 0.0)
         return fetch
 
-    def _room(self) -> int:
-        """Blocks that may be fetched beside those of other fetches."""
-        return max(0, self.max_bytes - self.num_bytes) // sum(self._sizes)
+    def _fixed_names(self, namespace: bytes, kind: Kind) -> list[Block]:
+        return fixed_chain(namespace, kind.blocks(0, self.block_size), self.block_size)
+
+    def _room(self, first: int) -> int:
+        """Blocks that may be fetched after the first ones, beside those of other fetches."""
+        pairs = list(zip(self._sizes, (group.kind for group in self.groups), strict=True))
+        fixed = sum(size * len(kind.added(first, first, self.block_size)) for size, kind in pairs)
+        return max(0, self.max_bytes - self.num_bytes - fixed) // sum(size for size, kind in pairs if not kind.fixed)
 
     def _ask(self, fetch: Fetch, now: float, timeout: float) -> None:
         question = fetch.question
         assert question
-        answered = all([self.tier.ask(question.keys, group, timeout) for group in range(len(self.groups))])
+        keys = [question.keys(g, group.kind) for g, group in enumerate(self.groups)]
+        answered = all([self.tier.ask(names, group, timeout) for group, names in enumerate(keys) if names])
         if answered or now > fetch.deadline:
             fetch.question = None
             self._begin(fetch, question, now)
 
     def _begin(self, fetch: Fetch, question: Question, now: float) -> None:
         """Begins to load what the tier has, if that is faster than to compute it."""
-        blocks, first = question.blocks, fetch.first
+        names, first = question.names, fetch.first
+        most = min(len(blocks) for blocks, group in zip(names, self.groups, strict=True) if not group.kind.fixed)
 
         def have(group: int, index: int) -> bool:
-            return self.tier.has((blocks[index].key,), group) > 0
+            return self.tier.has((names[group][index].key,), group) > 0
 
-        count = reach(self.groups, self.block_size, first, min(len(blocks) - first, self._room()), have)
+        count = reach(self.groups, self.block_size, first, min(most - first, self._room(first)), have)
         if not count:
             return
         parts = self._parts(first, count)
         compute = question.seconds((first + count) * self.block_size - question.known)
-        if 0 < compute <= self.tier.read_seconds([(blocks[i].key, g) for g, i in parts]):
+        if 0 < compute <= self.tier.read_seconds([(names[g][i].key, g) for g, i in parts]):
             self.unused["slow"] += len(parts)
             return
         fetch.count, fetch.deadline = count, now + (PATIENCE * compute or UNKNOWN_SECONDS)
-        fetch.tickets = {(g, i): self.tier.start_load(blocks[i], g) for g, i in parts}
+        fetch.tickets = {(g, i): self.tier.start_load(names[g][i], g) for g, i in parts}
         self.num_bytes += sum(self._sizes[g] for g, _ in parts)
 
     def _parts(self, first: int, count: int) -> list[Part]:
-        end = first + count
-        lows = (max(first, first_needed(end * self.block_size, g.window, self.block_size)) for g in self.groups)
-        return sorted(((g, i) for g, low in enumerate(lows) for i in range(low, end)), key=lambda part: part[1])
+        """What all groups need to continue after `count` more blocks than the first ones, which they have."""
+        needed = (group.kind.added(first, first + count, self.block_size) for group in self.groups)
+        return sorted(((g, i) for g, indices in enumerate(needed) for i in indices), key=lambda part: part[1])
 
     def poll(self, fetch: Fetch, now: float, timeout: float = 0.0) -> None:
         """Takes what has arrived; waits for what comes next at most `timeout` seconds."""

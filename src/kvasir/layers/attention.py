@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from kvasir.caches import Kind, attention
 from kvasir.layers.batch import Batch
-from kvasir.layers.kv_cache import LayerCache
 from kvasir.layers.linear import QKV, Out
 from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
@@ -55,9 +55,9 @@ class Attention(Module):
         mixed_THd = self.mix(q.view(-1, self.heads, self.head_dim), k, v, batch)
         return self.out(mixed_THd.flatten(1), batch)
 
-    def cache(self, window: int = 0) -> LayerCache:
+    def cache(self, window: int = 0) -> Kind:
         """window: keys that a row sees, 0 for all."""
-        return LayerCache("window" if window else "full", self.kv_heads, self.head_dim, window)
+        return attention(self.kv_heads, self.head_dim, window)
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         """Heads, with the segments of the projection that they end in. Where there are fewer KV heads than parts,

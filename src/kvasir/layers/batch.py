@@ -71,20 +71,20 @@ class Batch:
 
     def attention(self, layer: int, group: int) -> AttentionPlan:
         """The work of a layer's attention; `group` heads share a KV head. Made once for layers of a kind."""
-        index = self.kv.group_of(layer)
-        if (index, group) not in self._made:
-            cache = self.kv.spec[layer]
-            self._made[index, group] = plan_attention(
+        kind, index = self.kv.spec[layer], self.kv.group_of(layer)
+        key = index, kind.window, kind.width, group
+        if key not in self._made:
+            self._made[key] = plan_attention(
                 self.works,
                 self.starts,
                 self.tables[index],
                 group=group,
-                window=cache.window,
+                window=kind.window,
                 block_size=self.kv.block_size,
-                width=cache.kv_heads * cache.head_dim,
+                width=kind.width // 2,
                 device=self.tokens_T.device,
             )
-        return self._made[index, group]
+        return self._made[key]
 
     def states(self, layer: int) -> StatePlan:
         """The walks through a layer's recurrent states. Made once for layers of a kind."""
@@ -149,8 +149,8 @@ def make_batch(
 
 def _slots(work: Work, table: np.ndarray, positions: np.ndarray, cache: KVCache, group: int) -> np.ndarray:
     """Where the work's tokens lie in the cache: block * block size + place."""
-    size, window = cache.block_size, cache.groups[group].window
-    seen = table[max(0, work.start - window + 1) // size if window else 0 : -(-work.end // size)]
+    size = cache.block_size
+    seen = table[cache.groups[group].kind.first(work.start, size) : -(-work.end // size)]
     assert len(table) * size >= work.end, f"{len(table)} blocks of {size} for {work.end} tokens"
     assert seen.min() > SCRATCH_BLOCK and seen.max() < cache.num_blocks[group], "block ids out of range"
     return table[positions // size].astype(np.int64) * size + positions % size

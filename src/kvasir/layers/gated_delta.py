@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kvasir.caches import State
 from kvasir.layers.batch import Batch
-from kvasir.layers.kv_cache import LayerCache
 from kvasir.layers.linear import Out, Plain
 from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
@@ -40,7 +40,7 @@ class Convolution(Module):
 
 
 class GatedDelta(Module):
-    """x: float32 [T, D] -> [T, D]. What it remembers is a cache of the kind "state".
+    """x: float32 [T, D] -> [T, D]. What it remembers is a State (kvasir.caches).
 
     layer: its number, by which the cache knows it. heads: those that are here; rates: which of v's they are. taps: of
     the convolution. act: a name of `ACTIVATIONS`, after it. Of qkvz's rows each head of q and k has its own together:
@@ -60,10 +60,10 @@ class GatedDelta(Module):
         self.norm = RMSNorm(heads.v_dim, eps)
         self.out = Out(heads.v * heads.v_dim, width)
 
-    def cache(self, window: int = 0) -> LayerCache:
+    def cache(self, window: int = 0) -> State:
         """A state has no window."""
         h = self.heads
-        return LayerCache("state", state=(h.v, h.v_dim, h.dim), inputs=h.inputs, before=self.conv.taps - 1)
+        return State((h.v, h.v_dim, h.dim), h.inputs, self.conv.taps - 1)
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         h = self.heads

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from kvasir.caches import Kind
 from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
 from kvasir.layers.batch import Batch
 from kvasir.layers.block import Block
 from kvasir.layers.embedding import Embedding, Vocabulary
-from kvasir.layers.kv_cache import LayerCache
 from kvasir.layers.mlp import ACTIVATIONS, MLP
 from kvasir.layers.module import Module, Take
 from kvasir.layers.norm import LayerNorm
@@ -116,7 +116,7 @@ class Bert(Module):
         """One text's hidden rows to its embedding, float32 [D]."""
         return self.config.pooling(hidden_nD)
 
-    def cache_spec(self) -> tuple[LayerCache, ...]:
+    def cache_spec(self) -> tuple[Kind, ...]:
         return tuple(layer.attn.cache() for layer in self.layers)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from kvasir.caches import Kind
 from kvasir.errors import ModelFileError
 from kvasir.layers.batch import Batch
 from kvasir.layers.block import Block
 from kvasir.layers.embedding import Vocabulary
-from kvasir.layers.kv_cache import LayerCache
 from kvasir.layers.linear import Head
 from kvasir.layers.mlp import ACTIVATIONS
 from kvasir.layers.module import Module, Take
@@ -138,7 +138,7 @@ class Decoder(Module):
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
         raise NotImplementedError
 
-    def cache_spec(self) -> tuple[LayerCache, ...]:
+    def cache_spec(self) -> tuple[Kind, ...]:
         windows = self.config.windows
         return tuple(layer.attn.cache(window) for layer, window in zip(self.layers, windows, strict=True))
 

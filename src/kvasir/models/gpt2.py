@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from kvasir.caches import Kind
 from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
 from kvasir.layers.batch import Batch
 from kvasir.layers.block import Block
 from kvasir.layers.embedding import Embedding, Vocabulary
-from kvasir.layers.kv_cache import LayerCache
 from kvasir.layers.linear import Head
 from kvasir.layers.mlp import ACTIVATIONS, MLP
 from kvasir.layers.module import Module, Take
@@ -138,7 +138,7 @@ class GPT2(Module):
         """One sequence's hidden rows to its embedding, float32 [D]."""
         return self.config.pooling(hidden_nD)
 
-    def cache_spec(self) -> tuple[LayerCache, ...]:
+    def cache_spec(self) -> tuple[Kind, ...]:
         return tuple(layer.attn.cache() for layer in self.layers)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
-from kvasir.layers.kv_cache import EXPORT_ORDER, LayerCache, bytes_of, from_bytes, group_layers
+from kvasir.caches import Kind
+from kvasir.layers.kv_layout import Bank, Layout, Spec
+from kvasir.layers.kv_memory import PagedMemory, bytes_of, from_bytes, joined
 from kvasir.ops.attention.native import FORMATS, CacheLayout, cache_block_bytes
 from kvasir.plan import Bytes, CacheGroup
+from kvasir.program.native import MAX_GROUPS
 
 _ITEM = {
     "float32": torch.float32,
@@ -21,107 +25,120 @@ _ITEM = {
 
 TILE = 16  # tokens
 _KEY_OFFSET = 128  # of keys in int8 caches: the top bit is turned over
+_COMPUTES = ("attention",)  # what there are kernels for (caches.Kind.needs)
+_MOST_DIM = 256
 
 
 def _padded(dim: int) -> int:
     return -(-dim // 16) * 16
 
 
-def layout_of(cache: LayerCache, block_size: int, kv_dtype: str) -> CacheLayout:
-    return CacheLayout(FORMATS.index(kv_dtype), cache.kv_heads, cache.head_dim, block_size)
+def no_kernel(spec: Spec | Layout) -> str:
+    """Why the kernels cannot compute over such caches; "" where they can."""
+    layout = Layout.of(spec)
+    if len(layout.groups) > MAX_GROUPS:
+        return f"the kernels have room for {MAX_GROUPS} block tables of a sequence, not for {len(layout.groups)}"
+    for kind in layout.kinds:
+        if kind.needs not in _COMPUTES:
+            return f"there is no kernel for {kind.needs}"
+        if kind.key_dim != kind.value_dim:
+            return f"there is no attention kernel for keys of {kind.key_dim} and values of {kind.value_dim}"
+        if kind.key_dim % 2 or kind.key_dim > _MOST_DIM:
+            return f"there is no attention kernel for heads of {kind.key_dim}"
+    return ""
 
 
-def cache_groups(spec: Sequence[LayerCache], block_size: int, kv_dtype: str) -> tuple[CacheGroup, ...]:
+def layout_of(kind: Kind, block_size: int, kv_dtype: str) -> CacheLayout:
+    return CacheLayout(FORMATS.index(kv_dtype), kind.heads, kind.key_dim, block_size)
+
+
+def cache_groups(spec: Spec | Layout, block_size: int, kv_dtype: str) -> tuple[CacheGroup, ...]:
     """The groups as the scheduler plans them; bytes_per_block counts keys and values of all their layers."""
-    return tuple(
-        CacheGroup(
-            cache.kind,
-            layers,
-            2 * len(layers) * cache_block_bytes(layout_of(cache, block_size, kv_dtype)),
-            cache.reach,
-        )
-        for cache, layers in group_layers(spec)
-    )
+    layout = Layout.of(spec)
+    return layout.cache_groups(lambda kind: 2 * cache_block_bytes(layout_of(kind, block_size, kv_dtype)))
 
 
-class NativeCache:
-    """Owns the memory, each group one [layers, 2, blocks, bytes of a block]. It starts undefined: what no sequence
-    wrote is never read.
+class NativeCache(PagedMemory):
+    """Each bank one [layers, 2, blocks, bytes of a block]. Raises ValueError for a kind that there is no kernel for.
 
     kv_dtype: "float32", "bfloat16", "float16" or "int8". block_size: a multiple of 16.
     """
 
-    def __init__(self, spec: Sequence[LayerCache], num_blocks: Sequence[int], block_size: int, kv_dtype: str):
-        groups = group_layers(spec)
-        if len(num_blocks) != len(groups):
-            raise ValueError(f"{len(num_blocks)} sizes for {len(groups)} groups of layers")
-        self.spec = tuple(spec)
-        self.groups = cache_groups(spec, block_size, kv_dtype)
-        self.block_size, self.kv_dtype = block_size, kv_dtype
-        self.num_blocks = tuple(num_blocks)
-        item = _ITEM[kv_dtype]
-        self.layouts = [layout_of(cache, block_size, kv_dtype) for cache, _ in groups]
-        self.block_bytes = [cache_block_bytes(layout) for layout in self.layouts]
-        self.tensors = [
-            torch.empty((len(layers), 2, blocks, size // item.itemsize), dtype=item)
-            for (_, layers), blocks, size in zip(groups, num_blocks, self.block_bytes, strict=True)
-        ]
-        self._place = {layer: (g, i) for g, (_, layers) in enumerate(groups) for i, layer in enumerate(layers)}
+    def __init__(self, spec: Spec | Layout, num_blocks: Sequence[int], block_size: int, kv_dtype: str):
+        layout = Layout.of(spec)
+        if reason := no_kernel(layout):
+            raise ValueError(reason)
+        self.kv_dtype = kv_dtype
+        super().__init__(layout, cache_groups(layout, block_size, kv_dtype), num_blocks, block_size)
 
-    def group_of(self, layer: int) -> int:
-        return self._place[layer][0]
+    def _allocate(self, bank: Bank, num_blocks: int) -> list[Tensor]:
+        item = _ITEM[self.kv_dtype]
+        size = cache_block_bytes(layout_of(bank.kind, self.block_size, self.kv_dtype))
+        return [torch.empty((len(bank.layers), 2, num_blocks, size // item.itemsize), dtype=item)]
+
+    def layout_at(self, layer: int) -> CacheLayout:
+        """How the kernels find their way in a layer's blocks."""
+        return layout_of(self.spec[layer], self.block_size, self.kv_dtype)
 
     def address(self, layer: int, values: bool) -> int:
         """Where block 0 of the layer's keys, or of its values, lies."""
-        group, index = self._place[layer]
-        return self.tensors[group][index, int(values)].data_ptr()
+        (array,) = self.arrays(layer)
+        return array[int(values)].data_ptr()
 
-    def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """(source, target) blocks of a group, in all its layers; all are read before any is written."""
-        if pairs:
-            sources, targets = torch.tensor(pairs).T
-            self.tensors[group][:, :, targets] = self.tensors[group][:, :, sources]
+    def orders(self, group: int) -> list[tuple[Bank, str]]:
+        """Of each bank of a group the axes of its part of an exported block, outermost first."""
+        scale = "+scale" if self.kv_dtype == "int8" else ""
+        return [(bank, bank.fields[0].order + scale) for bank, _ in self.of_group(group)]
 
     def order(self, group: int) -> str:
-        """The axes of an exported block, outermost first."""
-        return EXPORT_ORDER + ("+scale" if self.kv_dtype == "int8" else "")
+        return "+".join(order for _, order in self.orders(group))
 
     def export(self, group: int, block: int) -> memoryview:
-        """A copy of a block's bytes in all layers of the group, [layers, 2, heads, tokens, dim]. Of int8 each token has
-        its float32 scale after its numbers."""
-        layout, tensor = self.layouts[group], self.tensors[group]
-        shape = len(tensor), 2, layout.kv_heads, layout.block_size
-        parts = []
-        for keys, values in self._numbers(group, block):
-            part = torch.empty((*shape, values[0, 0].numel() // layout.block_size), dtype=tensor.dtype)
+        """A copy of a block's bytes in all layers of the group, of each bank [layers, 2, heads, tokens, dim]. Of int8
+        each token has its float32 scale after its numbers."""
+        return joined([self._export(bank, tensor, block) for bank, (tensor,) in self.of_group(group)])
+
+    def _export(self, bank: Bank, tensor: Tensor, block: int) -> memoryview:
+        kind, parts = bank.kind, []
+        for keys, values in self._numbers(kind, tensor, block):
+            part = torch.empty((*self._shape(bank), values[0, 0].numel() // self.block_size), dtype=tensor.dtype)
             part[:, 0].view(keys.dtype).view(keys.shape).copy_(keys)
             part[:, 1].view(values.shape).copy_(values)
             parts.append(part)
-        found = parts[0][..., : layout.head_dim]
+        found = parts[0][..., : kind.key_dim]
         if self.kv_dtype == "int8":
             found = torch.cat([found, parts[1]], -1)
-            found[:, 0, ..., : layout.head_dim] ^= _KEY_OFFSET
+            found[:, 0, ..., : kind.key_dim] ^= _KEY_OFFSET
         return bytes_of(found.contiguous())
 
     def import_(self, group: int, block: int, data: Bytes) -> None:
         """Writes what `export` gave."""
-        layout, dim = self.layouts[group], self.layouts[group].head_dim
-        found = from_bytes(data, self.tensors[group].dtype)
-        found = found.view(-1, 2, layout.kv_heads, layout.block_size, dim + 4 * (self.kv_dtype == "int8"))
+        rest = memoryview(data)
+        for bank, (tensor,) in self.of_group(group):
+            width = bank.kind.key_dim + 4 * (self.kv_dtype == "int8")
+            size = prod(self._shape(bank)) * width * tensor.itemsize
+            self._import(bank, tensor, block, rest[:size])
+            rest = rest[size:]
+
+    def _import(self, bank: Bank, tensor: Tensor, block: int, data: Bytes) -> None:
+        dim = bank.kind.key_dim
+        found = from_bytes(data, tensor.dtype).view(*self._shape(bank), -1)
         if self.kv_dtype == "int8":
             found[:, 0, ..., :dim] ^= _KEY_OFFSET
         parts = (torch.nn.functional.pad(found[..., :dim], (0, _padded(dim) - dim)), found[..., dim:])
-        for (keys, values), part in zip(self._numbers(group, block), parts, strict=False):
+        for (keys, values), part in zip(self._numbers(bank.kind, tensor, block), parts, strict=False):
             keys.copy_(part[:, 0].contiguous().view(keys.dtype).view(keys.shape))
             values.copy_(part[:, 1].reshape(values.shape))
 
-    def _numbers(self, group: int, block: int) -> list[tuple[Tensor, Tensor]]:
+    def _shape(self, bank: Bank) -> tuple[int, ...]:
+        return len(bank.layers), 2, bank.kind.heads, self.block_size
+
+    def _numbers(self, kind: Kind, tensor: Tensor, block: int) -> list[tuple[Tensor, Tensor]]:
         """Views of a block's keys and values, and of int8 of their scales: [layers, heads, tiles, 16 tokens or 8 pairs,
         numbers of a token], as the tiles have them (csrc/attention_layout.h). Dimensions of a key that lie side by side
         are one number of 32 bits: to move them so is several times faster."""
-        layout = self.layouts[group]
-        dim, tiles = _padded(layout.head_dim), layout.block_size // TILE
-        view = self.tensors[group][:, :, block].unflatten(-1, (layout.kv_heads, tiles, -1))
+        dim, tiles = _padded(kind.key_dim), self.block_size // TILE
+        view = tensor[:, :, block].unflatten(-1, (kind.heads, tiles, -1))
         keys, values = view.unbind(1)
         size = TILE * dim
         k, v = keys[..., :size], values[..., :size]
@@ -139,6 +156,3 @@ class NativeCache:
         """With a number everywhere; bytes of int8 caches all become 255, which makes their scales NaN."""
         for tensor in self.tensors:
             tensor.fill_(255 if tensor.dtype == torch.uint8 else value)
-
-    def bytes_per_block(self, group: int) -> int:
-        return self.groups[group].bytes_per_block

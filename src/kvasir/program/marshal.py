@@ -84,7 +84,7 @@ class Marshal:
         s.specs, s.states, s.pieces, s.results = map(ctypes.addressof, (specs, states, pieces, results))
         self._keep.append(specs)
         for g, group in enumerate(cache.groups):
-            s.num_blocks[g], s.windows[g] = cache.num_blocks[g], group.window
+            s.num_blocks[g], s.windows[g] = cache.num_blocks[g], group.kind.reach
             s.slots[g] = self._array(np.int64, self._max_tokens)
         scratch = aligned(self._scratch * self._threads)
         self._keep.append(scratch)
@@ -166,9 +166,10 @@ class Marshal:
     def _store_kv(self, instr: native.Instr, step: Step) -> None:
         k, v, layer = step.inputs
         k_rows, v_rows = step.buffers
+        assert self.cache.owns(layer), "the layer reads the cache of another"
         group = self.cache.group_of(layer)
         args = StoreArgs(
-            self.cache.layouts[group],
+            self.cache.layout_at(layer),
             self.cache.address(layer, False),
             self.cache.address(layer, True),
             self._at(k_rows),
@@ -184,7 +185,7 @@ class Marshal:
         out, rows = step.buffers
         layer, heads = k_part.layer, q.shape[0]
         group = self.cache.group_of(layer)
-        layout = self.cache.layouts[group]
+        layout = self.cache.layout_at(layer)
         args = AttentionArgs(
             layout,
             self.cache.address(layer, False),

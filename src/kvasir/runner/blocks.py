@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
     from kvasir.layers.kv_cache import KVCache
 
-Exported = memoryview | Future[memoryview]
+
+class Coming(Protocol):
+    """Bytes on their way; `result` waits for them."""
+
+    def result(self) -> memoryview: ...
+
+
+Exported = memoryview | Coming
 
 
 class BlockCache(Protocol):
@@ -48,10 +55,23 @@ class StagedBlocks:
         self._cache.copy(group, pairs)
 
     def export(self, group: int, block: int) -> Exported:
-        return self._copies.read(self._cache.portable(group, block))
+        parts = [self._copies.read(piece) for piece in self._cache.portable(group, block)]
+        return parts[0] if len(parts) == 1 else _Parts(parts)
 
     def import_(self, group: int, block: int, data: Bytes) -> None:
-        self._copies.write(self._cache.portable(group, block), data)
+        for piece in self._cache.portable(group, block):
+            self._copies.write(piece, data[: piece.nbytes])
+            data = data[piece.nbytes :]
+
+
+class _Parts:
+    """What several copies bring."""
+
+    def __init__(self, parts: Sequence[Future[memoryview]]):
+        self._parts = parts
+
+    def result(self) -> memoryview:
+        return memoryview(b"".join(part.result() for part in self._parts))
 
 
 def move_blocks(cache: BlockCache, plan: StepPlan) -> tuple[Exported, ...]:

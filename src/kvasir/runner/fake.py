@@ -14,12 +14,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from kvasir.caches import Kind, attention
 from kvasir.plan import Bytes, CacheGroup, Capacity, Join, StepPlan, Work, unpack_ids
 from kvasir.runner.blocks import move_blocks
 from kvasir.runner.executor import Entry, Step, Taken
@@ -41,6 +43,7 @@ class FakeRunner(Runner):
     step_seconds: how long a step takes. fault: called with each plan before it runs; may raise. deadly_token: an id
     that kills the whole process, as a faulty kernel would, when it is computed. overlaps: says that the next step may
     be planned meanwhile. window: of its one cache group, 0 for none; or of several, each with a cache of its own.
+    kinds: in the place of windows, the kind of each cache group.
     """
 
     samples: type[FakeExecutor]  # what draws the tokens
@@ -55,6 +58,7 @@ class FakeRunner(Runner):
         max_tokens_per_step: int = 64,
         max_model_len: int = 512,
         window: int | tuple[int, ...] = 0,
+        kinds: tuple[Kind, ...] = (),
         step_seconds: float = 0.0,
         deadly_token: int | None = None,
         fault: Callable[[StepPlan], Any] | None = None,
@@ -64,10 +68,8 @@ class FakeRunner(Runner):
         max_drafted: int = 8,
     ):
         windows = window if isinstance(window, tuple) else (window,)
-        groups = tuple(
-            CacheGroup("window" if w else "full", (g,), bytes_per_block=block_size * 8, window=w)
-            for g, w in enumerate(windows)
-        )
+        kinds = kinds or tuple(attention(1, 1, window) for window in windows)
+        groups = tuple(CacheGroup(kind, (g,), 8 * (block_size + kind.keeps_starts)) for g, kind in enumerate(kinds))
         sizes = (num_blocks,) * len(groups)
         capacity = Capacity(
             max_rows, max_tokens_per_step, max_model_len, block_size, groups, sizes, vocab_size, adapters, max_drafted
@@ -78,20 +80,44 @@ class FakeRunner(Runner):
 
 
 class FakeCache:
-    """Token ids where keys and values would lie, [groups, blocks, block size]; `BlockCache` of it."""
+    """Token ids where keys and values would lie, [groups, blocks, block size]; `BlockCache` of it.
+
+    starts: [groups, blocks], of kinds that keep it what there was at the start of a block.
+    """
 
     def __init__(self, capacity: Capacity):
-        self.ids = np.full((len(capacity.groups), capacity.num_blocks[0], capacity.block_size), EMPTY, np.int64)
+        self.kinds = tuple(group.kind for group in capacity.groups)
+        self.size = capacity.block_size
+        self.starts = np.full((len(self.kinds), capacity.num_blocks[0]), EMPTY, np.int64)
+        self.ids = np.full((*self.starts.shape, self.size), EMPTY, np.int64)
+
+    def write(self, group: int, table: np.ndarray, first: int, numbers: np.ndarray) -> None:
+        """Numbers at the positions from `first` on."""
+        positions = np.arange(first, first + len(numbers))
+        blocks = table[positions // self.size]
+        assert blocks.all(), "a write into the scratch block"
+        self.ids[group, blocks, positions % self.size] = numbers
+
+    def read(self, group: int, table: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return self.ids[group, table[positions // self.size], positions % self.size]
+
+    def open_blocks(self, group: int, table: np.ndarray, ids: np.ndarray, first: int, end: int) -> None:
+        """What there was at the starts of the blocks that positions [first, end) open."""
+        for index in range(-(-first // self.size), -(-end // self.size)):
+            self.starts[group, table[index]] = fake_state(ids[: index * self.size])
 
     def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         sources, targets = map(list, zip(*pairs, strict=True))
         self.ids[group, targets] = self.ids[group, sources]
+        self.starts[group, targets] = self.starts[group, sources]
 
     def export(self, group: int, block: int) -> memoryview:
-        return memoryview(self.ids[group, block].tobytes())
+        start = self.starts[group, block].tobytes() if self.kinds[group].keeps_starts else b""
+        return memoryview(self.ids[group, block].tobytes() + start)
 
     def import_(self, group: int, block: int, data: Bytes) -> None:
-        self.ids[group, block] = np.frombuffer(data, np.int64)
+        numbers = np.frombuffer(data, np.int64)
+        self.ids[group, block], self.starts[group, block] = numbers[: self.size], numbers[-1]
 
 
 class FakeExecutor:
@@ -143,26 +169,34 @@ class FakeExecutor:
         self.closed = True
 
     def _write(self, work: Work) -> None:
-        row, size, end = self.rows[work.row], self.capacity.block_size, work.start + work.count
+        row, end = self.rows[work.row], work.start + work.count
         assert set(work.pending) <= self.arrived, "the step reads blocks that have not arrived"
         assert not work.indivisible or (work.start == 0 and end == row.known), "an indivisible prompt was cut"
-        positions = np.arange(work.start, end)
-        for group, table in enumerate(row.tables):
-            blocks = table[positions // size]
-            assert blocks.all(), "a write into the scratch block"
-            self.cache.ids[group, blocks, positions % size] = row.ids[work.start : end]
+        for group, (kind, table) in enumerate(zip(self.cache.kinds, row.tables, strict=True)):
+            if not kind.fixed:
+                self.cache.write(group, table, work.start, row.ids[work.start : end])
+            elif not work.start:  # once, by the sequence's first step
+                self.cache.write(group, table, 0, fake_encoded(row.adapter, kind.fixed))
+            if kind.keeps_starts:
+                self.cache.open_blocks(group, table, row.ids, work.start, end)
         if self.deadly_token is not None and self.deadly_token in row.ids[work.start : end]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def seen(self, work: Work) -> list[int]:
-        """All ids of the sequence, those within each window from the cache."""
-        row, size, end = self.rows[work.row], self.capacity.block_size, work.start + work.count
+        """All ids of the sequence, those that the last one sees in each group from the cache."""
+        row, end = self.rows[work.row], work.start + work.count
         ids = row.ids[:end].copy()
-        for group, (facts, table) in enumerate(zip(self.capacity.groups, row.tables, strict=True)):
-            positions = np.arange(max(0, end - facts.window) if facts.window else 0, end)
-            found = self.cache.ids[group, table[positions // size], positions % size]
+        for group, (kind, table) in enumerate(zip(self.cache.kinds, row.tables, strict=True)):
+            positions = np.arange(kind.fixed) if kind.fixed else np.arange(kind.low(end - 1), end)
+            found = self.cache.read(group, table, positions)
+            if kind.fixed:
+                assert (found == fake_encoded(row.adapter, kind.fixed)).all(), "not what its encoder gave"
+                continue
             assert (found == row.ids[positions]).all(), "a row reads what it never wrote"
             ids[positions] = found
+            if kind.keeps_starts:
+                last = (end - 1) // self.cache.size
+                assert self.cache.starts[group, table[last]] == fake_state(ids[: last * self.cache.size]), "a state"
         return ids.tolist()
 
     def draw(self, work: Work, mask: bytes | None) -> Taken:
@@ -241,6 +275,16 @@ class FakeHandle:
 
     def saved(self) -> tuple[Bytes, ...]:
         return self.blocks
+
+
+def fake_state(ids: np.ndarray) -> int:
+    """What a recurrent layer would know of the ids."""
+    return zlib.crc32(ids.astype(np.int32).tobytes())
+
+
+def fake_encoded(adapter: int, length: int) -> np.ndarray:
+    """What an encoder would give for all sequences of a namespace, of which a runner sees the adapter."""
+    return 1000 * adapter + np.arange(length)
 
 
 def fake_masked(token: int, mask: bytes | None, vocab: int) -> int:

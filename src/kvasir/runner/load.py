@@ -12,6 +12,7 @@ import torch
 
 from kvasir import device as devices
 from kvasir.errors import ConfigError, UnsupportedModel, quoted
+from kvasir.layers.kv_cache import no_op
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import HFView
@@ -20,6 +21,7 @@ from kvasir.models.registry import model_class_for
 from kvasir.ops import native
 from kvasir.ops.graph import CannotTrace
 from kvasir.parallel import SOLO, Mesh
+from kvasir.program.cache import no_kernel
 from kvasir.program.lower import lower
 from kvasir.program.marshal import prepared
 from kvasir.program.trace import Trace, trace
@@ -105,10 +107,7 @@ def _no_program(wish: Wish, device: torch.device) -> str:
 
 def no_attention(model: Any) -> str:
     """Why the program executor cannot compute the model's attention; "" where it can."""
-    if any(c.kind == "state" for c in model.cache_spec()):
-        return "there is no kernel for recurrent layers"
-    without = [c.head_dim for c in model.cache_spec() if c.head_dim % 2 or c.head_dim > 256]
-    return f"there is no attention kernel for heads of {without[0]}" if without else ""
+    return no_kernel(model.cache_spec())
 
 
 def _load_program(
@@ -136,6 +135,8 @@ def _load(
     _check_hidden(wish.hidden, len(model.layers))
     if packer and (reason := no_attention(model)):
         raise CannotTrace(reason)
+    if reason := no_op(model.cache_spec()):
+        raise UnsupportedModel(f"neither executor can run this model: {reason}")
     weights_dtype = choose_dtype(dtype, source, device.type)
     hold = packer(weights_dtype) if packer else None
     if wish.mesh.size > 1:

@@ -56,8 +56,9 @@ class Rows:
 
     def __init__(self, capacity: Capacity, computes: frozenset[str] = frozenset()):
         self._vocab_size = capacity.vocab_size
-        groups, blocks = len(capacity.groups), -(-capacity.max_model_len // capacity.block_size) + 1
-        self.arrays = RowArrays.empty(capacity.max_rows, capacity.max_model_len + 1, groups, blocks)
+        longest, groups = capacity.max_model_len, capacity.groups
+        blocks = 1 + max(group.kind.blocks(longest, capacity.block_size) for group in groups)
+        self.arrays = RowArrays.empty(capacity.max_rows, longest + 1, len(groups), blocks)
         self._computes = computes
         self._rows: list[Row | None] = [None] * capacity.max_rows
         self.adapters: set[int] = {0}  # that the executor has

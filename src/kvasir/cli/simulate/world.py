@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from kvasir.caches import PagedKV
 from kvasir.cli.simulate.trace import Asked, Prompts
 from kvasir.errors import QueueFull
 from kvasir.plan import CacheGroup, Capacity, RowResult, StepPlan, StepResult
@@ -115,7 +116,7 @@ class World:
     def _make_scheduler(self) -> Scheduler:
         s, whole = self.setup, self.setup.policy != "ours"
         longest = max(a.prompt + a.answer for a in self.trace)
-        group = CacheGroup("full", (0,), bytes_per_block=1)
+        group = CacheGroup(PagedKV(), (0,), bytes_per_block=1)
         capacity = Capacity(
             max_rows=s.rows,
             max_tokens_per_step=s.step_tokens + longest + s.rows if whole else s.step_tokens,

@@ -53,6 +53,11 @@ def chain(namespace: bytes, ids: bytes, block_size: int) -> list[Block]:
     return blocks
 
 
+def fixed_chain(namespace: bytes, count: int, block_size: int) -> list[Block]:
+    """The blocks of a group whose size is fixed. No token has an id of -1, so no other block is named so."""
+    return chain(namespace, b"\xff" * ID_BYTES * block_size * count, block_size)
+
+
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
     """One cache group of a store: `layout` says what its `num_bytes` bytes of a block are."""
@@ -61,10 +66,15 @@ class GroupFacts:
     num_bytes: int
 
 
-def layout(kind: str, dtype: str, layers: Sequence[int], num_kv_heads: int, head_dim: int, order: str) -> str:
-    """The canonical description of a group's bytes. `order` names the axes, outermost first."""
+def layout(kind: str, dtype: str, layers: Sequence[int], facts: str, order: str) -> str:
+    """The canonical description of layers' bytes. facts: their sizes. order: names the axes, outermost first."""
     numbers = ",".join(map(str, layers))
-    return f"{kind} {dtype} layers={numbers} heads={num_kv_heads} dim={head_dim} order={order}"
+    return f"{kind} {dtype} layers={numbers} {facts} order={order}"
+
+
+def short(text: str) -> str:
+    """The text, or its digest where it is too long."""
+    return text if len(text) <= MAX_TEXT else f"sha256 {sha256(text.encode()).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,86 @@
+"""Which layers share a block table, and whose memory a layer uses: of one model, or of several in one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from kvasir.caches import Field, Kind, Shared
+from kvasir.plan import CacheGroup
+
+Spec = Sequence[Kind | Shared]
+
+
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """Layers of a group that are stored alike: `fields` is what a block has of each. kind: of the first."""
+
+    group: int
+    kind: Kind
+    layers: tuple[int, ...]
+    fields: tuple[Field, ...]
+
+
+class Layout:
+    """The caches of all layers of one model or several. Layers are numbered through, model after model.
+
+    kinds: of each layer, its own or that of the layer whose memory it reads; owners: that layer's number, or its own.
+    groups: the layers of each block table, in order of first appearance, without those that have no memory of their
+    own. Raises ValueError for a layer that shares what is not there.
+    """
+
+    def __init__(self, specs: Mapping[str, Spec]):
+        starts = accumulate((len(spec) for spec in specs.values()), initial=0)
+        self.models = {name: range(start, start + len(specs[name])) for name, start in zip(specs, starts, strict=False)}
+        entries = [entry for spec in specs.values() for entry in spec]
+        places = ((name, i, entry) for name, spec in specs.items() for i, entry in enumerate(spec))
+        self.owners = tuple(self._owner(entries, name, i, entry) for name, i, entry in places)
+        self.kinds: tuple[Kind, ...] = tuple(entries[owner] for owner in self.owners)  # type: ignore[misc]
+        tables: dict[Hashable, list[int]] = {}
+        for layer, kind in enumerate(self.kinds):
+            if self.owners[layer] == layer:
+                tables.setdefault(kind.table, []).append(layer)
+        self.groups = tuple(map(tuple, tables.values()))
+
+    @classmethod
+    def of(cls, spec: Spec | Layout) -> Layout:
+        """Of one model."""
+        return spec if isinstance(spec, Layout) else cls({"": spec})
+
+    def _owner(self, entries: Sequence[Kind | Shared], name: str, layer: int, entry: Kind | Shared) -> int:
+        model, index = entry.source(name, layer)
+        there = self.models.get(model, range(0))
+        shares = f"layer {layer} of the model {name!r} shares layer {index} of {model!r}"
+        if index not in range(len(there)):
+            raise ValueError(f"{shares}, which is not there")
+        if not entries[there[index]].owns:
+            raise ValueError(f"{shares}, which has no cache of its own")
+        return there[index]
+
+    def group_of(self, layer: int) -> int:
+        owner = self.owners[layer]
+        return next(g for g, layers in enumerate(self.groups) if owner in layers)
+
+    def cache_groups(self, block_bytes: Callable[[Kind], int]) -> tuple[CacheGroup, ...]:
+        """The groups as the scheduler plans them. block_bytes: of a block of one layer."""
+        return tuple(
+            CacheGroup(self.kinds[layers[0]], layers, sum(block_bytes(self.kinds[layer]) for layer in layers))
+            for layers in self.groups
+        )
+
+    def banks(self, block_size: int) -> list[Bank]:
+        """Group by group."""
+        found: list[Bank] = []
+        for group, layers in enumerate(self.groups):
+            alike: dict[tuple, list[int]] = {}
+            for layer in layers:
+                kind = self.kinds[layer]
+                alike.setdefault((kind.fields(block_size), kind.row_shape), []).append(layer)
+            found += [Bank(group, self.kinds[own[0]], tuple(own), fields) for (fields, _), own in alike.items()]
+        return found
+
+    @property
+    def row_bytes(self) -> int:
+        """Of what a row of the runner has beside its blocks."""
+        return sum(self.kinds[layer].row_bytes for layers in self.groups for layer in layers)

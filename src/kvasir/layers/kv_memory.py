@@ -1,0 +1,101 @@
+"""The memory of a pool's blocks, whatever the kinds of cache and however an executor lays out a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir.caches import Kind
+from kvasir.layers.kv_layout import Bank, Layout
+from kvasir.plan import Bytes, CacheGroup
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor that no one writes to any more."""
+    return tensor.cpu().flatten().view(torch.uint8).numpy().data.toreadonly()
+
+
+def from_bytes(data: Bytes, dtype: torch.dtype) -> Tensor:
+    """A flat tensor with a copy of the bytes."""
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(dtype)
+
+
+def joined(parts: Sequence[memoryview]) -> memoryview:
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+
+class PagedMemory:
+    """Owns the tensors. Layers of a group that are stored alike, a bank, have them in common: for each field one
+    [layers, copies, blocks, ...]. They start undefined: what no sequence wrote is never read.
+
+    groups: as the scheduler plans them. spec: the kind of each layer; layers are numbered as in their model (`of`).
+    """
+
+    def __init__(
+        self, layout: Layout, groups: tuple[CacheGroup, ...], num_blocks: Sequence[int], block_size: int,
+        device: torch.device | str = "cpu",
+    ):  # fmt: skip
+        if len(num_blocks) != len(groups):
+            raise ValueError(f"{len(num_blocks)} sizes for {len(groups)} groups of layers")
+        self.layout, self.groups = layout, groups
+        self.num_blocks, self.block_size = tuple(num_blocks), block_size
+        self.device = torch.device(device)
+        self.banks = layout.banks(block_size)
+        self._banked = [self._allocate(bank, num_blocks[bank.group]) for bank in self.banks]
+        self.tensors = [tensor for tensors in self._banked for tensor in tensors]
+        places = {layer: (b, i) for b, bank in enumerate(self.banks) for i, layer in enumerate(bank.layers)}
+        self._places = [places[owner] for owner in layout.owners]
+        self._arrays = [[tensor[i] for tensor in self._banked[b]] for b, i in self._places]
+        self._groups = tuple(layout.group_of(layer) for layer in range(len(layout.kinds)))
+        self._layers = range(len(layout.kinds))
+        self.spec: tuple[Kind, ...] = layout.kinds
+
+    def _allocate(self, bank: Bank, num_blocks: int) -> list[Tensor]:
+        """The tensors of a bank."""
+        raise NotImplementedError
+
+    def of(self, model: str) -> Self:
+        """The same memory, with the layers of one model by their numbers there."""
+        view = copy(self)
+        view._layers = self.layout.models[model]
+        view.spec = tuple(self.layout.kinds[layer] for layer in view._layers)
+        return view
+
+    def group_of(self, layer: int) -> int:
+        return self._groups[self._layers[layer]]
+
+    def owns(self, layer: int) -> bool:
+        """Whether the layer has memory of its own, rather than that of another to read."""
+        number = self._layers[layer]
+        return self.layout.owners[number] == number
+
+    def _place(self, layer: int) -> tuple[int, int]:
+        """(bank, index in it) of the memory that a layer reads."""
+        return self._places[self._layers[layer]]
+
+    def arrays(self, layer: int) -> list[Tensor]:
+        """Of each field, [copies, blocks, ...]."""
+        return self._arrays[self._layers[layer]]
+
+    def of_group(self, group: int) -> list[tuple[Bank, list[Tensor]]]:
+        return [(bank, own) for bank, own in zip(self.banks, self._banked, strict=True) if bank.group == group]
+
+    def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """(source, target) blocks of a group, in all its layers; all are read before any is written."""
+        if pairs:
+            sources, targets = torch.tensor(pairs, device=self.device).T
+            for _, tensors in self.of_group(group):
+                for tensor in tensors:
+                    tensor[:, :, targets] = tensor[:, :, sources]
+
+    def fill_(self, value: float) -> None:
+        for tensor in self.tensors:
+            tensor.fill_(value)
+
+    def bytes_per_block(self, group: int) -> int:
+        return self.groups[group].bytes_per_block
