@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvasir.caches import Cross, Latent, PagedKV, State, Window
 from kvasir.engine.core import EngineCore
 from kvasir.errors import InvalidRequest, QueueFull
 from kvasir.kv.policy import POLICIES
@@ -41,11 +42,17 @@ from kvasir.types import (
     TokenLogprob,
 )
 from tests.examples import examples
+from tests.kv.chunked import Chunked
 from tests.sched.drive import by_hand
 from tests.sched.guides import HandGuides, allowed_at
 
 VOCAB, LENGTH = 256, 96
-WINDOWS = ((0,), (20,), (2,), (0, 20), (0, 2), (0, 12, 2), (9, 20))  # 2: what a recurrent state is to the tree
+FULL, LATENT, STATE, CROSS = PagedKV(), Latent(), State(), Cross(length=10)
+KINDS = (
+    *((FULL,), (Window(window=20),), (STATE,), (FULL, Window(window=20)), (LATENT, STATE)),
+    *((FULL, Window(window=12), STATE), (Window(window=9), Window(window=20)), (CROSS, FULL)),
+    *((Window(window=1), CROSS), (STATE, LATENT, Cross(length=3), Chunked(chunk=12)), (Chunked(chunk=8),)),
+)
 COSTS = ((1e-3, 2e-3, 1e-6, 0.01), (0.02, 0.05, 0.0, 0.2), (0.0, 0.0, 0.0, 0.001))
 
 
@@ -179,18 +186,18 @@ class Run:
 
     def __post_init__(self):
         draw = self.chance
-        windows, size = draw.choice(WINDOWS), draw.choice([4, 8, 16])
+        kinds, size = draw.choice(KINDS), draw.choice([4, 8, 16])
         bad_steps, bad_rows = draw.choice([0, 0, 0.03, 0.2]), draw.choice([0, 0, 0.02])
         self.faulty = bool(bad_steps or bad_rows)
         self.bidirectional = draw.random() < 0.1
         step_tokens = draw.choice([1, 2, 7, 23, 64])
         runner = ShakyRunner(
             draw, bad_steps, bad_rows,
-            window=windows, block_size=size, num_blocks=draw.choice([9, 12, 15, LENGTH // size + 2, 60]),
+            kinds=kinds, block_size=size, num_blocks=draw.choice([9, 12, 15, LENGTH // size + 2, 60]),
             max_rows=draw.choice([1, 2, 3, 6]), max_tokens_per_step=LENGTH if self.bidirectional else step_tokens,
             max_model_len=LENGTH, overlaps=draw.random() < 0.5,
         )  # fmt: skip
-        groups = tuple(GroupFacts("ids", size * 8) for _ in windows)
+        groups = tuple(GroupFacts("ids", group.bytes_per_block) for group in runner.capacity.groups)
         tier = ShakyTier(draw, Facts("fake", "1", size, groups), draw.choice([0, 0.1, 0.5]))
         self.tier = tier if draw.random() < 0.5 and not self.bidirectional else None
         tight = draw.choice([0.02, 1.0, 50.0])
@@ -208,7 +215,7 @@ class Run:
             targets={c: Target(tight * (1 + i), tight / 10) for i, c in enumerate(ServiceClass)},
             clock=lambda: self.now,
             tier=self.tier,
-            tier_bytes=draw.choice([size * 8 * len(windows) * 2, 1 << 20]),
+            tier_bytes=draw.choice([size * 8 * len(kinds) * 2, 1 << 20]),
             guides=self.guides,
             jump_ahead=draw.random() < 0.7,
         )
@@ -375,7 +382,7 @@ def test_whatever_comes_together_it_comes_to_an_end(seed):
 def test_the_chance_reaches_everything():
     """What the property is about does happen."""
     seen: dict[str, int] = defaultdict(int)
-    for seed in range(20):
+    for seed in range(40):
         drawn = run(random.Random(seed))
         scheduler = drawn.core.scheduler
         seen["preempted"] += scheduler.preemptions
