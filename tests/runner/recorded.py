@@ -101,7 +101,7 @@ class Recorded(EagerExecutor):
         return result if isinstance(result, tuple) else (result,)
 
     def group(self, layer: int, q_THd: Tensor) -> int:
-        return q_THd.shape[1] // self.cache.spec[layer].kv_heads
+        return q_THd.shape[1] // self.cache.spec[layer].heads
 
 
 class Streamed(Recorded):
