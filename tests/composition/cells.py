@@ -90,6 +90,8 @@ class Cell:
             together="neighbours" in on,
             streams="streaming" in on,
             plant=plant,
+            drafter=next((f.drafter for f in self.features if f.drafter), None),
+            expected=lambda request: plain(self.base, request),
         )
         embed = not any(f.ask for f in self.features)
         run.go(make_requests(run.core, run.tokenizer, self.params(), self.fields(), embed))

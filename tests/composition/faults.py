@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL, AttentionArgs
+from kvasir.plan import unpack_ids
 from kvasir.sched.sequence import Status
 from kvasir.seeds import answer_seed
 
@@ -334,6 +335,34 @@ def stale_token(core: Any) -> None:
                 ids = core.runner.rows[work.row].ids
                 ids[work.start] = ids[work.start - 1]
         return run(plan)
+
+
+# --- drafts -----------------------------------------------------------------------------------------
+
+
+@fault("a drafted id that is wrong is kept", ("drafts", "neighbours"), ("drafts", "llama"))
+def kept_draft(core: Any) -> None:
+    def kept(work: Any, row: Any) -> Any:
+        if row.error or row.accepted == work.drafted:
+            return row
+        wrong = unpack_ids(work.appended)[-work.drafted :][row.accepted]
+        mine = core.runner.rows[work.row]
+        mine.ids[mine.known - 1] = wrong
+        return replace(row, tokens=(*row.tokens[:-1], wrong))
+
+    @wrap(core.runner, "sample")
+    def sample(take: Callable, pending: Any, *args: Any) -> Any:
+        result = take(pending, *args)
+        return replace(result, rows=tuple(map(kept, pending.step.plan.work, result.rows)))
+
+
+@fault("masks along a draft are those of its beginning", ("drafts", "grammar: schema", "neighbours"))
+def one_mask(core: Any) -> None:
+    @wrap(core.scheduler, "masks")
+    def masks(make: Callable, plan: Any) -> Any:
+        drafted = {work.row: work.drafted for work in plan.work}
+        made = make(plan)
+        return {row: mask[: len(mask) // (drafted[row] + 1)] * (drafted[row] + 1) for row, mask in made.items()}
 
 
 # --- grammars ---------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from tests.composition import models
 from tests.oracle import free_blocks, poison
 
 if TYPE_CHECKING:
+    from kvasir.sched.drafts import Drafter
+    from kvasir.sched.sequence import Sequence
     from tests.composition.run import Run
 
 Values = dict[str, Any]
@@ -37,7 +39,7 @@ class Feature:
     options: of the engine; a function where they depend on those of the features before it.
     base: the plain run has the options too (what rounds differently is compared with itself).
     ask: changes the sampling parameters of the requests. fields: further fields of request i. act: is called before
-    each step.
+    each step. drafter: proposes ids that may come next.
     besides: features that come with it, unless the cell has others of their switches.
     """
 
@@ -50,6 +52,7 @@ class Feature:
     ask: Callable[[Values], Values] | None = None
     fields: Callable[[int], Values] | None = None
     act: Callable[[Run], None] | None = None
+    drafter: Callable[[Run], Drafter] | None = None
     besides: tuple[str, ...] = ()
 
 
@@ -85,6 +88,28 @@ def restart(run: Run) -> None:
     """Once, when something was answered and something was not: an engine dies, or two in a row."""
     if not run.restarts and run.answered and run.crowded:
         run.restart()
+
+
+class KnowingDrafter:
+    """Drafts of the plain answers, in which some ids are wrong; for requests that have none, of ids that are wrong."""
+
+    def __init__(self, run: Run):
+        self._run = run
+
+    def waits(self, seq: Sequence) -> bool:
+        return self._run.random.random() < 0.5
+
+    def propose(self, seq: Sequence, most: int) -> list[int]:
+        run, begin = self._run, len(seq.tokens) - seq.prompt_len
+        known = [r for r in run.requests if r.id == seq.request.id]
+        coming = run.expected(known[0])[seq.request.id, seq.index].tokens[begin:] if known else list(seq.tokens[:4])
+        right = run.random.choice((0.0, 0.7, 1.0, 1.0))
+        return [t if run.random.random() < right else t ^ 1 for t in coming[:most]]
+
+
+def accepted(run: Run) -> int:
+    """Or whether there was nothing to draft: behind the first token of an answer two more must follow."""
+    return run.total("accepted_tokens") or all(len(answer.tokens) < 3 for answer in run.answers.values())
 
 
 def poison_free_blocks(run: Run) -> None:
@@ -227,6 +252,8 @@ COMPUTED = [
     Feature("deadlines of neighbours", "deadlines", "requests that ended so", lambda run: run.timeouts,
             act=late_neighbours, besides=("neighbours",)),
     Feature("restart", "restart", "engines that took over", lambda run: run.restarts, act=restart),
+    Feature("drafts", "drafts", "drafted ids that were right, or answers too short for any", accepted,
+            drafter=KnowingDrafter),
     threads(2), threads(3),
     Feature("overlap", "overlap", "steps planned while one ran", lambda run: run.overlapped, {"overlap": True}),
     Feature("service classes", "classes", "classes served",

@@ -19,6 +19,7 @@ from kvasir.engine.core import EngineCore
 from kvasir.engine.front import Front
 from kvasir.engine.journal import Journal, Stage
 from kvasir.plan import StepPlan, Work
+from kvasir.sched.drafts import Drafter
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import Delta, FinishReason, Request, SamplingParams, Task
 from tests.composition import models
@@ -88,7 +89,8 @@ class Run:
     """Drives engines made of `options`: `go` gives the answers; the counts are for proofs.
 
     acts: called before each step. together: requests arrive over some steps, else each when all before it are done.
-    plant: called with each engine before it computes.
+    plant: called with each engine before it computes. drafter: makes what proposes ids that may come next. expected:
+    the plain answers of a request.
     """
 
     def __init__(
@@ -100,7 +102,10 @@ class Run:
         together: bool = False,
         streams: bool = False,
         plant: Callable[[EngineCore], None] | None = None,
+        drafter: Callable[[Run], Drafter] | None = None,
+        expected: Callable[[Request], Answers] | None = None,
     ):
+        self._drafter, self._expected = drafter, expected
         self._options, self._acts, self._plant = EngineOptions(**options), acts, plant
         self._together, self._streams = together, streams
         self.random = random.Random(seed)
@@ -123,6 +128,10 @@ class Run:
     def core(self) -> EngineCore:
         return self.cores[-1]
 
+    def expected(self, request: Request) -> Answers:
+        assert self._expected
+        return self._expected(request)
+
     @property
     def works(self) -> Iterator[Work]:
         return (work for plan in self.plans for work in plan.work)
@@ -140,7 +149,7 @@ class Run:
         """How many compute; None for float32 on the eager executor, where torch must have one."""
         import torch
 
-        if program := getattr(self.core.runner, "program", None):
+        if program := getattr(self.core.runner.executor, "program", None):
             return program.pool.threads
         return None if self.core.info.dtype == "float32" else torch.get_num_threads()
 
@@ -301,7 +310,7 @@ class Run:
     def _build(self) -> None:
         # On the CPU no engine has a tier in host memory, where its pool is: asked for here, it gets one.
         with patch("kvasir.config._cache_host", lambda options, device: options.cache_host or 0):
-            core = build_core(self._options)
+            core = build_core(self._options, drafter=self._drafter(self) if self._drafter else None)
         core.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]  # what nobody wrote must not be seen
         core.plan_listener = self.plans.append
         self._pace(core)

@@ -141,11 +141,14 @@ class ProgramHandle:
 
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
         by_place = dict(zip(at, masks, strict=True))
-        found = {place: self._along(place, by_place[place]) for place in at if self.step.works[place].drafted}
-        for part, logits in self.logits_of([place for place in at if place not in found]):
+        drafted = [place for place in at if self.step.works[place].drafted]
+        found: dict[int, Taken] = {}
+        for part, logits in self.logits_of([place for place in at if place not in drafted]):
             works = [self.step.works[place] for place in part]
             taken = self.executor.take(logits, works, [by_place[place] for place in part])
             found.update(zip(part, taken, strict=True))
+        # Last, since their logits are computed where those that the run left lie.
+        found.update((place, self._along(place, by_place[place])) for place in drafted)
         return [found[place] for place in at]
 
     def _along(self, place: int, mask: bytes | None) -> Taken:

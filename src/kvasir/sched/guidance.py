@@ -84,10 +84,10 @@ def mask(seq: Sequence, work: Work, vocab_size: int) -> bytes | None:
         first = NOTHING
     if not work.drafted:
         return first
-    size = -(-vocab_size // 32) * 4
     masks = [first, *_along(seq.guide.copy(), unpack_ids(work.appended)[-work.drafted :])]
     if all(m is None for m in masks):
         return None
+    size = max(-(-vocab_size // 32) * 4, *(len(m) for m in masks if m is not None))  # a guide's may be longer
     return b"".join(b"\xff" * size if m is None else m.ljust(size, b"\0") for m in masks)
 
 
