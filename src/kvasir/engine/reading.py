@@ -8,14 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvasir.errors import InvalidRequest, QueueFull
+from kvasir.errors import InvalidRequest, QueueFull, TemplateLimit
 from kvasir.parse.detect import Found, Sample, detect
 from kvasir.parse.format import Format, Style
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import choose
 from kvasir.text import samples
 from kvasir.text.chat import ChatTemplate
-from kvasir.text.template_process import TemplateLimit
 from kvasir.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
