@@ -128,7 +128,8 @@ class Reader:
         thinks: see `may_think`.
         """
         format = self.format(tools)
-        if self._tokenizer is None or not (format.thinking or (tools and format.calls.style is not Style.NONE)):
+        told_apart = format.thinking or format.calls.style is Style.ADDRESSED
+        if self._tokenizer is None or not (told_apart or (tools and format.calls.style is not Style.NONE)):
             return None
         functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or ()}
         end = self._tokenizer.decode(prompt_ids[-TAIL:], skip_special_tokens=False)
