@@ -133,6 +133,18 @@ class TemplateError(InvalidRequest):
     """A chat template refused the conversation, failed, or exceeded its time or output limit."""
 
 
+class TemplateLimit(TemplateError):
+    """A template passed its limit of time, memory or output, or ended its process."""
+
+
+class TemplateTooLong(TemplateLimit):
+    """A template wrote more than `size` characters, the most that it may."""
+
+    def __init__(self, size: int):
+        super().__init__(f"the chat template wrote more than {size} characters", "shorten the conversation", "messages")
+        self.size = size
+
+
 class ConfigError(KvasirError, ValueError):
     """An option has a value that cannot work on this machine or with this model."""
 

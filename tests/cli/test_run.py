@@ -79,6 +79,8 @@ SCHEMA = '{"type": "array", "uniqueItems": true}'
 WRONG = [
     (["--temperature", "-1"], "temperature is -1"),
     (["--max-tokens", "0"], "max_tokens is 0"),
+    (["--max-tokens", "10000000"], "max_tokens is 10000000"),
+    (["--max-model-len", "64", "--max-tokens", "64"], "the context holds 64"),
     (["--top-p", "2"], "top_p is 2"),
     (["--frequency-penalty", "9"], "frequency_penalty is 9"),
     (["--seed", str(-(2**70))], "seed is"),

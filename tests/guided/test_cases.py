@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 import jsonschema_rs
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.schemas.writer import Writer, bytes_tokenizer
 from kvasir.errors import InvalidRequest
 from kvasir.guided import sources
+from kvasir.guided.formats import FORMATS
 from kvasir.guided.logic import KEYWORDS
 from kvasir.guided.pointers import Pointers
 from tests.examples import examples
@@ -45,6 +47,21 @@ def check(schema, values=VALUES) -> bool:
 
 def keyed(value, *needed):
     return {"if": {"properties": {"k": {"const": value}}, "required": ["k"]}, "then": {"required": list(needed)}}
+
+
+def of_kind(value, then):
+    """A condition that holds as well where there is no k."""
+    return {"if": {"properties": {"k": {"const": value}}}, "then": then}
+
+
+def by_turns(*keys):
+    """Where one key is there and not null, the others are null or absent."""
+    null = {key: {"const": None} for key in keys}
+    said = []
+    for key in keys:
+        others = {other: null[other] for other in keys if other != key}
+        said.append({"if": {"not": {"properties": {key: null[key]}}}, "then": {"properties": others}})
+    return {"type": "object", "properties": {key: {} for key in keys}, "additionalProperties": False, "allOf": said}
 
 
 CLOSED = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "additionalProperties": False}
@@ -254,6 +271,49 @@ def test_a_schema_is_exact_or_refused(schema, definition):
     if isinstance(schema, dict):
         definition = {"type": "string"} if isinstance(definition, dict) and "$ref" in definition else definition
         check({**schema, "$defs": {"d": definition}})
+
+
+def test_conditions_on_a_key_that_may_be_absent_are_exact():
+    said = [
+        of_kind("a", {"required": ["b"]}),
+        of_kind("b", {"properties": {"b": {"type": "integer"}}}),
+        of_kind(1, False),
+    ]
+    values = [{"k": k, **b} for k in ("a", "b", 1, 1.5, None) for b in ({}, {"b": 1}, {"b": "a"})]
+    assert check({"properties": {"k": {}, "b": {}}, "allOf": said}, (*VALUES, *values))
+
+
+def test_keys_that_exclude_each_other_are_exact():
+    values = [{"a": a, "b": b, "c": c} for a in (None, 1) for b in (None, 1) for c in (None, 1)]
+    assert check(by_turns("a", "b", "c"), (*VALUES, *values))
+
+
+def test_many_conditions_are_no_product_of_their_cases():
+    """Of 16 conditions there are 2^16 combinations."""
+    keys = [f"k{i:02}" for i in range(16)]
+    turns = writer(by_turns(*keys))
+    assert turns and turns.writes({"k07": 1, "k08": None}) and not turns.writes({"k07": 1, "k08": 1})
+    kinds = writer({"type": "object", "properties": {"k": {}}, "allOf": [of_kind(k, {"required": [k]}) for k in keys]})
+    assert kinds and kinds.writes({"k": "k07", "k07": 1}) and not kinds.writes({"k": "k07", "k08": 1})
+
+
+def test_long_patterns_that_come_again_are_said_once():
+    when = {"type": "string", "format": "date-time"}
+    schema = {"properties": {"a": when, "b": {"type": "array", "items": when}}, "$defs": {"text-0": {"type": "null"}}}
+    assert sources.json_schema(schema).count("60(?:") <= sources.json_schema({"properties": {"a": when}}).count("60(?:")
+    found, good, bad = writer(schema), "2024-02-29T12:00:00Z", "2023-02-29T12:00:00Z"
+    assert found and found.writes({"a": good, "b": [good]})
+    assert not any(found.writes(value) for value in ({"a": bad}, {"a": None}, {"b": [bad]}))
+
+
+def test_leap_seconds_are_the_last_of_a_day_in_utc():
+    minutes = range(0, 24 * 60, 15)
+    utc, local = 23 * 60 + 59, lambda at: f"{at % 1440 // 60:02}:{at % 60:02}:60"
+    zones = [(f"{sign}{m // 60:02}:{m % 60:02}", m if sign == "+" else -m) for m in minutes for sign in "+-"]
+    pattern = re.compile(FORMATS["time"] or "")
+    for zone, east in zones:
+        found = [at for at in range(1440) if pattern.match(local(at) + zone)]
+        assert found == [(utc + east) % 1440], zone
 
 
 @pytest.mark.slow

@@ -134,6 +134,13 @@ def template(calls: str, opened: str = "") -> str:
                      "{{ '' + c.function.arguments }}}</tool_call>{% endfor %}{% endif %}"),
             "hermes",
         ),
+        # each message names its recipient, and the prompt has written the mark before the first
+        (
+            template(EACH.replace("EACH", ">>>{{ c.function.name }}\n{{ c.function.arguments | tojson }}"))
+            .replace("{{ m.content or '' }}", "{% if m.content %}>>>all\n{{ m.content }}{% endif %}")
+            .replace("<|im_start|>assistant\n", "<|im_start|>assistant\n>>>"),
+            "functionary_v3.2",
+        ),
         (template(EACH.replace("EACH", "<call {{ c.function }}>")), "none"),
         # text of a conversation is not the template's
         (template("{# <tool_call> #}{{ m.tool_calls or '' }}"), "none"),

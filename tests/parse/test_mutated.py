@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Message
 from kvasir.parse.format import Format, grammar_parts
 from tests.examples import examples
-from tests.parse.writing import CALLING, Calls, format_of, parsed, schemas, written
+from tests.parse.writing import CALLING, HEADERS, Calls, format_of, parsed, schemas, written
 
 # No word is part of another one, or of what formats write themselves.
 WORDS = ["yggdrasil", "ratatoskr", "huginn", "muninn", "sleipnir", "fenrir", "jormungandr", "gullinbursti"]
@@ -23,7 +23,6 @@ CALLS: list[Calls] = [
     [("look_up", {}), ("fetch", {"fenrir": "a<b>\"c\"\\d\n'e' {f} [g]"})],
 ]
 PIECES = st.sampled_from([*"{}[]()\"'`,:;=<>|/\\ \nxN0-", "NaN", '","', "}}", "None", ": ", "</", "\n\n"])
-HEADERS = ("harmony", "muse")  # formats in which messages have headers
 EDITS = st.lists(
     st.tuples(st.floats(0, 1), st.sampled_from((0, 0, 1, 1, 2, 5)), PIECES | st.just("")), min_size=1, max_size=3
 )

@@ -32,6 +32,7 @@ def format_of(name: str) -> Format:
     return Format(calls, next(row for row in THINKING if row.name == _THINKING.get(name, "think")))
 
 
+HEADERS = ("harmony", "muse", "functionary_v3.2")  # formats in which messages have headers
 NAMES = [calls.name for calls in CALLS]
 CALLING = [calls.name for calls in CALLS if calls.style is not Style.NONE]
 

@@ -98,6 +98,25 @@ async def test_calls_in_an_unknown_format_are_content_and_cannot_be_required():
         assert (await ask(http, said=CALL))["finish_reason"] == "tool_calls"
 
 
+ADDRESSED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ '>>>all\n' + m.content if m.content else '' }}"
+    "{% for c in m.tool_calls or [] %}>>>{{ c.function.name }}\n{{ c.function.arguments | tojson }}{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}>>>{% endif %}"
+)
+
+
+async def test_recipients_are_no_content_and_their_calls_cannot_be_required():
+    """The template has written the mark before the first recipient, with tools and without."""
+    echo = Front(EchoEngine(), byte_tokenizer(), ChatTemplate(ADDRESSED), trust_special_tokens=True)
+    async with client(front=echo) as http:
+        assert (await ask(http, said="all\nHello", tools=None))["message"]["content"] == "Hello"
+        message = (await ask(http, said='all\nHello>>>f\n{"a": "b"}'))["message"]
+        call = message["tool_calls"][0]["function"]
+        assert (message["content"], call) == ("Hello", {"name": "f", "arguments": '{"a": "b"}'})
+        response = await http.post("/v1/chat/completions", json=body(tool_choice="required"))
+        assert response.status_code == 400 and "cannot be enforced" in response.json()["error"]["message"]
+
+
 async def test_the_start_says_that_calls_are_in_an_unknown_format():
     for source, told in ((UNKNOWN, True), (TEMPLATE, False)):
         started = Front(EchoEngine(), byte_tokenizer(), ChatTemplate(source), warm=True)

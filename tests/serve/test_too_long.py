@@ -11,6 +11,7 @@ from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest, PromptTooLong
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
+from kvasir.text.template_process import TemplateLimits
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import Request, SamplingParams
 from tests.serve.fakes import EchoEngine, byte_tokenizer, template
@@ -96,6 +97,56 @@ async def test_llamacpp_has_a_type_and_two_numbers_for_it(http, path):
 async def test_ollama_says_it_in_its_words(http, path):
     error = await refused(http, path, OLLAMA[path](COUNTED))
     assert error.startswith("the input length exceeds the context length"), error
+
+
+CHATS = {
+    "/v1/chat/completions": chat,
+    "/v1/responses": OPENAI["/v1/responses"],
+    "/v1/messages": lambda text: chat(text, max_tokens=5),
+    "/api/chat": OLLAMA["/api/chat"],
+}
+RENDERED = TemplateLimits().max_output + 1
+
+
+def says_too_long(path: str, error: dict | str) -> bool:
+    if path.startswith("/api/"):
+        return str(error).startswith("the input length exceeds the context length")
+    if path == "/v1/messages":
+        return error["message"].startswith("prompt is too long: at least ")
+    return error["code"] == "context_length_exceeded" and error["param"] in ("messages", "input")
+
+
+@pytest.mark.parametrize("path", CHATS)
+async def test_what_no_template_writes_to_its_end_is_too_long_as_well(http, path):
+    """The process of templates gives up before anything is tokenized."""
+    error = await refused(http, path, CHATS[path]("x" * RENDERED))
+    assert says_too_long(path, error), error
+    answer = await http.post("/v1/chat/completions", json=chat("x", max_tokens=1))
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", CHATS)
+async def test_it_is_the_templates_limit_where_the_context_might_hold_it(path):
+    front = Front(EchoEngine(max_model_len=RENDERED * 2), byte_tokenizer(), template())
+    async with client(front=front) as http:
+        error = await refused(http, path, CHATS[path]("x" * RENDERED))
+    assert not says_too_long(path, error) and f"more than {RENDERED - 1} characters" in str(error), error
+    assert "shorten the conversation" in str(error)
+
+
+@pytest.mark.parametrize("context", [CONTEXT, RENDERED * 2])
+async def test_conversations_that_no_template_writes_to_their_end_are_truncated(context):
+    front = Front(EchoEngine(max_model_len=context), byte_tokenizer(), template())
+    turns = [{"role": "user", "content": "x" * RENDERED}, {"role": "assistant", "content": "y"}]
+    turns.append({"role": "user", "content": "z"})
+    async with client(front=front) as http:
+        body = {"model": "fake", "messages": turns, "stream": False, "truncate": True}
+        body["options"] = {"num_predict": 2}
+        answer = await http.post("/api/chat", json=body)
+        assert answer.status_code == 200, answer.text
+        body = {"input": turns, "truncation": "auto", "store": False, "max_output_tokens": 2}
+        answer = await http.post("/v1/responses", json=body)
+        assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("more", [{"raw": True}, {}, {"template": "{{ messages[0].content }}"}])

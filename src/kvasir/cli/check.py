@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 
+from kvasir.config import EngineOptions
 from kvasir.engine.front import Front
 from kvasir.engine.grammars import Grammars
 from kvasir.errors import InvalidRequest, UnsupportedModel
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import SamplingParams, StructuredOutputs
+from kvasir.weights.find import find_model
 
 
 def check_asked(front: Front, params: SamplingParams, chat: bool) -> None:
@@ -27,6 +29,22 @@ def check_asked(front: Front, params: SamplingParams, chat: bool) -> None:
             )
         if front.reader.format().thinking is None:
             raise InvalidRequest("this model marks no reasoning that could be bounded", "leave the budget out")
+
+
+def check_length(options: EngineOptions, max_tokens: int | None) -> None:
+    """Of an answer to a prompt of one token, by the model's configuration. Raises KvasirError."""
+    if max_tokens is None:
+        return
+    from kvasir.models.registry import model_class_for  # which imports torch
+    from kvasir.runner.load import open_checkpoint
+
+    config, source = open_checkpoint(find_model(options.model, options.revision))
+    source.close()
+    longest = model_class_for(config).Config.from_hf(config).context_length  # type: ignore[attr-defined]
+    context = min(longest, options.max_model_len or longest)
+    if max_tokens >= context:
+        message = f"max_tokens is {max_tokens}; the context holds {context} with the prompt"
+        raise InvalidRequest(message, f"lower it to {context - 1} at most", param="max_tokens")
 
 
 def _check_structured(tokenizer: Tokenizer, wanted: StructuredOutputs) -> None:

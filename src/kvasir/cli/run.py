@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from kvasir.cli.check import check_asked
+from kvasir.cli.check import check_asked, check_length
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
@@ -41,7 +41,9 @@ def run(
     own = sampling_of(entry.parameters) if entry else {}
     wanted = {**own, **asked}
     llm = AsyncLLM(**asdict(engine))
-    check_asked(llm.front, SamplingParams(**{"max_tokens": None, **wanted}), chat)
+    params = SamplingParams(**{"max_tokens": None, **wanted})
+    check_asked(llm.front, params, chat)
+    check_length(engine, params.max_tokens)
     tokenizer = llm.front.tokenizer
     if not text and not chat and tokenizer is not None and tokenizer.bos_id is None:
         raise InvalidRequest("the prompt is empty", "give a text to go on from")

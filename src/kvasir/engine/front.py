@@ -23,7 +23,7 @@ from kvasir.engine.lengths import Bound, Lengths
 from kvasir.engine.meter import Meter
 from kvasir.engine.reading import Reader, Reading
 from kvasir.engine.turns import LONG_BYTES, Turns, batches, size_of
-from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, PromptTooLong
+from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, PromptTooLong, TemplateTooLong
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
@@ -207,7 +207,7 @@ class Front:
         variables: Mapping[str, Any] | None = None,
     ) -> Rendered:
         """A conversation as the model's chat template renders it, or another template. Raises TemplateError,
-        InvalidRequest."""
+        InvalidRequest, TextTooLong."""
         if self.template is None:
             raise InvalidRequest("this model has no chat template", "use completions", param="messages")
         template = self.template
@@ -223,7 +223,11 @@ class Front:
                 template_kwargs=variables,
             )
 
-        return await asyncio.to_thread(render)
+        try:
+            return await asyncio.to_thread(render)
+        except TemplateTooLong as error:
+            self._lengths("messages").check_size(error.size, "messages", "more than ")
+            raise
 
     async def encode_chat(
         self,

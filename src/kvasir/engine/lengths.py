@@ -31,11 +31,12 @@ class Lengths:
             size > self.counted and (bound == "count" or (first > 0 and not self.table.sliced))
         )
 
-    def check_size(self, size: int, param: str) -> None:
-        """Raises TextTooLong for a text of so many bytes, all of them in tokens, that no context can hold."""
+    def check_size(self, size: int, param: str, least: str = "") -> None:
+        """Raises TextTooLong for a text of so many bytes, all of them in tokens, that no context can hold. least: what
+        to say before the size where it is a bound."""
         most = self.table.bytes_per_token
         if most and size > most * self.context:
-            raise self.too_long(size, -(-size // most), f"at most {most * self.context} bytes", param)
+            raise self.too_long(f"{least}{size}", -(-size // most), f"at most {most * self.context} bytes", param)
 
     def check_characters(self, text: str, size: int, param: str) -> None:
         """Raises TextTooLong for a text of `size` bytes with more characters in tokens than the context can hold.
@@ -45,7 +46,7 @@ class Lengths:
             most = self.context * self.table.chars_per_token
             raise self.too_long(size, fewest, f"at most {most} characters of its vocabulary", param)
 
-    def too_long(self, size: int, tokens: int, most: str, param: str) -> TextTooLong:
+    def too_long(self, size: int | str, tokens: int, most: str, param: str) -> TextTooLong:
         """tokens: the text has at least so many."""
         message = f"the text has {size} bytes; the context of {self.context} tokens can hold {most}"
         hint = f"shorten it (up to {self.counted} bytes are counted or truncated without fitting)"

@@ -8,14 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvasir.errors import InvalidRequest, QueueFull
+from kvasir.errors import InvalidRequest, QueueFull, TemplateLimit
 from kvasir.parse.detect import Found, Sample, detect
 from kvasir.parse.format import Format, Style
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import choose
 from kvasir.text import samples
 from kvasir.text.chat import ChatTemplate
-from kvasir.text.template_process import TemplateLimit
 from kvasir.text.tokenizer import Tokenizer
 
 SOME_TOOL = samples.TOOLS[0]
@@ -126,7 +125,8 @@ class Reader:
         thinks: see thinking.may_think.
         """
         format = self.format(tools)
-        if self._tokenizer is None or not (format.thinking or (tools and format.calls.style is not Style.NONE)):
+        told_apart = format.thinking or format.calls.style is Style.ADDRESSED
+        if self._tokenizer is None or not (told_apart or (tools and format.calls.style is not Style.NONE)):
             return None
         functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or ()}
         end = self._tokenizer.decode(prompt_ids[-TAIL:], skip_special_tokens=False)

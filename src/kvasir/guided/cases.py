@@ -5,13 +5,14 @@ absent keys, the kinds and texts that are left. What cannot be said is refused b
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 from kvasir.errors import InvalidRequest
 from kvasir.guided import counts
 from kvasir.guided.apart import apart, constants, flat, has_all, holds, shared
 from kvasir.guided.formats import FORMATS
-from kvasir.guided.logic import KINDS, MAX_CASES, NOTES, Scope, also, negated, types_of
+from kvasir.guided.logic import KINDS, MAX_CASES, NOTES, Scope, also, negated, same, types_of
 from kvasir.guided.pointers import Pointers
 from kvasir.guided.texts import Unknown, as_ecma
 
@@ -22,6 +23,7 @@ _ONE = ("items", "additionalItems", "additionalProperties")
 _INSIDE = dict.fromkeys((*_MAPS, *_LISTS, *_ONE))
 # Most schemas in a schema have few keywords: one look at these sets tells what there is to do.
 _HAS_INSIDE, _HAS_IN_PLACE = frozenset(_INSIDE), frozenset(_IN_PLACE)
+_LONG = 200  # characters of a pattern
 _MOST = 20_000  # schemas, of all that is said
 
 
@@ -31,15 +33,29 @@ def enforceable(schema: Any, lenient: bool = False) -> Any:
         return schema
     try:
         pointers = Pointers(schema)
-        return pointers.schema if pointers.mixed else _Cases(pointers, lenient).of(pointers.schema)
+        return pointers.schema if pointers.mixed else _Cases(pointers, lenient).whole(pointers.schema)
     except RecursionError as error:
         raise InvalidRequest("the schema is nested too deeply", "make it simpler") from error
 
 
 class _Cases:
-    def __init__(self, scope: Scope, lenient: bool):
+    def __init__(self, scope: Pointers, lenient: bool):
         self._scope, self._lenient = scope, lenient
         self._schemas = 0
+        self._long: dict[str, list[dict[str, Any]]] = {}  # texts of a long pattern
+
+    def whole(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Long patterns that come again and again are named, as llguidance reads what has a name once."""
+        told = self.of(schema)
+        named: dict[str, Any] = {}
+        for texts in self._long.values():
+            if len(texts) > 1 and self._scope.rooted:
+                name = self._scope.unused("text", named)
+                named[name] = dict(texts[0])
+                for text in texts:
+                    text.clear()
+                    text["$ref"] = f"#/$defs/{name}"
+        return {**told, "$defs": {**told.get("$defs", {}), **named}} if named else told
 
     def of(self, schema: Any) -> Any:
         if not isinstance(schema, dict):
@@ -56,6 +72,9 @@ class _Cases:
             for key in _INSIDE:
                 if key in told:
                     told[key] = self._inside(key, told[key])
+        pattern = told.get("pattern")
+        if isinstance(pattern, str) and len(pattern) > _LONG and told.keys() <= {"type", "pattern"}:
+            self._long.setdefault(f"{told.get('type')} {pattern}", []).append(told)
         return told if _HAS_IN_PLACE.isdisjoint(told) else _arranged(told)
 
     def _inside(self, key: str, said: Any) -> Any:
@@ -160,19 +179,40 @@ def _either(condition: Any, then: Any, other: Any, scope: Scope) -> Any:
 
 
 def _all_of(told: dict[str, Any], scope: Scope) -> None:
-    """Conditions of which no two hold at once are cases of one choice."""
+    """Conditions of which one at most holds, or that ask for the value of one key, are cases of one choice: llguidance
+    would tell all their combinations."""
     plain = [one for one in told["allOf"] if not _is_condition(one)]
     chain = [one for one in told["allOf"] if _is_condition(one)]
-    if len(chain) < 2:
-        return
-    conditions = [one["if"] for one in chain]
-    if len(chain) > MAX_CASES or not all(
-        apart(a, b, scope) for i, a in enumerate(conditions) for b in conditions[i + 1 :]
-    ):
-        return
+    if 2 <= len(chain) <= MAX_CASES and (cases := _by_value(chain, scope) or _by_turns(chain, scope)):
+        told["allOf"] = [*plain, {"anyOf": cases}]
+
+
+def _by_value(chain: list[Any], scope: Scope) -> list[Any] | None:
+    """The cases of conditions that hold of values of one key, each of its own, and without the key."""
+    told = [_by_key(one["if"]) for one in chain]
+    if not all(one is not None and one[0] == (told[0] or one)[0] and not one[0][1] for one in told):
+        return None
+    (key, _), *_ = (one[0] for one in told if one)
+    values = [value for one in told if one for value in one[1]]
+    if any(same(a, b) for a, b in combinations(values, 2)):
+        return None
+    try:
+        other = negated({"enum": values}, scope)
+    except Unknown:
+        return None
+    there = {"type": "object", "required": [key]}
+    cases = [{"allOf": [there, one["if"], one["then"]]} for one in chain]
+    absent = {"allOf": [{"properties": {key: False}}, *(one["then"] for one in chain)]}
+    return [*cases, absent, *([there | {"properties": {key: other}}] if other is not False else [])]
+
+
+def _by_turns(chain: list[Any], scope: Scope) -> list[Any] | None:
+    """The cases of conditions of which none holds where another one does, and what follows from that."""
     cases = [{"allOf": [one["if"], one["then"]]} for one in chain]
-    none = _none_of(conditions, scope)
-    told["allOf"] = [*plain, {"anyOf": [*cases, none]}]
+    conditions = [one["if"] for one in chain]
+    if not all(apart(a, b, scope) for i, a in enumerate(cases) for j, b in enumerate(conditions) if i != j):
+        return None
+    return [*cases, _none_of(conditions, scope)]
 
 
 def _is_condition(schema: Any) -> bool:

@@ -14,13 +14,16 @@ _HOUR, _MINUTE = "(?:[01][0-9]|2[0-3])", "[0-5][0-9]"
 
 
 def _leap_seconds() -> str:
-    """The last second of a day in UTC, in the zones of the world, which differ by quarters of an hour."""
+    """The last second of a day in UTC, in the zones of the world, which differ by quarters of an hour. By the local
+    hour, since long choices are slow to compile."""
     found = [f"23:59:60{_FRACTION}[zZ]"]
-    for minutes in range(0, 24 * 60, 15):
-        for sign, direction in (("+", 1), ("-", -1)):
-            hour, minute = divmod((23 * 60 + 59 + direction * minutes) % (24 * 60), 60)
-            zone = f"{minutes // 60:02}:{minutes % 60:02}"
-            found.append(f"{hour:02}:{minute:02}:60{_FRACTION}[{sign}]{zone}")
+    for hour in range(24):
+        east, west = {0: (hour + 1) % 24, 15: hour, 30: hour, 45: hour}, 23 - hour
+        zones = (
+            f"{(minutes - 1) % 60}:60{_FRACTION}(?:[+]{east[minutes]:02}:{minutes:02}|-{west:02}:{-minutes % 60:02})"
+            for minutes in (0, 15, 30, 45)
+        )
+        found.append(f"{hour:02}:(?:{'|'.join(zones)})")
     return "|".join(found)
 
 

@@ -42,7 +42,10 @@ class Numbers:
         self.token_bytes = token_bytes
         leads = [(i, data[: len(data) - len(data.lstrip(_LETTERS))]) for i, data in tokens]
         self._digits = sorted(((i, lead) for i, lead in leads if lead.isdigit()), key=lambda one: -len(one[1]))
-        self._others = [(i, lead) for i, lead in leads if lead and not lead.isdigit()]
+        self._others: dict[bytes, list[int]] = {}  # thousands of tokens have the same few leads
+        for i, lead in leads:
+            if lead and not lead.isdigit():
+                self._others.setdefault(lead, []).append(i)
         self._text = sum(1 << i for i, data in tokens if data in _TEXT)
         self.beyond = lru_cache(64)(self._beyond)
 
@@ -59,13 +62,16 @@ class Numbers:
     def _beyond(self, number: bytes) -> int:
         if _NUMBER.fullmatch(number) is None:
             return 0
-        beyond = [i for i, lead in self._others if not fits(number + lead)]
+        beyond = [i for lead, ids in self._others.items() if not fits(number + lead) for i in ids]
         for i, lead in self._digits:  # the longest first
             if not fits(number + lead):
                 beyond.append(i)
             elif b"e" not in number.lower() and len(lead) + len(number) < INTEGER_DIGITS:
                 break  # shorter ones fit as well
-        return sum(1 << i for i in beyond)
+        bits = bytearray(max(beyond, default=0) // 8 + 1)
+        for i in beyond:
+            bits[i >> 3] |= 1 << (i & 7)
+        return int.from_bytes(bits, "little")
 
 
 class Run:

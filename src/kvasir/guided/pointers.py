@@ -49,6 +49,15 @@ class Pointers:
         self.mixed = others or (self._based and self._draft < 9)
         self.schema: Any = schema if self.mixed else self._told_all(schema)
 
+    @property
+    def rooted(self) -> bool:
+        """Whether `#/` means the root everywhere."""
+        return not self._based
+
+    def unused(self, stem: str, taken: Mapping[str, Any] = {}) -> str:
+        """A name for another definition."""
+        return next(name for n in count() if (name := f"{stem}-{n}") not in {*taken, *self.schema.get("$defs", ())})
+
     def find(self, reference: Any) -> Any:
         if self._based or not isinstance(reference, str) or not reference.startswith("#"):
             raise Unknown("a reference to elsewhere")

@@ -17,6 +17,7 @@ class Style(Enum):
     MARKED = "marked"  # the name, then an object with bare keys and strings between marks
     PARAMETERS = "parameters"  # the name, then each parameter between marks, its value as plain text
     PYTHON = "python"  # [name(key=value, ...), ...]
+    ADDRESSED = "addressed"  # each message begins with its recipient, a function or everyone
     CHANNELS = "channels"  # messages with headers, a call being a message to a function
 
 

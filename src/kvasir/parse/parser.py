@@ -1,6 +1,6 @@
 """Parser: an answer's text in, events out.
 
-    text -> Tape -> the steps of this file and of objects, headed, python_calls, channels -> events
+    text -> Tape -> the steps of this file and of objects, headed, python_calls, addressed, channels -> events
 
 What the parser decides depends on the text alone, not on how it was cut into pieces. It reads every character
 once, and holds back only what may still become a mark, or the head of a call that is not certain yet.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 
+from kvasir.parse.addressed import addressed
 from kvasir.parse.channels import messages
 from kvasir.parse.events import Event, merged
 from kvasir.parse.format import Format, Style
@@ -30,6 +31,7 @@ _STEPS: dict[Style, Callable[[Telling, bool], Steps]] = {
     Style.MARKED: headed,
     Style.PARAMETERS: headed,
     Style.PYTHON: python_calls,
+    Style.ADDRESSED: addressed,
 }
 
 
@@ -47,12 +49,13 @@ class Parser:
         """
         self._format = format
         self._opened = opened
-        self._tell = Telling(format.calls, tools)
+        self._tell = Telling(format.calls, tools if calls else {})
         self._tape = self._tell.tape
-        self._begins = format.calls.begins if calls else ()
+        recipients = calls or format.calls.style is Style.ADDRESSED  # content has one, too
+        self._begins = format.calls.begins if recipients else ()
         names = [*(tools or ())]
         self._asides = tuple(a.replace("{name}", n) for a in format.calls.asides for n in _names_in(a, names))
-        self._bare = format.calls.bare and calls
+        self._bare = format.calls.bare and recipients
         channels = format.calls.style is Style.CHANNELS
         self._steps = messages(self._tell, calls, format.thinking is not None) if channels else self._answer()
 

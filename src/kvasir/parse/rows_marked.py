@@ -104,6 +104,15 @@ MARKED_CALLS = (
         signs=(("<atem:function_calls>",),),
     ),
     Calls(
+        "functionary_v3.2",
+        Style.ADDRESSED,
+        Texts("{name}\n", separator=">>>"),
+        begins=(">>>",),
+        bare=True,
+        enforced=False,  # as marks of calls, ">>>" in any text would have to be followed by one
+        signs=((">>>all",), (">>>${recipient}",)),
+    ),
+    Calls(
         "minicpm5",
         Style.PARAMETERS,
         Texts('<function name="{name}">', "</function>", separator="\n"),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from kvasir.errors import InvalidRequest, TemplateError
+from kvasir.errors import InvalidRequest, TemplateError, TemplateLimit
 from kvasir.text.messages import (
     CallStyle,
     Message,
@@ -16,7 +16,7 @@ from kvasir.text.messages import (
 )
 from kvasir.text.rendered import Rendered
 from kvasir.text.samples import TOOLS, Sample, samples
-from kvasir.text.template_process import TemplateLimit, TemplateRenderer
+from kvasir.text.template_process import TemplateRenderer
 
 # What a caller may not set from outside: the template's own inputs and the functions it is given.
 RESERVED = frozenset(

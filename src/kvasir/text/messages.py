@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir.errors import InvalidRequest, TemplateError
-from kvasir.text.template_process import TemplateLimit
+from kvasir.errors import InvalidRequest, TemplateError, TemplateLimit
 
 Message = dict[str, Any]
 Render = Callable[[list[Message]], str]

@@ -11,9 +11,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from kvasir.errors import TemplateError
+from kvasir.errors import TemplateError, TemplateLimit
 from kvasir.text.messages import CallStyle, Message, normalize_messages
-from kvasir.text.template_process import TemplateLimit
 
 NAME = "look_up"
 PARAMETERS = {

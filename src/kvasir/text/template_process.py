@@ -6,16 +6,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kvasir.errors import TemplateError
+from kvasir.errors import TemplateError, TemplateLimit, TemplateTooLong
 from kvasir.text.rendered import Rendered, Span
 from kvasir.text.sandbox import GRACE_SECONDS, Sandbox, SandboxLimit
 
 SCRIPT = Path(__file__).with_name("template_worker.py")
 WHAT = "chat template"
-
-
-class TemplateLimit(TemplateError):
-    """A template passed its limit of time, memory or output, or ended its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,8 @@ class TemplateRenderer:
         its `own`.
 
         Raises `TemplateError` with the template's own message where it refuses or fails, its subclass
-        `TemplateLimit` where it passes a limit, and `QueueFull` where no worker becomes free in time.
+        `TemplateLimit` where it passes a limit (of its output: `TemplateTooLong`), and `QueueFull` where no worker
+        becomes free in time.
         """
         if len(source) > self.limits.max_source:
             raise TemplateError(f"the chat template has {len(source)} characters, over {self.limits.max_source}")
@@ -69,8 +66,13 @@ class TemplateRenderer:
         except SandboxLimit as error:
             raise TemplateLimit(error.message) from error
         if "error" in reply:
-            raise (TemplateLimit if reply["kind"] == "limit" else TemplateError)(str(reply["error"]))
+            raise self._error(reply["kind"], str(reply["error"]))
         return Rendered(reply["text"], tuple(Span(*span) for span in reply["spans"]), source)
+
+    def _error(self, kind: str, message: str) -> TemplateError:
+        if kind == "output":
+            return TemplateTooLong(self.limits.max_output)
+        return TemplateLimit(message) if kind == "limit" else TemplateError(message)
 
     def close(self) -> None:
         """End the idle workers; a later rendering starts a new one."""

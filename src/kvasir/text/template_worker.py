@@ -7,7 +7,7 @@ Protocol, on standard input and output: frames of a u32 length (little-endian) a
 
     worker  {"ready": true}                                        once, when its imports are done
     parent  {"source", "variables", "own", "now", "max_output", "seconds"}
-    worker  {"text", "spans"} or {"error", "kind"}                 kind: "template" or "limit"
+    worker  {"text", "spans"} or {"error", "kind"}                 kind: "template", "output" or "limit"
 
 After an error of kind "limit" the worker ends itself. The strings of "variables" come from outside, and "spans" are
 the parts of the text that came from there: start, end, mark (`marked_string`). "own" holds variables that are the
@@ -100,7 +100,7 @@ def answer(request: dict) -> dict:
         text = render(request["source"], variables, request["now"], request["max_output"])
         return {"text": text, "spans": spans_of(text)}
     except OutputTooLong:
-        return _failure("limit", f"the chat template wrote more than {request['max_output']} characters")
+        return _failure("output", f"the chat template wrote more than {request['max_output']} characters")
     except (MemoryError, RecursionError, OverflowError) as error:
         return _failure("limit", f"the chat template asked for too much: {_describe(error)}")
     except jinja2.exceptions.TemplateSyntaxError as error:

@@ -12,7 +12,7 @@ from kvasir.cli.chat.conversation import Conversation
 from kvasir.cli.chat.reader import make_reader
 from kvasir.cli.chat.screen import Screen
 from kvasir.cli.chat.session import Session, Settings
-from kvasir.cli.check import check_asked
+from kvasir.cli.check import check_asked, check_length
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
@@ -33,7 +33,7 @@ def run(
     engine, entry = resolve(engine)
     own = sampling_of(entry.parameters) if entry else {}
     settings = Settings(temperature, max_tokens, seed, own=own, more=sampler.params())
-    settings.params({})  # raises for a value out of range
+    check_length(engine, settings.params({}).max_tokens)  # raises for a value out of range, too
     if entry is None:
         conversation = Conversation(system)
     else:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvasir.engine.front import Front
-from kvasir.errors import InvalidRequest, TemplateError, TextTooLong
+from kvasir.errors import InvalidRequest, TemplateError, TemplateTooLong, TextTooLong
 from kvasir.serve.ollama.wire import Message
 from kvasir.serve.thinking import LEVELS
 from kvasir.serve.wire import refuse_fields
@@ -111,7 +111,7 @@ class Prompter:
         left_out = sum(message["role"] != "system" for message in messages[:-1])
         try:
             ids = await self.ids(messages)
-        except TextTooLong:
+        except (TextTooLong, TemplateTooLong):
             if not left_out:
                 raise
         else:

@@ -12,7 +12,7 @@ from starlette.requests import Request as HTTPRequest
 
 from kvasir.engine.front import Front
 from kvasir.engine.reading import Reading
-from kvasir.errors import EngineDead, LimitExceeded, TextTooLong
+from kvasir.errors import EngineDead, LimitExceeded, TemplateTooLong, TextTooLong
 from kvasir.serve.faults import Fault
 from kvasir.serve.openai.chat import chat_ids, to_request
 from kvasir.serve.records import new_id
@@ -160,7 +160,7 @@ async def surplus(wire: ResponseRequest, items: Sequence[Kept], serving: Serving
         middle = (low + high) // 2
         try:
             fits = len(await chat_ids(await chat_of(wire, items[cuts[middle] :]), serving, request)) <= room
-        except TextTooLong:
+        except (TextTooLong, TemplateTooLong):
             fits = False
         low, high = (low, middle) if fits else (middle + 1, high)
     return cuts[low]

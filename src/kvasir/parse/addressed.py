@@ -1,0 +1,42 @@
+"""Answers that are messages to recipients, a call being a message to a function (Functionary 3.2).
+
+    >>>all
+    TEXT>>>NAME
+    {...}>>>NAME
+    {...}
+
+The prompt has written the first mark.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kvasir.parse import json_text
+from kvasir.parse.tape import marks
+from kvasir.parse.telling import MAX_NAME, Steps, Telling
+
+EVERYONE = "all"
+
+_NAME = re.compile(r"[^\s<>{}()\[\]\"'`,;=]*")
+
+
+def addressed(tell: Telling, bare: bool) -> Steps:
+    """From the mark on, or from the name on where the prompt has written the mark. A name is one of a function that
+    there is: text has such marks in it, too."""
+    tape = tell.tape
+    tell.known = True
+    yield from tape.skip(marks(*tell.calls.begins))
+    mark_size = tape.num_held
+    name = yield from tape.read(_NAME, MAX_NAME)
+    ends = name and (yield from tape.peek()) == "\n"
+    if ends and name == EVERYONE:
+        tape.pos += 1
+        tape.hold()
+    elif ends and tell.is_name(name) and (yield from tape.blank()) == "{":
+        tell.start(name)
+        yield from json_text.value(tape, tell.arguments)
+        tell.end()
+        tape.hold()
+    else:
+        tape.rewind(mark_size)

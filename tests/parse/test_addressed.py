@@ -1,0 +1,51 @@
+"""Answers in which each message names its recipient, and whose prompt has written the mark before the first name."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvasir.parse.events import Message
+from kvasir.parse.format import Format
+from kvasir.parse.parser import Parser
+from tests.parse.writing import format_of, parsed
+
+FORMAT = Format(format_of("functionary_v3.2").calls)
+TOOLS = {"look_up": {}, "fetch": {}}
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("all\nHello\nyou", "Hello\nyou", []),
+        (">>>all\nHello", "Hello", []),
+        ('look_up\n{"a": 1}', "", [("look_up", '{"a": 1}')]),
+        ('look_up\n{"a": 1}>>>fetch\n{}', "", [("look_up", '{"a": 1}'), ("fetch", "{}")]),
+        ('all\nLooking it up.\n>>>look_up\n{"a": 1}', "Looking it up.", [("look_up", '{"a": 1}')]),
+        ('look_up\n{"a": 1}>>>all\nDone', "Done", [("look_up", '{"a": 1}')]),
+        # what is no recipient is content: an interpreter's prompt, a name of no function, a word in a line of its own
+        ("all\n>>> print(1)\n1\n>>>x\n{'a'}", ">>> print(1)\n1\n>>>x\n{'a'}", []),
+        ("all\n>>>drop\n{}", ">>>drop\n{}", []),
+        ("look_up\nis a word", "look_up\nis a word", []),
+        ("Hello\n{}", "Hello\n{}", []),
+        ("all of it", "all of it", []),
+        ('{"a": 1}', '{"a": 1}', []),
+        ("", "", []),
+    ],
+)
+def test_messages_go_to_their_recipients(text, content, calls):
+    for sizes in ([], [1] * len(text)):
+        message = Message.of(parsed(FORMAT, text, sizes, tools=TOOLS))
+        assert (message.content, [(call.name, call.arguments) for call in message.calls]) == (content, calls)
+
+
+def test_without_tools_the_recipient_is_no_content_either():
+    assert Message.of(parsed(FORMAT, 'all\nHello>>>look_up\n{"a": 1}', calls=False)) == Message(
+        'Hello>>>look_up\n{"a": 1}'
+    )
+
+
+def test_content_is_not_held_back():
+    parser = Parser(FORMAT, TOOLS)
+    assert Message.of(parser.push("all\nA first line without an end")).content == "A first line without an end"
+    parser = Parser(FORMAT, TOOLS)
+    assert Message.of(parser.push("No recipient at all, ")).content == "No recipient at all,"
