@@ -11,9 +11,10 @@ from kvasir.engine.core import EngineCore
 from kvasir.engine.inproc import InProcessEngine
 from kvasir.guided.guide import Guides
 from kvasir.guided.vocabulary import Vocabulary
-from kvasir.plan import Work
+from kvasir.plan import Join, Work
 from kvasir.runner.executor import Taken
 from kvasir.runner.fake import FakeExecutor, FakeRunner, fake_carry, fake_masked
+from kvasir.runner.rows import Row
 from kvasir.sched.scheduler import Scheduler
 from kvasir.text.byte_level import LETTERS
 from kvasir.text.chat import ChatTemplate
@@ -61,10 +62,13 @@ class EchoExecutor(FakeExecutor):
     """Answers with the prompt, over and over; with a temperature it begins where the seed says. Where a grammar does
     not allow the next token, it takes the next one that is allowed."""
 
+    def enter(self, join: Join, row: Row) -> None:
+        super().enter(join, row)
+        if row.ids[0] == POISON:
+            row.fault = "SecretError: inside"
+
     def draw(self, work: Work, mask: bytes | None) -> Taken:
         row = self.rows[work.row]
-        if row.ids[0] == POISON:
-            return Taken(error="SecretError: inside")
         drawn = super().draw(work, mask)
         if drawn.error:
             return drawn
