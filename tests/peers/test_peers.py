@@ -147,7 +147,7 @@ def test_our_worker_on_the_bundled_model(tmp_path):
         sampled = worker.ask("answer", prompts=[[5, 6, 7]], new=6, sampling=crews.SAMPLING)
         assert sampled["decode_tokens"] == 5
         assert worker.ask("answer", prompts=[[5, 6, 7]], new=6, generate=True)["total_s"] > 0
-        with pytest.raises(PeerError, match="InvalidRequest"):
+        with pytest.raises(PeerError, match="PromptTooLong"):
             worker.ask("answer", prompts=[[5] * 200], new=6)
     finally:
         worker.close()

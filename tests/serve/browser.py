@@ -27,6 +27,7 @@ FLAGS = (
 PROBES = Path(__file__).with_name("browser_probes.js")
 MILLISECONDS = 60_000  # for which anything is waited for
 DONE = ".message.assistant:last-child .figures"
+ENDED = ".message.assistant:last-child[aria-busy=false]"
 
 expect.set_options(timeout=MILLISECONDS)
 
@@ -96,7 +97,8 @@ def ask(page: Page, text: str, wait: bool = True) -> None:
     page.fill("#prompt", text)
     page.press("#prompt", "Enter")
     if wait:
-        page.wait_for_selector(DONE)
+        page.wait_for_selector(ENDED)
+        page.wait_for_selector("#send")  # the stream has ended as well
 
 
 def answer(page: Page) -> str:
@@ -110,7 +112,9 @@ def stream_of(*deltas: dict, finish: str = "stop") -> str:
     """A whole stream of an answer."""
     choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "finish_reason": finish})
-    return "".join(f"data: {json.dumps({'choices': [c]})}\n\n" for c in choices) + "data: [DONE]\n\n"
+    chunks = [{"choices": [choice]} for choice in choices]
+    chunks.append({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": len(deltas)}})
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
 def answers_with(page: Page, *streams: str | dict) -> list[dict]:

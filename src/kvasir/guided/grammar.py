@@ -9,6 +9,7 @@ do.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from threading import Lock
@@ -167,7 +168,8 @@ class Guide:
     def advance(self, ids: Iterable[int]) -> None:
         """Raises GuideError for an id that may not come next."""
         ids = list(ids)
-        self._ask(lambda matcher: _consume(matcher, ids, self._lexer.alone))
+        slowly = itertools.chain([False], itertools.repeat(True))  # where at once failed
+        self._ask(lambda matcher: _consume(matcher, ids, next(slowly)))
         self._ids += ids
         if self._run:
             self._run.feed(ids)
@@ -194,18 +196,23 @@ class Guide:
         """Makes the matcher anew from the ids; returns whether no other shares its lexer."""
         self._lexer = self._grammar.instead_of(self._lexer)
         self._matcher = self._lexer.begin()
-        _consume(self._matcher, self._ids, self._lexer.alone)
+        if not _consume(self._matcher, self._ids) and self._lexer.alone:
+            self._lexer = self._grammar.instead_of(self._lexer)
+            self._matcher = self._lexer.begin()
+            _consume(self._matcher, self._ids, slowly=True)
         return self._lexer.alone
 
 
-def _consume(matcher: LLMatcher, ids: list[int], slowly: bool) -> None:
-    """Until one may not come. slowly: with a mask before each, as answers take them. The library bounds a lexer's work
-    from one mask to the next, so many ids at once may pass a bound that they keep one by one."""
+def _consume(matcher: LLMatcher, ids: list[int], slowly: bool = False) -> bool:
+    """Until one may not come; whether all could. slowly: with a mask before each, as answers take them. The library
+    bounds a lexer's work from one mask to the next, so many ids at once may pass a bound that they keep one by one. At
+    once they make fewer states."""
     for token in ids:
-        if slowly and len(ids) > 1:
+        if slowly:
             matcher.compute_bitmask()
         if not matcher.consume_token(token):
-            return
+            return False
+    return True
 
 
 def _mask(matcher: LLMatcher) -> tuple[bytes, bool]:
