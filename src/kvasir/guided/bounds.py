@@ -38,8 +38,11 @@ def misread(bounds: Mapping[str, set[float]]) -> str | None:
 
 def bounds_of(schema: Mapping[str, Any]) -> dict[str, set[float]]:
     """What one schema says itself, by keyword."""
-    said = {key: schema.get(key) for key in BOUNDS}
-    return {key: {n} if _is_number(n) and abs(n) <= _LARGEST else set() for key, n in said.items()}
+    found: dict[str, set[float]] = {}
+    for key in BOUNDS:
+        said: Any = schema.get(key)
+        found[key] = {said} if _is_number(said) and abs(said) <= _LARGEST else set()
+    return found
 
 
 def check_bounds(root: Any) -> None:

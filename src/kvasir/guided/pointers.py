@@ -88,8 +88,8 @@ class Pointers:
             key: self._told(said, key in _MAPS) if isinstance(said, dict | list) and key not in _DATA else said
             for key, said in told.items()
         }
-        if isinstance(found.get("$ref"), str):
-            found["$ref"] = self._name(found["$ref"])
+        if isinstance(reference := found.get("$ref"), str):
+            found["$ref"] = self._name(reference)
         return found
 
     def _latest(self, schema: Mapping[str, Any]) -> dict[str, Any]:

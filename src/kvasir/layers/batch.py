@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir.caches import State
 from kvasir.layers.kv_cache import SCRATCH_BLOCK, KVCache
 from kvasir.layers.rope import Rope
 from kvasir.layers.rows import RowArrays
@@ -96,7 +98,7 @@ class Batch:
                 self.tables[index],
                 self.slots[index],
                 block_size=self.kv.block_size,
-                inputs=self.kv.spec[layer].inputs,
+                inputs=cast(State, self.kv.spec[layer]).inputs,
                 device=self.tokens_T.device,
             )
         return self._made[index]

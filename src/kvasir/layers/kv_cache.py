@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from kvasir.caches import State
 from kvasir.layers.kv_layout import Bank, Layout, Spec
 from kvasir.layers.kv_memory import PagedMemory, bytes_of, from_bytes, joined
 from kvasir.ops.attention import store_kv
@@ -70,11 +72,11 @@ class KVCache(PagedMemory):
 
     def state(self, layer: int) -> Tensor:
         """[blocks, *state]: at the start of each block."""
-        return self.spec[layer].states(self.arrays(layer))
+        return cast(State, self.spec[layer]).states(self.arrays(layer))
 
     def inputs(self, layer: int) -> Tensor:
         """[blocks, before + block size, inputs]"""
-        return self.spec[layer].inputs_of(self.arrays(layer))
+        return cast(State, self.spec[layer]).inputs_of(self.arrays(layer))
 
     def row_state(self, layer: int) -> Tensor:
         """[rows, *state]: after the last token of each row of the runner."""

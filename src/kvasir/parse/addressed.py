@@ -29,11 +29,11 @@ def addressed(tell: Telling, bare: bool) -> Steps:
     yield from tape.skip(marks(*tell.calls.begins))
     mark_size = tape.num_held
     name = yield from tape.read(_NAME, MAX_NAME)
-    ends = name and (yield from tape.peek()) == "\n"
+    ends = (yield from tape.peek()) == "\n" if name else False
     if ends and name == EVERYONE:
         tape.pos += 1
         tape.hold()
-    elif ends and tell.is_name(name) and (yield from tape.blank()) == "{":
+    elif name and ends and tell.is_name(name) and (yield from tape.blank()) == "{":
         tell.start(name)
         yield from json_text.value(tape, tell.arguments)
         tell.end()

@@ -116,8 +116,8 @@ class EagerExecutor:
                 found.hidden[at, name] = batch.hidden[name][mine]
         if chosen := [*step.now, *step.later]:
             last = torch.tensor([step.starts[at + 1] - 1 for at in chosen], device=hidden_TD.device)
-            found.logits = self.model.logits(hidden_TD[last])
-            found.taken = self.take(found.logits[: len(step.now)], [step.works[at] for at in step.now])
+            found.logits = logits = self.model.logits(hidden_TD[last])
+            found.taken = self.take(logits[: len(step.now)], [step.works[at] for at in step.now])
         for at, work in enumerate(step.works):
             if work.drafted:
                 end = step.starts[at + 1]

@@ -87,8 +87,11 @@ class Executor(Protocol):
     want. cache: what tiers and tests may know of its memory.
     """
 
-    computes: frozenset[str]
-    hidden: frozenset[str]
+    @property
+    def computes(self) -> frozenset[str]: ...
+
+    @property
+    def hidden(self) -> frozenset[str]: ...
 
     @property
     def cache(self) -> Any: ...

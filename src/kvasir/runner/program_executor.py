@@ -114,9 +114,8 @@ class ProgramExecutor:
         if found.error:
             return Taken(error=SAMPLE_ERRORS[found.error])
         carry = next_carry(found, row.spec, carry)
-        if row.spec.logprobs < 0:
-            return Taken((found.token,), (), carry)
-        return Taken((found.token,), (entry_of(found, row.spec.logprobs, self.program.vocab),), carry)
+        entry = entry_of(found, row.spec.logprobs, self.program.vocab) if row.spec.logprobs >= 0 else None
+        return Taken((found.token,), () if entry is None else (entry,), carry)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,8 @@ class AttentionPlan:
 
 def plan_attention(
     works: Sequence[Work],
-    starts: Sequence[int],
-    tables: Sequence[np.ndarray],
+    starts: Sequence[int] | np.ndarray,
+    tables: Sequence[np.ndarray] | np.ndarray,
     *,
     group: int,
     window: int,
@@ -96,7 +96,7 @@ class _Planner:
     def __init__(
         self,
         firsts: Mapping[int, int],
-        tables: Sequence[np.ndarray],
+        tables: Sequence[np.ndarray] | np.ndarray,
         group: int,
         window: int,
         block_size: int,

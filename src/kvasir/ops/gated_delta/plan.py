@@ -60,8 +60,8 @@ class StatePlan:
 
 def plan_states(
     works: Sequence[Work],
-    starts: Sequence[int],
-    tables: Sequence[np.ndarray],
+    starts: Sequence[int] | np.ndarray,
+    tables: Sequence[np.ndarray] | np.ndarray,
     slots_T: Tensor,
     *,
     block_size: int,
