@@ -80,9 +80,11 @@ class Recorded(EagerExecutor):
         recording = self.recordings[size] = Recording(batch.tokens_T.data_ptr())
         traced = self.trace.batch
         recording.values |= {id(traced.tokens_T.base): batch.tokens_T, id(traced.positions_T.base): batch.positions_T}
-        for out in (out for node in self.nodes for out in outs_of(node)):
-            dtype = torch.int64 if out.base.kind == "ids" else torch.float32
-            recording.values[id(out.base)] = torch.empty(size, *out.base.shape, dtype=dtype)
+        for node in self.nodes:
+            for place, out in enumerate(outs_of(node)):
+                chosen = node.op == "route" and place == 0  # ids of experts
+                dtype = torch.int64 if chosen else torch.float32
+                recording.values[id(out.base)] = torch.empty(size, *out.base.shape, dtype=dtype)
         return recording
 
     def run(self, node: Node, recording: Recording, batch: Batch) -> tuple[Tensor, ...]:

@@ -1,6 +1,6 @@
 """Drafts: ids that are proposed to follow an answer, and computed in one step instead of one step each.
 
-Each drafted id is checked against the one that the sampler draws from the row before it (sampling.accept); the first
+Each drafted id is checked against the one that the sampler draws from the row before it (runner.drafts); the first
 that differs ends the draft. So a draft changes how many ids a step brings, never which.
 
     known     ... t                   all values are known: no step that samples for it is under way
