@@ -63,7 +63,7 @@ def real() -> list[Cell]:
 
 
 def some(seed: int = SEED, count: int = COUNT) -> list[Cell]:
-    """Sets of three to nine features that no engine refuses. Where stop ids meet another end by chance, answers may
+    """Sets of three to nine features that no engine refuses. Where stop ids meet another end or drafts, answers may
     end with their first tokens, and leave other features no step to be at work in."""
     rng, cells = random.Random(seed), []
     while len(cells) < count:

@@ -432,11 +432,10 @@ class Front:
         if room < 1:
             message = f"the prompt has {length} tokens; the context holds {context}, one of them for the answer"
             raise PromptTooLong(message, "shorten the prompt", param, tokens=length, context=context)
-        if max_tokens is not None and max_tokens >= context:
-            message = f"the prompt has {length} tokens and max_tokens is {max_tokens}; the context holds {context}"
-            raise InvalidRequest(message, f"lower max_tokens to {room}", param="max_tokens")
         if max_tokens is not None and max_tokens > room:
             message = f"the prompt has {length} tokens and max_tokens is {max_tokens}; the context holds {context}"
+            if max_tokens >= context:
+                raise InvalidRequest(message, f"lower max_tokens to {room}", param="max_tokens")
             hint = f"lower max_tokens to {room}, or shorten the prompt"
             raise PromptTooLong(message, hint, "max_tokens", tokens=length, context=context)
         return room

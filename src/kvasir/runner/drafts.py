@@ -1,4 +1,9 @@
-"""Sampling along a draft: each position from its own row of logits, as if a step of its own had come to it."""
+"""Sampling along a draft: each position from its own row of logits, as if a step of its own had come to it.
+
+Speculative decoding (Leviathan et al., ICML 2023) accepts a draft with a probability that keeps the target's
+distribution. Here a drafted id is right exactly if it is the one that the sampler draws at its place, which is a
+function of the logits, the ids before it, the seed and the position: the answer is the one without drafts.
+"""
 
 from __future__ import annotations
 
