@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir.layers.linear import Head, Linear
-from kvasir.layers.module import Module, Piece
+from kvasir.layers.module import Module, Shard
 from kvasir.layers.moe import MoE
 from kvasir.ops.linear.low_rank import LowRank, low_rank
 from kvasir.ops.linear.packed import num_segments
@@ -18,24 +18,24 @@ Pairs = Mapping[str, tuple[Any, Any, float]]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A matrix that adapters may touch. shape: of all of it. piece: what of it is here."""
+    """A matrix that adapters may touch. shape: of all of it. shard: what of it is here."""
 
     name: str
     shape: tuple[int, int]
-    piece: Piece
+    shard: Shard
     reduces: bool
 
     @classmethod
     def of(cls, name: str, linear: Linear, part: str) -> Slot:
-        return cls(name, (linear.outputs[part], linear.inputs), linear.piece(f"{part}.weight"), linear.reduces)
+        return cls(name, (linear.outputs[part], linear.inputs), linear.shard(f"{part}.weight"), linear.reduces)
 
     def take(self, pair: tuple[Any, Any, float]) -> LowRank:
         """What is here of a pair for the whole matrix. Where ranks may share the sum, a x is cut in segments as for a
         float matrix, of which each rank has those of its columns. Raises ValueError where shapes do not fit."""
-        whole, piece = low_rank(self.name, self.shape, *pair), self.piece
+        whole, shard = low_rank(self.name, self.shape, *pair), self.shard
         segments = num_segments(self.shape[1], "F32") if self.reduces else 1
-        a, b = whole.a[:, slice(*piece.columns)], whole.b[slice(*piece.rows)]
-        return LowRank(a.contiguous(), b.contiguous(), segments // piece.parts)
+        a, b = whole.a[:, slice(*shard.columns)], whole.b[slice(*shard.rows)]
+        return LowRank(a.contiguous(), b.contiguous(), segments // shard.parts)
 
 
 def slots(model: Module) -> dict[str, tuple[Linear, str]]:

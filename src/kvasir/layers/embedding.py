@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvasir.layers.module import Module, Piece, Segments
+from kvasir.layers.module import Module, Segments, Shard
 from kvasir.ops.collective import pick_rows
 from kvasir.ops.embedding import embedding, row
 from kvasir.parallel import SOLO, Cut, Mesh, cut
@@ -38,11 +38,11 @@ class Embedding(Module):
         return {"weight": (self.size, self.width)}
 
     def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        self.weight = self.piece(name).of(tensor).to(device, dtype)
+        self.weight = self.shard(name).of(tensor).to(device, dtype)
         return self.weight
 
-    def piece(self, name: str) -> Piece:
-        return Piece(self.rows, (0, self.width))
+    def shard(self, name: str) -> Shard:
+        return Shard(self.rows, (0, self.width))
 
 
 def vocabulary_cut(size: int, mesh: Mesh) -> Cut:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir.layers.embedding import Embedding, vocabulary_cut
-from kvasir.layers.module import Module, Piece, Segments
+from kvasir.layers.module import Module, Segments, Shard
 from kvasir.ops.collective import all_gather, all_reduce
 from kvasir.ops.linear import linear
 from kvasir.ops.linear.low_rank import LowRank, add_low_rank
@@ -89,11 +89,11 @@ class Linear(Module):
         unit = self.outputs[part] // units
         self.rows[part] = first * unit, (first + count) * unit
 
-    def piece(self, name: str) -> Piece:
+    def shard(self, name: str) -> Shard:
         """What is here of the matrix of this name."""
         part = name.rpartition(".")[0] or next(iter(self.outputs))
         columns = cut(self.inputs, self.sum_parts).range(self.mesh.part(self.sum_parts))
-        return Piece(self.rows[part], columns, self.sum_parts)
+        return Shard(self.rows[part], columns, self.sum_parts)
 
     def expects(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -111,11 +111,11 @@ class Linear(Module):
     def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
         prefix, _, kind = name.rpartition(".")
         part = prefix or next(iter(self.outputs))
-        piece = self.piece(name)
+        shard = self.shard(name)
         if kind == "bias":
-            kept = self.biases[part] = tensor[slice(*piece.rows)].to(device, torch.float32)
+            kept = self.biases[part] = tensor[slice(*shard.rows)].to(device, torch.float32)
         else:
-            kept = self.weights[part] = _segment(piece.of(tensor).to(device, dtype), self.segments // piece.parts)
+            kept = self.weights[part] = _segment(shard.of(tensor).to(device, dtype), self.segments // shard.parts)
         return kept
 
 

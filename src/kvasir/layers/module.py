@@ -49,8 +49,8 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What a rank keeps of a matrix [N, K]: rows and columns, (first, last) of each. parts: in how many the columns are
+class Shard:
+    """What a rank holds of a matrix [N, K]: rows and columns, (first, last) of each. parts: in how many the columns are
     cut, so that products are the part of a sum."""
 
     rows: tuple[int, int]

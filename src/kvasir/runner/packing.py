@@ -22,7 +22,7 @@ import torch
 from kvasir.errors import ConfigError
 from kvasir.layers.embedding import Embedding
 from kvasir.layers.linear import Head, Linear
-from kvasir.layers.module import Piece
+from kvasir.layers.module import Shard
 from kvasir.ops.linear.packed import PackedMatrix, num_segments, pack_rows, packed_bytes, take_columns
 from kvasir.weights.source import WeightSource
 
@@ -62,12 +62,12 @@ class Packer:
         """Gives a matrix to its part of the model; False for anything else (kvasir.weights.load.Hold)."""
         if not _is_matrix(leaf, name):
             return False
-        piece = _piece(leaf, name)
-        if not all(piece.shape):
+        shard = _shard(leaf, name)
+        if not all(shard.shape):
             return True  # all of it is on other ranks
         kind, rows = _raw_rows(source, stored, take)
         cols = leaf.expects()[name][1]
-        packed = self._pack(leaf, stored, kind, rows[slice(*piece.rows)], cols, piece)
+        packed = self._pack(leaf, stored, kind, rows[slice(*shard.rows)], cols, shard)
         if self.quantize:
             self._count(stored, self._why_kept(leaf, kind, cols))
         leaf.hold(name, packed)
@@ -96,24 +96,24 @@ class Packer:
         """Bytes that a call would make of a tensor of this type, None for what it leaves; nothing is read."""
         if not _is_matrix(leaf, name):
             return None
-        cols, piece = leaf.expects()[name][1], _piece(leaf, name)
+        cols, shard = leaf.expects()[name][1], _shard(leaf, name)
         kind = "F32" if kind == "F64" else kind
         to, segments = self._plan(leaf, kind, cols)
-        if not all(piece.shape):
+        if not all(shard.shape):
             return 0
-        return packed_bytes(kind, *piece.shape, segments // piece.parts, to)
+        return packed_bytes(kind, *shard.shape, segments // shard.parts, to)
 
     def segments(self, leaf: Any, kind: str) -> int:
         """In how many segments the sum of a reducing linear is cut, of a tensor of this type."""
         return self._plan(leaf, "F32" if kind == "F64" else kind, leaf.inputs)[1]
 
-    def _pack(self, leaf: Any, stored: str, kind: str, rows: np.ndarray, cols: int, piece: Piece) -> PackedMatrix:
-        """rows: those of the piece, whole. The segments are those of the whole matrix, of which the piece has some."""
+    def _pack(self, leaf: Any, stored: str, kind: str, rows: np.ndarray, cols: int, shard: Shard) -> PackedMatrix:
+        """rows: those of the shard, whole. The segments are those of the whole matrix, of which the shard has some."""
         to, segments = self._plan(leaf, kind, cols)
         in_float32 = _is_exact(leaf) or self.dtype == torch.float32
-        kind, rows, to = take_columns(kind, rows, cols, piece.columns, to)
+        kind, rows, to = take_columns(kind, rows, cols, shard.columns, to)
         packed = pack_rows(
-            kind, rows, *piece.shape, segments // piece.parts,
+            kind, rows, *shard.shape, segments // shard.parts,
             to=to, activation="float32" if in_float32 else "auto", threads=self.threads,
         )  # fmt: skip
         if self.report and to != kind and to not in FLOATS:
@@ -149,9 +149,9 @@ def _is_matrix(leaf: Any, name: str) -> bool:
     return isinstance(leaf, Linear | Embedding) and name.rpartition(".")[2] == "weight"
 
 
-def _piece(leaf: Linear | Embedding, name: str) -> Piece:
+def _shard(leaf: Linear | Embedding, name: str) -> Shard:
     """What of it is here."""
-    return leaf.piece(name)
+    return leaf.shard(name)
 
 
 def _is_exact(leaf: Any) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kvasir.ops.activation import sigmoid
-from kvasir.ops.gated_delta.plan import Part, Piece, StatePlan, plan_states
+from kvasir.ops.gated_delta.plan import Part, Stage, StatePlan, plan_states
 from kvasir.ops.norm import tree_sum
 from kvasir.ops.registry import op_with
 
@@ -96,19 +96,19 @@ def _walk(
     part: Part, kernel_CK: Tensor, state: Tensor, rows: Tensor, out_TVe: Tensor, heads: Heads, act: Callable
 ) -> None:
     before = kernel_CK.shape[1] - 1
-    blocks_n = part.pieces[0].blocks
+    blocks_n = part.stages[0].blocks
     state_nVed, tail_nKI = state[blocks_n], rows[blocks_n, :before]
     state_nVed[part.fresh] = 0.0
     tail_nKI[part.fresh] = 0.0
-    for piece in part.pieces:
-        new = piece.blocks[piece.opened]
-        state[new] = state_nVed[piece.opened]
-        rows[new, :before] = tail_nKI[piece.opened]
-        x_npI = rows[piece.blocks, : before + len(piece.counts)]
-        state_nVed = state_nVed[: len(piece.blocks)]
-        out_npVe = _through(piece, _convolved(x_npI, kernel_CK, act), x_npI[:, before:], state_nVed, heads)
-        out_TVe[piece.targets] = out_npVe.flatten(0, 1)[piece.results]
-        tail_nKI = x_npI[:, len(piece.counts) :]
+    for stage in part.stages:
+        new = stage.blocks[stage.opened]
+        state[new] = state_nVed[stage.opened]
+        rows[new, :before] = tail_nKI[stage.opened]
+        x_npI = rows[stage.blocks, : before + len(stage.counts)]
+        state_nVed = state_nVed[: len(stage.blocks)]
+        out_npVe = _through(stage, _convolved(x_npI, kernel_CK, act), x_npI[:, before:], state_nVed, heads)
+        out_TVe[stage.targets] = out_npVe.flatten(0, 1)[stage.results]
+        tail_nKI = x_npI[:, len(stage.counts) :]
 
 
 def _convolved(x_npI: Tensor, kernel_CK: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
@@ -121,8 +121,8 @@ def _convolved(x_npI: Tensor, kernel_CK: Tensor, act: Callable[[Tensor], Tensor]
     return act(total_npC)
 
 
-def _through(piece: Piece, qkv_npC: Tensor, x_npI: Tensor, state_nVed: Tensor, h: Heads) -> Tensor:
-    """Moves the states, in place, to the end of the piece. The results [n, p, V, e]; those before the first that is
+def _through(stage: Stage, qkv_npC: Tensor, x_npI: Tensor, state_nVed: Tensor, h: Heads) -> Tensor:
+    """Moves the states, in place, to the end of the stage. The results [n, p, V, e]; those before the first that is
     wanted, and those of places that a walk does not have, are undefined."""
     wide = h.qk * h.dim
     q_npHd = _unit(qkv_npC[..., :wide].unflatten(-1, (h.qk, h.dim))) * (1.0 / math.sqrt(h.dim))
@@ -131,13 +131,13 @@ def _through(piece: Piece, qkv_npC: Tensor, x_npI: Tensor, state_nVed: Tensor, h
     gates = x_npI[..., h.channels :].unflatten(-1, (2, h.qk, -1, 1, 1))
     state_nHred = state_nVed.unflatten(1, (h.qk, -1))
     out_npHre = torch.empty_like(v_npHre1[..., 0])
-    for place, count in enumerate(piece.counts):
+    for place, count in enumerate(stage.counts):
         at = (slice(count), place)
         k_mH11d, state_mHred = k_npHd[at][:, :, None, None], state_nHred[:count]
         state_mHred *= gates[at][:, 1]
         told_mHre1 = tree_sum(state_mHred * k_mH11d)
         state_mHred += (v_npHre1[at] - told_mHre1) * gates[at][:, 0] * k_mH11d
-        if place >= piece.first:
+        if place >= stage.first:
             out_npHre[at] = tree_sum(state_mHred * q_npHd[at][:, :, None, None])[..., 0]
     return out_npHre.flatten(2, 3)
 
@@ -147,4 +147,4 @@ def _unit(x: Tensor) -> Tensor:
     return x * (1.0 / torch.sqrt(tree_sum(x * x) + _NORM_EPS))
 
 
-__all__ = ["Heads", "Part", "Piece", "StatePlan", "delta_gates", "gated_delta", "plan_states"]
+__all__ = ["Heads", "Part", "Stage", "StatePlan", "delta_gates", "gated_delta", "plan_states"]

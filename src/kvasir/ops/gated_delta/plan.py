@@ -2,11 +2,11 @@
 
     blocks    |. . . . . . . .|. . . . . . . .|. . . .         a cache block holds the state at its start
     a walk            start ->|s s n n n n n n|n n n           n: rows of this step; s: tokens of earlier ones
-    piece                      0               1
+    stage                      0               1
 
 A row at position p is reached from the state at the start of p's block, one token after the other. A row that opens
 a block comes from the block before, whose end is the state that the new block keeps. So all walks begin at the start
-of a block, and go through their blocks together: piece j is the j-th block of each walk that is so long.
+of a block, and go through their blocks together: stage j is the j-th block of each walk that is so long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUDGET = 1 << 24  # numbers of the blocks' rows that are read at once
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Stage:
     """One block of each of the first n walks of a part.
 
     blocks: int64 [n]. opened: int64, the walks whose block is new: its state is still to be stored. counts: of each
@@ -46,7 +46,7 @@ class Part:
     """Walks that are gone together. fresh: bool [walks], True where it begins at position 0, with nothing behind."""
 
     fresh: Tensor
-    pieces: tuple[Piece, ...]
+    stages: tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ class Walk(NamedTuple):
 
 def _part(walks: Sequence[Walk], size: int, device: torch.device) -> Part:
     fresh = np.array([walk.work.start == 0 for walk in walks])
-    return Part(torch.from_numpy(fresh).to(device), tuple(_pieces(walks, size, device)))
+    return Part(torch.from_numpy(fresh).to(device), tuple(_stages(walks, size, device)))
 
 
-def _pieces(walks: Sequence[Walk], size: int, device: torch.device) -> Iterator[Piece]:
+def _stages(walks: Sequence[Walk], size: int, device: torch.device) -> Iterator[Stage]:
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(device)
 
@@ -109,7 +109,7 @@ def _pieces(walks: Sequence[Walk], size: int, device: torch.device) -> Iterator[
         real = positions < ends[:n, None]
         new = real & (positions >= starts[:n, None])
         found, at = np.nonzero(new)
-        yield Piece(
+        yield Stage(
             blocks=tensor(np.array([walk.table[p // size] for walk, p in zip(walks, here, strict=False)])),
             opened=tensor(np.flatnonzero(new[:, 0])),
             counts=tuple(int(c) for c in real.sum(0)),
