@@ -42,7 +42,7 @@ async def test_an_engine_that_fails_is_an_error(capsys):
     front = make_front()
     await front.start()
     try:
-        request = front.resolve([POISON, 97], SamplingParams(max_tokens=4, seed=1))
+        request = front.resolve(list(POISON.encode()), SamplingParams(max_tokens=4, seed=1))
         with pytest.raises(KvasirError, match="the engine failed"):
             await _stream(front, request, False)
     finally:

@@ -180,7 +180,7 @@ async def test_tasks_a_model_cannot_do_are_refused(front):
 
 
 async def test_an_answer_that_fails_in_the_engine_says_so(front):
-    (got,) = await front.complete(front.resolve([POISON, 2], SamplingParams(**GREEDY)))
+    (got,) = await front.complete(front.resolve(list(POISON.encode()), SamplingParams(**GREEDY)))
     assert (got.finish_reason, got.error) == (FinishReason.ERROR, "SecretError: inside")
     assert front.meter.finished["error"] == 1
 

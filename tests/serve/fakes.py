@@ -24,7 +24,7 @@ from kvasir.types import Task
 
 EOS, BOS, START, END = 256, 257, 258, 259
 VOCAB = 260
-POISON = 28  # a prompt that begins with this byte, which nobody writes by chance, fails in the runner
+POISON = "\x1c\x1dx"  # a prompt that begins so, as none does by chance, fails in the runner
 SPECIAL = {"<eos>": EOS, "<bos>": BOS, "<|start|>": START, "<|end|>": END}
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}"
@@ -64,7 +64,7 @@ class EchoExecutor(FakeExecutor):
 
     def enter(self, join: Join, row: Row) -> None:
         super().enter(join, row)
-        if row.ids[0] == POISON:
+        if row.ids[: len(POISON)].tolist() == list(POISON.encode()):
             row.fault = "SecretError: inside"
 
     def draw(self, work: Work, mask: bytes | None) -> Taken:

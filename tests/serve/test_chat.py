@@ -301,7 +301,7 @@ async def test_prompt_scores(http):
 
 
 async def test_an_answer_that_fails_is_an_error_and_no_answer(http):
-    fields = {"prompt": chr(POISON) + "x", "max_tokens": 5}
+    fields = {"prompt": POISON, "max_tokens": 5}
     whole = await http.post("/v1/completions", json=fields)
     assert whole.status_code == 500 and whole.json()["error"]["code"] == "engine_error"
     assert "Secret" not in whole.text

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import aclosing
 
 import pytest
 from hypothesis import strategies as st
 
 from kvasir.serve.openai.wire import ChatRequest, CompletionRequest, EmbeddingRequest
+from kvasir.types import SamplingParams
 from tests.serve.hostile import VALUES, anything, judge, keep_to_schema, knocking, try_bodies
-from tests.serve.running import client
+from tests.serve.running import assert_idle, client
 
 ROUTES = {
     "/v1/chat/completions": ChatRequest,
@@ -77,3 +79,15 @@ async def test_an_error_costs_no_thread():
         after = threading.active_count()
     assert {r.status_code for r in responses} == {400}
     assert after == before
+
+
+async def test_a_prefix_that_a_request_keeps_is_no_leak_and_a_request_that_stays_is_one():
+    async with client() as http:
+        body = {"prompt": "ab" * 100, "max_tokens": 3, "cache_ttl": 3600}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        assert (await http.front.stats()).blocks_used  # which `client` accepts when it ends
+        prompt = await http.front.encode("ab")
+        async with aclosing(http.front.stream(http.front.resolve(prompt, SamplingParams(max_tokens=400)))) as deltas:
+            await anext(deltas)
+            with pytest.raises(AssertionError, match="open requests"):
+                await assert_idle(http.front, patience=0.0)

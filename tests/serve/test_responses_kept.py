@@ -354,7 +354,7 @@ async def test_what_was_not_complete_when_the_server_ended_has_failed(tmp_path):
 
 async def test_a_failing_engine_is_told_and_its_inside_is_not():
     async with keeping() as http:
-        asked = {"input": f"{chr(POISON)}x", "max_output_tokens": 5}
+        asked = {"input": POISON, "max_output_tokens": 5}
         error = await refused(http, status=500, **asked)
         assert error["code"] == "engine_error" and "Secret" not in str(error)
         assert (await refused(http, status=500, **asked, stream=True))["code"] == "engine_error"
