@@ -7,8 +7,8 @@ Calibrating  the inputs of every linear, as calibration wants them
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from kvasir.ops.registry import OPS
 from kvasir.program.trace import LayerPart, Trace, trace
 from kvasir.runner.eager_executor import EagerExecutor
 from kvasir.runner.runner import Runner
+from tests.runner.streaming import Streaming
 
 
 def with_executor(core: EngineCore, kind: type[Recorded]) -> Recorded:
@@ -50,9 +51,6 @@ class Recorded(EagerExecutor):
         self.trace: Trace = trace(self.model)
         nodes = self.trace.graph.nodes
         self.nodes = nodes[: next(i for i, node in enumerate(nodes) if node.op == "choose")]
-        made = {id(out.base): i for i, node in enumerate(self.nodes) for out in outs_of(node)}
-        layers = self.trace.batch.layers
-        self.ends = [made[id(layers[f"layers.{i}"].base)] for i in range(len(layers))]  # the last node of each layer
         self.recordings: dict[int, Recording] = {}  # by padded size
 
     def before_layer(self, layer: int) -> None: ...
@@ -64,16 +62,14 @@ class Recorded(EagerExecutor):
         recording = self.recordings.get(size) or self.record(batch, size)
         assert recording.inputs == batch.tokens_T.data_ptr(), "the inputs have moved"
         recording.replays += 1
-        layer = 0
-        self.before_layer(0)
+        begins, ends = (0, *self.trace.ends), self.trace.ends
         for i, node in enumerate(self.nodes):
+            if i in begins[:-1]:
+                self.before_layer(begins.index(i))
             for out, value in zip(outs_of(node), self.run(node, recording, batch), strict=True):
                 recording.values[id(out.base)].copy_(value.view(size, *out.base.shape))
-            if layer < len(self.ends) and i == self.ends[layer]:
-                self.after_layer(layer)
-                layer += 1
-                if layer < len(self.ends):
-                    self.before_layer(layer)
+            if i + 1 in ends:
+                self.after_layer(ends.index(i + 1))
         return recording.values[id(self.trace.hidden.base)].view(size, -1).clone()
 
     def record(self, batch: Batch, size: int) -> Recording:
@@ -107,45 +103,18 @@ class Recorded(EagerExecutor):
 
 
 class Streamed(Recorded):
-    """A layer's matrices lie in its buffers from a wait before it to the signal after it; else these hold NaN."""
-
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        begins = [0, *(end + 1 for end in self.ends)]
-        self.held = [
-            [(node.inputs[1], node.inputs[1].clone()) for node in self.nodes[begin : end + 1] if node.op == "linear"]
-            for begin, end in zip(begins, self.ends, strict=False)
-        ]
-        self.there = [threading.Event() for _ in self.ends]
-        self.waits = self.signals = 0
-        for layer in range(len(self.ends)):
-            self.drop(layer)
-        self.fetch(0)
-
-    def fetch(self, layer: int) -> None:
-        def copy() -> None:
-            for buffer, source in self.held[layer]:
-                buffer.copy_(source)
-            self.there[layer].set()
-
-        threading.Thread(target=copy).start()
-
-    def drop(self, layer: int) -> None:
-        for buffer, _ in self.held[layer]:
-            buffer.fill_(torch.nan)
-        self.there[layer].clear()
+        layers = [self.nodes[begin:end] for begin, end in pairwise((0, *self.trace.ends))]
+        self.streaming = Streaming(
+            [[node.inputs[1] for node in layer if node.op == "linear"] for layer in layers], torch.nan
+        )
 
     def before_layer(self, layer: int) -> None:
-        assert self.there[layer].wait(30), "the layer's weights never came"
-        self.waits += 1
-        if layer + 1 < len(self.ends):
-            self.fetch(layer + 1)
+        self.streaming.before_layer(layer)
 
     def after_layer(self, layer: int) -> None:
-        self.signals += 1
-        self.drop(layer)
-        if layer + 1 == len(self.ends):
-            self.fetch(0)
+        self.streaming.after_layer(layer)
 
 
 class Calibrating(Recorded):

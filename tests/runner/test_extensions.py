@@ -43,15 +43,15 @@ def test_a_wait_before_each_layer_and_a_signal_after_it(case):
     core = crowded(folder, overlap=True)
     executor = with_executor(core, Streamed)
     same(expected, together(core, requests, seed=4, preempt=0.1))
-    assert executor.waits == executor.signals > 50
+    assert executor.streaming.waits == executor.streaming.signals > 50
 
 
 def test_without_the_wait_the_weights_are_not_there(case):
     folder, requests, _ = case
     core = crowded(folder)
     executor = with_executor(core, Streamed)
-    executor.fetch = lambda layer: None
-    executor.before_layer = lambda layer: None
+    executor.streaming.fetch = lambda layer: None
+    executor.streaming.before_layer = lambda layer: None
     core.add(requests[0])
     errors = [delta.error for _ in iter(core.has_work, False) for delta in core.step() if delta.finish_reason]
     assert errors and all("NaN" in error for error in errors)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from kvasir.layers.adapters import Slot
-from kvasir.ops.graph import CHOSEN, CannotTrace, Node, Traced
+from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Node, Traced
+from kvasir.program.calls import NO_HOOKS, Hooks, for_each
 from kvasir.program.trace import Trace
 
 ALIGN = 64
@@ -34,7 +36,7 @@ BY_ROW = (
     "gated",
 )
 MEETINGS = ("all_reduce", "all_gather", "pick_rows")  # of ranks
-ALL_TOGETHER = ("paged_attention", "experts", "adapt_inner", "adapt_add", *MEETINGS)
+ALL_TOGETHER = ("paged_attention", "experts", "adapt_inner", "adapt_add", "call", *MEETINGS)
 IN_PLACE = (*ELEMENTWISE, "rms_norm", "layer_norm", "rope", "gated", "adapt_add", "all_reduce", "pick_rows")
 
 
@@ -91,11 +93,12 @@ def lower(
     max_rows: int,
     max_chosen: int,
     prepared: Callable[[Any], tuple[Any, int]],
+    hooks: Hooks = NO_HOOKS,
 ) -> Lowered:
     """prepared: for a packed weight, what rows must be turned into for it (a key; weights of the same key share
     them) and the bytes of such a row. Raises CannotTrace for an op without a kernel."""
-    nodes = _group(_fold(_apart(_product_of(n, trace.slots) for n in trace.graph.nodes), trace))
-    return _Placer(nodes, trace, {"rows": max_rows, CHOSEN: max_chosen}, prepared).run()
+    nodes = _group(_fold(_apart(_product_of(n, trace.slots) for n in hooks.nodes(trace)), trace))
+    return _Placer(nodes, trace, {ROWS: max_rows, CHOSEN: max_chosen}, prepared, hooks).run()
 
 
 # --- apart ------------------------------------------------------------------------------------------
@@ -275,8 +278,8 @@ class _Arena:
 
 
 class _Placer:
-    def __init__(self, nodes: list[Node], trace: Trace, rows: dict[str, int], prepared: Callable):
-        self.nodes, self.trace, self.rows, self.prepared = nodes, trace, rows, prepared
+    def __init__(self, nodes: list[Node], trace: Trace, rows: dict[str, int], prepared: Callable, hooks: Hooks):
+        self.nodes, self.trace, self.rows, self.prepared, self.hooks = nodes, trace, rows, prepared, hooks
         self.arena = _Arena()
         self.place: dict[int, Buffer] = {}
         self.steps: list[Step] = []
@@ -310,7 +313,7 @@ class _Placer:
         if node.op == "experts":
             _check_experts(*node.inputs[3:6])
         outs, values = _outs(node), tuple(v for v in _values(node.inputs) if v.kind == "float32")
-        domain = (outs or values)[0].domain
+        domain = (outs or values)[0].domain if outs or values else ROWS
         barrier = self._needs_barrier(node.op, domain)
         places = tuple(self._out(at, node, out, values) for out in outs)
         buffers = places + tuple(self.place[id(v.base)] for v in values)
@@ -321,6 +324,7 @@ class _Placer:
         products: tuple[Product, ...] = node.inputs
         x, domain = products[0].x, products[0].x.domain
         rows = self.place[id(x.base)]
+        self._call_for_inputs(products, rows)
         prepared: dict[Any, Buffer] = {}
         for product in products:
             key, row_bytes = self.prepared(product.weight)
@@ -339,6 +343,14 @@ class _Placer:
         for buffer in prepared.values():
             self.arena.give_back(buffer.offset)
         self._forget(at, tuple(_values(node.inputs)), tuple(place for _, _, place, _ in done))
+
+    def _call_for_inputs(self, products: tuple[Product, ...], rows: Buffer) -> None:
+        slots, x = (self.trace.slots.get(id(product.weight)) for product in products), products[0].x
+        names = [slot.name for slot in slots if slot]
+        if self.hooks.inputs and names:
+            call = partial(for_each, names, self.hooks.inputs)
+            barrier = self._needs_barrier("call", x.domain)
+            self.steps.append(Step("call", (call, x), (), (rows,), (), barrier, x.domain))
 
     # -- buffers
 

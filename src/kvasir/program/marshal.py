@@ -16,9 +16,10 @@ from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.program import native
 from kvasir.program.adapters import Adapters
 from kvasir.program.cache import NativeCache
+from kvasir.program.calls import Calls
 from kvasir.program.layout import Layout, aligned
 from kvasir.program.lower import ELEMENTWISE, FUNCTIONS, MEETINGS, Lowered, Step
-from kvasir.program.meetings import Meetings
+from kvasir.program.meetings import meeting
 from kvasir.program.trace import Trace
 from kvasir.sampling.native import SampleRow, sample_scratch
 
@@ -34,7 +35,7 @@ def prepared(weight: PackedMatrix) -> tuple[tuple, int]:
 class Marshal:
     """Writes a lowered program as csrc/program.h has it, over the memory of a layout.
 
-    instrs: its instructions, the sampler's last. meetings: with other ranks, in the middle of a step.
+    instrs: its instructions, the sampler's last. calls: out of a step.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Marshal:
         self._positions = trace.batch.positions_T
         self._scratch = 64
         self.adapters = Adapters(max_tokens)
-        self.meetings = Meetings()
+        self.calls = Calls()
         self._max_tokens = max_tokens
         self._tokens = np.zeros(max_tokens, np.int64)
         self._keep.append(self._tokens)
@@ -144,7 +145,11 @@ class Marshal:
 
     def _meeting(self, instr: native.Instr, step: Step) -> None:
         views = tuple(partial(self._view, buffer) for buffer in step.buffers)
-        self._set(instr, "call", [self.meetings.of_step(step, views, self._tokens, self.adapters)], [])
+        self._set(instr, "call", [self.calls.address(meeting(step, views, self._tokens, self.adapters))], [])
+
+    def _call(self, instr: native.Instr, step: Step) -> None:
+        function, views = step.inputs[0], [partial(self._view, buffer) for buffer in step.buffers]
+        self._set(instr, "call", [self.calls.address(lambda rows: function(*(view(rows) for view in views)))], [])
 
     def _adapt_inner(self, instr: native.Instr, step: Step) -> None:
         self._set(instr, "adapt_inner", [self._at(step.buffers[0])], [self.adapters.place(step.inputs[1])])
@@ -228,7 +233,7 @@ class Marshal:
         args.down_out = down_out.ctypes.data
         if share:
             rows = down_out.view(np.float32)[: slots * x.width].reshape(slots, x.width)
-            args.meet = self.meetings.of_experts(share, rows, begins)
+            args.meet = self.calls.address(lambda slots: share.complete(rows[:slots], begins))
         self._keep += [args, begins]
         self._set(instr, "experts", [ctypes.addressof(args), *(self._at(b) for b in step.buffers)], [])
 

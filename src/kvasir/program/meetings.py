@@ -1,61 +1,31 @@
-"""Where the ranks of a program meet: calls out of C, which no error may pass through."""
+"""Where the ranks of a program meet, as calls out of its step."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvasir.parallel import ExpertShare, picked, side_by_side, tree_sum
-from kvasir.program import native
+from kvasir.parallel import picked, side_by_side, tree_sum
 from kvasir.program.adapters import Adapters
 from kvasir.program.lower import Step
 
 Rows = Callable[[int], np.ndarray]  # the first rows of a buffer, float32 [rows, width]
 
 
-class Meetings:
-    """The calls of one program, on its first thread, which flushes denormals as all kernels do. After an error the rest
-    of a step meets nobody. errors: of the step under way."""
-
-    def __init__(self) -> None:
-        self.errors: list[BaseException] = []
-        self._kept: list[Any] = []
-
-    def address(self, meet: Callable[[int], None]) -> int:
-        """What C calls as `meet(rows)`."""
-        errors = self.errors
-
-        def call(_: Any, rows: int) -> None:
-            try:
-                if not errors:
-                    meet(rows)
-            except BaseException as error:
-                errors.append(error)
-
-        function = native.CALL(call)
-        self._kept.append(function)
-        address = ctypes.cast(function, ctypes.c_void_p).value
-        assert address is not None
-        return address
-
-    def of_step(self, step: Step, views: tuple[Rows, ...], tokens: np.ndarray, adapters: Adapters) -> int:
-        """The call of a step that is a meeting, of whose buffers these are views: the result, then what it is made of.
-        tokens: ids of the rows, int64 [rows or more]."""
-        if step.op == "all_reduce":
-            _, mesh, parts, *slot = step.inputs
-            return self.address(partial(_all_reduce, views, mesh, parts, adapters if slot else None))
-        if step.op == "all_gather":
-            _, mesh, columns = step.inputs
-            return self.address(partial(_all_gather, views, mesh, columns))
-        _, _, mesh, table = step.inputs
-        return self.address(partial(_pick_rows, views, tokens, mesh, table))
-
-    def of_experts(self, share: ExpertShare, rows_SD: np.ndarray, begins: np.ndarray) -> int:
-        return self.address(lambda slots: share.complete(rows_SD[:slots], begins))
+def meeting(step: Step, views: tuple[Rows, ...], tokens: np.ndarray, adapters: Adapters) -> Callable[[int], None]:
+    """The call of a step that is a meeting, of whose buffers these are views: the result, then what it is made of.
+    tokens: ids of the rows, int64 [rows or more]."""
+    if step.op == "all_reduce":
+        _, mesh, parts, *slot = step.inputs
+        return partial(_all_reduce, views, mesh, parts, adapters if slot else None)
+    if step.op == "all_gather":
+        _, mesh, columns = step.inputs
+        return partial(_all_gather, views, mesh, columns)
+    _, _, mesh, table = step.inputs
+    return partial(_pick_rows, views, tokens, mesh, table)
 
 
 def _all_reduce(views: tuple[Rows, ...], mesh: Any, parts: int, adapters: Adapters | None, rows: int) -> None:

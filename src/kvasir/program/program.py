@@ -11,6 +11,7 @@ from kvasir.layers.adapters import Pairs
 from kvasir.layers.rows import RowArrays
 from kvasir.program import native
 from kvasir.program.cache import NativeCache
+from kvasir.program.calls import NO_HOOKS, Hooks
 from kvasir.program.layout import Layout
 from kvasir.program.lower import Buffer, Lowered, Step, lower
 from kvasir.program.marshal import MAX_CHOSEN, Marshal, prepared
@@ -26,7 +27,8 @@ class Program:
     token rows, and of the chosen ones. seconds: kernel time of the last run. The program of a part of a model meets the
     other ranks in its steps, so theirs must run at the same time.
 
-    max_tokens: token rows of a step. max_rows: rows of the runner, and pieces of a step.
+    max_tokens: token rows of a step. max_rows: rows of the runner, and pieces of a step. hooks: what is called in the
+    middle of a step.
     """
 
     def __init__(
@@ -40,12 +42,13 @@ class Program:
         threads: int,
         apart: bool = False,
         pin: bool = False,
+        hooks: Hooks = NO_HOOKS,
     ):
-        self.lowered: Lowered = lower(trace, max_tokens, MAX_CHOSEN, prepared)
+        self.lowered: Lowered = lower(trace, max_tokens, MAX_CHOSEN, prepared, hooks)
+        self.trace = trace
         self.cache = cache
         self.pool = native.Pool(threads, pin, apart)
         self.layout = Layout(self.lowered.arena)
-        self.layout.kept.append(trace)
         self.states = (native.RowState * max_rows)()
         self.pieces = (native.Piece * max_rows)()
         self.results = (Sampled * max_rows)()
@@ -79,14 +82,14 @@ class Program:
     def wait(self) -> None:
         assert self.pool.address, "the program is closed"
         self._wait(self.pool.address)
-        if self.marshal.meetings.errors:
-            raise self.marshal.meetings.errors.pop()
+        if self.marshal.calls.errors:
+            raise self.marshal.calls.errors.pop()
 
     def settle(self) -> None:
         """Waits for a step of which no one took the result; drops what went wrong in it."""
         assert self.pool.address, "the program is closed"
         self._wait(self.pool.address)
-        self.marshal.meetings.errors.clear()
+        self.marshal.calls.errors.clear()
 
     def run(self, num_pieces: int, end: int) -> None:
         """A whole step."""

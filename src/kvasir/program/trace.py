@@ -36,9 +36,11 @@ class TracedBatch:
         self.positions_T = graph.value(ROWS, (), "ids")
         self.kv = _TracedCache()
         self.layers: dict[str, Traced] = {}
+        self.ends: list[int] = []  # of each layer, how many ops there were at its end
 
     def after_layer(self, layer: int, x_TD: Traced) -> None:
         self.layers[f"layers.{layer}"] = x_TD
+        self.ends.append(len(self.graph.nodes))
 
     def angles(self, rope: Rope) -> tuple[Rope, Rope]:
         return rope, rope
@@ -59,7 +61,7 @@ class Trace:
     without.
 
     exports: hidden states by name, which are there as well after a run. slots: by the id of a weight, what adapters
-    know it by.
+    know it by. Layer i is the ops from ends[i - 1], or from the first, to before ends[i].
     """
 
     graph: Graph
@@ -68,6 +70,10 @@ class Trace:
     logits: Traced | None
     exports: Mapping[str, Traced]
     slots: Mapping[int, Slot]
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return tuple(self.batch.ends)
 
     @property
     def results(self) -> tuple[Traced, ...]:

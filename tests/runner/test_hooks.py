@@ -1,0 +1,100 @@
+"""A program's hooks: each has a small executor that passes the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.engine.cores import core_of, random_model
+from tests.oracle import mixed_requests, plain, same, together
+
+pytest.importorskip("torch")
+
+from kvasir.program.calls import Hooks
+from tests.program.made import Driver, bits, loaded, program_of
+from tests.runner.hooked import Calibrating, Sent, Streamed, matrices
+
+SLOW = [pytest.param((kind, "bfloat16"), marks=pytest.mark.slow) for kind in ("gemma2", "mixtral")]
+CASES = [("llama", "float32"), *SLOW]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    """(options of a core, requests, their plain answers by the program without hooks)."""
+    kind, dtype = request.param
+    options = {"model": random_model(kind, tmp_path_factory.mktemp(kind)), "executor": "program", "dtype": dtype}
+    core = core_of(**options, threads=1, max_num_seqs=1, num_blocks=40)
+    requests = mixed_requests(core.info.vocab_size, 256, count=6, longest=100)
+    return options, requests, plain(core, requests)
+
+
+def crowded(options, **more):
+    """A core in which requests are cut up, crowded together and preempted."""
+    small = {"block_size": 16, "num_blocks": 24, "max_num_seqs": 5, "max_chunk": 48, "threads": 2, **more}
+    return core_of(**options, **small)
+
+
+def test_a_wait_before_each_layer_and_a_signal_after_it(case):
+    options, requests, expected = case
+    core = crowded(options, overlap=True)
+    streaming = Streamed(core).streaming
+    same(expected, together(core, requests, seed=4, preempt=0.1))
+    assert streaming.waits == streaming.signals > 50 and core.stats().preemptions > 0
+
+
+def test_without_the_wait_the_weights_are_not_there(case):
+    options, requests, _ = case
+    core = crowded(options)
+    streaming = Streamed(core).streaming
+    streaming.fetch = lambda layer: None
+    streaming.before_layer = lambda layer: None
+    core.add(requests[0])
+    errors = [delta.error for _ in iter(core.has_work, False) for delta in core.step() if delta.finish_reason]
+    assert errors and all("NaN" in error for error in errors)
+
+
+def test_a_layers_keys_and_values_are_there_when_it_ends(case):
+    options, requests, expected = case
+    core = crowded(options)
+    sent = Sent(core)
+    same(expected, together(core, requests, seed=6, preempt=0.1, each_step=lambda core: sent.check()))
+    assert sent.elsewhere.keys() == set(range(len(sent.trace.ends)))
+
+
+def test_the_inputs_of_linears_are_the_same_in_company(case):
+    options, requests, expected = case
+    alone = core_of(**options, threads=1, max_num_seqs=1, num_blocks=40)
+    first = Calibrating(alone)
+    same(expected, plain(alone, requests))
+    core = crowded(options)
+    second = Calibrating(core)
+    same(expected, together(core, requests, seed=5, preempt=0.1))
+    assert first.seen.keys() == second.seen.keys() == {slot.name for slot in first.trace.slots.values()}
+    assert all(np.array_equal(first.seen[name], second.seen[name]) for name in first.seen)
+
+
+def test_a_program_has_calls_for_what_is_hooked_alone(tmp_path):
+    model = loaded("llama", tmp_path)
+    plain, seen = program_of(model), []
+    hooked = program_of(model, hooks=Hooks(seen.append, lambda layer, x: seen.append((layer, x.shape))))
+    assert "call" not in [step.op for step in plain.lowered.steps]
+    assert [step.op for step in hooked.lowered.steps if step.op != "call"] == [s.op for s in plain.lowered.steps]
+    rows = [Driver(program, [5, 6, 7, 8]).hidden(0, 4) for program in (plain, hooked)]
+    assert np.array_equal(*map(bits, rows))
+    assert seen == [0, (0, (4, 64)), 1, (1, (4, 64))]
+    assert len(matrices(model.trace)) == 2
+
+
+def test_an_error_in_a_hook_is_that_of_the_step(tmp_path):
+    calls = []
+
+    def fail(layer):
+        calls.append(layer)
+        if len(calls) == 1:
+            raise OSError("the disk is gone")
+
+    driver = Driver(program_of(loaded("llama", tmp_path), hooks=Hooks(fail)), [5, 6, 7, 8])
+    with pytest.raises(OSError, match="the disk is gone"):
+        driver.hidden(0, 4)
+    driver.hidden(0, 4)
+    assert calls == [0, 0, 1]
