@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import suppress
 
@@ -13,9 +14,12 @@ from hypothesis import strategies as st
 from benchmarks.schemas.writer import Writer, bytes_tokenizer
 from kvasir.errors import InvalidRequest
 from kvasir.guided import sources
+from kvasir.guided.cases import enforceable
 from kvasir.guided.formats import FORMATS
 from kvasir.guided.logic import KEYWORDS
 from kvasir.guided.pointers import Pointers
+from kvasir.guided.said import Said
+from kvasir.guided.schema import prepared
 from tests.examples import examples
 
 TOKENIZER = bytes_tokenizer()
@@ -263,6 +267,30 @@ ODD = st.recursive(
 def test_whatever_is_given_is_said_or_refused(schema, lenient):
     with suppress(InvalidRequest):
         sources.json_schema(schema, lenient)
+
+
+DRAFTS = st.sampled_from(["draft-04", "draft-06", "draft-07", "draft/2019-09", "draft/2020-12"])
+OF_DRAFTS = st.sampled_from([
+    {"$ref": "#/properties/p"}, {"$ref": "#/$defs/d", "type": "string"}, {"items": [{"type": "null"}]},
+    {"minimum": 1, "exclusiveMinimum": True}, {"$id": "#a"}, {"$id": "b.json"}, {"id": "#a", "const": 1},
+    {"x": {"$id": "c"}}, {"dependencies": {"a": {"$ref": "#/properties/p"}}}, {"type": "integer", "nullable": True},
+    {"enum": ["a"], "anyOf": [{"type": "string"}], "type": "string"}, {"properties": {"id": {"$ref": "#/$defs/d"}}},
+])  # fmt: skip
+
+
+def enforced(schema, lenient, said):
+    try:
+        return json.dumps(enforceable(prepared(schema, lenient, said), lenient, said))
+    except InvalidRequest as error:
+        return error.message
+
+
+@examples(300)
+@given(st.one_of(SCHEMAS, OF_DRAFTS), st.one_of(SCHEMAS, OF_DRAFTS), DRAFTS, st.booleans())
+def test_steps_that_are_left_out_have_nothing_to_do(one, other, draft, lenient):
+    root = {"properties": {"p": one, "q": {"anyOf": [other, {"type": "null"}]}}, "$defs": {"d": other}}
+    for schema in (root, {"$schema": f"http://json-schema.org/{draft}/schema", **root}):
+        assert enforced(schema, lenient, said=None) == enforced(schema, lenient, Said())
 
 
 @examples(150)

@@ -100,7 +100,7 @@ def _all(root: Any) -> list[Mapping[str, Any]]:
         value = rest.pop()
         if isinstance(value, dict):
             found.append(value)
-            rest += [v for k, v in value.items() if isinstance(v, dict | list) and k not in _DATA]
+            rest += [v for k, v in value.items() if isinstance(v, (dict, list)) and k not in _DATA]
         elif isinstance(value, list):
             rest += value
     return found

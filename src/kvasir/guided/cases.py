@@ -14,6 +14,7 @@ from kvasir.guided.apart import apart, constants, flat, has_all, holds, shared
 from kvasir.guided.formats import FORMATS
 from kvasir.guided.logic import KINDS, MAX_CASES, NOTES, Scope, also, negated, same, types_of
 from kvasir.guided.pointers import Pointers
+from kvasir.guided.said import Said
 from kvasir.guided.texts import Unknown, as_ecma
 
 _IN_PLACE = ("const", "enum", "allOf", "anyOf", "oneOf", "$ref")
@@ -27,13 +28,16 @@ _LONG = 200  # characters of a pattern
 _MOST = 20_000  # schemas, of all that is said
 
 
-def enforceable(schema: Any, lenient: bool = False) -> Any:
-    """lenient: what cannot be said is left as it is. Raises InvalidRequest that names the keyword."""
+def enforceable(schema: Any, lenient: bool = False, said: Said | None = None) -> Any:
+    """lenient: what cannot be said is left as it is. said: what its schemas say, if that is known. Raises
+    InvalidRequest that names the keyword."""
     if not isinstance(schema, dict):
         return schema
     try:
-        pointers = Pointers(schema)
-        return pointers.schema if pointers.mixed else _Cases(pointers, lenient).whole(pointers.schema)
+        pointers = Pointers(schema, said)
+        if pointers.mixed or (pointers.plain and said and _is_done(said)):
+            return pointers.schema
+        return _Cases(pointers, lenient).whole(pointers.schema)
     except RecursionError as error:
         raise InvalidRequest("the schema is nested too deeply", "make it simpler") from error
 
@@ -63,6 +67,8 @@ class _Cases:
         self._schemas += 1
         if self._schemas > _MOST:
             raise InvalidRequest("the schema has too many cases", "make it simpler")
+        if _HAS_WORK.isdisjoint(schema):
+            return _arranged(schema)
         told = dict(schema)
         if not _HAS_REWRITE.isdisjoint(told):
             for key, rewrite in _REWRITES.items():
@@ -75,7 +81,7 @@ class _Cases:
         pattern = told.get("pattern")
         if isinstance(pattern, str) and len(pattern) > _LONG and told.keys() <= {"type", "pattern"}:
             self._long.setdefault(f"{told.get('type')} {pattern}", []).append(told)
-        return told if _HAS_IN_PLACE.isdisjoint(told) else _arranged(told)
+        return _arranged(told)
 
     def _inside(self, key: str, said: Any) -> Any:
         """What a keyword says, with the schemas in it in other words."""
@@ -103,10 +109,9 @@ class _Cases:
 def _arranged(schema: dict[str, Any]) -> dict[str, Any]:
     """With all that is said of a value directly in one place: llguidance reads keywords in their order, and those on
     both sides of a choice as if they had nothing to do with each other."""
-    places = [i for i, key in enumerate(schema) if key not in _IN_PLACE and key not in NOTES]
-    if not places or all(key not in _IN_PLACE for key in list(schema)[places[0] : places[-1]]):
+    if _is_arranged(tuple(schema)):
         return schema
-    pivot = "properties" if "properties" in schema else list(schema)[places[0]]
+    pivot = "properties" if "properties" in schema else next(k for k in schema if k not in _IN_PLACE and k not in NOTES)
     direct = {key: value for key, value in schema.items() if key not in _IN_PLACE and key not in NOTES}
     found: dict[str, Any] = {}
     for key, value in schema.items():
@@ -115,6 +120,18 @@ def _arranged(schema: dict[str, Any]) -> dict[str, Any]:
         elif key not in direct:
             found[key] = value
     return found
+
+
+def _is_arranged(keys: tuple[str, ...]) -> bool:
+    if len(keys) < 3 or _HAS_IN_PLACE.isdisjoint(keys):
+        return True
+    places = [i for i, key in enumerate(keys) if key not in _IN_PLACE and key not in NOTES]
+    return not places or _HAS_IN_PLACE.isdisjoint(keys[places[0] : places[-1]])
+
+
+def _is_done(said: Said) -> bool:
+    """Whether there is nothing to say in other words."""
+    return all(_HAS_REWRITE.isdisjoint(shape) and _is_arranged(shape) for shape in said.shapes)
 
 
 # -- rewrites: each takes its keyword away ---------------------------------------------------------------------------
@@ -299,3 +316,4 @@ _REWRITES: dict[str, Callable[[dict[str, Any], Scope], None]] = {
     "patternProperties": _patterns,
 }
 _HAS_REWRITE = frozenset(_REWRITES)
+_HAS_WORK = _HAS_REWRITE | _HAS_INSIDE

@@ -8,11 +8,14 @@ from itertools import count
 from typing import Any
 
 from kvasir.errors import InvalidRequest
+from kvasir.guided.said import Said
 from kvasir.guided.texts import Unknown
 
 _NAMED = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 _DRAFT = re.compile(r"https?://json-schema\.org/(?:draft-0([3-7])|draft/(2019-09|2020-12))/schema#?")
 _DATA = frozenset(("const", "enum", "default", "examples"))
+_FLAT = _DATA | {"type", "required"}  # which have no schemas in them
+_NESTED = (dict, list)
 _OWN = frozenset(("$id", "id", "$schema"))  # of a part that stands for itself
 _BESIDE_REFERENCES = ("$schema", "$id", "id", "$defs", "definitions")  # where all else counts for nothing
 _SINCE = {  # the keywords of a draft, which say nothing in those before
@@ -26,14 +29,23 @@ _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "d
 _OTHERWISE = frozenset((  # keywords that older drafts read otherwise
     *("$ref", "$id", "id", "items", "additionalItems", "exclusiveMinimum", "exclusiveMaximum"),
 ))  # fmt: skip
+_PLAIN = frozenset((  # those of which no draft says anything else, once `prepared` has seen them
+    *("type", "const", "enum", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$defs", "definitions"),
+    *("properties", "patternProperties", "additionalProperties", "propertyNames", "required", "minProperties"),
+    *("maxProperties", "items", "prefixItems", "contains", "minContains", "maxContains", "minItems", "maxItems"),
+    *("uniqueItems", "minLength", "maxLength", "pattern", "format", "multipleOf", "minimum", "maximum"),
+    *("exclusiveMinimum", "exclusiveMaximum"),
+))  # fmt: skip
 _STEPS = 20_000
 
 
 class Pointers:
     """Of one schema. `schema` is it in the words of the latest draft, with references to itself or its definitions
-    alone. mixed: parts of it are of drafts of their own, and it is as it was."""
+    alone. mixed: parts of it are of drafts of their own, and it is as it was. plain: but for its root, it is as it
+    was, since that is in those words."""
 
-    def __init__(self, schema: Mapping[str, Any]):
+    def __init__(self, schema: Mapping[str, Any], said: Said | None = None):
+        """said: what its schemas say, if that is known."""
         self._root = schema
         self._steps = 0
         self.seen: dict[int, tuple[Any, Any]] = {}
@@ -42,11 +54,13 @@ class Pointers:
         if not isinstance(self._named, Mapping):
             raise InvalidRequest("'$defs' is no object", "give schemas by their names")
         self._draft = _draft_of(schema)
+        self._otherwise = _OTHERWISE if self._draft < 8 else _OTHERWISE - {"$ref"}
         self._newer = frozenset(key for since, keys in _SINCE.items() if since > self._draft for key in keys)
-        said = _within(schema)
-        self._based = not said.isdisjoint(("$id", "id"))
-        others = "$schema" in said or ("$schema" in schema and not _DRAFT.fullmatch(str(schema["$schema"])))
+        own = frozenset[str]() if said and said.keywords() <= _PLAIN else _within(schema)
+        self._based = not own.isdisjoint(("$id", "id"))
+        others = "$schema" in own or ("$schema" in schema and not _DRAFT.fullmatch(str(schema["$schema"])))
         self.mixed = others or (self._based and self._draft < 9)
+        self.plain = said is not None and not own and not self.mixed and self._is_plain(said)
         self.schema: Any = schema if self.mixed else self._told_all(schema)
 
     @property
@@ -68,8 +82,19 @@ class Pointers:
         if self._steps > _STEPS:
             raise Unknown("too many cases")
 
+    def _is_plain(self, said: Said) -> bool:
+        keywords = said.keywords()
+        if said.old or not keywords <= _PLAIN | _OWN or not keywords.isdisjoint(self._newer):
+            return False
+        if self._draft < 8 and not said.alone("$ref", _BESIDE_REFERENCES):
+            return False
+        return all(_NAMED.fullmatch(one) or not one.startswith("#/") for one in said.references)
+
     def _told_all(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        told = self._told({key: value for key, value in schema.items() if key != "$schema"})
+        root = {key: value for key, value in schema.items() if key != "$schema"}
+        if self.plain:
+            return self._latest(root)
+        told = self._told(root)
         moved: dict[str, Any] = {}
         while rest := [(pointer, name) for pointer, name in self._moved.items() if name not in moved]:
             moved |= {name: self._told(step(self._root, pointer)) for pointer, name in rest}
@@ -78,19 +103,21 @@ class Pointers:
     def _told(self, schema: Any, names: bool = False) -> Any:
         """names: its keys are names and no keywords."""
         if isinstance(schema, list):
-            return [self._told(one) if isinstance(one, dict | list) else one for one in schema]
+            return [self._told(one) if isinstance(one, _NESTED) else one for one in schema]
         if not isinstance(schema, dict):
             return schema
         if names:
             return {name: self._told(one) for name, one in schema.items()}
-        told = schema if self._newer.isdisjoint(schema) and _OTHERWISE.isdisjoint(schema) else self._latest(schema)
+        same = self._newer.isdisjoint(schema) and self._otherwise.isdisjoint(schema)
+        told = schema if same or (len(schema) == 1 and "$ref" in schema) else self._latest(schema)
         found = {
-            key: self._told(said, key in _MAPS) if isinstance(said, dict | list) and key not in _DATA else said
+            key: self._told(said, key in _MAPS)
             for key, said in told.items()
+            if isinstance(said, _NESTED) and key not in _FLAT
         }
-        if isinstance(reference := found.get("$ref"), str):
+        if isinstance(reference := told.get("$ref"), str):
             found["$ref"] = self._name(reference)
-        return found
+        return {**told, **found} if found else told
 
     def _latest(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         told = {key: value for key, value in schema.items() if key not in self._newer}
@@ -146,7 +173,7 @@ def step(found: Any, reference: str) -> Any:
 
 
 def _within(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Which of _OWN schemas inside of one have."""
+    """Which of _OWN schemas inside of one have; "#" where one is an anchor."""
     found: set[str] = set()
     rest: list[Any] = [value for key, value in schema.items() if key not in _DATA]
     while rest:
@@ -155,6 +182,7 @@ def _within(schema: Mapping[str, Any]) -> frozenset[str]:
             rest += one
         elif isinstance(one, dict):
             if not _OWN.isdisjoint(one):
-                found |= {key for key in _OWN if isinstance(name := one.get(key), str) and not name.startswith("#")}
-            rest += [value for key, value in one.items() if key not in _DATA and isinstance(value, dict | list)]
+                names = ((key, name) for key in _OWN if isinstance(name := one.get(key), str))
+                found |= {"#" if name.startswith("#") else key for key, name in names}
+            rest += [value for key, value in one.items() if isinstance(value, _NESTED) and key not in _FLAT]
     return frozenset(found)

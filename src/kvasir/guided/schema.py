@@ -4,13 +4,14 @@ refused by name."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
 from kvasir.errors import InvalidRequest
 from kvasir.guided.bounds import BOUNDS, HINT, PROBLEM, bounds_of, misread
 from kvasir.guided.formats import FORMATS
+from kvasir.guided.said import Said
 
 LARGEST = 2**53  # beyond it, not every whole number has a float of its own, and llguidance computes with floats
 _MOST, _LEAST = 2**63 - 1, -(2**63) + 1024  # the whole numbers that llguidance writes; it cuts a bound at the first
@@ -30,22 +31,36 @@ _NOTHING = (("uniqueItems", False), ("propertyNames", True), ("nullable", False)
 _INSIDE = dict.fromkeys((*_MAPS, *_LISTS, *_ONE))
 _HAS_INSIDE, _HAS_COUNTS = frozenset(_INSIDE), frozenset(_COUNTS)
 _HAS_NOTHING = frozenset(key for key, _ in _NOTHING)
-_HAS_BOUNDS = frozenset(("exclusiveMinimum", "exclusiveMaximum"))
+_HAS_OLD = frozenset(_OLD)
+_HAS_BOUNDS, _HAS_NUMBERS = frozenset(BOUNDS), frozenset(_NUMBERS)
 _HAS_WRONG = frozenset((*_OLD, *_NUMBERS, "properties", "required", "multipleOf"))
+_HAS_WORK = _HAS_INSIDE | _HAS_COUNTS | _HAS_NOTHING | _HAS_WRONG | {"format", "nullable"}
 
 
-def prepared(schema: Any, lenient: bool = False) -> Any:
-    """lenient: what cannot be enforced is left out instead of refused. Raises InvalidRequest that names the keyword."""
+def prepared(schema: Any, lenient: bool = False, said: Said | None = None) -> Any:
+    """lenient: what cannot be enforced is left out instead of refused. said: takes what the schemas say that are made
+    ready. Raises InvalidRequest that names the keyword."""
     try:
-        return _prepared(dict(schema) if isinstance(schema, Mapping) else schema, lenient)
+        return _prepared(dict(schema) if isinstance(schema, Mapping) else schema, lenient, said or Said())
     except RecursionError as error:
         raise InvalidRequest("the schema is nested too deeply", "make it simpler") from error
 
 
-def _prepared(schema: Any, lenient: bool) -> Any:
+def _prepared(schema: Any, lenient: bool, said: Said) -> Any:
     if not isinstance(schema, dict):
         return schema
     found = {key: value for key, value in schema.items() if key not in _NOTES}
+    if not _HAS_WORK.isdisjoint(found):
+        _work(found, lenient, said)
+    if found.pop("nullable", None) is True:
+        found = _or_null(found)
+        for inner in found.get("anyOf", ()):
+            said.add(inner)
+    said.add(found)
+    return found
+
+
+def _work(found: dict[str, Any], lenient: bool, said: Said) -> None:
     if not _HAS_NOTHING.isdisjoint(found):
         for key, value in _NOTHING:
             if found.get(key) is value:
@@ -58,15 +73,19 @@ def _prepared(schema: Any, lenient: bool) -> Any:
                 found[key] = int(found[key])
     if not _HAS_WRONG.isdisjoint(found):
         _mend(found, lenient)
-    if not _HAS_INSIDE.isdisjoint(found):
-        for key in _INSIDE:
-            if key in found:
-                found[key] = _inside(key, found[key], lenient)
-    return _or_null(found) if found.pop("nullable", None) is True else found
+    for key, value in found.items():
+        if key in _INSIDE:
+            found[key] = _inside(key, value, lenient, said)
+    said.old = said.old or _is_old(found)
+
+
+def _is_old(schema: Mapping[str, Any]) -> bool:
+    sides = (schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum"))
+    return isinstance(schema.get("items"), list) or any(isinstance(side, bool) for side in sides)
 
 
 def _mend(schema: dict[str, Any], lenient: bool) -> None:
-    if _is_whole(schema):
+    if not _HAS_BOUNDS.isdisjoint(schema) and _is_whole(schema):
         _bound(schema)
     for key, problem, hint in _wrong(schema):
         if not lenient:
@@ -74,28 +93,24 @@ def _mend(schema: dict[str, Any], lenient: bool) -> None:
         schema.pop(key, None)  # there may be two things wrong with it
 
 
-def _inside(key: str, said: Any, lenient: bool) -> Any:
-    """What a keyword says, with the schemas in it made ready."""
-    if isinstance(said, list):
-        return [_prepared(one, lenient) for one in said] if key in _LISTS else said
-    if isinstance(said, dict) and key in _MAPS:
-        return {name: _prepared(one, lenient) for name, one in said.items()}
-    return _prepared(said, lenient) if key in _ONE else said
+def _inside(key: str, value: Any, lenient: bool, said: Said) -> Any:
+    """The value of a keyword, with the schemas in it made ready."""
+    if isinstance(value, list):
+        return [_prepared(one, lenient, said) for one in value] if key in _LISTS else value
+    if isinstance(value, dict) and key in _MAPS:
+        return {name: _prepared(one, lenient, said) for name, one in value.items()}
+    return _prepared(value, lenient, said) if key in _ONE else value
 
 
 def _wrong(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Keywords that cannot be enforced: which, why, what to do."""
-    wrong = [(key, "a keyword of an older draft", f"use {_OLD[key]}") for key in _OLD if key in schema]
+    wrong: list[tuple[str, str, str]] = []
+    if not _HAS_OLD.isdisjoint(schema):
+        wrong += [(key, "a keyword of an older draft", f"use {_OLD[key]}") for key in _OLD if key in schema]
     if schema.get("required") is True:
         wrong.append(("required", "true is of an older draft", "list the names in the object that has them"))
-    whole = _is_whole(schema)
-    for key in _NUMBERS:
-        said = schema.get(key)
-        if said is None or isinstance(said, str):
-            continue
-        number = _too_large(said, whole or key in ("const", "enum"))
-        if number is not None and (not whole or (key, number) != ("maximum", _MOST)):
-            wrong.append((key, f"{number} is beyond 2^53, where numbers are not exact", "use smaller ones, or strings"))
+    if not _HAS_NUMBERS.isdisjoint(schema):
+        wrong += _wrong_numbers(schema)
     for key in ("const", "enum", "properties", "required"):
         said = schema.get(key)
         if said is not None and _is_unwritable(
@@ -108,6 +123,17 @@ def _wrong(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if isinstance(step, int) and step > LARGEST:
         wrong.append(("multipleOf", f"{step} is beyond 2^53", "use a smaller one"))
     return wrong
+
+
+def _wrong_numbers(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    whole = _is_whole(schema)
+    for key in _NUMBERS:
+        said = schema.get(key)
+        if said is None or isinstance(said, str):
+            continue
+        number = _too_large(said, whole or key in ("const", "enum"))
+        if number is not None and (not whole or (key, number) != ("maximum", _MOST)):
+            yield key, f"{number} is beyond 2^53, where numbers are not exact", "use smaller ones, or strings"
 
 
 def _is_whole(schema: Mapping[str, Any]) -> bool:
@@ -153,7 +179,10 @@ def _is_unwritable(value: Any) -> bool:
     if isinstance(value, str):
         return _CONTROL.search(value) is not None
     inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(map(_is_unwritable, inner))
+    try:
+        return _CONTROL.search("".join(inner)) is not None  # as nearly always, of texts alone
+    except TypeError:
+        return any(map(_is_unwritable, inner))
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from kvasir.errors import InvalidRequest
 from kvasir.guided.bounds import check_bounds
 from kvasir.guided.cases import enforceable
+from kvasir.guided.said import Said
 from kvasir.guided.schema import prepared
 
 # Each text has one spelling (no \uXXXX), so that a free key is never one of the named ones in disguise.
@@ -30,7 +31,7 @@ def json_schema(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
     """lenient: keywords that cannot be enforced are ignored instead of refused."""
     if schema is False:
         raise InvalidRequest("the schema allows nothing", "give an object")
-    return json.dumps({"grammars": [{"json_schema": spelt(schema, lenient)}]})
+    return f'{{"grammars": [{{"json_schema": {spelt(schema, lenient)}}}]}}'
 
 
 def json_object() -> str:
@@ -75,7 +76,7 @@ def structural_tags(
         trigger = max((t for t in triggers if t and tag.begin.startswith(t)), key=len, default=None)
         if trigger is None:
             raise InvalidRequest(f"no trigger is the beginning of {tag.begin[:80]!r}", "give one for each tag")
-        value = "%json " + json.dumps(spelt(tag.schema))
+        value = f"%json {spelt(tag.schema)}"
         body = [*literals(tag.begin[len(trigger) :], specials), value, *literals(tag.end, specials)]
         bodies.setdefault(trigger, []).append(" ".join(body))
     if not bodies:
@@ -131,10 +132,13 @@ def by_id(grammar: str, specials: Mapping[str, int]) -> str:
     return (_GBNF if "::=" in grammar else _LARK).sub(told, grammar)
 
 
-def spelt(schema: Mapping[str, Any] | bool, lenient: bool = False) -> dict[str, Any]:
-    """Made ready, and with how its JSON is written. Raises InvalidRequest that names what cannot be enforced."""
-    schema = enforceable(prepared(schema, lenient), lenient)
-    if not lenient:
-        check_bounds(schema)
+def spelt(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
+    """A schema as llguidance reads it: made ready, and with how its JSON is written. Raises InvalidRequest that names
+    what cannot be enforced."""
+    said = Said()
+    found = enforceable(prepared(schema, lenient, said), lenient, said)
     options = {**_SPELLING, "lenient": lenient, "coerce_one_of": lenient}
-    return {**(schema if isinstance(schema, Mapping) else {}), "x-guidance": options}
+    text = json.dumps({**(found if isinstance(found, Mapping) else {}), "x-guidance": options})
+    if '"exclusiveM' in text and not lenient:  # without such bounds, none is misread
+        check_bounds(found)
+    return text

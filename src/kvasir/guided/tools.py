@@ -126,7 +126,7 @@ class _Grammar(Lark):
             self.rule("start", f"{lead} {at_once} {again}")
         elif content is not None:
             before, behind = self.around(self.format)
-            said = f"{before} %json {json.dumps(spelt(content))} {behind}"
+            said = f"{before} %json {spelt(content)} {behind}"
             self.rule("start", f"{lead} ({at_once} | {said})")
         else:
             self._start_free(at_once, parallel)
@@ -199,7 +199,7 @@ class _Grammar(Lark):
             )
         else:
             schema = schema if "$ref" in schema else {**schema, "type": "object"}
-            self.rule(name, "%json " + json.dumps(spelt(schema, not function.strict)))
+            self.rule(name, f"%json {spelt(schema, not function.strict)}")
         return name
 
     def _parameters(self, rule: str, schema: Mapping[str, Any], marks: Parameters, lenient: bool) -> str:
@@ -259,7 +259,7 @@ class _Grammar(Lark):
     def _value(kind: Any, root: Mapping[str, Any], lenient: bool) -> str:
         schema = dict(kind) if isinstance(kind, Mapping) else {}
         schema |= {key: root[key] for key in ("$defs", "definitions") if key in root}
-        return "%json " + json.dumps(spelt(schema, lenient))
+        return f"%json {spelt(schema, lenient)}"
 
 
 def _escaped(text: str) -> str:

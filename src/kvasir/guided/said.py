@@ -1,0 +1,30 @@
+"""What the schemas in a schema say, found in one walk: by it, later steps see that they have nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+
+@dataclass(slots=True)
+class Said:
+    """shapes: the keywords of each schema, in their order; even a large schema has few different ones. references:
+    the values of `$ref`. old: whether a keyword has a value that older drafts alone know."""
+
+    shapes: set[tuple[str, ...]] = field(default_factory=set)
+    references: set[str] = field(default_factory=set)
+    old: bool = False
+
+    def add(self, schema: Mapping[str, Any]) -> None:
+        self.shapes.add(tuple(schema))
+        if isinstance(reference := schema.get("$ref"), str):
+            self.references.add(reference)
+
+    def keywords(self) -> frozenset[str]:
+        return frozenset(chain.from_iterable(self.shapes))
+
+    def alone(self, key: str, others: Collection[str]) -> bool:
+        """Whether a keyword has none beside it but these."""
+        return all(key not in shape or set(shape) <= {key, *others} for shape in self.shapes)
