@@ -114,7 +114,7 @@ class Work:
     sample: the last computed row's logits are sampled. Else the step only fills the cache.
     masked: most probably a mask comes with it, for which the sampler has to wait; a guess that decides nothing else.
     read: positions [first, end) of those computed: the log-probabilities of the known ids behind them come back.
-    want_hidden: outputs of which all computed rows come back.
+    want_hidden: outputs of which all computed rows come back: hidden states, or the weights of attention, by name.
     indivisible: the tokens attend to each other in both directions and must be computed in one step.
     positions: empty for 0, 1, 2 ..., else packed int32, one or three a token.
     pending: transfers of a connector that must have arrived before the step reads these blocks.
@@ -170,9 +170,11 @@ class RowResult:
     logprobs: one entry per sampled token: (token, logprob, rank, ((id, logprob), ...)).
     read: the same for each position of the work's `read`, with as many of the best as the spec wants of a prompt's ids,
     or of an answer's.
-    pooled: float32 bytes of the pooled hidden state. hidden: float32 bytes per wanted output's name. accepted: how many
-    drafted ids were what the target itself sampled; `tokens` then holds them and one more. error: the row failed alone,
-    the others are sound. A failure at a drafted id ends the draft before it instead: the next step meets it again.
+    pooled: float32 bytes of the pooled hidden state. accepted: how many drafted ids were what the target itself
+    sampled; `tokens` then holds them and one more. error: the row failed alone, the others are sound. A failure at a
+    drafted id ends the draft before it instead: the next step meets it again.
+    hidden: by the names of the wanted outputs, float32 bytes: [count, width] of a hidden state, and of a layer's
+    weights [count, heads, start + count].
     """
 
     row: int

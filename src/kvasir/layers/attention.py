@@ -81,6 +81,7 @@ class Attention(Module):
             angles = batch.angles(self.rope)
             q_THd, k_TKd = self.rope(q_THd, angles), self.rope(k_TKd, angles)
         batch.store(self.layer, k_TKd, v_TKd)
+        batch.note_weights(self.layer, q_THd, self.scale, self.softcap)
         return paged_attention(
             q_THd,
             batch.kv.k(self.layer),

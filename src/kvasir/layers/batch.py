@@ -21,6 +21,7 @@ from kvasir.layers.kv_cache import SCRATCH_BLOCK, KVCache
 from kvasir.layers.rope import Rope
 from kvasir.layers.rows import RowArrays
 from kvasir.ops.attention import AttentionPlan, plan_attention
+from kvasir.ops.attention.weights import attention_weights
 from kvasir.ops.gated_delta import StatePlan, plan_states
 from kvasir.ops.linear import TILE
 from kvasir.plan import Work
@@ -54,8 +55,8 @@ class Batch:
 
     works: what is computed. starts: int64 [works + 1], the first token row of each, and num_tokens. tables: per cache
     group, by a work's row, its block ids. slots: per cache group, int64 [T]. adapters_T: int64, 0 for none. wanted: the
-    names of the hidden states to be kept; `hidden` has them after the forward, float32 [T, D] each: "layers.3" after
-    layer 3, "last" for the forward's result.
+    names of the outputs to be kept, of which each work has its part after the forward (`output`): hidden states,
+    "layers.3" after layer 3, "last" for the forward's result, and "attention.3", the weights of layer 3.
     """
 
     tokens_T: Tensor
@@ -68,7 +69,8 @@ class Batch:
     slots: tuple[Tensor, ...]
     kv: KVCache
     wanted: frozenset[str] = frozenset()
-    hidden: dict[str, Tensor] = field(default_factory=dict)
+    hidden: dict[str, Tensor] = field(default_factory=dict)  # float32 [T, D]
+    _weights: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # by place of the work and name
     _made: dict = field(default_factory=dict)
 
     def attention(self, layer: int, group: int) -> AttentionPlan:
@@ -107,6 +109,23 @@ class Batch:
         """The residual stream after a layer is x."""
         if (name := f"layers.{layer}") in self.wanted:
             self.hidden[name] = x_TD
+
+    def note_weights(self, layer: int, q_THd: Tensor, scale: float, softcap: float) -> None:
+        """The queries of a layer are q, and its keys are in the cache."""
+        if (name := f"attention.{layer}") not in self.wanted:
+            return
+        table, window = self.tables[self.kv.group_of(layer)], self.kv.spec[layer].window
+        for at, work in enumerate(self.works):
+            if name in work.want_hidden:
+                self._weights[at, name] = attention_weights(
+                    q_THd[self.starts[at] : self.starts[at + 1]], self.kv.k(layer), work, table[work.row],
+                    window=window, scale=scale, softcap=softcap,
+                )  # fmt: skip
+
+    def output(self, at: int, name: str) -> Tensor:
+        """Of the work at a place: hidden rows, float32 [n, D], or the weights of attention, float32 [n, H, end]."""
+        found = self._weights.get((at, name))
+        return self.hidden[name][self.starts[at] : self.starts[at + 1]] if found is None else found
 
     def angles(self, rope: Rope) -> tuple[Tensor, Tensor]:
         """cos and sin of every row."""

@@ -42,6 +42,9 @@ class TracedBatch:
         self.layers[f"layers.{layer}"] = x_TD
         self.ends.append(len(self.graph.nodes))
 
+    def note_weights(self, layer: int, q_THd: Traced, scale: float, softcap: float) -> None:
+        """A program has no such output (`trace`)."""
+
     def angles(self, rope: Rope) -> tuple[Rope, Rope]:
         return rope, rope
 
@@ -110,6 +113,8 @@ def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
         raise CannotTrace("the forward returns something else than its rows")
     named = {**batch.layers, "last": hidden}
     if missing := [name for name in exports if name not in named]:
+        if missing[0].startswith("attention."):
+            raise CannotTrace(f"a program gives no weights of attention ({missing[0]})")
         raise CannotTrace(f"the forward names no {missing[0]}")
     return Trace(
         graph,

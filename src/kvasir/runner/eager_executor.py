@@ -113,7 +113,7 @@ class EagerExecutor:
             if work.want_pooled:
                 found.pooled[at] = self.model.pool(hidden_TD[mine])
             for name in work.want_hidden:
-                found.hidden[at, name] = batch.hidden[name][mine]
+                found.hidden[at, name] = batch.output(at, name)
         if chosen := [*step.now, *step.later]:
             last = torch.tensor([step.starts[at + 1] - 1 for at in chosen], device=hidden_TD.device)
             found.logits = logits = self.model.logits(hidden_TD[last])

@@ -71,7 +71,7 @@ class Handle(Protocol):
         ...
 
     def hidden(self, at: int, name: str) -> bytes:
-        """Float32 bytes of the work's rows of a hidden state."""
+        """Float32 bytes of the work's rows of an output."""
         ...
 
     def saved(self) -> tuple[Bytes, ...]:
@@ -83,8 +83,8 @@ class Executor(Protocol):
     """Computes steps. One step at a time: the next is started after the last was waited for.
 
     computes: what it has code for of the seats in a plan that not every executor fills: "spans", "drafted",
-    "positions", "pending". The runner refuses the others by name. hidden: names of the hidden states that work may
-    want. cache: what tiers and tests may know of its memory.
+    "positions", "pending". The runner refuses the others by name. hidden: names of the outputs that work may want.
+    cache: what tiers and tests may know of its memory.
     """
 
     @property

@@ -12,6 +12,7 @@ import torch
 
 from kvasir import device as devices
 from kvasir.errors import ConfigError, UnsupportedModel, quoted
+from kvasir.layers.attention import Attention
 from kvasir.layers.kv_cache import no_op
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
@@ -56,7 +57,8 @@ class LoadedModel:
 @dataclass(frozen=True, slots=True)
 class Wish:
     """How a model is to be run. executor: "auto", "program" or "eager". kv_dtype, quantize: as of EngineOptions.
-    hidden: names of the hidden states that work may want, "layers.<i>" or "last". mesh: of a rank, for its part."""
+    hidden: names of the outputs that work may want, "layers.<i>", "last" or
+    "attention.<i>". mesh: of a rank, for its part."""
 
     executor: str = "eager"
     block_size: int = 64
@@ -132,7 +134,7 @@ def _load(
     config, source = open_checkpoint(files)
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
-    _check_hidden(wish.hidden, len(model.layers))
+    _check_hidden(wish.hidden, model)
     if packer and (reason := no_attention(model)):
         raise CannotTrace(reason)
     if reason := no_op(model.cache_spec()):
@@ -195,11 +197,14 @@ def _check_room(needed: int, device: torch.device) -> None:
         )
 
 
-def _check_hidden(names: tuple[str, ...], layers: int) -> None:
-    there = {"last", *(f"layers.{i}" for i in range(layers))}
+def _check_hidden(names: tuple[str, ...], model: Any) -> None:
+    layers = len(model.layers)
+    weights = {f"attention.{part.layer}" for _, part in model.walk() if isinstance(part, Attention)}
+    there = {"last", *(f"layers.{i}" for i in range(layers)), *weights}
     if unknown := [name for name in names if name not in there]:
         raise ConfigError(
-            f"the model has no hidden state {unknown[0]!r}", f"choose layers.0 to layers.{layers - 1}, or last"
+            f"the model has no output {unknown[0]!r}",
+            f"choose layers.0 to layers.{layers - 1}, last, or attention.<i> of a layer with attention",
         )
 
 

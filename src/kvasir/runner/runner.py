@@ -12,7 +12,7 @@ from typing import Any
 
 from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
 from kvasir.runner.executor import Executor, Handle, Step, Taken
-from kvasir.runner.rows import Rows
+from kvasir.runner.rows import REFUSED, Rows
 from kvasir.types import ModelInfo
 
 
@@ -68,11 +68,12 @@ class Runner:
         works, starts, now, later, faults = [], [0], [], [], {}
         for place, work in enumerate(plan.work):
             row = self.rows[work.row]
+            if not (row.fault or self.executor.hidden.issuperset(work.want_hidden)):
+                row.fault = REFUSED.format(f"all of {', '.join(work.want_hidden)} (Work.want_hidden)")
             if row.fault:
                 faults[place] = row.fault
                 continue
             assert work.start + work.count <= row.known, "work beyond the known tokens"
-            assert self.executor.hidden.issuperset(work.want_hidden), "hidden states that were not wished for at load"
             if work.sample:
                 (later if work.masked or work.drafted else now).append(len(works))
             works.append(work)

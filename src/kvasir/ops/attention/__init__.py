@@ -43,12 +43,12 @@ def paged_attention(
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q k^T * scale) v of each planned row, float32 [T, H, d]; rows that no item names get zeros.
+    """softmax(q k^T * scale) v of each planned row, float32 [T, H, e]; rows that no item names get zeros.
 
-    q: float32. Caches: [blocks, block size, K, d] in any float type, read as float32. softcap: scores become
-    cap * tanh(score / cap). sinks: one more score per head, without a value.
+    q: float32. Caches: [blocks, block size, K, d] and [.., e], in any float type, read as float32. softcap: scores
+    become cap * tanh(score / cap). sinks: one more score per head, without a value.
     """
-    out_THd = torch.zeros_like(q_THd)
+    out_THe = q_THd.new_zeros(*q_THd.shape[:2], v_cache.shape[-1])
     kv_heads = k_cache.shape[2]
     sinks_KR = _sink_rows(sinks_H, plan, kv_heads)
     for part in plan.parts:
@@ -58,10 +58,10 @@ def paged_attention(
             tiles = slice(item.first, item.first + item.count)
             q_uKRd = _item_rows(q_THd[item.rows], plan, kv_heads)
             scores_unKRt = _scores(q_uKRd, k_snKtd[:, tiles], item, scale, softcap)
-            mixed_uKRd = _mix(scores_unKRt, v_snKte[:, tiles], item, sinks_KR)
-            rows_xHd = _token_rows(mixed_uKRd, plan)
-            out_THd[item.targets] = rows_xHd if item.keep is None else rows_xHd[item.keep]
-    return out_THd
+            mixed_uKRe = _mix(scores_unKRt, v_snKte[:, tiles], item, sinks_KR)
+            rows_xHe = _token_rows(mixed_uKRe, plan)
+            out_THe[item.targets] = rows_xHe if item.keep is None else rows_xHe[item.keep]
+    return out_THe
 
 
 def _read(cache: Tensor, blocks: Tensor, outside: Tensor) -> Tensor:
