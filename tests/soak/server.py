@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -94,6 +95,7 @@ class Server:
         self.log = log
         self.wall = wall
         self._warm = False
+        self._stops = asyncio.Lock()  # one harm alone stops and resumes the engine
         self.kills = 0
 
     @property
@@ -111,18 +113,19 @@ class Server:
 
     async def freeze_engine(self, seconds: float) -> bool:
         """It stands still for ever; returns when another one has taken its place."""
-        try:
-            process = psutil.Process(self.engine)
-            process.suspend()
-        except (AssertionError, psutil.Error):
-            return False
-        self.kills += 1
-        try:
-            await asyncio.to_thread(process.wait, seconds)
-        except psutil.TimeoutExpired as error:
-            process.kill()
-            raise AssertionError(f"an engine that stood still for {seconds:g} seconds was not replaced") from error
-        return True
+        async with self._stops:
+            try:
+                process = psutil.Process(self.engine)
+                process.suspend()
+            except (AssertionError, psutil.Error):
+                return False
+            self.kills += 1
+            try:
+                await asyncio.to_thread(process.wait, seconds)
+            except psutil.TimeoutExpired as error:
+                process.kill()
+                raise AssertionError(f"an engine that stood still for {seconds:g} seconds was not replaced") from error
+            return True
 
     async def kill_starting(self) -> bool:
         """Kills the engine, and the next one while it starts."""
@@ -143,16 +146,17 @@ class Server:
 
     async def stop_engine(self, seconds: float) -> bool:
         """It stands still for so long, as on a machine that is busy with something else."""
-        try:
-            process = psutil.Process(self.engine)
-            process.suspend()
+        async with self._stops:
             try:
-                await asyncio.sleep(seconds)
-                return process.status() == psutil.STATUS_STOPPED
-            finally:
-                process.resume()
-        except (AssertionError, psutil.Error):
-            return False
+                process = psutil.Process(self.engine)
+                process.suspend()
+                try:
+                    await asyncio.sleep(seconds)
+                    return process.status() == psutil.STATUS_STOPPED
+                finally:
+                    process.resume()
+            except (AssertionError, psutil.Error):
+                return False
 
     async def refuse_disk(self, seconds: float, patience: float) -> bool:
         """No file of the engine can grow for so long, as on a disk that is full, and then until that has met a write;
@@ -197,7 +201,7 @@ class Server:
         async with httpx.AsyncClient(headers=headers, timeout=300) as http:
             if not self._warm:
                 self._warm = True
-                await asyncio.gather(*[http.post(f"{self.base}/v1/completions", json=slow(i)) for i in range(80)])
+                await self._fill_pools(http)
             for _ in range(200):
                 asked = [http.post(f"{self.base}/v1/chat/completions", json=chat) for _ in range(12)]
                 asked += [http.post(f"{self.base}/v1/embeddings", json=long) for _ in range(12)]
@@ -209,6 +213,16 @@ class Server:
                 before = now.threads
                 await asyncio.sleep(0.5)
         raise AssertionError(f"the server does not come to a steady number of threads: {now}")
+
+    async def _fill_pools(self, http: httpx.AsyncClient) -> None:
+        """Starts all threads that look at grammars: a pool adds one only while all others are busy, so that a fast
+        machine needs more than one round."""
+        numbers, quiet, before = itertools.count(), 0, 0
+        while quiet < 3:
+            asked = [http.post(f"{self.base}/v1/completions", json=slow(next(numbers))) for _ in range(160)]
+            await asyncio.gather(*asked)
+            now = Facts.of(self.process.pid).threads
+            quiet, before = quiet + 1 if now <= before else 0, max(now, before)
 
     async def _at_rest(self) -> None:
         """Returns when the processes that were started for a moment of much work have left."""
