@@ -8,10 +8,12 @@ import threading
 import pytest
 
 from kvasir.engine import turns
-from kvasir.engine.front import Front
+from kvasir.engine.front import RENDER_PLACES, Front
 from kvasir.engine.turns import ASKER, LONG_BYTES, Asker, Turns
 from kvasir.errors import InvalidRequest, QueueFull, TextTooLong
 from kvasir.text import slices, tokenizer_process
+from kvasir.text.chat import ChatTemplate
+from kvasir.text.template_process import TemplateLimits, TemplateRenderer
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.text.tokenizer_process import TokenizerPool
 from kvasir.types import SamplingParams
@@ -248,5 +250,64 @@ def test_bad_words_breakers_and_biases_wait_for_their_turn(monkeypatch):
         assert await front.in_turn(5, lambda: "found") == "found"
         assert sizes == [4, 3, 5]
         await front.stop()
+
+    asyncio.run(main())
+
+
+SLOW = "{% for m in messages %}{{ m.content }}{% if 'slow' in m.content %}" + (
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+def slowly(seconds: float) -> Front:
+    renderer = TemplateRenderer(TemplateLimits(seconds=seconds))
+    return Front(EchoEngine(), byte_tokenizer(), ChatTemplate(SLOW, renderer=renderer))
+
+
+def chat(front: Front, key: str, content: str, **more) -> asyncio.Task:
+    async def one():
+        ASKER.set(Asker(key, more.pop("while_here", turns._stays)))
+        return await front.render_chat([{"role": "user", "content": content}], **more)
+
+    return asyncio.ensure_future(one())
+
+
+@pytest.mark.parametrize("how", ["long", "template"])
+def test_conversations_that_render_slowly_leave_a_place_to_those_of_other_keys(how):
+    async def main():
+        front = slowly(0.5)
+        more = {"chat_template": SLOW} if how == "template" else {}
+        content = "slow" * (1 if more else LONG_BYTES)
+        await chat(front, "b", "quick")
+        slow = [chat(front, "a", content, **more) for _ in range(6)]
+        await asyncio.sleep(0)
+        assert (await chat(front, "b", "quick")).text == "quick"
+        assert sum(task.done() for task in slow) < 2, "their limits end them one after the other"
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        await until(lambda: front._rendering._free == RENDER_PLACES)
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_ends_the_rendering_of_its_conversation():
+    async def main():
+        front, gone = slowly(300.0), asyncio.Event()
+
+        async def while_here(work):
+            task, left = asyncio.ensure_future(work), asyncio.ensure_future(gone.wait())
+            await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+            task.cancel()
+            return await task
+
+        task = chat(front, "a", "slow" * LONG_BYTES, while_here=while_here)
+        await until(lambda: front._rendering._free < RENDER_PLACES)
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        gone.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: front._rendering._free == RENDER_PLACES)
 
     asyncio.run(main())

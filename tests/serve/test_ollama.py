@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvasir.engine.front import Front
 from kvasir.serve.settings import ServeSettings
 from kvasir.text.chat import ChatTemplate
-from tests.serve.fakes import EchoEngine, byte_tokenizer
+from tests.serve.fakes import POISON, EchoEngine, byte_tokenizer
 from tests.serve.running import assert_idle, client, live
 
 GREEDY = {"temperature": 0, "num_predict": 12}
@@ -352,9 +352,8 @@ def test_errors_are_the_clients_own(own, server):
     with pytest.raises(ollama.ResponseError) as caught:
         list(own.chat(model="nobody", messages=HELLO, stream=True))
     assert caught.value.status_code == 404
-    poison = "\x1cfails in the engine"
     with pytest.raises(ollama.ResponseError) as caught:
-        own.generate(model="fake", prompt=poison, raw=True)
+        own.generate(model="fake", prompt=POISON, raw=True)
     assert caught.value.status_code == 500 and "SecretError" not in caught.value.error
     for body in (b"", b"{", b"[]", b'"a"', b'{"model": 5}', b"{}", b"\xff", b'{"model": "fake", "prompt": NaN}'):
         answer = httpx.post(f"{server.url}/api/generate", content=body)

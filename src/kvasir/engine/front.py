@@ -22,7 +22,7 @@ from kvasir.engine.grammars import Grammars
 from kvasir.engine.lengths import Bound, Lengths
 from kvasir.engine.meter import Meter
 from kvasir.engine.reading import Reader, Reading
-from kvasir.engine.turns import LONG_BYTES, Turns, batches, size_of
+from kvasir.engine.turns import LONG_BYTES, Turns, batches, size_of, size_within
 from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, PromptTooLong, TemplateTooLong
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
@@ -38,6 +38,7 @@ from kvasir.types import EngineStats, FinishReason, ModelInfo, Request, Sampling
 
 LONG_TEXT = 4096  # ids from which on they are decoded in a thread
 SEQUENCES_KEPT = 16  # of bad words and breakers
+RENDER_PLACES = 2  # as many conversations are rendered at once
 
 T = TypeVar("T")
 
@@ -75,6 +76,7 @@ class Front:
         self.trust_special_tokens = trust_special_tokens
         self._warm = warm and tokenizer is not None
         self._turns = Turns()
+        self._rendering = Turns(RENDER_PLACES, "render")
         self._end: asyncio.Future[None] | None = None
         self._breakers: Breakers | None = None
         self._found = lru_cache(SEQUENCES_KEPT)(self._find)
@@ -103,6 +105,7 @@ class Front:
         if self._end is None:
             self.grammars.close()
             self._turns.close()
+            self._rendering.close()
             if self.tokenizer is not None:
                 self.tokenizer.close()
             self._end = asyncio.ensure_future(self.engine.stop(drain))
@@ -207,12 +210,12 @@ class Front:
         variables: Mapping[str, Any] | None = None,
     ) -> Rendered:
         """A conversation as the model's chat template renders it, or another template. Raises TemplateError,
-        InvalidRequest, TextTooLong."""
+        InvalidRequest, TextTooLong, QueueFull."""
         if self.template is None:
             raise InvalidRequest("this model has no chat template", "use completions", param="messages")
         template = self.template
 
-        def render() -> Rendered:
+        def render(hold: Hold) -> Rendered:
             self.reader.learn(tools)
             return template.render(
                 messages,
@@ -221,10 +224,12 @@ class Front:
                 continue_final_message=continue_final_message,
                 chat_template=chat_template,
                 template_kwargs=variables,
+                hold=hold,
             )
 
-        try:
-            return await asyncio.to_thread(render)
+        size = size_within([*messages, *(tools or ())])
+        try:  # a template that came with the request may take as long as a long text
+            return await self._rendering.run(size if chat_template is None else max(size, LONG_BYTES), render)
         except TemplateTooLong as error:
             self._lengths("messages").check_size(error.size, "messages", "more than ")
             raise

@@ -1,10 +1,10 @@
-"""Who may tokenize now: a few texts at once, keys in turn, and what is left behind by its client is ended."""
+"""Who may render or tokenize now: a few texts at once, keys in turn; what a client has left is ended."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ async def _stays(work: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """On whose behalf a text is tokenized. while_here: runs a coroutine, and cancels it when the client leaves."""
+    """On whose behalf a text is rendered or tokenized. while_here: runs a coroutine, and cancels it when the client
+    leaves."""
 
     key: str = ""
     while_here: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] = _stays
@@ -41,6 +42,13 @@ ASKER: ContextVar[Asker] = ContextVar("asker", default=NO_ONE)
 def size_of(text: str) -> int:
     """In bytes of UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def size_within(value: object) -> int:
+    """Of all strings in a JSON-like value: characters."""
+    if isinstance(value, Mapping):
+        return sum(map(size_within, value.values()))
+    return len(value) if isinstance(value, str) else sum(map(size_within, value)) if isinstance(value, list) else 0
 
 
 def batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -65,11 +73,11 @@ class _Waiter:
 class Turns:
     """Used from one event loop."""
 
-    def __init__(self, places: int = MAX_WORKERS):
+    def __init__(self, places: int = MAX_WORKERS, what: str = "tokenize"):
         self._free, self._free_for_long = places, max(1, places - 1)
         self._waiting: OrderedDict[str, list[_Waiter]] = OrderedDict()  # keys in the order of their turns
         self._bytes: dict[str, int] = {}
-        self._threads = ThreadPoolExecutor(places, "kvasir-tokenize")
+        self._threads = ThreadPoolExecutor(places, f"kvasir-{what}")
 
     async def run(self, size: int, work: Callable[[Hold], T]) -> T:
         """What `work` gives, in a thread, for texts of `size` bytes. Raises QueueFull, and what `work` raises."""
@@ -104,7 +112,7 @@ class Turns:
         crowded = len(own) >= MAX_WAITING_PER_KEY or total >= MAX_WAITING
         heavy = bytes_own and (bytes_own + waiter.size > MAX_BYTES_PER_KEY or bytes_total + waiter.size > MAX_BYTES)
         if crowded or heavy:
-            raise QueueFull("too many texts wait to be tokenized", "try again in a moment, or send shorter texts")
+            raise QueueFull("too many texts wait for their turn", "try again in a moment, or send shorter texts")
         self._bytes[waiter.key] = bytes_own + waiter.size
         self._waiting.setdefault(waiter.key, own).append(waiter)
         self._grant()

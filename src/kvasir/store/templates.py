@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from kvasir.errors import InvalidRequest, TemplateError
 from kvasir.text.chat import ChatTemplate
@@ -10,7 +12,8 @@ from kvasir.text.chat import ChatTemplate
 MAX_CHARS = 1 << 20
 # What Go's text/template writes and Jinja does not: https://pkg.go.dev/text/template
 _GO = re.compile(r"\{\{-?\s*(?:/\*|\.|\$|(?:if|else|end|range|with|define|block|template|break|continue)(?=[\s}-]))")
-_PROBE = "the words of a test"
+_WORDS = "the words of a test"
+PROBE = ({"role": "user", "content": _WORDS},)
 
 
 def is_go(template: str) -> bool:
@@ -20,6 +23,12 @@ def is_go(template: str) -> bool:
 def check_template(template: str) -> None:
     """Renders a small conversation. Raises InvalidRequest for a template in Go's syntax, for one that fails, and for
     one that leaves out what is said."""
+    check_source(template)
+    with no_template_errors():
+        check_probe(ChatTemplate(template).render(PROBE).text)
+
+
+def check_source(template: str) -> None:
     if len(template) > MAX_CHARS:
         raise InvalidRequest(f"the template has {len(template)} characters", f"at most {MAX_CHARS}", "template")
     if is_go(template):
@@ -28,11 +37,20 @@ def check_template(template: str) -> None:
             "write it in Jinja, as chat templates on the hub are, or leave it out for the model's own",
             param="template",
         )
+
+
+@contextmanager
+def no_template_errors() -> Iterator[None]:
+    """Turns the errors of a rendering into InvalidRequest."""
     try:
-        text = ChatTemplate(template).render([{"role": "user", "content": _PROBE}]).text
+        yield
     except TemplateError as error:
         raise InvalidRequest(f"the template fails: {error.message}", error.hint, param="template") from error
-    if _PROBE not in text:
+
+
+def check_probe(text: str) -> None:
+    """text: what the template made of PROBE."""
+    if _WORDS not in text:
         raise InvalidRequest(
             "the template leaves out what the user says",
             "write the `messages` of the conversation with it, in Jinja",

@@ -16,6 +16,7 @@ from kvasir.text.messages import (
 )
 from kvasir.text.rendered import Rendered
 from kvasir.text.samples import TOOLS, Sample, samples
+from kvasir.text.sandbox import Hold
 from kvasir.text.template_process import TemplateRenderer
 
 # What a caller may not set from outside: the template's own inputs and the functions it is given.
@@ -63,19 +64,20 @@ class ChatTemplate:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        hold: Hold | None = None,
     ) -> Rendered:
         """The prompt for a conversation; encode it without adding special tokens, which it has already.
 
         `continue_final_message` leaves the last message open for the model to go on with, and no generation
         prompt follows then. `chat_template` is the name of one of the model's templates, or a template.
-        `template_kwargs` are the template's own switches (`enable_thinking`, ...). Raises `TemplateError`
-        where the template refuses, fails or passes a limit, and `InvalidRequest` for a request that it
-        cannot express.
+        `template_kwargs` are the template's own switches (`enable_thinking`, ...). `hold` can end it early. Raises
+        `TemplateError` where the template refuses, fails or passes a limit, and `InvalidRequest` for a request
+        that it cannot express.
         """
         source = self.select(tools, documents, chat_template)
         check_template_kwargs(template_kwargs or {})
         check_messages(messages)
-        prepared = self._prepare(source, messages)
+        prepared = self._prepare(source, messages, hold)
         variables = {
             "tools": list(tools) if tools is not None else None,
             "documents": list(documents) if documents is not None else None,
@@ -85,8 +87,8 @@ class ChatTemplate:
         if continue_final_message:
             if messages and messages[-1].get("content") is None:
                 raise _nothing_to_continue()
-            return self._render_open(source, prepared, variables)
-        return self._render(source, prepared, variables)
+            return self._render_open(source, prepared, variables, hold)
+        return self._render(source, prepared, variables, hold)
 
     def select(self, tools: object = None, documents: object = None, chat_template: str | None = None) -> str:
         """The source that a conversation is rendered with; `InvalidRequest` where there is none."""
@@ -122,42 +124,47 @@ class ChatTemplate:
 
         return samples(render, self._learned(call_style, source))
 
-    def _prepare(self, source: str, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    def _prepare(self, source: str, messages: Sequence[Mapping[str, Any]], hold: Hold | None) -> list[Message]:
         has_parts = any(isinstance(message.get("content"), list) for message in messages)
         has_calls = any(message.get("tool_calls") for message in messages)
-        strings = self._learned(takes_strings, source)
+        strings = self._learned(takes_strings, source, hold)
         return normalize_messages(
             messages,
             strings=strings,
-            parts=(has_parts or not strings) and self._learned(takes_parts, source),
-            calls=self._learned(call_style, source) if has_calls else CallStyle(),
+            parts=(has_parts or not strings) and self._learned(takes_parts, source, hold),
+            calls=self._learned(call_style, source, hold) if has_calls else CallStyle(),
         )
 
-    def _learned(self, fact: Callable[[Callable[[list[Message]], str]], T], source: str) -> T:
+    def _learned(self, fact: Callable[[Callable[[list[Message]], str]], T], source: str, hold: Hold | None = None) -> T:
         """What the template takes, found out once; templates of requests are not remembered."""
         key = (fact, source)
         if key in self._facts:
             return self._facts[key]
-        value = fact(lambda messages: self._render_probe(source, messages))
+        value = fact(lambda messages: self._render_probe(source, messages, hold))
         if source in self.sources.values():
             self._facts[key] = value
         return value
 
-    def _render_probe(self, source: str, messages: list[Message]) -> str:
+    def _render_probe(self, source: str, messages: list[Message], hold: Hold | None) -> str:
         variables = {"documents": None, "add_generation_prompt": False}
         try:
-            return self._render(source, messages, {**variables, "tools": None}).text
+            return self._render(source, messages, {**variables, "tools": None}, hold).text
         except TemplateLimit:
             raise
         except TemplateError:  # some templates cannot do without tools
-            return self._render(source, messages, {**variables, "tools": [_PROBE_TOOL]}).text
+            return self._render(source, messages, {**variables, "tools": [_PROBE_TOOL]}, hold).text
 
-    def _render(self, source: str, messages: list[Message], variables: Mapping[str, Any]) -> Rendered:
-        return self._renderer.render(source, {**variables, "messages": messages}, self._clock(), self._special_tokens)
+    def _render(
+        self, source: str, messages: list[Message], variables: Mapping[str, Any], hold: Hold | None = None
+    ) -> Rendered:
+        variables = {**variables, "messages": messages}
+        return self._renderer.render(source, variables, self._clock(), self._special_tokens, hold)
 
-    def _render_open(self, source: str, messages: list[Message], variables: Mapping[str, Any]) -> Rendered:
+    def _render_open(
+        self, source: str, messages: list[Message], variables: Mapping[str, Any], hold: Hold | None
+    ) -> Rendered:
         """Mark the end of the last message, and cut the prompt at the mark."""
-        rendered = self._render(source, _tagged(messages), variables)
+        rendered = self._render(source, _tagged(messages), variables, hold)
         place = rendered.text.rfind(_TAG.strip())
         if place < 0:
             raise TemplateError(

@@ -69,11 +69,11 @@ class Sandbox:
         with self._lent():
             pass
 
-    def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to a JSON-like job. Raises SandboxLimit, QueueFull where no worker becomes free in time, and
-        what `json.dumps` raises for a job that is none."""
+    def run(self, job: Mapping[str, Any], hold: Hold | None = None) -> dict[str, Any]:
+        """The reply to a JSON-like job. hold: what can end it early. Raises SandboxLimit, QueueFull where no worker
+        becomes free in time, and what `json.dumps` raises for a job that is none."""
         frame = make_frame(job)
-        with self._lent() as worker:
+        with self._lent() as worker, hold.on(worker) if hold else nullcontext():
             return worker.exchange(frame, self._seconds)
 
     def run_bytes(self, frame: bytes, seconds: float, max_reply: int, hold: Hold | None = None) -> bytearray:
@@ -277,7 +277,7 @@ class Worker(Channel):
 
 
 def make_frame(message: Mapping[str, Any]) -> bytes:
-    return frame_of(json.dumps(message).encode())
+    return frame_of(json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
 def frame_of(data: bytes) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvasir.errors import TemplateError, TemplateLimit, TemplateTooLong
 from kvasir.text.rendered import Rendered, Span
-from kvasir.text.sandbox import GRACE_SECONDS, Sandbox, SandboxLimit
+from kvasir.text.sandbox import GRACE_SECONDS, Hold, Sandbox, SandboxLimit
 
 SCRIPT = Path(__file__).with_name("template_worker.py")
 WHAT = "chat template"
@@ -41,9 +41,10 @@ class TemplateRenderer:
         variables: Mapping[str, Any],
         now: datetime | None = None,
         own: Mapping[str, Any] | None = None,
+        hold: Hold | None = None,
     ) -> Rendered:
         """The text that the template makes of JSON-like variables: `variables`, whose strings come from outside, and
-        its `own`.
+        its `own`. hold: what can end it early.
 
         Raises `TemplateError` with the template's own message where it refuses or fails, its subclass
         `TemplateLimit` where it passes a limit (of its output: `TemplateTooLong`), and `QueueFull` where no worker
@@ -60,7 +61,7 @@ class TemplateRenderer:
             "seconds": self.limits.seconds + GRACE_SECONDS,
         }
         try:
-            reply = self.sandbox.run(request)
+            reply = self.sandbox.run(request, hold)
         except (TypeError, ValueError, RecursionError) as error:
             raise TemplateError(f"the conversation is not plain JSON: {error}") from error
         except SandboxLimit as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from kvasir.serve.ollama.route import STREAMED
 from kvasir.serve.ollama.wire import GenerateRequest
 from kvasir.serve.serving import Serving
 from kvasir.serve.wire import refuse_fields
-from kvasir.store.templates import check_template
+from kvasir.store.templates import PROBE, check_probe, check_source, no_template_errors
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -124,7 +123,9 @@ async def _chat_ids(wire: GenerateRequest, serving: Serving, prompt: str, trust:
         )
     if wire.think is not None:
         raise InvalidRequest("think belongs to the model's own template", "leave one of them out", "think")
-    await asyncio.to_thread(check_template, wire.template)
+    check_source(wire.template)
+    with no_template_errors():
+        check_probe((await front.render_chat(PROBE, chat_template=wire.template)).text)
     return await front.encode_chat(
         messages, chat_template=wire.template, trust_special_tokens=trust, bound="count" if wire.truncate else "context"
     )
