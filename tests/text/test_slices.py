@@ -22,6 +22,9 @@ WORDS = [
     "B",
     "1",
     "12",
+    ",",
+    "文",
+    "\r",
     "s",
     "t",
     "é",
@@ -111,13 +114,13 @@ def library(request):
 
 def test_the_ids_of_a_text_are_those_of_its_slices(library, monkeypatch):
     whole = Backend(library, SpecialTokens())
-    assert whole._around is not None
+    places, _ = whole._sliced
     cut = []
 
     cut_at = slices.slices
 
-    def small(text):
-        parts = list(cut_at(text, 1))
+    def small(text, places):
+        parts = list(cut_at(text, places, 1))
         cut.append(len(parts))
         return iter(parts)
 
@@ -133,7 +136,7 @@ def test_the_ids_of_a_text_are_those_of_its_slices(library, monkeypatch):
     def equal(text, most, special, parse):
         (ids,) = whole.encode([text], special, parse)
         (some,) = whole.encode([text], special, parse, most=most)
-        assert "".join(cut_at(text, 1)) == text
+        assert "".join(cut_at(text, places, 1)) == text
         if len(ids) <= most:
             assert some == ids
         assert some == ids or (len(some) > most and some == ids[: len(some)])
@@ -147,7 +150,7 @@ def test_guarded_texts_have_the_same_ids_in_slices_and_no_fewer_tokens_than_seen
     """`foreign` parts write no added token, sliced or not; beyond `most` is only what is too long as a whole."""
     guarded = Backend(library, SpecialTokens())
     cut_at = slices.slices
-    monkeypatch.setattr(slices, "slices", lambda text: cut_at(text, 1))
+    monkeypatch.setattr(slices, "slices", lambda text, cut: cut_at(text, cut, 1))
 
     @settings(
         max_examples=10,
@@ -208,7 +211,7 @@ def test_what_is_not_known_to_be_cut_so_is_tokenized_whole():
         bytewise(pre_tokenizers.UnicodeScripts()),
     ]
     whole += [known(r"\s?\p{L}+(?: \p{L}+)*")]
-    assert not any(slices.sliceable(library) for library in whole)
+    assert not any(slices.cut_of(library) for library in whole)
     assert Backend(touching, SpecialTokens()).encode(["a b " * 9], False, True, most=3) == [
         Backend(touching, SpecialTokens()).encode(["a b " * 9], False, True)[0]
     ]
@@ -231,4 +234,20 @@ def test_the_usual_kinds_are_cut():
     assert TINY.keys() >= {"tiny wordpiece", "tiny byte-level"}
     for name in ("tiny wordpiece", "tiny byte-level"):
         encoder = any_tokenizer(name)._encoder
-        assert isinstance(encoder, Backend) and encoder._around is not None
+        assert isinstance(encoder, Backend) and encoder._sliced is not None
+
+
+@pytest.mark.parametrize("piece", ["中文字符", "ab\n", "ab,b.", "1;a?b:"])
+def test_texts_without_spaces_are_cut_for_tokenizers_of_berts_kind(piece, monkeypatch):
+    asked, real = [], slices.whole
+    monkeypatch.setattr(
+        slices, "whole", lambda library, text, special: asked.append(len(text)) or real(library, text, special)
+    )
+    bert, text = Backend(wordpiece(), SpecialTokens()), piece * 100_000
+    (ids,) = bert.encode([text], True, True, most=100)
+    assert len(ids) > 100 and sum(asked) < len(text) / 10
+    other = wordpiece()
+    other.add_tokens([AddedToken("<,>")])
+    dropped = wordpiece()
+    dropped.normalizer = normalizers.Sequence([normalizers.Replace(",", ""), normalizers.BertNormalizer()])
+    assert slices.cut_of(dropped) == slices.cut_of(other) == slices.cut_of(t5()) != slices.cut_of(wordpiece())

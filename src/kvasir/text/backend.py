@@ -7,6 +7,7 @@ files that they made: the library may hang, crash or ask for any amount of memor
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -19,7 +20,7 @@ from kvasir.text import bounds
 from kvasir.text.encoder import Spans
 from kvasir.text.library import library_errors
 from kvasir.text.provenance import Guard
-from kvasir.text.slices import encoded, ends, sliceable, whole
+from kvasir.text.slices import cut_of, encoded, ends, whole
 from kvasir.text.special_tokens import SpecialTokens
 from kvasir.text.speller import LibrarySpeller
 from kvasir.text.table import MAX_IDS, AddedToken, Table
@@ -55,19 +56,22 @@ class Backend:
         if any(foreign) and parse_special:
             with library_errors("the tokenizer failed on a text"):
                 each = zip(texts, foreign, strict=True)
-                most = most if self._around is not None else 0
+                most = most if self._sliced is not None else 0
                 return [self._guard.encode(text, spans, blocked, add_special_tokens, most) for text, spans in each]
         backend = self.library if parse_special else self.plain
         with library_errors("the tokenizer failed on a text"):
-            if most and self._around is not None:
-                around = self._around if add_special_tokens else ([], [])
-                return [encoded(backend, text, most, around) for text in texts]
+            if most and self._sliced is not None:
+                cut, both = self._sliced
+                around = both if add_special_tokens else ([], [])
+                return [encoded(backend, text, most, cut, around) for text in texts]
             return [whole(backend, text, add_special_tokens) for text in texts]
 
     @cached_property
-    def _around(self) -> tuple[list[int], list[int]] | None:
-        """What encoding puts before and after a text; None where texts are not to be cut into slices."""
-        return ends(self.library) if sliceable(self.library) else None
+    def _sliced(self) -> tuple[re.Pattern[str], tuple[list[int], list[int]]] | None:
+        """Where a text is cut into slices, and what encoding puts before and after it; None where it is not cut."""
+        cut = cut_of(self.library)
+        around = ends(self.library) if cut else None
+        return (cut, around) if cut and around else None
 
     @cached_property
     def _guard(self) -> Guard:
@@ -103,7 +107,7 @@ class Backend:
                 bytes_per_token=bytes_per_token,
                 known=known[0],
                 chars_per_token=known[1],
-                sliced=self._around is not None,
+                sliced=self._sliced is not None,
                 other_ids=other,
                 spelt=_spelt(self.library, tokens) if form == "library" else [],
             ).check()

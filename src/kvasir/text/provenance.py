@@ -18,7 +18,7 @@ import tokenizers
 
 from kvasir.errors import InvalidRequest
 from kvasir.text.library import library_errors
-from kvasir.text.slices import encoded, sliceable, whole
+from kvasir.text.slices import cut_of, encoded, whole
 from kvasir.text.special_tokens import is_plain_text
 from kvasir.text.speller import LibrarySpeller
 
@@ -62,20 +62,21 @@ class Guard:
         self._letter, self._sign = (next(chr(c) for c in pool if chr(c) not in letters) for pool in (_LETTERS, _SIGNS))
         self._overlap = _overlap(contents)
         self._unknown = _unknown(backend)
+        self._cut = cut_of(backend)
         self._variant = lru_cache(_VARIANTS_KEPT)(self._make_variant)
 
     def encode(
         self, text: str, foreign: Foreign, blocked: Collection[int], add_special_tokens: bool, most: int = 0
     ) -> list[int]:
         """The ids of `text`, whose `foreign` parts write no special token, none of `blocked`, and no added token that
-        its other parts write, but for plain text. most: where it is above 0, the tokenizer is `sliceable`, and of a
+        its other parts write, but for plain text. most: where it is above 0, the tokenizer has a `cut_of`, and of a
         text with more ids any number beyond `most` may come. Raises InvalidRequest for a text that cannot be encoded
         so."""
         around = self._ends(add_special_tokens)
         written = self._written(self._skeleton(text, foreign))
         control = self._special.union(blocked, (i for _, i in written)) - self._words
         places = [(place, i) for place, i in written if i in control]
-        plain = encoded(self._backend, text, most, around) if most else []
+        plain = encoded(self._backend, text, most, self._cut, around) if most and self._cut else []
         if len(plain) > most:
             ids = self._shielded(text, places, control, most)
             if len(ids) > most:  # too many, whichever of the two they are
@@ -131,10 +132,10 @@ class Guard:
         variant, names, spell = self._variant(shield, control)
         cuts = [0, *(place for place, _ in places), len(text)]
         shielded = shield.join([text[a:b] for a, b in pairwise(cuts)])
-        sliced = most and sliceable(variant)
-        ids = encoded(variant, shielded, most) if sliced else whole(variant, shielded, False)
+        cut = cut_of(variant) if most else None
+        ids = encoded(variant, shielded, most, cut) if cut else whole(variant, shielded, False)
         found = [names[i] for i in ids if i in names]
-        if found != [i for _, i in places[: len(found) if sliced and len(ids) > most else None]]:
+        if found != [i for _, i in places[: len(found) if cut and len(ids) > most else None]]:
             raise InvalidRequest(
                 "the messages hold control tokens that this model's tokenizer cannot spell out",
                 "leave them out", param="messages",

@@ -1,9 +1,10 @@
 """Tokenizing a long text in slices: where a text can be cut without a change of its ids.
 
-A cut lies before a single space between two ASCII letters or digits. The ids of a text are those of its slices, one
-after the other, where the tokenizer's parts say so: no normalizer looks across such a place, the pre-tokenizer always
-splits there, a slice begins as a word in the midst of a text does, and no added token touches the place. Where a part
-is not known here, a text is tokenized whole.
+A cut lies before a single space between two ASCII letters or digits; for BERT's kind, which takes each Chinese
+character and each punctuation mark alone, also between two of these characters, and before such a mark or a line break.
+The ids of a text are those of its slices, one after the other, where the tokenizer's parts say so: no normalizer looks
+across such a place, the pre-tokenizer always splits there, a slice begins as a word in the midst of a text does, and no
+added token touches the place. Where a part is not known here, a text is tokenized whole.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SLICE_CHARS = 16 << 10
 
 _LETTERS = " ".join(string.digits + string.ascii_letters)
 _CUT = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
+_BERT_CUT = re.compile(r"(?<=[A-Za-z0-9])(?=[,.;:!?]|[ \n\t\r][A-Za-z0-9])|(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])")
+_BERT_TOUCHES = re.compile(r"[,.;:!?\u4e00-\u9fff]")
 _TOUCHES = re.compile(r"\A[A-Za-z0-9\s]|[A-Za-z0-9\s]\Z|[^\s▁][\s▁]")
 _LOCAL = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "BertNormalizer", "StripAccents", "Nmt", "Precompiled", "Strip"}
 _DROPS_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
@@ -29,17 +32,28 @@ _BEFORE = {"Digits", "Punctuation"}  # they may come first, since neither cuts o
 _LATER = {*_BEFORE, *_DROPS_SPACES, "ByteLevel", "UnicodeScripts", "Split"}
 
 
-def slices(text: str, size: int = SLICE_CHARS) -> Iterator[str]:
+def slices(text: str, cut: re.Pattern[str] = _CUT, size: int = SLICE_CHARS) -> Iterator[str]:
     """The text in parts of about `size` characters; what has no place for a cut stays whole."""
     start = 0
-    while (found := _CUT.search(text, start + size)) is not None:
+    while (found := cut.search(text, start + size)) is not None:
         yield text[start : found.start()]
         start = found.start()
     yield text[start:]
 
 
-def sliceable(library: tokenizers.Tokenizer) -> bool:
-    """Whether the ids of a text are known to be those of its slices."""
+def cut_of(library: tokenizers.Tokenizer) -> re.Pattern[str] | None:
+    """Where a text can be cut, its ids being known to be those of its slices; None where it cannot."""
+    if not _sliceable(library):
+        return None
+    steps = steps_of(library.normalizer)
+    plain = {step["type"] for step in steps} <= {"BertNormalizer", "Lowercase", "Strip"}
+    alone = any(step.get("handle_chinese_chars") for step in steps)
+    first = next((s["type"] for s in steps_of(library.pre_tokenizer) if s["type"] not in _BEFORE), "")
+    touched = any(_BERT_TOUCHES.search(token.content) for token in library.get_added_tokens_decoder().values())
+    return _BERT_CUT if plain and alone and first == "BertPreTokenizer" and not touched else _CUT
+
+
+def _sliceable(library: tokenizers.Tokenizer) -> bool:
     normalizers, steps = steps_of(library.normalizer), steps_of(library.pre_tokenizer)
     while steps and steps[0]["type"] in _BEFORE:
         steps = steps[1:]
@@ -56,11 +70,16 @@ def sliceable(library: tokenizers.Tokenizer) -> bool:
 
 
 def encoded(
-    library: tokenizers.Tokenizer, text: str, most: int, around: tuple[Sequence[int], Sequence[int]] = ((), ())
+    library: tokenizers.Tokenizer,
+    text: str,
+    most: int,
+    cut: re.Pattern[str],
+    around: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> list[int]:
-    """The ids of a text between those of `around`, slice by slice, until there are more than `most`."""
+    """The ids of a text between those of `around`, slice by slice, until there are more than `most`. cut: see
+    `cut_of`."""
     ids = [*around[0]]
-    for part in slices(text):
+    for part in slices(text, cut):
         if len(ids) > most:
             return ids
         ids += whole(library, part, False)
