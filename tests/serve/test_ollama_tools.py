@@ -145,3 +145,15 @@ def test_what_stands_in_the_middle_is_filled_in():
         assert "insert" in own.show("fake").capabilities
         with pytest.raises(ollama.ResponseError, match="filling in the middle does not support system"):
             own.generate(model="fake", prompt="be", suffix="af", system="S")
+
+
+def test_a_format_goes_with_a_conversation_that_has_to_be_cut_to_be_rendered_at_all():
+    """Whether the model thinks is asked of what is left of it."""
+    old = [{"role": "user", "content": "x" * (1 << 20)}, {"role": "assistant", "content": "y" * (1 << 20)}] * 2
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}on{% endif %}{# <think> #}"
+    messages = [*old, {"role": "user", "content": "{}<eos>"}]
+    body = {"model": "fake", "messages": messages, "format": "json", "stream": False, "truncate": True}
+    with live(front=thinker(template)) as server:
+        answer = httpx.post(f"{server.url}/api/chat", json=body | {"options": GREEDY}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["truncated"] == {"messages": 4} and answer.json()["message"]["content"] == "{}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from kvasir.engine.front import Front
@@ -92,3 +94,58 @@ async def test_a_structure_comes_after_reasoning_only_where_the_chat_thinks(temp
 async def test_a_budget_of_a_model_that_marks_no_reasoning_is_refused():
     error = await ask("{{ messages[0].content }}", thinking_token_budget=3, status=400)
     assert error["param"] == "thinking_token_budget" and "marks no reasoning" in error["message"]
+
+
+# -- an answer that is cut within the mark that ends its reasoning ---------------------------------------------------
+
+SECRET = "<think>Hm a < b</think>So it is."
+HERE = [{"role": "user", "content": SECRET}]
+ASKED = {
+    "/v1/chat/completions": lambda n: {"messages": HERE, "max_tokens": n, "temperature": 0},
+    "/v1/messages": lambda n: {"messages": HERE, "max_tokens": n, "temperature": 0},
+    "/v1/responses": lambda n: {"input": HERE, "max_output_tokens": n, "temperature": 0},
+    "/api/chat": lambda n: {"messages": HERE, "options": {"num_predict": n, "temperature": 0}},
+}
+
+
+def whole_of(path: str, body: dict) -> tuple[str, str]:
+    """Reasoning and content of a whole answer."""
+    if path == "/v1/chat/completions":
+        message = body["choices"][0]["message"]
+        return message.get("reasoning_content") or "", message["content"] or ""
+    if path == "/v1/messages":
+        return tuple("".join(b.get(kind, "") for b in body["content"]) for kind in ("thinking", "text"))
+    if path == "/v1/responses":
+        kinds = ("reasoning", "message")
+        return tuple("".join(p["text"] for i in body["output"] if i["type"] == k for p in i["content"]) for k in kinds)
+    return body["message"].get("thinking") or "", body["message"]["content"]
+
+
+def streamed_of(path: str, text: str) -> tuple[str, str]:
+    """The same of a stream."""
+    lines = (line.removeprefix("data: ") for line in text.splitlines())
+    said = [json.loads(line) for line in lines if line.startswith("{")]
+    if path == "/v1/chat/completions":
+        deltas = [choice["delta"] for event in said for choice in event["choices"]]
+        return tuple("".join(d.get(kind) or "" for d in deltas) for kind in ("reasoning_content", "content"))
+    if path == "/v1/messages":
+        deltas = [event["delta"] for event in said if event["type"] == "content_block_delta"]
+        return tuple("".join(d.get(kind) or "" for d in deltas) for kind in ("thinking", "text"))
+    if path == "/v1/responses":
+        kinds = ("response.reasoning_text.delta", "response.output_text.delta")
+        return tuple("".join(event["delta"] for event in said if event["type"] == kind) for kind in kinds)
+    parts = [whole_of(path, event) for event in said]
+    return "".join(p[0] for p in parts), "".join(p[1] for p in parts)
+
+
+@pytest.mark.parametrize("path", ASKED)
+async def test_reasoning_that_is_cut_within_its_end_mark_is_whole_in_every_dialect_streamed_or_not(path):
+    begin, end = SECRET.index(">") + 1, SECRET.index("</think>")
+    async with client(front=front(SAID)) as http:
+        for n in (end - 1, end, *range(end + 1, end + 8), end + 8, end + 9, len(SECRET)):
+            body = {"model": "fake"} | ASKED[path](n)
+            whole = (await http.post(path, json=body | {"stream": False})).json()
+            stream = (await http.post(path, json=body | {"stream": True})).text
+            reasoning = SECRET[begin : n if n < end + 8 else end]
+            expected = reasoning, SECRET[end + 8 : max(n, end + 8)]
+            assert whole_of(path, whole) == streamed_of(path, stream) == expected, n

@@ -14,7 +14,7 @@ from kvasir.serve.body import JsonRoute
 from kvasir.serve.ollama.answer import Clock, Job, as_message
 from kvasir.serve.ollama.asking import answer
 from kvasir.serve.ollama.params import check_fits, context_of, options_of, room_for_answer, to_params
-from kvasir.serve.ollama.prompt import Prompter, must_be_kept_from_thinking, thinking_variables, to_messages
+from kvasir.serve.ollama.prompt import Prompter, must_be_kept_from_thinking, thinking_variables, to_messages, without
 from kvasir.serve.ollama.route import STREAMED
 from kvasir.serve.ollama.wire import ChatRequest
 from kvasir.serve.openai.tools import callable_tools, follows, shown_tools, tool_grammar
@@ -54,7 +54,8 @@ async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, cloc
         ids = await prompter.ids(messages)
     check_fits(len(ids), context, "messages")
     params = to_params(wire, options, front.info, context - len(ids))
-    thinks = not follows(asked, params) or await may_think(front, messages, tools=shown, variables=variables)
+    said = without(messages, left_out)
+    thinks = not follows(asked, params) or await may_think(front, said, tools=shown, variables=variables)
     reading = front.reader.reading(ids, callable_tools(asked), thinks)
     fields = serving.fields(request, wire)
     grammar = await tool_grammar(asked, front, reading, params)

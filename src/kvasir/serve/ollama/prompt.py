@@ -117,11 +117,11 @@ class Prompter:
         else:
             if len(ids) <= most or not left_out:
                 return ids, 0
-        ids = await self.ids(_without(messages, left_out))
+        ids = await self.ids(without(messages, left_out))
         low = 1  # the fewest that make it fit lie between the two
         while low < left_out:
             middle = (low + left_out) // 2
-            tried = await self._tried(_without(messages, middle))
+            tried = await self._tried(without(messages, middle))
             if tried is not None and len(tried) <= most:
                 ids, left_out = tried, middle
             else:
@@ -137,7 +137,7 @@ class Prompter:
             return None
 
 
-def _without(messages: Messages, count: int) -> list[Mapping[str, Any]]:
+def without(messages: Messages, count: int) -> list[Mapping[str, Any]]:
     """Without the oldest `count` messages that are not the system's."""
     kept = []
     for message in messages:
