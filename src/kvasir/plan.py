@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvasir.caches import Kind
+from kvasir.inputs import NONE, Inputs
 
 Bytes = bytes | memoryview  # read-only
 
@@ -81,27 +83,26 @@ class SamplingSpec:
     prompt_logprobs: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Embeddings given in place of tokens [start, start + length): an image or audio piece."""
+class Adapted(NamedTuple):
+    """An adapter (0: none) by its id, its scale, and the first position that it is for."""
 
-    start: int
-    length: int
-    hash: bytes
-    handle: str
+    adapter: int
+    scale: float = 1.0
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A sequence takes row `row`. `ids` are all known ids (pack_ids), `prompt_len` of them are the prompt."""
+    """A sequence takes row `row`. `ids` are all known ids (pack_ids), `prompt_len` of them are the prompt. inputs:
+    what it is computed from beside them. adapters: in the order in which they are added."""
 
     row: int
     ids: bytes
     prompt_len: int
     spec: SamplingSpec
-    adapter: int = 0
+    adapters: tuple[Adapted, ...] = ()
     carry: bytes = b""  # the sampler's carry at the last known position (mirostat's mu and its like)
-    spans: tuple[Span, ...] = ()
+    inputs: Inputs = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,6 @@ class Work:
     read: positions [first, end) of those computed: the log-probabilities of the known ids behind them come back.
     want_hidden: outputs of which all computed rows come back: hidden states, or the weights of attention, by name.
     indivisible: the tokens attend to each other in both directions and must be computed in one step.
-    positions: empty for 0, 1, 2 ..., else packed int32, one or three a token.
     pending: transfers of a connector that must have arrived before the step reads these blocks.
     """
 
@@ -132,7 +132,6 @@ class Work:
     want_pooled: bool = False
     want_hidden: tuple[str, ...] = ()
     indivisible: bool = False
-    positions: bytes = b""
     pending: tuple[int, ...] = ()
 
     @property
@@ -222,3 +221,4 @@ class Capacity:
     vocab_size: int = 0
     adapters: tuple[str, ...] = ()  # that requests may name; their ids in a Join are 1, 2, ...
     max_drafted: int = 0  # ids that a row may have drafted in a step
+    computes: tuple[str, ...] = ()  # of inputs.FEATURES

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from kvasir.inputs import NONE, Adapter, Inputs
 from kvasir.metrics import Histogram
 from kvasir.validate import check_sampling, check_structured
 
@@ -181,7 +182,8 @@ class Request:
     weight: float = 1.0  # the tenant's share beside others, the same in all its requests
     deadline: float | None = None
     waited: float = 0.0
-    adapter: str | None = None
+    adapters: tuple[Adapter, ...] = ()  # in the order in which they are added
+    inputs: Inputs = NONE  # what the prompt is computed from beside its ids
     cache_salt: str | None = None  # requests with different ones share no cached prefix
     no_cache: bool = False  # neither use nor leave a cached prefix
     cache_ttl: float | None = None  # seconds for which the prompt stays cached, whatever comes

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvasir.plan import Join, SamplingSpec, Span, StepPlan, Work, pack_ids, unpack_ids
+from kvasir.inputs import Inputs, Span
+from kvasir.plan import Join, SamplingSpec, StepPlan, Work, pack_ids, unpack_ids
 from kvasir.runner.fake import FakeRunner, fake_carry, fake_next
+from kvasir.runner.fake_content import FakeContent
 
 
 def run(runner: FakeRunner, **plan):
@@ -52,12 +54,14 @@ def test_the_carry_is_kept_and_sent_on_joining():
 
 def test_spans_positions_and_named_outputs():
     runner = FakeRunner()
-    span = Span(1, 2, b"\x07\x09", "image-1")
-    work = Work(0, 0, 4, blocks=((0, (1,)),), sample=True, want_hidden=("layer.3",), positions=pack_ids([0, 5, 5, 6]))
-    (row,) = run(runner, joined=(join([1, 0, 0, 2], spans=(span,)),), work=(work,))
-    assert row.tokens == (fake_next([1, 7, 9, 2], 7, 0, 256),)
+    given = Inputs((Span(1, 2, b"image"),), pack_ids([0, 5, 5, 6]))
+    work = Work(0, 0, 4, blocks=((0, (1,)),), sample=True, want_hidden=("layer.3",))
+    (row,) = run(runner, joined=(join([1, 0, 0, 2], inputs=given),), work=(work,))
+    numbers = FakeContent(given, (), 8).numbers(np.array([1, 0, 0, 2])).tolist()
+    assert numbers[0] == 1 and min(numbers[1:3]) > 256 and numbers[3] == 2
+    assert row.tokens == (fake_next(numbers, 7, 0, 256),)
     ((name, data),) = row.hidden
-    assert name == "layer.3" and np.frombuffer(data, np.float32).tolist() == [1, 7, 9, 2]
+    assert name == "layer.3" and np.frombuffer(data, np.float32).tolist() == np.float32(numbers).tolist()
 
 
 def test_pending_transfers_and_indivisible_prompts_are_guarded():

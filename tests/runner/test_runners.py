@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kvasir.errors import InvalidRequest
+from kvasir.inputs import Adapter, Inputs, Span
 from kvasir.ops import native
-from kvasir.plan import Span, pack_ids
+from kvasir.plan import Adapted, pack_ids
 from kvasir.types import FinishReason
 from tests.engine.cores import random_model
 from tests.oracle import plain, same, together
@@ -119,16 +120,23 @@ def break_crowded_steps(runner, monkeypatch):
 @pytest.mark.parametrize(
     "change",
     [
-        {"positions": b"\1\0\0\0"}, {"pending": (3,)},
-        {"spans": (Span(0, 1, b"hash", "image"),)}, {"adapter": 7},
+        ({"pending": (3,)}, "pending"),
+        ({"inputs": Inputs((Span(0, 1, b"hash"),))}, "in the place of tokens"),
+        ({"inputs": Inputs((Span(0, 1, b"hash", added=True),))}, "added to tokens"),
+        ({"inputs": Inputs(positions=pack_ids([0, 1, 5]))}, "positions of their own"),
+        ({"inputs": Inputs(bias=bytes(8))}, "a bias by distance"),
+        ({"inputs": Inputs(encoded=b"hash")}, "cross-attention"),
+        ({"adapters": (Adapted(0, 0.5),)}, "a scale"),
+        ({"adapters": (Adapted(7),)}, "adapter 7"),
     ],
-    ids=lambda change: next(iter(change)),
+    ids=lambda change: change[1],
 )  # fmt: skip
 def test_what_a_runner_has_no_code_for_is_refused_by_name_and_costs_no_other(executor, tmp_path, change, monkeypatch):
     """Computed without it, the answer would be another one than was asked for, and say nothing of it."""
     core = small_core(random_model("llama", tmp_path), executor)
     good = [request(f"g{i}", [10 + i, 11, 12]) for i in range(3)]
     expected = {k[0]: a.tokens for k, a in plain(core, good).items()}
+    change, named = change
     execute, (name,) = core.runner.execute, change
     mark = pack_ids([9, 7, 8])
 
@@ -151,7 +159,7 @@ def test_what_a_runner_has_no_code_for_is_refused_by_name_and_costs_no_other(exe
                 ends[d.id] = d
     bad = ends.pop("bad")
     assert bad.finish_reason is FinishReason.ERROR and not tokens.pop("bad")
-    assert "cannot compute" in bad.error and name in bad.error
+    assert "cannot compute" in bad.error and named in bad.error
     assert tokens == expected
     core.check()
 
@@ -159,6 +167,6 @@ def test_what_a_runner_has_no_code_for_is_refused_by_name_and_costs_no_other(exe
 def test_an_adapter_that_is_not_loaded_is_refused_when_the_request_comes(executor, tmp_path):
     core = small_core(random_model("llama", tmp_path), executor)
     with pytest.raises(InvalidRequest, match="there is no adapter 'mine'") as caught:
-        core.add(replace(request("a", [1, 2, 3]), adapter="mine"))
+        core.add(replace(request("a", [1, 2, 3]), adapters=(Adapter("mine"),)))
     assert caught.value.param == "adapter" and caught.value.hint
     assert not core.has_work()

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from kvasir.plan import StepPlan
+import numpy as np
+
+from kvasir.plan import Adapted, StepPlan
 from kvasir.runner.fake import FakeRunner, fake_masked, fake_next
+from kvasir.runner.fake_content import PLAIN, FakeContent
 from kvasir.sched.scheduler import Scheduler
 from kvasir.seeds import answer_seed
 from kvasir.types import Delta, FinishReason, Request, SamplingParams
 from tests.sched.guides import allowed_at, mask_at
+
+ADAPTERS = ("x", "y")
 
 
 def request(id: str, prompt: list[int], **params) -> Request:
@@ -27,11 +32,15 @@ def by_hand(
 ) -> list[list[int]]:
     """The answers of a request alone, or `which` of them, from the definition of FakeRunner's tokens."""
     p, answers = request.params, []
+    content = content_of(request, max_len)
     for i in range(p.n) if which is None else which:
         ids, out = list(request.prompt_ids), []
         stops = set(p.stop_token_ids) | (set() if p.ignore_eos else set(eos))
         while len(out) < (p.max_tokens or max_len) and len(ids) < max_len:
-            token = fake_next(ids, len(ids), answer_seed(p.seed or 0, i) if p.temperature else 0, vocab)
+            numbers = content.numbers(np.array(ids)).tolist()
+            token = fake_next(
+                numbers, len(ids) + content.ahead, answer_seed(p.seed or 0, i) if p.temperature else 0, vocab
+            )
             if token in stops and len(out) < p.min_tokens:
                 token = (token + 1) % vocab
             if request.grammar:
@@ -43,6 +52,14 @@ def by_hand(
                 break
         answers.append(out)
     return answers
+
+
+def content_of(request: Request, max_len: int) -> FakeContent:
+    """What the request is computed from, where the runner has ADAPTERS."""
+    if not request.inputs and not request.adapters:
+        return PLAIN
+    adapted = [Adapted(1 + ADAPTERS.index(a.name), a.scale, a.start) for a in request.adapters]
+    return FakeContent(request.inputs, adapted, max_len + 1)
 
 
 class Drive:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.caches import Cross, Kind, Latent, PagedKV, State, Window
+from kvasir.inputs import Adapter
 from kvasir.kv.tiers.block import Facts, GroupFacts
 from kvasir.plan import StepPlan
 from kvasir.runner.fake import FakeRunner
@@ -135,7 +136,7 @@ def test_what_is_fixed_belongs_to_its_namespace(adapters):
     drive = Drive(scheduler, runner)
     for adapter in (None, "x", None, "x"):
         one = request(f"{adapter} {len(drive.plans)}", list(range(30)))
-        object.__setattr__(one, "adapter", adapter)
+        object.__setattr__(one, "adapters", (Adapter(adapter),) if adapter else ())
         scheduler.add(one)
         drive.drain()
         assert drive.tokens[one.id, 0] == by_hand(one, VOCAB, 512)[0]

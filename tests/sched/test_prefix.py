@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvasir.inputs import Adapter
 from kvasir.plan import StepResult
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
@@ -121,7 +122,7 @@ def test_who_has_nothing_in_common_waits_for_nobody(block_size):
     [
         ({"cache_salt": "x"}, {"cache_salt": "y"}),
         ({"cache_salt": "x"}, {}),
-        ({"adapter": "x"}, {}),
+        ({"adapters": (Adapter("x"),)}, {}),
         ({"no_cache": True}, {}),
         ({}, {"no_cache": True}),
         ({"no_cache": True}, {"no_cache": True}),

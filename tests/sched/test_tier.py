@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvasir.engine.core import EngineCore
+from kvasir.inputs import Adapter
 from kvasir.kv.tiers.block import Facts, GroupFacts, chain
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.plan import pack_ids
@@ -169,7 +170,7 @@ def test_private_requests_leave_nothing_and_take_nothing(tmp_path):
     core = make(tmp_path / "kv", num_blocks=14)
     secret = Request("a", tuple(PROMPT), SamplingParams(max_tokens=8, seed=0), no_cache=True)
     run(core, secret)
-    adapted = Request("d", tuple(PROMPT), SamplingParams(max_tokens=8, seed=0), adapter="x")
+    adapted = Request("d", tuple(PROMPT), SamplingParams(max_tokens=8, seed=0), adapters=(Adapter("x"),))
     run(core, adapted)
     core.close()
     assert core.stats().tier_saves == {}

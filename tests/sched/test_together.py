@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from kvasir.caches import Cross, Latent, PagedKV, State, Window
 from kvasir.engine.core import EngineCore
 from kvasir.errors import InvalidRequest, QueueFull
+from kvasir.inputs import NONE
 from kvasir.kv.policy import POLICIES
 from kvasir.kv.tiers.block import Block, Facts, GroupFacts, Name
 from kvasir.kv.tiers.connector import Bytes, Failed
@@ -43,8 +45,9 @@ from kvasir.types import (
 )
 from tests.examples import examples
 from tests.kv.chunked import Chunked
-from tests.sched.drive import by_hand
+from tests.sched.drive import ADAPTERS, by_hand, content_of
 from tests.sched.guides import HandGuides, allowed_at
+from tests.sched.inputs import random_adapters, random_inputs
 
 VOCAB, LENGTH = 256, 96
 FULL, LATENT, STATE, CROSS = PagedKV(), Latent(), State(), Cross(length=10)
@@ -74,7 +77,7 @@ class ShakyRunner(FakeRunner):
     samples = ShakyExecutor
 
     def __init__(self, chance: random.Random, bad_steps: float, bad_rows: float, **options):
-        super().__init__(fault=self._before, adapters=("x",), **options)
+        super().__init__(fault=self._before, adapters=ADAPTERS, **options)
         self.chance, self.bad_steps = chance, bad_steps
         self.executor.chance, self.executor.bad_rows = chance, bad_rows
 
@@ -203,12 +206,14 @@ class Run:
         tight = draw.choice([0.02, 1.0, 50.0])
         self.guides = HandGuides(at_once=draw.random() < 0.5)
         self.drafter = Drafts(draw, draw.choice([0.0, 0.5, 1.0])) if draw.random() < 0.5 else None
+        max_chunk = draw.choice([1, 3, 17, 2**31]) if not self.bidirectional else 2**31
+        self.most_at_once = min(max_chunk, runner.capacity.max_tokens_per_step)
         scheduler = Scheduler(
             runner.capacity,
             drafter=self.drafter,
             eos_ids=(5, 77),
             bidirectional=self.bidirectional,
-            max_chunk=draw.choice([1, 3, 17, 2**31]) if not self.bidirectional else 2**31,
+            max_chunk=max_chunk,
             max_waiting=draw.choice([4, 1024]),
             prefix_cache=draw.random() < 0.8,
             eviction=draw.choice(list(POLICIES)),
@@ -244,7 +249,10 @@ class Run:
             logprobs=1 if draw.random() < (0.5 if grammar else 0.1) and not embeds else None,
             prompt_logprobs=0 if draw.random() < 0.1 and not embeds else None,
         )
-        answers = by_hand(Request(id, prompt, params, grammar=grammar), VOCAB, LENGTH, frozenset({5, 77}))
+        adapters = random_adapters(draw, len(prompt)) if draw.random() < 0.15 else ()
+        inputs = random_inputs(draw, len(prompt), self.most_at_once) if draw.random() < 0.3 else NONE
+        alone = Request(id, prompt, params, grammar=grammar, adapters=adapters, inputs=inputs)
+        answers = by_hand(alone, VOCAB, LENGTH, frozenset({5, 77}))
         resumed = draw.random() < 0.1 and not embeds and all(len(a) > 1 for a in answers)
         request = Request(
             id,
@@ -259,7 +267,8 @@ class Run:
             cache_salt=draw.choice([None, None, None, "x"]),
             no_cache=draw.random() < 0.1,
             cache_ttl=draw.choice([0.01, 5.0, 1e9]) if draw.random() < 0.15 else None,
-            adapter="x" if draw.random() < 0.05 else None,
+            adapters=adapters,
+            inputs=inputs,
             grammar=grammar,
             resume_ids=tuple(tuple(a[: draw.randrange(len(a))]) for a in answers) if resumed else (),
         )
@@ -328,7 +337,8 @@ class Run:
         elif reason is FinishReason.TIMEOUT:
             assert request.deadline is not None
         elif request.task is Task.EMBED:
-            assert last and last.embedding == (float(sum(request.prompt_ids)), float(len(request.prompt_ids)))
+            numbers = content_of(request, LENGTH).numbers(np.array(request.prompt_ids))
+            assert last and last.embedding == tuple(np.array([sum(numbers), len(numbers)], np.float32).tolist())
             return
         else:
             assert got == answer, (request.id, index)

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import pairwise
 
-from kvasir.kv.tiers.block import Block, root_key
+from kvasir.kv.tiers.block import Block, marked, root_key
 
 ID_BYTES = 4
 LOWEST = -(2**63)  # priority of what no request has left yet
@@ -37,7 +37,7 @@ class Node:
     heads, children: sorted; heads[i] is the first block of children[i].ids, or all of it when that is shorter. No head
     is the beginning of another, so children with a common beginning of any length are neighbours.
     fixed: of a root, per group whose size is fixed all its blocks, the same for all sequences of the namespace.
-    digests: keys of the first whole blocks (tiers.block), as far as anybody asked.
+    digests: keys of the first whole blocks (tiers.block), as far as anybody asked; b"" from the first marked one on.
     A node that was taken out of its tree has no parent and no ids.
     """
 
@@ -121,7 +121,7 @@ class Node:
                 del blocks[num_blocks:]
 
     def parent_key(self, index: int, block_bytes: int) -> bytes:
-        """Key (tiers.block) of the block before the one at `index`."""
+        """Key (tiers.block) of the block before the one at `index`; b"" after a marked one."""
         above: list[Node] = [self]
         while (parent := above[-1].parent) is not None and len(parent.digests) < parent.num_blocks:
             above.append(parent)
@@ -133,8 +133,11 @@ class Node:
     def _digest(self, num_blocks: int, block_bytes: int) -> None:
         """Completes the digests up to `num_blocks`; the nodes above have theirs."""
         for i in range(len(self.digests), num_blocks):
-            ids = self.ids[i * block_bytes : (i + 1) * block_bytes]
-            self.digests.append(Block(self.namespace, self._key_before(i), ids).key)
+            self.digests.append(self._named(self._key_before(i), i, block_bytes))
+
+    def _named(self, parent: bytes, index: int, block_bytes: int) -> bytes:
+        ids = self.ids[index * block_bytes : (index + 1) * block_bytes]
+        return Block(self.namespace, parent, ids).key if parent and not marked(ids) else b""
 
     def _key_before(self, index: int) -> bytes:
         if index:
@@ -166,5 +169,4 @@ class Node:
         for blocks, low in zip(self.blocks, self.low, strict=True):
             assert not any(blocks[:low]), "there are blocks below the lowest"
         for i, digest in enumerate(self.digests):
-            ids = self.ids[i * block_bytes : (i + 1) * block_bytes]
-            assert digest == Block(self.namespace, self.parent_key(i, block_bytes), ids).key, "a digest of other ids"
+            assert digest == self._named(self.parent_key(i, block_bytes), i, block_bytes), "a digest of other ids"

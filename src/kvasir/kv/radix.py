@@ -27,7 +27,7 @@ from kvasir.kv.node import ID_BYTES, LOWEST, Node, common
 from kvasir.kv.pins import Pins
 from kvasir.kv.policy import Policy, lru
 from kvasir.kv.pool import SCRATCH, BlockPool
-from kvasir.kv.tiers.block import Block, fixed_chain
+from kvasir.kv.tiers.block import Block, fixed_chain, marked
 from kvasir.plan import CacheGroup
 
 
@@ -342,18 +342,23 @@ class PrefixTree:
 
     def let_go(self, node: Node, index: int, groups: Iterable[int]) -> None:
         """Forgets the blocks of some groups at an index of a node, which becomes SCRATCH there."""
-        ids = self._head(node.ids, index)
-        if self._on_evict is not None and len(ids) == self._block_bytes:
+        if self._on_evict is not None and (name := self._name(node, index)):
             gone = tuple(
                 b[index] if g in groups and p.is_idle(b[index]) else SCRATCH
                 for g, (b, p) in enumerate(zip(node.blocks, self.pools, strict=True))
             )
-            self._on_evict(
-                Block(node.namespace, node.parent_key(index, self._block_bytes), ids), node.start + index, gone
-            )
+            self._on_evict(name, node.start + index, gone)
         for g in groups:
             self.pools[g].forget((node.blocks[g][index],))
             node.blocks[g][index] = SCRATCH
+
+    def _name(self, node: Node, index: int) -> Block | None:
+        """What a tier calls a block; None for one that is not full, or is or comes after a marked one."""
+        ids = self._head(node.ids, index)
+        if len(ids) < self._block_bytes or marked(ids):
+            return None
+        parent = node.parent_key(index, self._block_bytes)
+        return Block(node.namespace, parent, ids) if parent else None
 
     # -- taking out --------------------------------------------------------------------------------------------
 
@@ -450,12 +455,12 @@ class PrefixTree:
         return {b for blocks in self._pins.held(group) for b in blocks if b != SCRATCH}
 
     def named(self) -> Iterator[tuple[Block, int, tuple[int, ...]]]:
-        """All whole blocks as `on_evict` has them, those last used first, no block before the one it follows."""
+        """All blocks that a tier has names for, as `on_evict` has them, those last used first, no block before the one
+        it follows."""
         for node in sorted(self.nodes(), key=lambda node: -node.last_used):
             for i in range(len(node.ids) // self._block_bytes):
-                parent = node.parent_key(i, self._block_bytes)
-                ids = tuple(blocks[i] for blocks in node.blocks)
-                yield Block(node.namespace, parent, self._head(node.ids, i)), node.start + i, ids
+                if name := self._name(node, i):
+                    yield name, node.start + i, tuple(blocks[i] for blocks in node.blocks)
             for group in node.fixed:
                 yield from self._named_fixed(node, group)
 

@@ -166,7 +166,7 @@ class Store:
         def have(group: int, index: int) -> bool:
             return self.tier.has((names[group][index].key,), group) > 0
 
-        count = reach(self.groups, self.block_size, first, min(most - first, self._room(first)), have)
+        count = reach(self.groups, self.block_size, first, min(max(0, most - first), self._room(first)), have)
         if not count:
             return
         parts = self._parts(first, count)

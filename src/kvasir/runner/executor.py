@@ -82,9 +82,9 @@ class Handle(Protocol):
 class Executor(Protocol):
     """Computes steps. One step at a time: the next is started after the last was waited for.
 
-    computes: what it has code for of the seats in a plan that not every executor fills: "spans", "drafted",
-    "positions", "pending". The runner refuses the others by name. hidden: names of the outputs that work may want.
-    cache: what tiers and tests may know of its memory.
+    computes: what it has code for of what not every executor has: inputs.FEATURES, and "drafted" and "pending" of a
+    work. The runner refuses the others by name. hidden: names of the outputs that work may want. cache: what tiers
+    and tests may know of its memory.
     """
 
     @property

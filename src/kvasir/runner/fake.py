@@ -1,11 +1,12 @@
 """FakeRunner: a runner whose executor samples tokens that one can compute by hand, over a cache that notices every
 mistake of a plan. No torch.
 
-Each slot of its cache holds the token id whose keys and values would lie there. A row's next token is
+Each slot of its cache holds a number: the token id whose keys and values would lie there, or what
+fake_content makes of it and of embeddings, positions and adapters. A row's next token is
 
-    (31 * sum of all ids in the sequence + 7 * position + seed) mod vocab_size
+    (31 * sum of all numbers of the sequence + 7 * position + seed) mod vocab_size
 
-where the ids are read *through the block tables of the plan*, as attention would: a block that was never written,
+where the numbers are read *through the block tables of the plan*, as attention would: a block that was never written,
 was given to somebody else, or was not copied shows up as a wrong token or a loud error.
 """
 
@@ -22,9 +23,11 @@ from typing import Any
 import numpy as np
 
 from kvasir.caches import Kind, attention
-from kvasir.plan import Bytes, CacheGroup, Capacity, Join, StepPlan, Work, unpack_ids
+from kvasir.inputs import FEATURES
+from kvasir.plan import Bytes, CacheGroup, Capacity, Join, StepPlan, Work
 from kvasir.runner.blocks import move_blocks
 from kvasir.runner.executor import Entry, Step, Taken
+from kvasir.runner.fake_content import PLAIN, FakeContent
 from kvasir.runner.rows import Row, Rows
 from kvasir.runner.runner import Runner
 from kvasir.types import ModelInfo, Task
@@ -123,7 +126,7 @@ class FakeCache:
 class FakeExecutor:
     """Has code for every seat in a plan."""
 
-    computes = frozenset(("spans", "drafted", "positions", "pending"))
+    computes = frozenset((*FEATURES, "drafted", "pending"))
 
     def __init__(
         self,
@@ -138,6 +141,7 @@ class FakeExecutor:
         self.hidden: frozenset[str] = _AllNames()
         self.cache = FakeCache(capacity)
         self.arrived: set[int] = set()  # transfers of a connector that are done
+        self.contents: dict[int, FakeContent] = {}  # by row, of those that are more than their ids
         self.closed = False
 
     def bind(self, rows: Rows) -> None:
@@ -145,8 +149,9 @@ class FakeExecutor:
         rows.adapters.update(range(len(self.capacity.adapters) + 1))
 
     def enter(self, join: Join, row: Row) -> None:
-        for span in join.spans:  # numbers made of the embeddings' hash take their place
-            row.ids[span.start : span.start + span.length] = [span.hash[i % len(span.hash)] for i in range(span.length)]
+        self.contents.pop(join.row, None)
+        if join.inputs or join.adapters:
+            self.contents[join.row] = FakeContent(join.inputs, join.adapters, self.capacity.max_model_len + 1)
         if sampled := row.ids[join.prompt_len : row.known].tolist():
             # A request made by hand may bring what an earlier engine had streamed without its carry.
             carries = (fake_carry(b"", sampled[i:]) for i in range(len(sampled)))
@@ -170,39 +175,45 @@ class FakeExecutor:
 
     def _write(self, work: Work) -> None:
         row, end = self.rows[work.row], work.start + work.count
+        content = self.contents.get(work.row, PLAIN)
+        assert content.inside(work.start) == content.inside(end) == 0, "a span that attends both ways was cut"
+        numbers = content.numbers(row.ids[:end])
         assert set(work.pending) <= self.arrived, "the step reads blocks that have not arrived"
         assert not work.indivisible or (work.start == 0 and end == row.known), "an indivisible prompt was cut"
         for group, (kind, table) in enumerate(zip(self.cache.kinds, row.tables, strict=True)):
             if not kind.fixed:
-                self.cache.write(group, table, work.start, row.ids[work.start : end])
+                self.cache.write(group, table, work.start, numbers[work.start :])
             elif not work.start:  # once, by the sequence's first step
-                self.cache.write(group, table, 0, fake_encoded(row.adapter, kind.fixed))
+                self.cache.write(group, table, 0, fake_encoded(content.scope, kind.fixed))
             if kind.keeps_starts:
-                self.cache.open_blocks(group, table, row.ids, work.start, end)
+                self.cache.open_blocks(group, table, numbers, work.start, end)
         if self.deadly_token is not None and self.deadly_token in row.ids[work.start : end]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def seen(self, work: Work) -> list[int]:
-        """All ids of the sequence, those that the last one sees in each group from the cache."""
+        """All numbers of the sequence, those that the last one sees in each group from the cache."""
         row, end = self.rows[work.row], work.start + work.count
-        ids = row.ids[:end].copy()
+        content = self.contents.get(work.row, PLAIN)
+        numbers = content.numbers(row.ids[:end])
+        expected = numbers.copy()
         for group, (kind, table) in enumerate(zip(self.cache.kinds, row.tables, strict=True)):
             positions = np.arange(kind.fixed) if kind.fixed else np.arange(kind.low(end - 1), end)
             found = self.cache.read(group, table, positions)
             if kind.fixed:
-                assert (found == fake_encoded(row.adapter, kind.fixed)).all(), "not what its encoder gave"
+                assert (found == fake_encoded(content.scope, kind.fixed)).all(), "not what its encoder gave"
                 continue
-            assert (found == row.ids[positions]).all(), "a row reads what it never wrote"
-            ids[positions] = found
+            assert (found == expected[positions]).all(), "a row reads what it never wrote"
+            numbers[positions] = found
             if kind.keeps_starts:
                 last = (end - 1) // self.cache.size
-                assert self.cache.starts[group, table[last]] == fake_state(ids[: last * self.cache.size]), "a state"
-        return ids.tolist()
+                assert self.cache.starts[group, table[last]] == fake_state(numbers[: last * self.cache.size]), "a state"
+        return numbers.tolist()
 
     def draw(self, work: Work, mask: bytes | None) -> Taken:
         """The next token, and behind each drafted one that equals it the one after, as long as any is allowed."""
         row, end, vocab = self.rows[work.row], work.start + work.count, self.capacity.vocab_size
-        seen, spec, positions = self.seen(work), row.spec, unpack_ids(work.positions)
+        seen, spec = self.seen(work), row.spec
+        ahead = self.contents.get(work.row, PLAIN).ahead
         masks = [mask] * (work.drafted + 1)
         if mask and work.drafted:
             masks = [mask[i : i + len(mask) // len(masks)] for i in range(0, len(mask), len(mask) // len(masks))]
@@ -210,13 +221,12 @@ class FakeExecutor:
         for at, mask in zip(range(end - work.drafted, end + 1), masks, strict=True):
             if mask is not None and not any(mask):
                 break
-            position = positions[at - end - 1] + 1 if positions else at
-            token = fake_next(seen[:at], position, spec.seed if spec.temperature else 0, vocab)
+            token = fake_next(seen[:at], at + ahead, spec.seed if spec.temperature else 0, vocab)
             if token in spec.stop_ids and at - row.prompt_len < spec.min_tokens:
                 token = (token + 1) % vocab
             token = fake_masked(token, mask, vocab)
             tokens.append(token)
-            if at < end and seen[at] != token:
+            if at < end and row.ids[at] != token:
                 break
         if not tokens:
             return Taken(error="no token is allowed")
@@ -277,14 +287,14 @@ class FakeHandle:
         return self.blocks
 
 
-def fake_state(ids: np.ndarray) -> int:
-    """What a recurrent layer would know of the ids."""
-    return zlib.crc32(ids.astype(np.int32).tobytes())
+def fake_state(numbers: np.ndarray) -> int:
+    """What a recurrent layer would know of the numbers."""
+    return zlib.crc32(numbers.astype(np.int64).tobytes())
 
 
-def fake_encoded(adapter: int, length: int) -> np.ndarray:
-    """What an encoder would give for all sequences of a namespace, of which a runner sees the adapter."""
-    return 1000 * adapter + np.arange(length)
+def fake_encoded(scope: int, length: int) -> np.ndarray:
+    """What an encoder would give for all sequences of a scope."""
+    return 1000 * scope + np.arange(length)
 
 
 def fake_masked(token: int, mask: bytes | None, vocab: int) -> int:

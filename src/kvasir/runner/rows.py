@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvasir.inputs import FEATURES, asked
 from kvasir.layers.rows import RowArrays
 from kvasir.plan import Capacity, Join, SamplingSpec, StepPlan, Work
 
@@ -16,7 +17,7 @@ REFUSED = "this runner cannot compute {}"
 @dataclass(slots=True)
 class Row:
     """Its arrays are parts of Rows.arrays. ids: int32 [max_model_len + 1], the first `known` are valid. tables: block
-    ids per cache group, int32.
+    ids per cache group, int32. adapter: the first one's id, 0 for none.
 
     fault: why nothing is computed for it any more: it asks for what the runner does not have, or a step of it gave an
     error, so that works that were planned meanwhile have nothing to build on. Empty while it is sound.
@@ -92,11 +93,11 @@ class Rows:
 
     def _missing(self, join: Join) -> str:
         """Why the runner cannot take the sequence; empty where it can."""
-        if join.spans and "spans" not in self._computes:
-            return REFUSED.format("embeddings in the place of tokens (Join.spans)")
-        if join.adapter not in self.adapters:
-            return REFUSED.format(f"adapter {join.adapter}, which is not loaded (Join.adapter)")
-        return ""
+        for feature in asked(join.inputs, [(a.scale, a.start) for a in join.adapters]):
+            if feature not in self._computes:
+                return REFUSED.format(FEATURES[feature])
+        absent = (a.adapter for a in join.adapters if a.adapter not in self.adapters)
+        return next((REFUSED.format(f"adapter {id}, which is not loaded (Join.adapters)") for id in absent), "")
 
     def _check(self, ids: np.ndarray) -> None:
         if ids.size and not 0 <= ids.min() <= ids.max() < self._vocab_size:
@@ -108,14 +109,15 @@ class Rows:
         ids[: len(known)] = known
         for table in tables:
             table[:] = 0  # no block of the sequence before
-        arrays.adapters[join.row] = join.adapter
+        adapter = join.adapters[0].adapter if join.adapters else 0
+        arrays.adapters[join.row] = adapter
         return Row(
             join.spec,
             join.prompt_len,
             ids,
             len(known),
             tables,
-            join.adapter,
+            adapter,
             join.carry,
             [0] * len(tables),
             self._missing(join),
@@ -131,11 +133,10 @@ class Rows:
 
     def _beyond(self, work: Work) -> str:
         """What work asks for that the executor has no code for; ignored, it would be computed wrongly."""
-        if not (work.drafted or work.positions or work.pending):
+        if not (work.drafted or work.pending):
             return ""
         asked = {
             "drafted": (work.drafted, "drafted ids (Work.drafted)"),
-            "positions": (work.positions, "positions of their own (Work.positions)"),
             "pending": (work.pending, "transfers to wait for (Work.pending)"),
         }
         names = (what for seat, (given, what) in asked.items() if given and seat not in self._computes)

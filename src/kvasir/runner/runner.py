@@ -7,9 +7,10 @@ sample     executor's results, and those that waited for a mask -> rows -> StepR
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from kvasir.inputs import FEATURES
 from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
 from kvasir.runner.executor import Executor, Handle, Step, Taken
 from kvasir.runner.rows import REFUSED, Rows
@@ -30,7 +31,8 @@ class Runner:
 
     def __init__(self, executor: Executor, capacity: Capacity, info: ModelInfo):
         self.executor = executor
-        self.capacity, self.info = capacity, info
+        computes = tuple(name for name in FEATURES if name in executor.computes)
+        self.capacity, self.info = replace(capacity, computes=computes), info
         self.rows = Rows(capacity, executor.computes)
         self.kernel_seconds = 0.0
         executor.bind(self.rows)

@@ -6,10 +6,12 @@ import hashlib
 from array import array
 from collections.abc import Sequence as Seq
 
+from kvasir import inputs
 from kvasir.errors import InvalidRequest, PromptTooLong, quoted
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.manager import KVManager
-from kvasir.plan import Capacity, SamplingSpec
+from kvasir.plan import Adapted, Capacity, SamplingSpec
+from kvasir.sched.content import PLAIN, Content, Numbers
 from kvasir.sched.sequence import Sequence
 from kvasir.seeds import answer_seed
 from kvasir.types import Request, Task
@@ -19,13 +21,8 @@ SHARED = b"shared:"  # namespaces of it may be stored beyond this engine's life;
 
 def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_chunk: int, bidirectional: bool) -> None:
     """Raises InvalidRequest for what could never be computed, however long it waited."""
-    if request.adapter is not None and request.adapter not in capacity.adapters:
-        raise InvalidRequest(
-            f"there is no adapter {quoted(request.adapter)}",
-            f"known: {', '.join(capacity.adapters)}" if capacity.adapters else "none are loaded here; leave it out",
-            param="adapter",
-        )
     length = len(request.prompt_ids)
+    _refuse_inputs(request, capacity, max_chunk)
     full = request.params.max_tokens or capacity.max_model_len
     if any(len(r) >= full for i, r in enumerate(request.resume_ids) if i not in request.done):
         raise InvalidRequest("a resumed answer has its full length already", param="resume_ids")
@@ -52,6 +49,27 @@ def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_c
         )
 
 
+def _refuse_inputs(request: Request, capacity: Capacity, max_chunk: int) -> None:
+    """Raises InvalidRequest for what the request's tokens cannot be computed from here."""
+    for name in (a.name for a in request.adapters if a.name not in capacity.adapters):
+        raise InvalidRequest(
+            f"there is no adapter {quoted(name)}",
+            f"known: {', '.join(capacity.adapters)}" if capacity.adapters else "none are loaded here; leave it out",
+            param="adapter",
+        )
+    if not request.inputs and not request.adapters:
+        return
+    inputs.check(request.inputs, request.adapters, len(request.prompt_ids))
+    for feature in inputs.asked(request.inputs, [(a.scale, a.start) for a in request.adapters]):
+        if feature not in capacity.computes:
+            raise InvalidRequest(f"this engine cannot compute {inputs.FEATURES[feature]}", "leave it out", feature)
+    most = min(max_chunk, capacity.max_tokens_per_step)
+    for span in request.inputs.spans:
+        if span.both_ways and span.length > most:
+            message = f"{span.length} positions attend to each other; a step computes {most} of a sequence"
+            raise InvalidRequest(message, "give a smaller piece", "spans")
+
+
 def make_sequence(
     request: Request,
     index: int,
@@ -62,10 +80,11 @@ def make_sequence(
     private: bool = False,
     model: str = "",
     adapters: Seq[str] = (),
+    numbers: Numbers | None = None,
 ) -> Sequence:
     """Answer `index` of a request, with what an earlier engine had streamed of it as known tokens. private: it shares
     cached prefixes with the other answers of its request alone. model: identity of the weights. adapters: the names
-    of the runner's."""
+    of the runner's. numbers: for the key of what is computed from more than ids."""
     params = request.params
     ends = eos_ids if request.eos_ids is None else frozenset(request.eos_ids)
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)
@@ -73,7 +92,8 @@ def make_sequence(
     tokens = array("i", (*request.prompt_ids, *resumed))
     generates = request.task is Task.GENERATE
     wants_prompt = params.prompt_logprobs is not None and index == 0 and not resumed
-    packed, space = tokens[: len(request.prompt_ids)].tobytes(), namespace(request, private, model)
+    content, space = _content(request, adapters, numbers), namespace(request, private, model)
+    packed = content.key(tokens[: len(request.prompt_ids)])
     return Sequence(
         request=request,
         index=index,
@@ -85,10 +105,10 @@ def make_sequence(
         max_known=min(len(request.prompt_ids) + generates * (params.max_tokens or max_model_len), max_model_len),
         blocks=blocks,
         namespace=space,
+        content=content,
         embeds=not generates,
         prompt_len=len(request.prompt_ids),
         packed_prompt=packed,
-        adapter=1 + adapters.index(request.adapter) if request.adapter is not None else 0,
         beginning=space + packed[: blocks.block_size * tokens.itemsize],
         carry=request.resume_carries[index] if index < len(request.resume_carries) else b"",
         prompt_logprobs=[None for _ in request.prompt_ids] if wants_prompt else None,
@@ -96,16 +116,22 @@ def make_sequence(
     )
 
 
+def _content(request: Request, adapters: Seq[str], numbers: Numbers | None) -> Content:
+    if not request.inputs and not request.adapters:
+        return PLAIN
+    adapted = tuple(Adapted(1 + adapters.index(a.name), a.scale, a.start) for a in request.adapters)
+    return Content(request.inputs, request.adapters, adapted, numbers or Numbers())
+
+
 def namespace(request: Request, private: bool, model: str = "") -> bytes:
-    """What sequences must have in common, beside their ids, to be of use to each other. An adapter is known by its
+    """What sequences must have in common, beside ids and marks, to be of use to each other. An adapter is known by its
     name alone, which says nothing to another engine."""
+    scope = inputs.scope(request.inputs, request.adapters)
     if private:
         kind, parts = b"request:", (request.id,)
     else:
-        kind, parts = SHARED, (model, request.cache_salt or "")
-        if request.adapter:
-            kind, parts = b"adapter:", (*parts, request.adapter)
-    return kind + hashlib.sha256("\0".join(f"{len(p)}:{p}" for p in parts).encode()).digest()
+        kind, parts = b"inputs:" if scope else SHARED, (model, request.cache_salt or "")
+    return kind + hashlib.sha256("\0".join(f"{len(p)}:{p}" for p in parts).encode() + scope).digest()
 
 
 def sampling_spec(request: Request, index: int, stop_ids: frozenset[int]) -> SamplingSpec:

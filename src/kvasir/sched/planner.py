@@ -51,6 +51,7 @@ class Planner:
         self._drafter = drafter
         self._suspects: list[Sequence] = []
         self._turn = 0  # of the step in the making
+        self._missed = 0  # tokens of a piece of a prompt that is computed at once, and did not fit the step before
         self.preemptions = 0
         self.cached_tokens = self.looked_up_tokens = self.loaded_tokens = self.drafted_tokens = 0
         self.displaced: Counter[ServiceClass] = Counter()
@@ -67,11 +68,12 @@ class Planner:
         else:
             self._service.present(self._living.weights)
             self.displace()
-            kept = self._service.share() if self._wants_prefill() else 0
+            kept = max(self._service.share(), self._missed) if self._wants_prefill() else 0
             self._decodes(step, kept)
             self._prefills(step)
             if kept:
                 self._decodes(step)  # what prompts have left of their share
+            self._missed = step.missed
         return step
 
     def suspect(self, sequences: list[Sequence]) -> None:

@@ -31,7 +31,7 @@ def has_row(f: AdmitFacts) -> bool:
 
 
 def has_budget(f: AdmitFacts) -> bool:
-    return f.budget >= f.first_chunk if f.indivisible else f.budget > 0
+    return f.budget >= f.first_chunk if f.indivisible else min(f.budget, f.first_chunk) > 0
 
 
 def has_blocks(f: AdmitFacts) -> bool:

@@ -6,16 +6,20 @@ from collections.abc import Iterable
 
 from kvasir.kv.node import ID_BYTES, common
 from kvasir.kv.radix import Hit, PrefixTree
+from kvasir.sched.content import Numbers
 from kvasir.sched.sequence import Ahead, Sequence, Status
 from kvasir.types import Request
 
 
 class Prefixes:
-    """shared: whether requests share what they begin with; the answers of one request always do."""
+    """shared: whether requests share what they begin with; the answers of one request always do.
+
+    numbers: what stands in keys for what ids do not tell."""
 
     def __init__(self, tree: PrefixTree, block_size: int, shared: bool):
         self._tree = tree
         self._shared = shared
+        self.numbers = Numbers()
         self._least = max(1, block_size // 2)  # tokens that are worth waiting for
         self._computing: dict[bytes, list[Sequence]] = {}  # running, with a prompt not stored yet, by what _key says
 
@@ -27,7 +31,10 @@ class Prefixes:
         limit = seq.reusable
         if limit < 1 or seq.in_flight or seq.suspect:
             return None
-        hit = self._tree.match(seq.namespace, seq.tokens.tobytes(), limit)
+        key = seq.content.key(seq.tokens)
+        hit = self._tree.match(seq.namespace, key, limit)
+        while (stop := seq.content.stop(hit.tokens)) < hit.tokens:
+            hit = self._tree.match(seq.namespace, key, stop)
         return hit if hit.tokens else None
 
     def _key(self, seq: Sequence) -> bytes:
@@ -57,7 +64,7 @@ class Prefixes:
             shared = common(other.packed_prompt, seq.packed_prompt)
             if shared > coming and not other.suspect:
                 coming, first = shared, other
-        enough = min(coming, seq.reusable) - self._least + 1
+        enough = seq.content.stop(min(coming, seq.reusable)) - self._least + 1
         if first is None or found >= enough:
             return False
         seq.ahead = Ahead(first, first.preemptions, enough)
@@ -93,7 +100,7 @@ class Prefixes:
 
     def _insert(self, seq: Sequence) -> None:
         if seq.stored and not seq.suspect:
-            ids, priority = seq.tokens[: seq.stored].tobytes(), -seq.request.priority
+            ids, priority = seq.content.key(seq.tokens[: seq.stored]), -seq.request.priority
             self._tree.insert(seq.namespace, ids, seq.blocks.ids, priority)
 
     def drop(self, seq: Sequence) -> None:

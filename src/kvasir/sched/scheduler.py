@@ -141,6 +141,7 @@ class Scheduler:
             self.prefixes.private(request),
             self.store.tier.facts.model if self.store else "",
             self.capacity.adapters,
+            self.prefixes.numbers,
         )
 
     def abort(self, request_id: str, index: int | None = None) -> None:

@@ -12,6 +12,7 @@ from kvasir.errors import KvasirError
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.store import Fetch
 from kvasir.plan import SamplingSpec
+from kvasir.sched.content import Content
 from kvasir.sched.guide import Guide
 from kvasir.types import FinishReason, Request, TokenLogprob
 
@@ -64,13 +65,13 @@ class Sequence:
     max_known: int  # prompt + max_tokens, within the context
     blocks: SequenceBlocks
     namespace: bytes  # of the prefix tree
+    content: Content  # what it is computed from beside its ids
     embeds: bool  # wants no token
     prompt_len: int
-    packed_prompt: bytes
+    packed_prompt: bytes  # key of the prompt in the prefix tree
     beginning: bytes  # namespace and first block: who has an equal one begins alike
     status: Status = Status.WAITING
     row: int = -1
-    adapter: int = 0  # the runner's id of it
     computed: int = 0
     stored: int = 0
     cached: int = 0

@@ -18,8 +18,8 @@ class Step:
     """Owns the step's budget and the parts of its plan; `compute` is where a sequence's counts advance."""
 
     __slots__ = (
-        *("budget", "copies", "indivisible", "joined", "loads", "max_chunk", "now", "planned"),
-        *("prefill", "reads", "sequences", "work"),
+        *("budget", "copies", "indivisible", "joined", "loads", "max_chunk", "missed", "now"),
+        *("planned", "prefill", "reads", "sequences", "work"),
     )
 
     def __init__(self, budget: int, max_chunk: int, indivisible: bool, now: float):
@@ -31,6 +31,7 @@ class Step:
         self.max_chunk = max_chunk
         self.indivisible = indivisible
         self.now = now
+        self.missed = 0  # tokens of a piece that found no room
         self.planned: set[int] = set()  # identities of `sequences`
         self.joined: list[Join] = []
         self.work: list[Work] = []
@@ -42,7 +43,16 @@ class Step:
         """How many of its tokens from `start` on a sequence may compute."""
         pending = seq.known - start
         most = policy.chunk_tokens(pending, self.budget, 0, self.max_chunk, self.indivisible, self.prefill)
-        return min(most, self.room(seq, start))
+        most = seq.content.stop(start + min(most, self.room(seq, start))) - start
+        return most or self._whole(seq, start)
+
+    def _whole(self, seq: Sequence, start: int) -> int:
+        """A piece that is computed at once or not at all is not bound by what prompts may take of the step."""
+        whole = seq.content.whole(start)
+        if whole == 1:
+            return 0
+        self.missed = max(self.missed, whole if whole > self.budget else 0)
+        return whole if whole <= self.budget else 0
 
     def room(self, seq: Sequence, start: int) -> int:
         """How many tokens from `start` on are there before more log-probabilities are to be read than may be."""
@@ -54,7 +64,10 @@ class Step:
         seq.untold = []  # joining tells all
         self.copies += copies
         self.loads += loads
-        self.joined.append(Join(seq.row, seq.tokens.tobytes(), seq.prompt_len, seq.spec, seq.adapter, seq.carry))
+        ids, content = seq.tokens.tobytes(), seq.content
+        self.joined.append(
+            Join(seq.row, ids, seq.prompt_len, seq.spec, content.adapted, seq.carry, content.inputs),
+        )
 
     def compute(self, seq: Sequence, count: int, blocks: Added, draft: Seq[int] = ()) -> None:
         """The sequence computes `count` more of its tokens, and the draft. blocks: those the runner does not know of

@@ -65,7 +65,7 @@ class Tiering:
         asks = seq.reusable and not seq.suspect and seq.namespace.startswith(SHARED)
         if self.store is None or seq.fetch is not None or not asks:
             return False
-        found, ids = hit.tokens if hit else 0, seq.tokens[: seq.reusable].tobytes()
+        found, ids = hit.tokens if hit else 0, seq.content.key(seq.tokens[: seq.reusable])
         seq.fetch = self.store.fetch(seq.namespace, ids, found, lambda n: self._seconds(found, n), now)
         if seq.fetch.open:
             self._open[seq] = None

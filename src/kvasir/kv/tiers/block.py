@@ -7,7 +7,8 @@ a prefix only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -38,24 +39,34 @@ class Block:
 
 
 def root_key(namespace: bytes) -> bytes:
-    """The parent of the first block. The namespace names the model, the tenant or salt, the adapter, the spans."""
+    """The parent of the first block. The namespace names the model, the tenant or salt, what holds for all tokens."""
     return sha256(namespace).digest()
 
 
+def marked(ids: bytes) -> bool:
+    """Whether there are numbers below 0, which stand for what has no name beyond this process."""
+    return max(ids[ID_BYTES - 1 :: ID_BYTES], default=0) > 0x7F
+
+
 def chain(namespace: bytes, ids: bytes, block_size: int) -> list[Block]:
-    """The whole blocks of `ids` (packed); a last block that is not full has no name."""
+    """The whole blocks of `ids` (packed) up to the first that is marked; a last block that is not full has no name."""
     step = block_size * ID_BYTES
-    blocks: list[Block] = []
-    parent = root_key(namespace)
-    for start in range(0, len(ids) - step + 1, step):
-        blocks.append(Block(namespace, parent, ids[start : start + step]))
-        parent = blocks[-1].key
-    return blocks
+    pieces = (ids[start : start + step] for start in range(0, len(ids) - step + 1, step))
+    return _chain(namespace, itertools.takewhile(lambda piece: not marked(piece), pieces))
 
 
 def fixed_chain(namespace: bytes, count: int, block_size: int) -> list[Block]:
     """The blocks of a group whose size is fixed. No token has an id of -1, so no other block is named so."""
-    return chain(namespace, b"\xff" * ID_BYTES * block_size * count, block_size)
+    return _chain(namespace, itertools.repeat(b"\xff" * ID_BYTES * block_size, count))
+
+
+def _chain(namespace: bytes, pieces: Iterable[bytes]) -> list[Block]:
+    blocks: list[Block] = []
+    parent = root_key(namespace)
+    for ids in pieces:
+        blocks.append(Block(namespace, parent, ids))
+        parent = blocks[-1].key
+    return blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,193 @@
+"""What a sequence is computed from beside its token ids: embeddings, positions, a bias by distance, adapters.
+
+    position    0    1    2    3    4    5    6    7
+    ids         t0   t1   .    .    .    .    t6   t7
+    span                  [ one content      ]            in the place of ids, or added to them
+    adapter                         x, from 4 on ....
+
+Keys and values at a position depend on everything up to it. What holds from the first position on is a `scope`: it
+separates sequences altogether. What begins later is a *mark* at the position where it begins: what lies before is the
+same as without it.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from kvasir.errors import InvalidRequest
+
+HASH_BYTES = 32
+
+# What inputs may ask for and not every executor computes, in the words of an error.
+FEATURES = {
+    "spans": "embeddings in the place of tokens",
+    "added": "embeddings that are added to tokens",
+    "layers": "embeddings at several layers",
+    "both_ways": "spans that attend in both directions",
+    "encoded": "an encoder's output for cross-attention",
+    "positions": "positions of their own",
+    "axes": "positions with three axes",
+    "bias": "a bias by distance",
+    "adapters": "several adapters, or one with a scale or a first position",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Embeddings at the positions [start, start + length): a piece of an image or of audio.
+
+    content: hash of what they are made of; equal ones mean equal embeddings. added: to the embeddings of the ids there,
+    not in their place. layers: those before which further embeddings of the same content are added to the hidden state.
+    both_ways: its positions attend to each other in both directions, so a step computes all of it or nothing.
+    """
+
+    start: int
+    length: int
+    content: bytes
+    added: bool = False
+    layers: tuple[int, ...] = ()
+    both_ways: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A low-rank adapter, multiplied by `scale`, for the tokens from position `start` on."""
+
+    name: str
+    scale: float = 1.0
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Beside ids and adapters. spans: in ascending order, apart from each other.
+
+    positions: int32, one or three (`axes`) for each token of the prompt, which rotate its queries and keys; empty for
+    0, 1, 2 ... Each later token has one more than the greatest before it, on all axes.
+    bias: float32 by distance, the last for all greater ones: added to the score of a key so far before the query.
+    encoded: hash of the content whose encoder output the layers with cross-attention read.
+    """
+
+    spans: tuple[Span, ...] = ()
+    positions: bytes = b""
+    axes: int = 1
+    bias: bytes = b""
+    encoded: bytes = b""
+
+    def __bool__(self) -> bool:
+        return bool(self.spans or self.positions or self.bias or self.encoded)
+
+
+NONE = Inputs()
+
+
+def asked(inputs: Inputs, adapters: Sequence[tuple[float, int]]) -> Iterator[str]:
+    """Which FEATURES must be there. adapters: (scale, start) of each."""
+    spans = inputs.spans
+    found = {
+        "spans": any(not s.added for s in spans),
+        "added": any(s.added for s in spans),
+        "layers": any(s.layers for s in spans),
+        "both_ways": any(s.both_ways for s in spans),
+        "encoded": inputs.encoded,
+        "positions": inputs.positions,
+        "axes": inputs.positions and inputs.axes > 1,
+        "bias": inputs.bias,
+        "adapters": len(adapters) > 1 or any(scale != 1.0 or start for scale, start in adapters),
+    }
+    return (name for name, wanted in found.items() if wanted)
+
+
+def check(inputs: Inputs, adapters: Sequence[Adapter], prompt_len: int) -> None:
+    """Raises InvalidRequest."""
+    end = 0
+    for span in inputs.spans:
+        if not end <= span.start < span.end <= prompt_len:
+            where = f"[{span.start}, {span.end})"
+            expected = f"expected ascending ones, apart from each other, within the prompt's {prompt_len} tokens"
+            raise InvalidRequest(f"embeddings at positions {where}", expected, "spans")
+        if len(span.content) != HASH_BYTES:
+            message = f"a content hash of {len(span.content)} bytes"
+            raise InvalidRequest(message, f"expected {HASH_BYTES}", "spans")
+        if list(span.layers) != sorted({*span.layers}) or min(span.layers, default=0) < 0:
+            raise InvalidRequest(f"layers {span.layers} of a span", "expected ascending numbers from 0 on", "spans")
+        end = span.end
+    if len(inputs.encoded) not in (0, HASH_BYTES):
+        message = f"a content hash of {len(inputs.encoded)} bytes"
+        raise InvalidRequest(message, f"expected {HASH_BYTES}", "encoded")
+    _check_positions(inputs, prompt_len)
+    if len(inputs.bias) % 4 or not all(map(math.isfinite, _floats(inputs.bias))):
+        raise InvalidRequest("the bias by distance is not a list of finite numbers", "give float32", "bias")
+    for adapter in adapters:
+        if not math.isfinite(adapter.scale) or adapter.start < 0:
+            found = f"an adapter with scale {adapter.scale} from position {adapter.start} on"
+            raise InvalidRequest(found, "expected a finite scale, and a position from 0 on", "adapters")
+
+
+def _check_positions(inputs: Inputs, prompt_len: int) -> None:
+    if inputs.axes not in (1, 3):
+        raise InvalidRequest(f"positions with {inputs.axes} axes", "expected 1 or 3", "positions")
+    if not inputs.positions:
+        return
+    numbers, wanted = len(inputs.positions) / 4, prompt_len * inputs.axes
+    if numbers != wanted:
+        message = f"{numbers:g} positions for {prompt_len} tokens with {inputs.axes} axes"
+        raise InvalidRequest(message, f"expected {wanted}", "positions")
+    if min(_ints(inputs.positions)) < 0:
+        raise InvalidRequest("a position is less than 0", "expected 0 or more", "positions")
+
+
+def in_effect(adapters: Sequence[Adapter], position: int) -> tuple[tuple[str, float], ...]:
+    """(name, scale) of the adapters that a position is computed with, in their order."""
+    return tuple((a.name, a.scale) for a in adapters if a.start <= position)
+
+
+def scope(inputs: Inputs, adapters: Sequence[Adapter]) -> bytes:
+    """A hash of what holds for the whole sequence; empty for nothing."""
+    found = inputs.bias, inputs.encoded, in_effect(adapters, 0)
+    return _hash(found) if any(found) else b""
+
+
+def marks(inputs: Inputs, adapters: Sequence[Adapter]) -> dict[int, bytes]:
+    """By ascending position, a hash of what begins there. Sequences with equal ids, scopes and marks up to a position
+    have equal keys and values up to it."""
+    found: dict[int, list] = defaultdict(list)
+    odd = {p: at for p, (at, usual) in enumerate(places(inputs)) if any(x != usual for x in at)}
+    for span in inputs.spans:
+        inside = [(p - span.start, odd.pop(p)) for p in range(span.start, span.end) if p in odd]
+        found[span.start].append((span.length, span.content, span.added, span.layers, span.both_ways, inside))
+    for position, at in odd.items():
+        found[position].append(at)
+    for start in {a.start for a in adapters if a.start}:
+        found[start].append(in_effect(adapters, start))
+    return {position: _hash(parts) for position, parts in sorted(found.items())}
+
+
+def places(inputs: Inputs) -> Iterator[tuple[tuple[int, ...], int]]:
+    """For each token whose positions are given: those, and what they would be on each axis without being given."""
+    numbers, axes, usual = _ints(inputs.positions), inputs.axes, 0
+    for i in range(0, len(numbers), axes):
+        at = tuple(numbers[i : i + axes])
+        yield at, usual
+        usual = max(usual, *(x + 1 for x in at))
+
+
+def _hash(value: object) -> bytes:
+    return sha256(repr(value).encode()).digest()
+
+
+def _ints(data: bytes) -> array[int]:
+    return array("i", data)
+
+
+def _floats(data: bytes) -> array[float]:
+    return array("f", data)

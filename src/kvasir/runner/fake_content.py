@@ -1,0 +1,64 @@
+"""What FakeRunner computes a sequence from: numbers made of ids, embeddings, positions, a bias and adapters, so that
+whoever reads those of another sequence notices."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvasir.inputs import Inputs, places
+from kvasir.plan import Adapted
+
+
+class FakeContent:
+    """What inputs and adapters make of the ids of a sequence of at most `length`.
+
+    scope: a number of what holds for all of it. ahead: by how much positions after the prompt are greater than the
+    place.
+    """
+
+    def __init__(self, inputs: Inputs, adapters: Sequence[Adapted], length: int):
+        self._kept, self._added = np.ones(length, np.int64), np.zeros(length, np.int64)
+        self._wholes = [s for s in inputs.spans if s.both_ways]
+        for span in inputs.spans:
+            at = slice(span.start, span.end)
+            self._kept[at] = span.added
+            self._added[at] += [fake_mixed(span.content, i, span.layers, span.both_ways) for i in range(span.length)]
+        self.ahead = 0
+        for place, (at, usual) in enumerate(places(inputs)):
+            self._added[place] += fake_mixed(at) if any(x != usual for x in at) else 0
+            self.ahead = max(usual - 1, *at) - place
+        for start in {a.start for a in adapters if a.start < length}:
+            effect = [(a.adapter, a.scale) for a in adapters if a.start <= start]
+            self._added[start:] += fake_mixed(effect)
+        scope = inputs.bias, inputs.encoded, tuple(a for a in adapters if not a.start)
+        self.scope = fake_mixed(scope) if any(scope) else 0
+        self._added += fake_mixed(inputs.bias) if inputs.bias else 0
+
+    def numbers(self, ids: np.ndarray) -> np.ndarray:
+        """int64, one for each of the first ids."""
+        return ids * self._kept[: len(ids)] + self._added[: len(ids)]
+
+    def inside(self, place: int) -> int:
+        """Whether a step that begins or ends there would cut a span that attends both ways."""
+        return sum(span.start < place < span.end for span in self._wholes)
+
+
+class _Plain(FakeContent):
+    """Of sequences that are their ids alone."""
+
+    def __init__(self) -> None:
+        self._wholes, self.ahead, self.scope = [], 0, 0
+
+    def numbers(self, ids: np.ndarray) -> np.ndarray:
+        return ids.astype(np.int64)
+
+
+PLAIN = _Plain()
+
+
+def fake_mixed(*values: object) -> int:
+    """A number that is another for other values."""
+    return zlib.crc32(repr(values).encode())

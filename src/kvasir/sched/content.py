@@ -1,0 +1,76 @@
+"""What a sequence is computed from, as the scheduler needs it: a key for the prefix tree, and where a step may end.
+
+The tree compares ids. Where something begins that the ids do not tell (a mark of kvasir.inputs), the key has a number
+below every id in the place of the id. The number stands for the mark and the id together, and no other ever gets it:
+so equal keys mean equal keys and values, and one number separates all that comes after it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+
+from kvasir.inputs import NONE, Adapter, Inputs, marks
+from kvasir.plan import Adapted
+
+FIRST = -2  # -1 names blocks of fixed kinds in a tier
+LAST = -(2**31)
+
+
+class Numbers:
+    """The numbers of marks. Remembers the `most` used last; what is forgotten gets another number, and hits nothing."""
+
+    def __init__(self, most: int = 1 << 16):
+        self._numbers: OrderedDict[tuple[int, bytes], int] = OrderedDict()
+        self._most = most
+        self._next = FIRST
+
+    def of(self, token: int, mark: bytes) -> int:
+        number = self._numbers.pop((token, mark), None)
+        if number is None:
+            assert self._next >= LAST, "the numbers of marks are used up"  # a new process has all of them again
+            number, self._next = self._next, self._next - 1
+            if len(self._numbers) >= self._most:
+                self._numbers.popitem(last=False)
+        self._numbers[token, mark] = number
+        return number
+
+
+class Content:
+    """Inputs and adapters of a sequence. `adapted`: the adapters by the runner's ids."""
+
+    __slots__ = ("_given", "_marks", "_numbers", "adapted", "inputs", "wholes")
+
+    def __init__(self, inputs: Inputs, adapters: Seq[Adapter], adapted: tuple[Adapted, ...], numbers: Numbers):
+        self.inputs, self.adapted = inputs, adapted
+        self.wholes = tuple(s for s in inputs.spans if s.both_ways)
+        self._marks, self._numbers = marks(inputs, adapters), numbers
+        self._given: dict[int, int] = {}  # a sequence's key never changes, whatever the numbers forget
+
+    def key(self, tokens: array[int]) -> bytes:
+        """The prefix tree's key of the first tokens of the sequence, as long as they are."""
+        if not self._marks:
+            return tokens.tobytes()
+        ids = tokens[:]
+        for position, mark in self._marks.items():
+            if position < len(ids):
+                ids[position] = self._number(position, ids[position], mark)
+        return ids.tobytes()
+
+    def _number(self, position: int, token: int, mark: bytes) -> int:
+        number = self._given.get(position)
+        if number is None:
+            number = self._given[position] = self._numbers.of(token, mark)
+        return number
+
+    def stop(self, end: int) -> int:
+        """The last position up to `end` before which a step, or what is taken from elsewhere, may end."""
+        return next((span.start for span in self.wholes if span.start < end < span.end), end)
+
+    def whole(self, start: int) -> int:
+        """Tokens that must be computed together where a step begins at `start`; 1 as a rule."""
+        return next((span.length for span in self.wholes if span.start == start), 1)
+
+
+PLAIN = Content(NONE, (), (), Numbers())  # of a sequence that is its ids alone
