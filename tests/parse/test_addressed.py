@@ -49,3 +49,18 @@ def test_content_is_not_held_back():
     assert Message.of(parser.push("all\nA first line without an end")).content == "A first line without an end"
     parser = Parser(FORMAT, TOOLS)
     assert Message.of(parser.push("No recipient at all, ")).content == "No recipient at all,"
+
+
+PYTHON = {"python": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}}
+
+
+def test_code_without_json_is_no_call_and_stays_whole():
+    """The template announces raw code for a code interpreter alone, which is no function of a request; of functions it
+    says `Use JSON for function arguments`. What is no JSON has no parameter that it could be the value of."""
+    for code in ("print(1)", "x = {'a': 1}\nx", "if a >>> b:\n    pass\n", "[1, 2]", '"a"'):
+        for text in (f"python\n{code}", f"all\nSo:\n>>>python\n{code}"):
+            for sizes in ([], [1] * len(text)):
+                message = Message.of(parsed(FORMAT, text, sizes, tools=PYTHON))
+                assert (message.content, message.calls) == (text.removeprefix("all\n"), [])
+    message = Message.of(parsed(FORMAT, 'python\n{"code": "print(1)"}', tools=PYTHON))
+    assert not message.content and message.calls[0].arguments == '{"code": "print(1)"}'
