@@ -227,3 +227,14 @@ def test_allowed_tools_are_those_of_the_shown_ones_that_may_be_called():
     assert callable_tools(wire) == [g]
     with pytest.raises(InvalidRequest, match="names 'g'"):
         callable_tools(ChatRequest.model_validate(body(tool_choice=choice)))
+
+
+async def test_the_start_says_that_calls_cannot_be_read():
+    for source, said in (("{{ m.tool_calls[0].function }}", True), (TEMPLATE, False)):
+        written = (
+            "{% for m in messages %}{{ m.content or '' }}{% if m.tool_calls %}" + source + "{% endif %}{% endfor %}"
+        )
+        front = Front(EchoEngine(), byte_tokenizer(), ChatTemplate(written if said else source), warm=True)
+        await front.start()
+        assert any("calls come back as content" in line for line in front.summary()) is said
+        await front.stop()

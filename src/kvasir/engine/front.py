@@ -17,13 +17,14 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 from kvasir.engine.answer import Answer, AnswerText, TextDelta
+from kvasir.engine.checks import check_ids, check_input_fits, check_task, check_vocabulary, room_for_answer
 from kvasir.engine.client import Engine
 from kvasir.engine.grammars import Grammars
 from kvasir.engine.lengths import Bound, Lengths
 from kvasir.engine.meter import Meter
 from kvasir.engine.reading import Reader, Reading
 from kvasir.engine.turns import LONG_BYTES, Turns, batches, size_of, size_within
-from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, PromptTooLong, TemplateTooLong
+from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, TemplateTooLong
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
@@ -311,7 +312,7 @@ class Front:
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of ids. Raises InvalidRequest for ids outside the vocabulary."""
         tokenizer = self._need_tokenizer("tokens")
-        self._check_ids(ids, "tokens")
+        check_ids(self.info, ids, "tokens")
         if len(ids) < LONG_TEXT:
             return tokenizer.decode(ids, skip_special_tokens)
         return await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens)
@@ -365,9 +366,9 @@ class Front:
         `param` names the prompt's field in errors; `fields` (slo, tenant, cache_salt, ...) go to the
         Request as they are. Raises InvalidRequest; nothing is ever cut.
         """
-        self._need_task(Task.GENERATE)
-        self._check_ids(prompt_ids, param)
-        room = self._room(prompt_ids, params.max_tokens, param)
+        check_task(self.info, Task.GENERATE)
+        check_ids(self.info, prompt_ids, param)
+        room = room_for_answer(self.info, len(prompt_ids), params.max_tokens, param)
         if params.stop:
             self._need_tokenizer("stop")
         fields |= self._sequences(params)
@@ -376,11 +377,7 @@ class Front:
             raise InvalidRequest(f"{name} bounds the reasoning of chats", "ask for a chat", param=name)
         if params.structured_outputs:
             fields["grammar"] = self.grammars.of(params.structured_outputs)
-        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
-        self._check_vocabulary("logit_bias", params.logit_bias)
-        for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(params, name) or 0) > self.info.vocab_size:
-                raise InvalidRequest(f"{name} is larger than the vocabulary", param=name)
+        check_vocabulary(self.info, params)
         # A drawn seed is told to the client, and JSON's numbers carry 53 bits everywhere.
         seed = self._default_seed if params.seed is None else params.seed
         seed = draw_seed() if seed is None else seed
@@ -399,12 +396,9 @@ class Front:
 
     def resolve_embedding(self, ids: Sequence[int], *, id: str | None = None, **fields: Any) -> Request:
         """A complete Request for the embedding of a text. Raises InvalidRequest."""
-        self._need_task(Task.EMBED)
-        self._check_ids(ids, "input")
-        length, context = len(ids), self.info.max_model_len
-        if length > context:
-            message = f"the input has {length} tokens; the context holds {context}"
-            raise PromptTooLong(message, "shorten it", "input", tokens=length, context=context)
+        check_task(self.info, Task.EMBED)
+        check_ids(self.info, ids, "input")
+        check_input_fits(self.info, len(ids), "input")
         params = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
         return Request(id or _new_id(), tuple(ids), params, Task.EMBED, **fields)
 
@@ -412,38 +406,6 @@ class Front:
         """The ids that end an answer: those of the model's configuration and those of its tokenizer."""
         own = self.tokenizer.eos_ids if self.tokenizer is not None else ()
         return tuple(dict.fromkeys((*self.info.eos_ids, *own))) or None
-
-    def _need_task(self, task: Task) -> None:
-        if task not in self.info.tasks:
-            can = ", ".join(t.value for t in self.info.tasks)
-            raise InvalidRequest(f"this model does not {task.value}", f"it can: {can}", param="model")
-
-    def _check_ids(self, ids: Sequence[int], param: str) -> None:
-        if not ids:
-            raise InvalidRequest("the prompt is empty", "give at least one token", param=param)
-        low, high = min(ids), max(ids)
-        if low < 0 or high >= self.info.vocab_size:
-            bad = low if low < 0 else high
-            raise InvalidRequest(f"token id {bad}", f"expected [0, {self.info.vocab_size})", param=param)
-
-    def _check_vocabulary(self, name: str, ids: Sequence[int] | Mapping[int, float]) -> None:
-        bad = next((i for i in ids if i >= self.info.vocab_size), None)
-        if bad is not None:
-            raise InvalidRequest(f"{name} names token {bad}", f"expected ids below {self.info.vocab_size}", param=name)
-
-    def _room(self, prompt_ids: Sequence[int], max_tokens: int | None, param: str) -> int:
-        length, context = len(prompt_ids), self.info.max_model_len
-        room = context - length
-        if room < 1:
-            message = f"the prompt has {length} tokens; the context holds {context}, one of them for the answer"
-            raise PromptTooLong(message, "shorten the prompt", param, tokens=length, context=context)
-        if max_tokens is not None and max_tokens > room:
-            message = f"the prompt has {length} tokens and max_tokens is {max_tokens}; the context holds {context}"
-            if max_tokens >= context:
-                raise InvalidRequest(message, f"lower max_tokens to {room}", param="max_tokens")
-            hint = f"lower max_tokens to {room}, or shorten the prompt"
-            raise PromptTooLong(message, hint, "max_tokens", tokens=length, context=context)
-        return room
 
     # -- a request to text ---------------------------------------------------------------------------------
 
