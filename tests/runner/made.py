@@ -13,6 +13,12 @@ def request(id: str, ids, **params) -> Request:
 
 
 def small_core(folder: str, executor: str, **options) -> EngineCore:
-    core = core_of(folder, **{"threads": 1, "block_size": 16, "executor": executor, **options})
-    assert core.info.executor == executor
+    """executor: "program", "eager", or "queued" (tests.runner.queued)."""
+    kind = "eager" if executor == "queued" else executor
+    core = core_of(folder, **{"threads": 1, "block_size": 16, "executor": kind, **options})
+    assert core.info.executor == kind
+    if executor == "queued":
+        from tests.runner.queued import queue  # which needs torch
+
+        queue(core)
     return core

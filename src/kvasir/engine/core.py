@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kvasir.engine.look import MOST_STEPS, look, record
@@ -26,7 +26,8 @@ class Runner(Protocol):
 
     masks: by row, where not all ids are allowed, int32 words of which bit i & 31 of word i >> 5 allows id i; they are
     made under the forward.
-    overlaps: `execute` returns while the step computes elsewhere, so that the caller's time is free.
+    overlaps: `execute` returns while the step computes elsewhere, so that the caller's time is free. follows: whether
+    the next plan may be executed now, before the step under way was sampled.
     """
 
     capacity: Capacity
@@ -35,6 +36,8 @@ class Runner(Protocol):
 
     @property
     def overlaps(self) -> bool: ...
+
+    def follows(self) -> bool: ...
 
     def execute(self, plan: StepPlan) -> Any: ...
 
@@ -63,6 +66,8 @@ class EngineCore:
 
         runner    | step N            | step N + 1            |
         this one  | plan N + 1 | wait | commit N | plan N + 2 | ...
+
+    Where the next step also follows without the ids of this one (`Runner.follows`), it is started before the wait.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class EngineCore:
         self._past: deque[StepRecord] = deque(maxlen=MOST_STEPS)
         self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
         self._launched: Launched | None = None  # the step that runs
+        self._ended = 0.0  # when the last step did
         self._closed = False
 
     def add(self, request: Request) -> None:
@@ -111,45 +117,61 @@ class EngineCore:
         begun = time.perf_counter()
         late = self.scheduler.expire() + self.scheduler.enter_grammars()
         plan = self.scheduler.plan()
-        before, result = self._wait()
+        running, self._launched = self._launched, None
+        following = self._launch(plan) if running and self.runner.follows() else None
+        before, result = self._wait(running)
         failed = isinstance(result, Exception)
         deltas = self._settle(before, result) if failed else []
-        self._launch(self.scheduler.retract(plan) if failed and plan else plan)
+        if failed and plan:
+            plan, following = self._retract(plan, following), None
+        self._launched = following or self._launch(plan)
         if plan is None and before is None:
             self.scheduler.linger(LINGER)
         if not failed:
             deltas = self._settle(before, result)
         if not self.runner.overlaps:
-            deltas += self._settle(*self._wait())
+            deltas += self._finish()
         self.step_seconds += time.perf_counter() - begun
         return late + deltas
 
-    def _launch(self, plan: StepPlan | None) -> None:
+    def _launch(self, plan: StepPlan | None) -> Launched | None:
         if plan is None:
-            return
+            return None
         self._dirty = True
         if self.plan_listener:
             self.plan_listener(plan)
         begun = time.perf_counter()
         try:
-            self._launched = Launched(plan, begun, self.runner.execute(plan))
+            return Launched(plan, begun, self.runner.execute(plan))
         except Exception as error:
-            self._launched = Launched(plan, begun, error=error)
+            return Launched(plan, begun, error=error)
 
-    def _wait(self) -> tuple[StepPlan | None, StepResult | Exception | None]:
-        """The step that was launched, and its result once it is there."""
+    def _retract(self, plan: StepPlan, launched: Launched | None) -> StepPlan:
+        """What is left of a plan that builds on a step that failed. If it was launched, no one takes its result, and
+        the runner knows already who joined and left."""
+        rest = self.scheduler.retract(plan)
+        return replace(rest, joined=(), left=()) if launched else rest
+
+    def _finish(self) -> list[Delta]:
+        """Waits for the step that runs and commits it."""
         launched, self._launched = self._launched, None
+        return self._settle(*self._wait(launched))
+
+    def _wait(self, launched: Launched | None) -> tuple[StepPlan | None, StepResult | Exception | None]:
+        """A step, and its result once it is there."""
         if launched is None:
             return None, None
         try:
             result = launched.error or self.runner.sample(launched.pending, self.scheduler.masks(launched.plan))
             if launched.plan.work:
-                seconds = time.perf_counter() - launched.begun
+                seconds = time.perf_counter() - max(launched.begun, self._ended)
                 self.scheduler.service.observe(launched.plan, seconds)
                 self._past.append(record(launched.plan, seconds))
             return launched.plan, result
         except Exception as error:
             return launched.plan, error
+        finally:
+            self._ended = time.perf_counter()
 
     def _settle(self, plan: StepPlan | None, result: StepResult | Exception | None) -> list[Delta]:
         if plan is None or result is None:
@@ -177,7 +199,7 @@ class EngineCore:
             return
         self._closed = True
         try:
-            self._settle(*self._wait())
+            self._finish()
             self._leave_to_tier(seconds)
         finally:
             self.runner.close()
@@ -189,8 +211,7 @@ class EngineCore:
         deadline = time.monotonic() + seconds
         try:
             for plan in self.scheduler.last_plans():
-                self._launch(plan)
-                self._settle(*self._wait())
+                self._settle(*self._wait(self._launch(plan)))
                 while store.tier.stats().queued_bytes > CLOSE_BYTES and time.monotonic() < deadline:
                     time.sleep(LINGER)
                 if time.monotonic() >= deadline:

@@ -46,6 +46,7 @@ class EagerExecutor:
     want. copies: for blocks that come and go beside the computing."""
 
     computes = frozenset(("drafted",))
+    queues = False
 
     def __init__(
         self, model: Any, cache: KVCache, max_tokens: int, *, overlaps: bool = False, hidden: Sequence[str] = (),
@@ -140,7 +141,8 @@ class EagerExecutor:
         """One id for each row of logits."""
         masks = masks or [None] * len(works)
         rows = [self.rows[work.row] for work in works]
-        contexts = [_context(row, mask, row.known, row.carry) for row, mask in zip(rows, masks, strict=True)]
+        given = zip(rows, masks, works, strict=True)
+        contexts = [_context(row, mask, work.end, row.carry) for row, mask, work in given]
         return [taken(found) for found in sample(logits_SV, contexts)] if contexts else []
 
     @torch.inference_mode()

@@ -46,8 +46,8 @@ class Step:
 
 
 class Handle(Protocol):
-    """A step under way. After `wait`, and before the executor's next step, the others give what it computed; `at` is a
-    work's place in the step."""
+    """A step under way. After `wait`, and before the executor's next step, the others give what it computed, and for as
+    long as the handle lives where the executor queues steps; `at` is a work's place in the step."""
 
     def wait(self) -> float:
         """Returns at the end of the step, with the seconds that its kernels took if the executor counts them. Raises
@@ -80,7 +80,10 @@ class Handle(Protocol):
 
 
 class Executor(Protocol):
-    """Computes steps. One step at a time: the next is started after the last was waited for.
+    """Computes steps. One step at a time: the next is started after the last was waited for, unless the executor queues
+    them. It then computes them in the order of their starts, and each of them over rows as its plan and those before it
+    have them, so it keeps rows of its own that follow the plans: `Rows.apply`, and `Row.take` of what it has sampled.
+    The host learns of the ids from the handle and gives none back.
 
     computes: what it has code for of what not every executor has: inputs.FEATURES, and "drafted" and "pending" of a
     work. The runner refuses the others by name. hidden: names of the outputs that work may want. cache: what tiers
@@ -99,6 +102,12 @@ class Executor(Protocol):
     @property
     def overlaps(self) -> bool:
         """`start` returns while the step computes elsewhere."""
+        ...
+
+    @property
+    def queues(self) -> bool:
+        """`start` may be called while steps before it run: their ids and carries are fed to the new one where they were
+        sampled. Not after a step of which works wait for a mask."""
         ...
 
     def bind(self, rows: Rows) -> None:

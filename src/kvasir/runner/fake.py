@@ -127,6 +127,7 @@ class FakeExecutor:
     """Has code for every seat in a plan."""
 
     computes = frozenset((*FEATURES, "drafted", "pending"))
+    queues = False
 
     def __init__(
         self,

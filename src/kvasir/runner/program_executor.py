@@ -42,6 +42,7 @@ class ProgramExecutor:
     """`model` pools embeddings; `program` computes."""
 
     computes = frozenset(("drafted",))
+    queues = False
 
     def __init__(self, model: Any, program: Program):
         self.model, self.program = model, program

@@ -73,9 +73,9 @@ class Rows:
     def used(self) -> int:
         return sum(r is not None for r in self._rows)
 
-    def break_(self, row: int) -> None:
-        """A step of the row gave an error."""
-        self[row].fault = self[row].fault or BROKEN
+    def has(self, place: int, row: Row) -> bool:
+        """Whether the row is still that of this place."""
+        return self._rows[place] is row
 
     def apply(self, plan: StepPlan) -> None:
         """Frees, fills and extends rows as the plan says. Raises ValueError for ids outside the vocabulary, which

@@ -13,16 +13,18 @@ from typing import Any
 from kvasir.inputs import FEATURES
 from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
 from kvasir.runner.executor import Executor, Handle, Step, Taken
-from kvasir.runner.rows import REFUSED, Rows
+from kvasir.runner.rows import BROKEN, REFUSED, Row, Rows
 from kvasir.types import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A step under way. faults: by place in the plan, of works that are not computed."""
+    """A step under way. rows: of its works, from its start: until it is sampled, the next step may give their places to
+    other sequences. faults: by place in the plan, of works that are not computed."""
 
     step: Step
     handle: Handle
+    rows: Sequence[Row]
     faults: Mapping[int, str]
 
 
@@ -35,6 +37,7 @@ class Runner:
         self.capacity, self.info = replace(capacity, computes=computes), info
         self.rows = Rows(capacity, executor.computes)
         self.kernel_seconds = 0.0
+        self._under_way: Pending | None = None  # the last step that was started, until it is sampled
         executor.bind(self.rows)
 
     @property
@@ -59,14 +62,27 @@ class Runner:
 
     def execute(self, plan: StepPlan) -> Pending:
         """Starts to compute a plan. The rows are those of the plan even if that fails, here or in `sample`."""
-        self.executor.settle()  # the step before runs on where its masks could not be made
+        ahead = self.follows()
+        self._under_way = None
+        if not ahead:
+            self.executor.settle()  # the step before runs on where its masks could not be made
         self.rows.apply(plan)
         for join in plan.joined:
             self.executor.enter(join, self.rows[join.row])
-        step, faults = self._step(plan)
-        return Pending(step, self.executor.start(step), faults)
+        step, faults = self._step(plan, ahead)
+        rows = [self.rows[work.row] for work in step.works]
+        self._under_way = pending = Pending(step, self.executor.start(step), rows, faults)
+        return pending
 
-    def _step(self, plan: StepPlan) -> tuple[Step, dict[int, str]]:
+    def follows(self) -> bool:
+        """Whether the next plan may be executed before the step under way is sampled: the executor feeds it the ids
+        that it samples by itself, and no mask may still change them."""
+        if not self.executor.queues or (under_way := self._under_way) is None:
+            return False
+        return not (under_way.step.later or any(under_way.rows[at].spec.guided for at in under_way.step.now))
+
+    def _step(self, plan: StepPlan, ahead: bool) -> tuple[Step, dict[int, str]]:
+        """ahead: of the rows' last ids, which are not here yet."""
         works, starts, now, later, faults = [], [0], [], [], {}
         for place, work in enumerate(plan.work):
             row = self.rows[work.row]
@@ -75,7 +91,7 @@ class Runner:
             if row.fault:
                 faults[place] = row.fault
                 continue
-            assert work.start + work.count <= row.known, "work beyond the known tokens"
+            assert work.start + work.count <= row.known + ahead, "work beyond the known tokens"
             if work.sample:
                 (later if work.masked or work.drafted else now).append(len(works))
             works.append(work)
@@ -85,9 +101,11 @@ class Runner:
     def sample(self, pending: Pending, masks: Mapping[int, bytes] = {}) -> StepResult:
         """Waits for the step; its results. Raises what the step or the sampler raised."""
         step, handle = pending.step, pending.handle
+        if pending is self._under_way:
+            self._under_way = None
         self.kernel_seconds += handle.wait()
         taken = self._taken(step, handle, masks)
-        results = [self._result(work, at, handle, taken.get(at)) for at, work in enumerate(step.works)]
+        results = [self._result(pending, at, taken.get(at)) for at in range(len(step.works))]
         if pending.faults:
             results = self._with_faults(step.plan, results, pending.faults)
         return StepResult(step.plan.step, tuple(results), handle.saved())
@@ -102,29 +120,36 @@ class Runner:
 
     # -- results
 
-    def _result(self, work: Work, at: int, handle: Handle, taken: Taken | None) -> RowResult:
+    def _result(self, pending: Pending, at: int, taken: Taken | None) -> RowResult:
+        work, row = pending.step.works[at], pending.rows[at]
+        if row.fault:  # the step before gave an error after this one was started
+            return RowResult(work.row, error=row.fault)
         wants_more = work.want_pooled or work.want_hidden or any(work.read)
-        found = self._wanted(work, at, handle, taken) if wants_more else self._sampled(work, taken)
+        found = self._wanted(pending, at, taken) if wants_more else self._sampled(work, row, taken)
         if found.error:
-            self.rows.break_(work.row)
+            row.fault = BROKEN
         return found
 
-    def _sampled(self, work: Work, taken: Taken | None, read: tuple = (), hidden: tuple = ()) -> RowResult:
+    def _sampled(self, work: Work, row: Row, taken: Taken | None, read: tuple = (), hidden: tuple = ()) -> RowResult:
         if taken is None:
             return RowResult(work.row, read=read, hidden=hidden)
         tokens, logprobs, carry, error = taken
         if error:
             return RowResult(work.row, hidden=hidden, error=error)
-        self.rows[work.row].take(work, tokens, carry)
+        if self.rows.has(work.row, row):
+            row.take(work, tokens, carry)
         return RowResult(work.row, tokens, logprobs, read, carry, b"", hidden, len(tokens) - 1)
 
-    def _wanted(self, work: Work, at: int, handle: Handle, taken: Taken | None) -> RowResult:
+    def _wanted(self, pending: Pending, at: int, taken: Taken | None) -> RowResult:
         """Of work that wants more than a token."""
+        work, handle = pending.step.works[at], pending.handle
         hidden = tuple((name, handle.hidden(at, name)) for name in work.want_hidden)
         if work.want_pooled:
             return RowResult(work.row, pooled=handle.pooled(at), hidden=hidden)
         read, error = handle.read(at) if any(work.read) else ((), "")
-        return RowResult(work.row, hidden=hidden, error=error) if error else self._sampled(work, taken, read, hidden)
+        if error:
+            return RowResult(work.row, hidden=hidden, error=error)
+        return self._sampled(work, pending.rows[at], taken, read, hidden)
 
     def _with_faults(self, plan: StepPlan, sound: Sequence[RowResult], faults: Mapping[int, str]) -> list[RowResult]:
         rest = iter(sound)
