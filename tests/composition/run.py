@@ -220,8 +220,7 @@ class Run:
     def _write_all(self) -> None:
         core, scheduler = self.core, self.core.scheduler
         for plan in scheduler.last_plans():
-            core._launch(plan)
-            core._settle(*core._wait())
+            core._settle(*core._wait(core._launch(plan)))
         store = scheduler.store
         until(lambda: store and not store.tier.stats().queued_bytes)
         scheduler.kv.tree.expire(inf)
@@ -357,7 +356,7 @@ class Run:
         scheduler.planner.displace = counted
 
     def _close(self) -> None:
-        self.core._wait()  # nobody takes what it was computing
+        self.core._wait(self.core._launched)  # nobody takes what it was computing
         if store := self.core.scheduler.store:
             store.tier.close(0.0)
         self.core.runner.close()  # type: ignore[attr-defined]

@@ -46,8 +46,7 @@ def forget(core: EngineCore) -> None:
     """Nothing is in the pool any more: all that was has fallen into the tier."""
     scheduler = core.scheduler
     for plan in scheduler.last_plans():
-        core._launch(plan)
-        core._settle(*core._wait())
+        core._settle(*core._wait(core._launch(plan)))
     assert scheduler.store
     until(lambda: scheduler.store.tier.stats().queued_bytes == 0)
     scheduler.kv.tree.clear()
