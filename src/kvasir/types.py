@@ -30,9 +30,9 @@ class FinishReason(StrEnum):
 class ServiceClass(StrEnum):
     """Who goes first when not all can be served at once; in this order."""
 
-    INTERACTIVE = "interactive"  # somebody watches the answer grow
-    BATCH = "batch"  # somebody waits for the whole answer
-    BACKGROUND = "background"  # nobody waits; what is left over is enough
+    INTERACTIVE = "interactive"  # a person watches the answer grow
+    BATCH = "batch"  # its client waits for the whole answer
+    BACKGROUND = "background"  # no one waits; what is left over is enough
 
     @property
     def rank(self) -> int:
@@ -162,7 +162,7 @@ class Request:
     """One request as the core takes it. `prompt_ids` are token ids, `params.seed` is set, `params.max_tokens` too.
 
     resume_ids: for each answer the ids already streamed before an engine died; they are taken as known, and the
-    stream goes on behind them with the same tokens as if nothing had happened. Not empty: it was accepted by then, and
+    stream continues after them with the same tokens as if nothing had happened. Not empty: it was accepted by then, and
     the queue's bound is not for it. resume_carries: for each answer the carry of its last delta.
     done: answers not to be made (again).
     tenant: whose request this is (the name of a key); tenants share a class by their weights.
@@ -226,7 +226,7 @@ class Delta:
     an end-of-sequence id is in `token_ids` and left out of the text).
     prompt_logprobs come once, with the first delta of answer 0: one entry per prompt token, the first None.
     embedding: for Task.EMBED, float32 values.
-    carry: the sampler's state behind these tokens, where it has one: what is resumed there needs it.
+    carry: the sampler's state after these tokens, where it has one: what is resumed there needs it.
     refused: what the request asked for is why it ends with an error, and no fault of the engine.
     at: when the tokens were there, in seconds of the engine's time.monotonic; 0 where that is not known.
     """
@@ -248,7 +248,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the front half and the edges need to know of the model behind an engine."""
+    """What the front half and the edges need to know of the model of an engine."""
 
     name: str
     architecture: str

@@ -1,6 +1,6 @@
 """What a model's files hold and what computing it needs, without reading a weight.
 
-What lies in the files is told for every model, also for one that this engine cannot run; what it needs comes
+What lies in the files is shown for every model, also for one that this engine cannot run; what it needs comes
 from the very classes that would run it.
 """
 

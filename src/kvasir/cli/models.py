@@ -1,4 +1,4 @@
-"""What `kvasir serve` may be told of the models that it loads by itself; docs/models.md tells more."""
+"""The options of `kvasir serve` for the models that it loads by itself; docs/models.md says more."""
 
 from __future__ import annotations
 

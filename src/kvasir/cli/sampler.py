@@ -1,4 +1,4 @@
-"""How answers are sampled, as `kvasir run` and `kvasir chat` may be told beside --temperature and --seed."""
+"""How answers are sampled, the options of `kvasir run` and `kvasir chat` beside --temperature and --seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one protocol behind every edge: an engine that takes Requests and streams Deltas, ids in and ids out.
+"""The one protocol below every edge: an engine that takes Requests and streams Deltas, ids in and ids out.
 
 Three bodies: `inproc.InProcessEngine` (a thread beside the caller), `subprocess.ProcessEngine` (its own process over
 a Unix socket, supervised), `fake.FakeEngine` (the real scheduler and pool over the FakeRunner: no torch).

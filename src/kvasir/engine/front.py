@@ -72,7 +72,7 @@ class Front:
         self.template = template
         self.reader = Reader(tokenizer, template, tool_format, reasoning_format)
         self.meter = Meter()
-        self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # told of all that is generated
+        self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # called for all that is generated
         self.grammars = Grammars(self._vocabulary)
         self.trust_special_tokens = trust_special_tokens
         self._warm = warm and tokenizer is not None
@@ -378,7 +378,7 @@ class Front:
         if params.structured_outputs:
             fields["grammar"] = self.grammars.of(params.structured_outputs)
         check_vocabulary(self.info, params)
-        # A drawn seed is told to the client, and JSON's numbers carry 53 bits everywhere.
+        # A drawn seed is returned to the client, and JSON's numbers carry 53 bits everywhere.
         seed = self._default_seed if params.seed is None else params.seed
         seed = draw_seed() if seed is None else seed
         params = replace(params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens)

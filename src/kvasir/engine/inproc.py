@@ -182,7 +182,7 @@ class InProcessEngine:
         self._streams.deliver(deltas)
 
     def _take_commands(self, core: EngineCore) -> bool:
-        """All waiting commands; waits for one, or a deadline, when there is nothing to compute. False when told to
+        """All waiting commands; waits for one, or a deadline, when there is nothing to compute. False when it is to
         end."""
         while True:
             idle = not core.has_work()

@@ -93,7 +93,7 @@ class Journal:
 
     @property
     def on_trial(self) -> bool:
-        """Whether suspects are being told apart: each death brings that further."""
+        """Whether suspects are being tried: each death narrows them down."""
         return bool(self._groups or self._trial)
 
     @property

@@ -19,7 +19,7 @@ GAUGES = frozenset(
 
 
 class Lives:
-    """The totals of the lives before this one, as far as the dead had told them."""
+    """The totals of the lives before this one, as far as the dead had reported them."""
 
     def __init__(self) -> None:
         self._before = EngineStats()

@@ -150,7 +150,7 @@ class AsyncLLM:
         return EmbeddingOutput(request.id, text, list(ids), list(await self.front.embed(request)))
 
     async def _complete(self, text: str | None, ids: Sequence[int], params: SamplingParams | None) -> RequestOutput:
-        """Nobody watches the answer grow, so it is served as batch work."""
+        """No one watches the answer grow, so it is served as batch work."""
         params = params or SamplingParams()
         await self.front.learn(params)
         return await self._finish(text, self.front.resolve(ids, params, slo=ServiceClass.BATCH))

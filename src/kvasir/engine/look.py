@@ -1,4 +1,4 @@
-"""What is told of an engine at one moment (snapshot): read from the scheduler, changing nothing."""
+"""A snapshot of an engine at one moment: read from the scheduler, changing nothing."""
 
 from __future__ import annotations
 

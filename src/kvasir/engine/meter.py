@@ -1,4 +1,4 @@
-"""What the front half counts while it serves: plain numbers, exported by whoever wants them."""
+"""What the front half counts while it serves: plain numbers, for others to export."""
 
 from __future__ import annotations
 

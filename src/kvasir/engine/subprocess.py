@@ -41,7 +41,7 @@ log = logging.getLogger("kvasir.engine")
 FREE_ATTEMPTS = 3  # to start again, without a pause
 LONGEST_PAUSE = 30.0
 STABLE_SECONDS = 60.0  # after so long the count of attempts begins anew
-END_SECONDS = 6.0  # until a process that was told to stop is killed; a core may take some of them to close
+END_SECONDS = 6.0  # until a process that was asked to stop is killed; a core may take some of them to close
 HANG_SECONDS = 20.0
 LOAD_FACTOR = 3  # how much longer a process may do nothing while it loads: disks may be far away
 
@@ -290,7 +290,7 @@ class ProcessEngine:
             self._close_pipes()
             self._close_socket()
             raise
-        remove_socket(self._address)  # it is connected; whoever is killed from now on leaves nothing
+        remove_socket(self._address)  # it is connected; a process that is killed from now on leaves nothing
         self._info, self.summary = ready.info, ready.summary
         self._ready = True
         self._state = EngineState()

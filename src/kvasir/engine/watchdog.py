@@ -14,7 +14,7 @@ import psutil
 
 BUSY_FACTOR = 30  # how much longer a silent process may compute than do nothing
 QUIET_STEPS, BUSY_STEPS = 10, 100  # of the longest step measured lately, that it may be silent
-FROZEN_SECONDS = 5.0  # of doing nothing, after which people are told
+FROZEN_SECONDS = 5.0  # of doing nothing, after which the log says so
 
 
 class Use(NamedTuple):

@@ -34,7 +34,7 @@ QUIET_SECONDS = 0.5  # without work, after which the core may get ready for what
 
 
 class Worker:
-    """Serves one core over one socket until told to stop."""
+    """Serves one core over one socket until it is asked to stop."""
 
     def __init__(self, socket: zmq.Socket, core: EngineCore):
         self.socket = socket
@@ -52,7 +52,7 @@ class Worker:
             _announce([s.request.id for s in self.core.scheduler.running if s.row in rows])
 
     def run(self) -> None:
-        """Until it is told to stop. Raises what the core raised; the core is closed all the same."""
+        """Until it is asked to stop. Raises what the core raised; the core is closed all the same."""
         try:
             while self._take_commands():
                 deltas = self.core.step()
@@ -63,7 +63,7 @@ class Worker:
             self.core.close()
 
     def _take_commands(self) -> bool:
-        """All waiting commands; waits for one, or a deadline, when there is nothing to compute. False when told to
+        """All waiting commands; waits for one, or a deadline, when there is nothing to compute. False when it is to
         stop."""
         while True:
             idle = not self.core.has_work()

@@ -116,7 +116,7 @@ def _values(schema: Any, scope: Scope) -> list[Any] | None:
     return found if len(found) <= 8 else None
 
 
-_TWICE = "a key may come twice, so they are not told apart"
+_TWICE = "a key may come twice, so they are not distinguished"
 
 # -- objects ------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Free text in which a call may begin: nothing is asked of it, and nothing computed for it, until a trigger comes.
 
 Where an answer stands is a function of its text: what the trigger has begun is given to the grammar as if it had been
-spelt in the tokenizer's own way. Of the tokens that would complete a trigger, those are forbidden behind which no call
+spelt in the tokenizer's own way. Of the tokens that would complete a trigger, those are forbidden after which no call
 of the grammar can follow; all others are allowed, whatever their bytes.
 """
 
@@ -48,7 +48,7 @@ class Triggers:
         return text if text[:1] and text[:1] in self.first else b""
 
     def guide(self, text: bytes) -> Guide | None:
-        """Behind this text; None where the grammar does not allow it. Raises GuideError."""
+        """After this text; None where the grammar does not allow it. Raises GuideError."""
         guide, ids = self._guide.copy(), self._ids(text)
         if not ids or not guide.accepts(ids):
             return None
@@ -56,7 +56,7 @@ class Triggers:
         return guide
 
     def mask(self, inside: bool, start: bool, tail: bytes) -> bytes | None:
-        """What may come behind free text that ends with `tail`; None for everything. start: nothing was said yet."""
+        """What may come after free text that ends with `tail`; None for everything. start: nothing was said yet."""
         key = inside, start, tail
         if key not in self._masks:
             self._masks[key] = self._mask(*key)

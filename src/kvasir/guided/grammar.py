@@ -103,8 +103,8 @@ class Grammar:
             return Guide(self, self._shared())
 
     def instead_of(self, failed: Lexer) -> Lexer:
-        """Where a guide goes on. The first that finds the shared lexer failed gets one of its own, since most often its
-        own answer is why; the others share the next one. Raises GrammarError."""
+        """Where a guide continues. The first that finds the shared lexer failed gets one of its own, since most often
+        its own answer is why; the others share the next one. Raises GrammarError."""
         with self._lock:
             self.renewed += 1
             if not failed.alone and failed is not self._lexer:

@@ -124,7 +124,7 @@ _GBNF = re.compile(r'("(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*)|(<[^<>
 
 
 def by_id(grammar: str, specials: Mapping[str, int]) -> str:
-    """A grammar in Lark or GBNF with the special tokens that it names, as <name>, told by their ids."""
+    """A grammar in Lark or GBNF with the special tokens that it names, as <name>, given by their ids."""
 
     def told(found: re.Match[str]) -> str:
         return f"<[{specials[found[2]]}]>" if found[2] in specials else found[0]

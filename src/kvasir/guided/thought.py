@@ -1,4 +1,4 @@
-"""Thought: whether an answer is inside its reasoning, told token by token."""
+"""Thought: whether an answer is inside its reasoning, from token to token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Thought:
     """A function of the tokens' bytes. Reasoning begins as the first thing of an answer, or where the prompt has opened
     it, as `parse.parser` reads it; several pieces may follow each other.
 
-    inside: now. over: none can begin any more. tokens: so many were reasoning, marks not counted. rest: the text behind
+    inside: now. over: none can begin any more. tokens: so many were reasoning, marks not counted. rest: the text after
     the last mark, where the last token completed one; else None.
     """
 

@@ -1,8 +1,8 @@
-"""The block tables of one sequence, one per cache group, and the pools behind them.
+"""The block tables of one sequence, one per cache group, and the pools below them.
 
 position   0      16     32     48     64
 table      [ b3 ][ b9 ][ b4 ][ b7 ]           block_size 16
-           |<- behind the window: returned, entry 0
+           |<- out of the window: returned, entry 0
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class BlockTable:
 
         Returns (source, target) to be copied before the step's forward, or None when the position opens a new block or
         is not written to at all.
-        The source keeps its content until then: whoever gets it next writes in a forward, after all copies.
+        The source keeps its content until then: its next owner writes in a forward, after all copies.
         """
         index = num_tokens // self.block_size
         if self._fixed or num_tokens % self.block_size == 0 or index >= len(self.ids):
             return None
         source = self.ids[index]
-        assert source != SCRATCH, "the block to be written lies behind the window"
+        assert source != SCRATCH, "the block to be written has left the window"
         (target,) = self.pool.take(1)
         self.ids[index] = target
         self.pool.release((source,))

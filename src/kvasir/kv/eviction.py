@@ -94,7 +94,7 @@ class Evictor:
         self._full = full
         self._block_size = block_size
         self._leaves = Queue(policy)  # all leaves, when there is a full group, but for
-        self._held: list[Node] = []  # those that end in a block that somebody holds, since
+        self._held: list[Node] = []  # those that end in a block that is held, since
         self._held_at = (-1, -1)  # this group and its pool's count of `idled`
         # Per group that forgets: nodes with blocks that only a branch before their end would need; all.
         self._middles = {g: Queue(policy) for g in forgetting}
@@ -156,7 +156,7 @@ class Evictor:
                 self._tree.settle(leaf)
 
     def _cut_below_idle(self, group: int) -> None:
-        """All leaves end in blocks that somebody holds, who had computed his own copy of an idle block above them.
+        """All leaves end in blocks that a sequence holds, which had computed its own copy of an idle block above them.
         The tree lets go of what is below the deepest such block, so that this one is the end of a leaf."""
         pool = self._pools[group]
         depth, node = -1, None

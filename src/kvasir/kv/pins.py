@@ -18,7 +18,7 @@ class _Pin:
 
 
 class Pins:
-    """Owns one count of each block of a pinned prefix. Knows no clock: `expire` is told the time."""
+    """Owns one count of each block of a pinned prefix. Knows no clock: `expire` takes the time."""
 
     def __init__(self, pools: Sequence[BlockPool]):
         self._pools = pools

@@ -75,7 +75,7 @@ class PrefixTree:
     """One tree for all groups, with a root for each namespace; what is in different namespaces never meets.
 
     Owns one count of each block in it, and those of the pins. Knows no clock: for the policy it counts ticks, and the
-    time until which something is pinned is compared with what `expire` is told.
+    time until which something is pinned is compared with what `expire` takes.
     on_evict: called before a whole block is freed by `evict`, while its content is still there.
     """
 
@@ -395,7 +395,7 @@ class PrefixTree:
             self._evictor.sweep()
 
     def cut(self, node: Node, num_blocks: int) -> None:
-        """Lets go of all that comes after the first blocks of a node, whoever holds it."""
+        """Lets go of all that comes after the first blocks of a node, held or not."""
         below = list(node.tree())[1:]
         node.heads, node.children = [], []
         for lost in below:
@@ -425,7 +425,7 @@ class PrefixTree:
     # -- pinning -----------------------------------------------------------------------------------------------
 
     def pin(self, namespace: bytes, ids: bytes, until: float) -> int:
-        """Keeps the whole blocks of a prefix, as far as it is cached, from being evicted until `expire` is told a time
+        """Keeps the whole blocks of a prefix, as far as it is cached, from being evicted until `expire` is given a time
         of at least `until`; a second pin of the same prefix can only prolong it. Returns the tokens pinned."""
         hit = self.match(namespace, ids)
         hit = self.match(namespace, ids, hit.tokens - hit.tokens % self.block_size)

@@ -1,6 +1,6 @@
 """The facts of one step that layers read: an argument of every forward, complete when it is made.
 
-    tokens    s0 s0 s0 s0 | s1 | s2 s2 | . . .     packed, work behind work, filled up to whole tiles
+    tokens    s0 s0 s0 s0 | s1 | s2 s2 | . . .     packed, work after work, filled up to whole tiles
     positions  7  8  9 10 | 42 |  0  1 | 0 0 0
 
 Rows after `num_tokens` only fill up: token 0 at position 0, cached in the scratch block, seen by no one.

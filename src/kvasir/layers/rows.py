@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class RowArrays:
-    """ids: int32 [rows, ids]. tables: per cache group the block ids, int32 [rows, blocks]; those wholly behind a window
+    """ids: int32 [rows, ids]. tables: per cache group the block ids, int32 [rows, blocks]; those wholly before a window
     may be stale. adapters: int64 [rows], 0 for none."""
 
     ids: np.ndarray

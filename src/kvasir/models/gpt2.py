@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al., 2019): learned positions, LayerNorm, one matrix for queries, keys and values.
 
-Its checkpoints hold the weights of `Conv1D` layers, [in, out], the transpose of everybody else's.
+Its checkpoints hold the weights of `Conv1D` layers, [in, out], the transpose of all others'.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A sum over ranks is never left to a library, whose order depends on the message and on the number of ranks. A rank reads
 what all have brought (`Mesh.meet`) and joins it by itself, in the order that one rank alone has:
 
-    tree_sum        sums that are cut in segments: the balanced tree of the kernels goes on over the ranks
+    tree_sum        sums that are cut in segments: the balanced tree of the kernels continues over the ranks
     side_by_side    columns of a result
     picked          rows by id, each from the rank that has its part of the table
     ExpertShare     rows of experts, each from the rank that has the expert, or sums of such rows

@@ -21,7 +21,7 @@ class LocalRank(Mesh):
 
 
 class LocalRanks:
-    """The meeting point of `size` ranks: 1, 2, 4 or 8. A rank that fails calls `abort`, so that nobody waits for it;
+    """The meeting point of `size` ranks: 1, 2, 4 or 8. A rank that fails calls `abort`, so that none waits for it;
     `reset` makes the next meeting possible, once no rank is in one."""
 
     def __init__(self, size: int):
@@ -37,7 +37,7 @@ class LocalRanks:
         self._brought[rank] = mine.copy()
         self._barrier.wait()
         everyones = list(self._brought)
-        self._barrier.wait()  # nobody brings the next before all have these
+        self._barrier.wait()  # none brings the next before all have these
         return everyones
 
     def abort(self) -> None:

@@ -115,7 +115,7 @@ class Format:
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking.start)
 
     def closed_by(self, prompt: str) -> bool:
-        """Whether the prompt has ended the reasoning, as templates do that are told to leave it out."""
+        """Whether the prompt has ended the reasoning, as templates do where it is switched off."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking.end)
 
     def uses(self, token: str) -> bool:

@@ -42,7 +42,7 @@ def objects(tell: Telling, bare: bool) -> Steps:
 
 def _object(tell: Telling, strict: bool) -> Generator[None, None, bool]:
     """After its opening brace. strict: with no keys but a call's, its name before its arguments, which are there, all
-    in plain strings: so much can be told of text by a regular expression, as grammars do. False where it breaks off, or
+    in plain strings: so much can be said of text by a regular expression, as grammars do. False where it breaks off, or
     says what a call does not."""
     tape = tell.tape
     facts: dict[str, str] = {}  # JSON texts

@@ -1,4 +1,4 @@
-"""What the steps of a parser share: the text, what is told of it, and which functions there are."""
+"""What the steps of a parser share: the text, the events made of it, and which functions there are."""
 
 from __future__ import annotations
 

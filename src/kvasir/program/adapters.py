@@ -1,4 +1,4 @@
-"""The adapters of a program: what csrc/adapters.h reads, and the memory behind it."""
+"""The adapters of a program: what csrc/adapters.h reads, and its memory."""
 
 from __future__ import annotations
 

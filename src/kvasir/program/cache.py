@@ -1,4 +1,4 @@
-"""The paged keys and values as the native kernels lay them out (csrc/attention.h), behind the face of `KVCache`."""
+"""The paged keys and values as the native kernels lay them out (csrc/attention.h), with the interface of `KVCache`."""
 
 from __future__ import annotations
 

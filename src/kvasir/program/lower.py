@@ -251,7 +251,7 @@ def _check_experts(gate: Sequence[Any], up: Sequence[Any], down: Sequence[Any]) 
 
 
 class _Arena:
-    """Room by first fit. What is given back while threads may still read it is free only behind a barrier."""
+    """Room by first fit. What is given back while threads may still read it is free only after a barrier."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[int, int]] = []  # (offset, end), ascending

@@ -1,4 +1,4 @@
-"""All ranks of a model in one process: what runs their programs together, behind the face of one.
+"""All ranks of a model in one process: what runs their programs together, with the interface of one.
 
 It computes the same bits as the program of the whole model, at no gain in speed: it is how the split, the meetings and
 their order are tested, and the shape of an executor whose ranks are processes or machines.

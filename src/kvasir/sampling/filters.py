@@ -90,7 +90,7 @@ def _listed(
 
 
 def _top_p_(z_RK: Tensor, total_R1: Tensor, specs: Sequence[SamplingSpec]) -> Tensor:
-    """Drops in place what lies behind the nucleus. Returns [R, 1] bool: whether it ends within the list.
+    """Drops in place what comes after the nucleus. Returns [R, 1] bool: whether it ends within the list.
 
     A token stays if the tokens before it have not reached the mass yet. A top_p of 1 drops nothing, not even
     tokens whose weight is too small to count.

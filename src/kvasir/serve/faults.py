@@ -82,7 +82,7 @@ class Fault:
 
 
 def fault_of(error: BaseException) -> Fault:
-    """The fault of any exception. What is no one's fault but ours is logged, and told without its inside."""
+    """The fault of any exception. What is no one's fault but ours is logged, and reported without its inside."""
     match error:
         case ModelNotFound():
             return Fault(404, str(error), "model_not_found", "model")

@@ -19,7 +19,7 @@ class KeyRing:
     """On one event loop. Requests that are under way keep the key that they came with."""
 
     def __init__(self, settings: ServeSettings, changed: Callable[[Sequence[Key]], None]):
-        """changed: told of the keys that there are from now on."""
+        """changed: called with the keys that there are from now on."""
         self._settings = settings
         self._changed = changed
         self._keys: Sequence[Key] = ()
@@ -36,7 +36,7 @@ class KeyRing:
         return self._by_name[name]
 
     def find(self, secret: bytes) -> Key | None:
-        """It is looked up by a digest that no one outside can compute, so nothing is told by how long it takes."""
+        """It is looked up by a digest that no one outside can compute, so the time that it takes reveals nothing."""
         return self._by_digest.get(self._blinded(hashlib.sha256(secret).digest()))
 
     def _blinded(self, digest: bytes) -> bytes:

@@ -25,7 +25,7 @@ class Lookout:
         """A snapshot of just now. Raises EngineDead."""
         if self._asked is None or (self._asked.done() and time.monotonic() - self._time >= FRESH):
             self._asked = asyncio.ensure_future(self._ask())
-            self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever is left to hear
+            self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # no one may wait
         return await asyncio.shield(self._asked)
 
     async def _ask(self) -> Snapshot:

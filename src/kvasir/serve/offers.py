@@ -1,4 +1,4 @@
-"""What a server of several models may load: those of the store, or those that it was told of at its start."""
+"""What a server of several models may load: those of the store, or those named at its start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Offers(Protocol):
 
 
 class StoreOffers:
-    """All models of a store, as they are at each moment, read in threads. base: what all engines are told."""
+    """All models of a store, as they are at each moment, read in threads. base: the options of all engines."""
 
     def __init__(self, store: Store, base: EngineOptions):
         self._store = store

@@ -1,4 +1,4 @@
-"""What a server is told: where it listens, who may ask, and the bounds it keeps."""
+"""The settings of a server: where it listens, who may ask, and the bounds it keeps."""
 
 from __future__ import annotations
 

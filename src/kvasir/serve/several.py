@@ -199,7 +199,7 @@ class Several(Catalogue):
     # -- loading -------------------------------------------------------------------------------------------
 
     def _settled(self, held: Held, task: asyncio.Task[None]) -> None:
-        """The end of a load, whoever still waits for it."""
+        """The end of a load, even if no one waits for it any more."""
         if task.cancelled() or task.exception() is not None:
             self._forget(held)
         else:

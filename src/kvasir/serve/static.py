@@ -1,4 +1,4 @@
-"""GET / and /page/...: the files of the page, which are the same for everybody and open without a key.
+"""GET / and /page/...: the files of the page, which are the same for all and open without a key.
 
 The page loads nothing from elsewhere and can make no markup of what a model says: its content security policy
 forbids both.

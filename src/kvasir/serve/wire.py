@@ -125,7 +125,7 @@ class Scheduling(Wire):
 
 class Trust(Wire):
     """trust_special_tokens: what looks like a control token in a conversation is one. It needs the scope
-    special_tokens, unless the server is told so for all."""
+    special_tokens, unless the server allows it for all."""
 
     trust_special_tokens: bool | None = None
 

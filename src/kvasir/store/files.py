@@ -23,7 +23,7 @@ class Stopped(KvasirError):
     """A change of the store was ended from outside. What was pulled by then stays for the next time."""
 
     def __init__(self) -> None:
-        super().__init__("stopped", "do it again: it goes on from where it was")
+        super().__init__("stopped", "do it again: it continues from where it was")
 
 
 def check(stop: Event | None) -> None:
@@ -74,7 +74,7 @@ def try_lock(path: Path) -> int | None:
 
 
 def sha256_of(path: Path, saw: Callable[[int], None] = lambda count: None, stop: Event | None = None) -> str:
-    """In hexadecimal. saw: told how many bytes were read. Raises Stopped, OSError."""
+    """In hexadecimal. saw: called with how many bytes were read. Raises Stopped, OSError."""
     digest, done = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:
         while data := file.read(CHUNK):

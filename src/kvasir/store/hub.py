@@ -115,7 +115,7 @@ def _check_room(folder: Path, files: Sequence[HubFile]) -> None:
 
 
 def _fetch(repository: str, revision: str, file: HubFile, folder: Path, report: Report, stop: Event | None) -> str:
-    """One file, unless it is there: then it was verified. Its SHA-256 where the hub told it. Raises ModelFileError."""
+    """One file, unless it is there: then it was verified. Its SHA-256 if the hub states it. Raises ModelFileError."""
     path = folder / file.name
     if not path.exists():
         make_folder(path.parent)
@@ -146,7 +146,7 @@ def _download(repository: str, revision: str, file: HubFile, partial: Path, repo
 
 
 class _Counted:
-    """What the client writes to: a file that reports, stops when it is told to, and does not grow beyond its size."""
+    """What the client writes to: a file that reports, stops when it is asked to, and does not grow beyond its size."""
 
     def __init__(self, path: Path, done: int, file: HubFile, report: Report, stop: Event | None):
         self._out = path.open("r+b" if done else "wb")
@@ -168,7 +168,7 @@ class _Counted:
         check(self._stop)
         limit = self._file.size
         if limit is not None and self._out.tell() + len(data) > limit:
-            raise ModelFileError(f"{self._file.name}: the hub sends more than the {limit} bytes that it told of")
+            raise ModelFileError(f"{self._file.name}: the hub sends more than the {limit} bytes that it announced")
         if limit is None and shutil.disk_usage(self._path.parent).free < _SPARE_BYTES + len(data):
             raise ModelFileError(f"{self._file.name}: there is no room for it", "make room, or set KVASIR_MODELS")
         count = self._out.write(data)

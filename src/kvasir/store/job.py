@@ -27,7 +27,7 @@ async def follow(change: Callable[[Report, Event], object]) -> AsyncGenerator[Pr
         stop.set()
         await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # of whoever left before the end, no one hears
+            running.exception()  # where the caller left before the end
 
 
 def _put(loop: asyncio.AbstractEventLoop, told: asyncio.Queue, progress: Progress) -> None:

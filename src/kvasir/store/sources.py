@@ -30,7 +30,7 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """name: what the model is called when nobody says otherwise; None where it must be said."""
+    """name: what the model is called by default; None where it must be given."""
 
     name: Name | None
     weights: Weights
@@ -39,7 +39,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The store's folder of weights, the paths that may be named beside it, and who is told."""
+    """The store's folder of weights, the paths that may be named beside it, and what to report to."""
 
     models: Path
     allowed_roots: tuple[Path, ...]

@@ -242,7 +242,7 @@ class Store:
             return
         lock = self._models / f".{folder.name}.lock"
         held = try_lock(lock)
-        if held is not None:  # else somebody pulls it this moment
+        if held is not None:  # else it is being pulled this moment
             remove_folder(folder, self._models)
             os.close(held)
 

@@ -2,7 +2,7 @@
 tokenizer_wire.py for what is in them).
 
 The first process loads the tokenizer and encodes nothing: it makes copies of itself (fork), which share its memory, and
-ends them when it is told. A copy takes jobs from a socket of its own. All end when the socket of the first one closes.
+ends them when it is asked to. A copy takes jobs from a socket of its own. All end when the first one's socket closes.
 """
 
 from __future__ import annotations

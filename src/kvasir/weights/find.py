@@ -22,7 +22,7 @@ def find_model(ref: str | Path, revision: str | None = None, allow_download: boo
     """The files of the model that `ref` names; see the module's text for what it may be.
 
     `revision` is a branch, tag or commit of a hub repository. `allow_download=False` never touches the net;
-    None and True do, unless huggingface_hub is told to stay offline (HF_HUB_OFFLINE).
+    None and True do, unless huggingface_hub is set to stay offline (HF_HUB_OFFLINE).
 
     Raises `ModelFileError` that says what was looked for, where, and what was found instead.
     """
@@ -41,7 +41,7 @@ def find_model(ref: str | Path, revision: str | None = None, allow_download: boo
             f"{text}: there is no such file or folder",
             "give a model folder, a .gguf file, or a hub repository as org/name",
         )
-    # Behind a door of its own: most starts need neither the hub's client nor the net.
+    # In a module of its own: most starts need neither the hub's client nor the net.
     from kvasir.weights.hub import find_on_hub
 
     return find_on_hub(text, revision, allow_download is not False)

@@ -41,7 +41,7 @@ def split_paths(path: Path) -> list[Path]:
 
 
 class GGUFModel:
-    """One view over all parts of a model. `metadata` is the first part's, `tensors` are everybody's."""
+    """One view over all parts of a model. `metadata` is the first part's, `tensors` are those of all parts."""
 
     def __init__(self, parts: list[GGUFFile]):
         """Takes over `parts`, in order. Raises `ModelFileError` where they do not belong together."""

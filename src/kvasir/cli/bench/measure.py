@@ -104,7 +104,7 @@ async def warm_up(front: Front) -> None:
 
 
 async def latency(front: Front, shape: Shape, run: int) -> Figures:
-    """One request alone. What is told of steps is of those after the prompt, of one token each."""
+    """One request alone. The figures of steps are of those after the prompt, of one token each."""
     counts: list[EngineStats] = []
 
     async def count() -> None:

@@ -41,7 +41,7 @@ from kvasir.engine.llm import AsyncLLM
 from kvasir.errors import ConfigError, KvasirError
 from kvasir.types import EngineStats, SamplingParams
 
-OFF, ON, DISK = "off", "on", "disk"  # the last: a disk tier behind the cache, where nothing is reused
+OFF, ON, DISK = "off", "on", "disk"  # the last: a disk tier below the cache, where nothing is reused
 
 _DRAIN = 0.005  # seconds between two looks at what the tier still writes
 

@@ -147,7 +147,7 @@ async def blocks_needed(name: str, load: Load, block_size: int) -> int:
         own = exchange.n * -(-(len(exchange.prompt) + load.answer) // block_size)
         running += own
         most = max(most, running)
-        await asyncio.sleep(0)  # everybody else asks, too
+        await asyncio.sleep(0)  # the others ask, too
         running -= own
 
     exchanges = await play(name, load, 1 << 15, 0, answer)

@@ -37,7 +37,7 @@ async def _help(session: Session, argument: str) -> None:
     note = session.screen.note
     for name, command in COMMANDS.items():
         note(f"  {name + ' ' + command.argument:<18} {command.help}")
-    note("A line that ends with a backslash goes on in the next one; Esc-Enter begins a new line too (with")
+    note("A line that ends with a backslash continues in the next one; Esc-Enter begins a new line too (with")
     note("prompt_toolkit). Ctrl-C stops the running answer and keeps what came, Ctrl-D leaves.")
 
 

@@ -132,7 +132,7 @@ def _numbers(name: str, text: str, zero: bool = False) -> list[float]:
 
 @contextmanager
 def progress_bar(name: str, total: int) -> Iterator:
-    """Gives a function that is told how many of `total` are done."""
+    """Gives a function that takes how many of `total` are done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

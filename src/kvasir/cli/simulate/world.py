@@ -87,7 +87,7 @@ class Outcome:
 
 
 class WholePrompts(Service):
-    """What engines did before chunks: whole prompts in the order of arrival, whoever waits for his next token."""
+    """What engines did before chunks: whole prompts in the order of arrival, while others wait for their next token."""
 
     def order(self, running: list[Sequence], living: Living | None, now: float) -> list[Sequence]:
         if living:
@@ -138,7 +138,7 @@ class World:
         )
 
     def run(self, progress: Progress = lambda done: None) -> Outcome:
-        """Until all is answered. progress: told how many requests came to an end."""
+        """Until all is answered. progress: called with how many requests came to an end."""
         ended = 0
         while self._due < len(self.trace) or self._held or self.scheduler.has_work():
             self._receive()
@@ -196,7 +196,7 @@ class World:
     def _step(self) -> None:
         scheduler, outcome = self.scheduler, self.outcome
         plan = scheduler.plan()
-        assert plan is not None, "nobody can be served, and nobody ends"
+        assert plan is not None, "no request can be served, and none ends"
         waiting = len(scheduler.waiting) + len(self._held)
         seconds = predict(self.truth, load_of(plan.work)) if plan.work else 0.0
         self.now += seconds

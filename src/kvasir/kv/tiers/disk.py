@@ -8,7 +8,7 @@ Not all is written: nothing that is computed faster than it is read, and no more
 takes is spent on writing, or what reading has saved. So a folder in which nothing is found again costs little. Both
 rates are measured: where nothing has been read for a while, one of the parts just written is.
 
-The share is what bounds the writer, not a low priority: whoever holds the interpreter's lock while he waits for a
+The share is what bounds the writer, not a low priority: a thread that holds the interpreter's lock while it waits for a
 processor holds up the engine.
 
 Several engines may share the folder. None trusts what the others, or a former life of itself, left there: each record
@@ -116,7 +116,7 @@ class DiskTier:
         self._index = Index()
         self._meter = Meter()
         self._purse = Purse(share)
-        self._pace = 0.0  # as it was told last
+        self._pace = 0.0  # as it was set last
         self._ending = False
         self._queued: set[Name] = set()
         self._unscanned = 0  # bytes written since the last listing

@@ -42,7 +42,7 @@ class HostTier:
         self._num_bytes = 0
         self._tickets = itertools.count(1)
         self._open: dict[int, memoryview | Failed] = {}
-        self._pace = 0.0  # as it was told last
+        self._pace = 0.0  # as it was set last
         self._ending = False
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:

@@ -44,7 +44,7 @@ class Purse:
         return self._share is None or self._balance > MOST * depth / (depth + HALF)
 
     def take(self, num_bytes: int) -> float:
-        """So many bytes will be written. Returns the seconds that were taken out for them, to be told to `spend`."""
+        """So many bytes will be written. Returns the seconds that were taken out for them, to be given to `spend`."""
         rate = self._bytes / self._seconds if self._seconds else GUESS
         seconds = FACTOR * num_bytes / rate
         self._add(-seconds)

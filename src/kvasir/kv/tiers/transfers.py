@@ -1,4 +1,4 @@
-"""The threads behind a connector: a worker over a bounded queue, loads by ticket, and what both have counted."""
+"""The threads of a connector: a worker over a bounded queue, loads by ticket, and what both have counted."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Worker(Generic[Job]):
         try:
             self._run(job)
         except Exception:
-            log.exception("a transfer failed; the thread goes on")
+            log.exception("a transfer failed; the thread continues")
 
     def close(self, timeout: float) -> list[Job]:
         """Runs what is queued until the timeout; returns the jobs that were dropped then."""

@@ -208,7 +208,7 @@ def _halves(layout: Layout, cache: Tensor) -> tuple[int, int]:
 
 
 def _check(layout: Layout, cache: Tensor, work: Work, first: int, table: np.ndarray, rows: int, window: int) -> None:
-    """Raises ValueError for a work whose rows or blocks are not there; blocks behind the window may be stale."""
+    """Raises ValueError for a work whose rows or blocks are not there; those that have left the window may be stale."""
     if not (0 <= first <= rows - work.count and work.count >= 0 <= work.start and work.end <= _MAX):
         raise ValueError(f"a work on rows {first} to {first + work.count} of {rows}, from {work.start}")
     low = max(0, work.start - window + 1) // layout.block_size if window else 0

@@ -43,7 +43,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Walks that are gone together. fresh: bool [walks], True where it begins at position 0, with nothing behind."""
+    """Walks that are gone together. fresh: bool [walks], True where it begins at position 0, with nothing before."""
 
     fresh: Tensor
     stages: tuple[Stage, ...]

@@ -3,7 +3,7 @@
 https://platform.claude.com/docs/en/api/creating-message-batches
 
 They are batches as /v1/batches has them, of the endpoint /v1/messages: the requests become the lines of a file, and the
-files that come out are told as results.
+files that come out are returned as results.
 """
 
 from __future__ import annotations

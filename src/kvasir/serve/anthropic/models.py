@@ -1,4 +1,4 @@
-"""Models as the Messages API lists them: what GET /v1/models and /v1/models/{id} say to whoever sends the header
+"""Models as the Messages API lists them: what GET /v1/models and /v1/models/{id} say to a client that sends the header
 anthropic-version.
 
 https://platform.claude.com/docs/en/api/models-list

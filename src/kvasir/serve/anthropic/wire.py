@@ -131,7 +131,7 @@ class CustomTool(Cacheable):
 
     REFUSED: ClassVar = {
         "defer_loading": ((False,), "there is no search for tools; give it at once"),
-        "allowed_callers": ((["direct"], []), "the model calls it, and nobody else"),
+        "allowed_callers": ((["direct"], []), "only the model calls it"),
     }
     IGNORED: ClassVar = ("cache_control", "eager_input_streaming")
 

@@ -19,7 +19,7 @@ from kvasir.serve.settings import ServeSettings
 
 MAX_LINES = 50_000
 MAX_BLANK = 50_000  # lines beside them that say nothing
-MAX_ERRORS = 100  # told of one file
+MAX_ERRORS = 100  # reported of one file
 
 
 @dataclass(frozen=True, slots=True)

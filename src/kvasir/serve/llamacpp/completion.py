@@ -39,7 +39,7 @@ NO_PING = 1e9  # seconds
 
 @router.post("/completion", responses=STREAMED)
 async def completion(wire: CompletionRequest, request: HTTPRequest) -> Response:
-    """Several prompts, or several answers to one, are told as a list."""
+    """Several prompts, or several answers to one, are returned as a list."""
     serving = await serving_of(request, wire.model)
     given = one_by_one(wire.prompt)
     if len(given) > serving.settings.max_prompts:
@@ -213,7 +213,7 @@ class Job:
                     yield b"".join(event(msgspec.json.encode(o)) for o in objects)
 
     async def _deltas(self) -> AsyncGenerator[tuple[Told, str, TextDelta]]:
-        """What is told of each delta; an answer that its lines end is aborted there."""
+        """What is sent for each delta; an answer that its lines end is aborted there."""
         streams = [self.serving.front.stream(core) for core in self.requests]
         left = len(self.told)
         async with aclosing(merge(streams)) as deltas:

@@ -100,7 +100,7 @@ async def scale_adapters(adapters: list[Adapter]) -> Response:
 
 
 async def _loaded(request: HTTPRequest, name: str | None) -> Serving:
-    """What is told of is not loaded for that. Raises ModelNotFound, EngineDead."""
+    """The model is not loaded for that. Raises ModelNotFound, EngineDead."""
     catalogue = catalogue_of(request)
     if name is not None:
         await catalogue.card(name)

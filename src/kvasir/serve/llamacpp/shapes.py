@@ -17,7 +17,7 @@ from kvasir.types import FinishReason, Request, Usage
 
 @dataclass(slots=True)
 class Told:
-    """One answer, as far as it was told. stop_type is empty until it has ended."""
+    """One answer, as far as it was sent. stop_type is empty until it has ended."""
 
     number: int
     core: Request

@@ -1,4 +1,4 @@
-"""What is told of a model: from the store's entry, or, where a server has its one model, from its engine."""
+"""What this API says of a model: from the store's entry, or, where a server has its one model, from its engine."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from kvasir.types import FinishReason, Request
 
 
 class Clock:
-    """When things happened to an HTTP request; what is told of it is in nanoseconds.
+    """When things happened to an HTTP request; what is reported of it is in nanoseconds.
 
     prompt_eval_duration is the time from the engine's getting the request to its first token, with the time it waited
     for its turn; eval_duration from there to the last token.
@@ -121,7 +121,7 @@ class Calls:
         return said
 
     def _end(self, said: Said) -> None:
-        assert self._start is not None, "a call ends behind its start"
+        assert self._start is not None, "a call ends after its start"
         start, text = self._start, "".join(self._arguments)
         try:
             arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])

@@ -1,7 +1,7 @@
 """POST /v1/completions
 
 With a suffix the answer stands between prompt and suffix, for models that have tokens for that. best_of answers are
-made, and those n told whose tokens are the most probable on average.
+made, and those n returned whose tokens are the most probable on average.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Job:
 
     @property
     def told(self) -> int:
-        """Answers to each prompt that are told."""
+        """Answers to each prompt that are returned."""
         return self.wire.n or 1
 
     @property

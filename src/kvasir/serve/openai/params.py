@@ -41,7 +41,7 @@ def served_tier(asked: str | None, slo: ServiceClass) -> str | None:
 
 
 def to_params(wire: Sampling, info: ModelInfo, own: Mapping[str, Any] = NOTHING, **given: Any) -> SamplingParams:
-    """`given` are fields whose meaning differs between routes. An absent field takes what the model was told in the
+    """`given` are fields whose meaning differs between routes. An absent field takes what the model has in the
     store (`own`), else its recommendation, else the API's default. Raises InvalidRequest."""
     unwanted = _FILTERS if wire.mirostat or own.get("mirostat") else ()
     recommended = {k: v for k, v in info.default_sampling.items() if k in _RECOMMENDED}

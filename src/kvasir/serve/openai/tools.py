@@ -19,7 +19,7 @@ Choice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | Non
 
 
 def shown_tools(wire: ChatRequest) -> list[dict[str, Any]] | None:
-    """What the model is told of."""
+    """The tools that the model is shown."""
     return [t.model_dump(exclude_none=True) for t in wire.tools] if wire.tools else None
 
 

@@ -134,7 +134,7 @@ export class Chat {
     this.save();
   }
 
-  /** An answer is replaced by a new one and kept behind it; whatever came after it is gone. */
+  /** An answer is replaced by a new one and kept with it; whatever came after it is gone. */
   regenerate(message) {
     if (this.abort || !this.options.complete()) return;
     const { messages } = this.chat;

@@ -1,4 +1,4 @@
-"""Responses that are made in the background: nobody has to stay for them, and whoever comes back reads on."""
+"""Responses that are made in the background: no client has to stay for them, and one that comes back reads on."""
 
 from __future__ import annotations
 

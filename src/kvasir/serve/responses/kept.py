@@ -115,7 +115,7 @@ class Responses:
         return cls(records, settings.max_background, settings.max_body)
 
     async def sweep(self) -> None:
-        """What nobody has used for too long goes, of whatever key it is or was."""
+        """What has not been used for too long goes, of whatever key it is or was."""
         await self.records.sweep()
 
     def close(self) -> None:

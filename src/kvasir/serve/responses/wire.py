@@ -194,7 +194,7 @@ class TokenCountRequest(Prompt):
 
 
 class Query(BaseModel):
-    """What stands behind a URL's question mark, where all is text."""
+    """What follows a URL's question mark, where all is text."""
 
     model_config = ConfigDict(extra="forbid", loc_by_alias=False)
 
