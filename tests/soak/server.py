@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import re
@@ -13,8 +12,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,7 @@ MORE_BYTES = 96 << 20  # that a process may hold beyond its base line: freed mem
 # At rest: the engine, two renderers of chat templates, one checker of grammars, the tokenizer's first process, a copy.
 # An engine has two more of a tokenizer, from its first grammar on.
 CHILDREN, OF_ENGINE = 6, 2
+TIMER = "Thread-"  # looks after surplus processes, while there are any
 SURPLUS_SECONDS = 180.0  # within which further checkers and copies leave: they stay for a minute without work
 # What must have happened in a soak that is worth its name.
 EVENTS = ("preemptions", "prefix_hit_tokens", "prefix_evicted_blocks", "tier_hit_tokens", "tier_evicted")
@@ -57,26 +58,50 @@ GAUGES = (
 )
 
 
+# Every process names its threads for the kernel, which Python does by itself from 3.14 on.
+NAMES = """
+import sys, threading
+def name_thread(frame, event, arg):
+    sys.setprofile(None)
+    with open("/proc/thread-self/comm", "w") as file:
+        file.write(threading.current_thread().name[-15:])
+threading.setprofile(name_thread)
+"""
+
+
 @dataclass(frozen=True)
 class Facts:
-    """What a process holds."""
+    """What a process holds. threads: their names, but for those of pools, which start when they are first needed and
+    stay; of a pool that was left behind they are here, since its successor's have the same names."""
 
     fds: int
-    threads: int
+    threads: tuple[str, ...]
     bytes: int
     children: int
 
     @classmethod
     def of(cls, pid: int) -> Facts:
         process = psutil.Process(pid)
-        return cls(process.num_fds(), process.num_threads(), process.memory_info().rss, num_children(process))
+        return cls(process.num_fds(), named_threads(pid), process.memory_info().rss, num_children(process))
 
     def excess(self, base: Facts) -> list[str]:
         """What is not as at the base line, and what memory is above it."""
-        names = [n for n in ("fds", "threads", "children") if getattr(self, n) != getattr(base, n)]
+        names = [n for n in ("fds", "children") if getattr(self, n) != getattr(base, n)]
         found = [f"{n}: {getattr(self, n)}, not {getattr(base, n)}" for n in names]
+        now, then = Counter(self.threads), Counter(base.threads)
+        found += [f"thread {name!r}: {now[name]}, not {then[name]}" for name in sorted((now - then) | (then - now))]
         most = base.bytes + MORE_BYTES
         return found + ([f"bytes: {self.bytes}, at most {most}"] if self.bytes > most else [])
+
+
+def named_threads(pid: int) -> tuple[str, ...]:
+    names = Counter()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it has just ended
+            names[(task / "comm").read_text().strip()] += 1
+    pools = {name for name in names if re.search(r"_\d+$", name)}
+    alone = Counter(re.sub(r"\d+$", "", name) for name in (names - Counter(pools)).elements())
+    return tuple(sorted(alone.elements()))
 
 
 def num_children(process: psutil.Process) -> int:
@@ -94,7 +119,6 @@ class Server:
         self.process = process
         self.log = log
         self.wall = wall
-        self._warm = False
         self._stops = asyncio.Lock()  # one harm alone stops and resumes the engine
         self.kills = 0
 
@@ -193,15 +217,12 @@ class Server:
         return found
 
     async def warm(self) -> None:
-        """Starts all that starts when it is first needed and then stays: renderers of chat templates, threads."""
+        """Starts all that starts when it is first needed and then stays: renderers of chat templates, tokenizers."""
         text = "a long talk " * 10_000
         chat = {"model": MODEL, "messages": [{"role": "user", "content": text[:1000]}] * 20}
         long = {"model": MODEL, "input": text}
-        headers, before = {"authorization": f"Bearer {FREE}", "connection": "close"}, 0
+        headers, before = {"authorization": f"Bearer {FREE}", "connection": "close"}, ()
         async with httpx.AsyncClient(headers=headers, timeout=300) as http:
-            if not self._warm:
-                self._warm = True
-                await self._fill_pools(http)
             for _ in range(200):
                 asked = [http.post(f"{self.base}/v1/chat/completions", json=chat) for _ in range(12)]
                 asked += [http.post(f"{self.base}/v1/embeddings", json=long) for _ in range(12)]
@@ -212,22 +233,13 @@ class Server:
                     return await self._at_rest()
                 before = now.threads
                 await asyncio.sleep(0.5)
-        raise AssertionError(f"the server does not come to a steady number of threads: {now}")
-
-    async def _fill_pools(self, http: httpx.AsyncClient) -> None:
-        """Starts all threads that look at grammars: a pool adds one only while all others are busy, so that a fast
-        machine needs more than one round."""
-        numbers, quiet, before = itertools.count(), 0, 0
-        while quiet < 3:
-            asked = [http.post(f"{self.base}/v1/completions", json=slow(next(numbers))) for _ in range(160)]
-            await asyncio.gather(*asked)
-            now = Facts.of(self.process.pid).threads
-            quiet, before = quiet + 1 if now <= before else 0, max(now, before)
+        raise AssertionError(f"the server does not come to steady threads: {now}")
 
     async def _at_rest(self) -> None:
         """Returns when the processes that were started for a moment of much work have left."""
         for _ in range(int(SURPLUS_SECONDS / 0.5)):
-            if (now := Facts.of(self.process.pid)).children == CHILDREN:
+            now = Facts.of(self.process.pid)
+            if now.children == CHILDREN and TIMER not in now.threads:
                 return
             await asyncio.sleep(0.5)
         raise AssertionError(f"the server does not come to {CHILDREN} children: {now}")
@@ -284,16 +296,6 @@ class Server:
         return found + [line for line in lines if re.match(r"Traceback|AssertionError|\w*Warning", line)]
 
 
-def slow(number: int) -> dict[str, object]:
-    """A completion whose grammar nobody has seen; looking at it takes long enough for others to wait beside it."""
-    return {
-        "model": MODEL,
-        "prompt": "a",
-        "max_tokens": 1,
-        "structured_outputs": {"regex": f"(a|b){{{9000 + number}}}"},
-    }
-
-
 @asynccontextmanager
 async def running(folder: Path, plant: str = "") -> AsyncIterator[Server]:
     """A server with three keys and little memory. plant: code that each of its processes runs first.
@@ -308,8 +310,7 @@ async def running(folder: Path, plant: str = "") -> AsyncIterator[Server]:
     command = [sys.executable, "-m", "kvasir.cli", "serve", MODEL, "--port", str(port), "--keys", str(keys), *SMALL]
     command += ["--cache-dir", str(folder / "tier"), "--cache-disk", str(DISK), "--cache-write-share", "1"]
     (folder / "plant").mkdir()
-    if plant:
-        (folder / "plant" / "sitecustomize.py").write_text(plant)
+    (folder / "plant" / "sitecustomize.py").write_text(NAMES + plant)
     wall = WallClock(folder)
     env = {
         **os.environ,

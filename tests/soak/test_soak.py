@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.soak.client import Tally
 from tests.soak.clock import jump_clock
 from tests.soak.harm import HARMS
-from tests.soak.server import EVENTS, Facts, Server
+from tests.soak.server import EVENTS, NAMES, TIMER, Facts, Server, named_threads
 from tests.soak.soak import JUMPS, KILL, idle, patience, slowness, soak
 from tests.soak.wall import WallClock
 from tests.soak.work import Choice, ErrorEvent, streamed
@@ -128,13 +129,35 @@ async def test_a_harm_without_effect_is_told():
 
 
 def test_one_descriptor_too_many_is_a_leak():
-    base = Facts(fds=20, threads=8, bytes=100 << 20, children=2)
+    base = Facts(fds=20, threads=("log", "python"), bytes=100 << 20, children=2)
     assert base.excess(base) == []
-    assert Facts(21, 8, 100 << 20, 2).excess(base) == ["fds: 21, not 20"]
-    assert Facts(20, 8, 400 << 20, 4).excess(base) == [
+    assert Facts(21, ("log", "python"), 100 << 20, 2).excess(base) == ["fds: 21, not 20"]
+    assert Facts(20, ("log", "log"), 400 << 20, 4).excess(base) == [
         "children: 4, not 2",
+        "thread 'log': 2, not 1",
+        "thread 'python': 0, not 1",
         f"bytes: {400 << 20}, at most {196 << 20}",
     ]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the names of threads are read from /proc")
+def test_threads_of_a_pool_count_when_there_are_two_of_it():
+    script = (
+        "import threading; from concurrent.futures import ThreadPoolExecutor\n"
+        "event, pools = threading.Event(), [ThreadPoolExecutor(2, 'some-long-name-of-a-pool') for _ in range(3)]\n"
+        "for pool in pools[:{pools}]: pool.submit(event.wait)\n"
+        "threading.Thread(target=event.wait, name='alone').start()\n"
+        "threading.Timer(60, print).start()\n"
+        "import os, time; time.sleep(0.2); print(flush=True); input(); os._exit(0)"  # a thread is named after its start
+    )
+    for pools, more in ((0, ()), (1, ()), (3, ("ame-of-a-pool_",) * 2)):
+        command = [sys.executable, "-S", "-c", NAMES + script.format(pools=pools)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout
+            process.stdout.readline()
+            found = [name for name in named_threads(process.pid) if not name.startswith("python")]
+            process.communicate(b"\n")
+        assert found == sorted((TIMER, "alone", *more))
 
 
 def test_a_death_is_counted_once(tmp_path):
