@@ -8,6 +8,7 @@ the plain runs have engines of their own.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -385,6 +386,28 @@ def deaf_to_masks(core: Any) -> None:
     @wrap(core.runner, "sample")
     def sample(take: Callable, pending: Any, masks: Any) -> Any:
         return take(pending, {})
+
+
+@fault("an item of a list may come twice", ("grammar: cases", "temperature"), ("grammar: cases", "n", "XTC"))
+def twice(core: Any) -> None:
+    @wrap(core.scheduler.guides, "_compile")
+    def compiled(run: Callable, rule: str) -> Any:
+        held = json.loads(rule)
+        for said in held["grammars"][0]["json_schema"]["allOf"]:
+            if lists := said.get("enum"):
+                lists += [[item, item, *more] for [item, *more] in lists]
+        return run(json.dumps(held))
+
+
+@fault("conditions on an object are lost", ("grammar: cases", "n"), ("grammar: cases", "n", "chunks of 13"))
+def unconditional(core: Any) -> None:
+    @wrap(core.scheduler.guides, "_compile")
+    def compiled(run: Callable, rule: str) -> Any:
+        held = json.loads(rule)
+        schema = held["grammars"][0]["json_schema"]
+        if schema.get("type") == "object":
+            del schema["allOf"]
+        return run(json.dumps(held))
 
 
 @fault(

@@ -296,6 +296,32 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+# What is said in other words before grammars are made of it, so that the first few tokens are held to it.
+LIST = {
+    "type": "array",
+    "items": {"enum": ["b", "d", "i"]},
+    "uniqueItems": True,
+    "contains": {"const": "b"},
+    "minItems": 2,
+    "maxItems": 3,
+}
+OBJECT = {
+    "type": "object",
+    "properties": {
+        "b": {"oneOf": [{"enum": ["jug", "bulb"]}, {"enum": ["jug", "did"]}]},
+        "did": {"enum": ["jug", "bulb"]},
+        "dug": {"enum": ["jug", "bulb"]},
+    },
+    "additionalProperties": False,
+    "minProperties": 1,
+    "maxProperties": 2,
+    "dependentRequired": {"b": ["did"]},
+    "if": {"properties": {"did": {"const": "jug"}}, "required": ["did"]},
+    "then": {"properties": {"b": {"const": "bulb"}}},
+    "not": {"properties": {"dug": {"const": "jug"}}, "required": ["dug"]},
+}
+CASES = [sources.json_schema(schema) for schema in (LIST, OBJECT)]
+
 # Calls that begin at the next best letter, since no one here would write a longer mark by chance.
 MARKED = Format(Calls("marked", Style.NAMED, Texts(" {name}", "."), begins=(" ", "e", "a", "o", "t", "n", "i", "s")))
 TOOLS = [Function("of", {"properties": {"of": {"type": "string"}}, "required": ["of"]}), Function("kinds", SCHEMA)]
@@ -370,6 +396,7 @@ ASKED = [
     Feature("grammar: jumped", "grammar", "the same, and nothing is read of them unless asked for", jumped,
             {"jump_ahead": True}, ask=lambda p: {"logprobs": None} if p.get("logprobs", 1) == 1 else {},
             fields=lambda i: {"grammar": sources.json_schema(SCHEMA)}),
+    replace(grammar("cases", ""), fields=lambda i: {"grammar": CASES[i % 2]}),
     Feature("grammar: small lexers", "grammar", "guides made anew, since what they share had failed",
             lambda run: sum(core.scheduler.guides.renewed for core in run.cores), {"jump_ahead": True},
             fields=lambda i: {"grammar": sources.regex("By( [A-Za-z0-9]+[.,;!?-]?)+")}, act=small_lexers),
