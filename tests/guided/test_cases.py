@@ -311,6 +311,15 @@ def test_conditions_on_a_key_that_may_be_absent_are_exact():
     assert check({"properties": {"k": {}, "b": {}}, "allOf": said}, (*VALUES, *values))
 
 
+@pytest.mark.parametrize("more", [{}, {"type": "object"}, {"type": ["object", "null"]}])
+@pytest.mark.parametrize("absent", [[], [of_kind("c", {"required": ["c"]})]], ids=["", "or absent"])
+def test_conditions_on_a_key_that_is_required_are_exact(more, absent):
+    said = [keyed("a", "a"), keyed("b", "b", "c"), keyed(1), *absent]
+    others = [{}, {"a": 1}, {"b": 1, "c": 1}, {"c": 1}]
+    values = [{"k": k, **other} for k in ("a", "b", "c", 1, 1.5, None) for other in others]
+    assert check({**more, "properties": {"k": {}, "a": {}, "b": {}, "c": {}}, "allOf": said}, (*VALUES, *values))
+
+
 def test_keys_that_exclude_each_other_are_exact():
     values = [{"a": a, "b": b, "c": c} for a in (None, 1) for b in (None, 1) for c in (None, 1)]
     assert check(by_turns("a", "b", "c"), (*VALUES, *values))
@@ -318,11 +327,17 @@ def test_keys_that_exclude_each_other_are_exact():
 
 def test_many_conditions_are_no_product_of_their_cases():
     """Of 16 conditions there are 2^16 combinations."""
-    keys = [f"k{i:02}" for i in range(16)]
+    keys, many = ([f"k{i:02}" for i in range(count)] for count in (16, 90))
     turns = writer(by_turns(*keys))
     assert turns and turns.writes({"k07": 1, "k08": None}) and not turns.writes({"k07": 1, "k08": 1})
-    kinds = writer({"type": "object", "properties": {"k": {}}, "allOf": [of_kind(k, {"required": [k]}) for k in keys]})
-    assert kinds and kinds.writes({"k": "k07", "k07": 1}) and not kinds.writes({"k": "k07", "k08": 1})
+    for said in ([of_kind(k, {"required": [k]}) for k in keys], [keyed(k, k) for k in many]):
+        kinds = writer({"type": "object", "properties": {"k": {}}, "allOf": said})
+        assert kinds and kinds.writes({"k": "k07", "k07": 1}) and not kinds.writes({"k": "k07", "k08": 1})
+
+
+def test_conditions_that_are_too_many_are_refused():
+    with pytest.raises(InvalidRequest, match="too many cases"):
+        sources.json_schema(by_turns(*(f"k{i:02}" for i in range(90))))
 
 
 def test_long_patterns_that_come_again_are_said_once():

@@ -5,14 +5,13 @@ absent keys, the kinds and texts that are left. What cannot be said is refused b
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations
 from typing import Any
 
 from kvasir.errors import InvalidRequest
-from kvasir.guided import counts
-from kvasir.guided.apart import apart, constants, flat, has_all, holds, shared
+from kvasir.guided import conditions, counts
+from kvasir.guided.apart import constants, flat, has_all, holds, shared
 from kvasir.guided.formats import FORMATS
-from kvasir.guided.logic import KINDS, MAX_CASES, NOTES, Scope, also, negated, same, types_of
+from kvasir.guided.logic import KINDS, MAX_CASES, NOTES, Scope, also, negated, types_of
 from kvasir.guided.pointers import Pointers
 from kvasir.guided.said import Said
 from kvasir.guided.texts import Unknown, as_ecma
@@ -183,84 +182,6 @@ def _keys(schema: Any, scope: Scope) -> frozenset[str] | None:
     return frozenset().union(*(case.closed[0] for case in cases))
 
 
-def _if(told: dict[str, Any], scope: Scope) -> None:
-    condition, then, other = told.pop("if"), told.pop("then", True), told.pop("else", True)
-    if then is not True or other is not True:
-        also(told, _either(condition, then, other, scope))
-
-
-def _either(condition: Any, then: Any, other: Any, scope: Scope) -> Any:
-    no = negated(condition, scope)
-    yes = [{"allOf": [condition, then]}] if then is not False else []
-    return {"anyOf": [*yes, {"allOf": [no, other]} if other is not True else no]}
-
-
-def _all_of(told: dict[str, Any], scope: Scope) -> None:
-    """Conditions of which one at most holds, or that ask for the value of one key, are cases of one choice: llguidance
-    would tell all their combinations."""
-    plain = [one for one in told["allOf"] if not _is_condition(one)]
-    chain = [one for one in told["allOf"] if _is_condition(one)]
-    if 2 <= len(chain) <= MAX_CASES and (cases := _by_value(chain, scope) or _by_turns(chain, scope)):
-        told["allOf"] = [*plain, {"anyOf": cases}]
-
-
-def _by_value(chain: list[Any], scope: Scope) -> list[Any] | None:
-    """The cases of conditions that hold of values of one key, each of its own, and without the key."""
-    told = [_by_key(one["if"]) for one in chain]
-    if not all(one is not None and one[0] == (told[0] or one)[0] and not one[0][1] for one in told):
-        return None
-    (key, _), *_ = (one[0] for one in told if one)
-    values = [value for one in told if one for value in one[1]]
-    if any(same(a, b) for a, b in combinations(values, 2)):
-        return None
-    try:
-        other = negated({"enum": values}, scope)
-    except Unknown:
-        return None
-    there = {"type": "object", "required": [key]}
-    cases = [{"allOf": [there, one["if"], one["then"]]} for one in chain]
-    absent = {"allOf": [{"properties": {key: False}}, *(one["then"] for one in chain)]}
-    return [*cases, absent, *([there | {"properties": {key: other}}] if other is not False else [])]
-
-
-def _by_turns(chain: list[Any], scope: Scope) -> list[Any] | None:
-    """The cases of conditions of which none holds where another one does, and what follows from that."""
-    cases = [{"allOf": [one["if"], one["then"]]} for one in chain]
-    conditions = [one["if"] for one in chain]
-    if not all(apart(a, b, scope) for i, a in enumerate(cases) for j, b in enumerate(conditions) if i != j):
-        return None
-    return [*cases, _none_of(conditions, scope)]
-
-
-def _is_condition(schema: Any) -> bool:
-    return isinstance(schema, dict) and set(schema) - NOTES == {"if", "then"}
-
-
-def _none_of(conditions: list[Any], scope: Scope) -> Any:
-    """None of them holds; in few words where each says which values of one key it is for."""
-    told = [_by_key(condition) for condition in conditions]
-    first = told[0]
-    if first is not None and all(one is not None and one[0] == first[0] for one in told):
-        (key, required), values = first[0], [value for one in told if one for value in one[1]]
-        at_all = {"required": [key]} if required else {}
-        return negated({"properties": {key: {"enum": values}}, **at_all}, scope)
-    return {"allOf": [negated(condition, scope) for condition in conditions]}
-
-
-def _by_key(condition: Any) -> tuple[tuple[str, bool], list[Any]] | None:
-    """The one key, whether it has to be there, and its values."""
-    if not isinstance(condition, dict) or set(condition) - NOTES - {"properties", "required", "type"}:
-        return None
-    properties, required = condition.get("properties", {}), condition.get("required", [])
-    if condition.get("type", "object") != "object" or len(properties) != 1 or "type" in condition:
-        return None
-    (key, schema), *_ = properties.items()
-    if required not in ([], [key]) or not isinstance(schema, dict):
-        return None
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return ((key, bool(required)), values) if values is not None and len(set(schema) - NOTES) == 1 else None
-
-
 def _dependencies(told: dict[str, Any], scope: Scope) -> None:
     for name in ("dependencies", "dependentRequired", "dependentSchemas"):
         for key, needed in told.pop(name, {}).items():
@@ -298,8 +219,8 @@ _REWRITES: dict[str, Callable[[dict[str, Any], Scope], None]] = {
     "format": _format,
     "not": _not,
     "oneOf": _one_of,
-    "allOf": _all_of,
-    "if": _if,
+    "allOf": conditions.all_of,
+    "if": conditions.when,
     "then": lambda told, _: told.pop("then"),
     "else": lambda told, _: told.pop("else"),
     "dependencies": _dependencies,
