@@ -39,16 +39,18 @@ FEATURES = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Embeddings at the positions [start, start + length): a piece of an image or of audio.
+    """Embeddings at the positions [start, start + length): an image, a piece of audio, or a part of one.
 
-    content: hash of what they are made of; equal ones mean equal embeddings. added: to the embeddings of the ids there,
-    not in their place. layers: those before which further embeddings of the same content are added to the hidden state.
-    both_ways: its positions attend to each other in both directions, so a step computes all of it or nothing.
+    content: hash of what an encoder makes them of. first: the first of the content's embeddings that is here. added: to
+    the embeddings of the ids there, not in their place. layers: those before which further embeddings of the same
+    content are added to the hidden state. both_ways: its positions attend to each other in both directions, so a step
+    computes all of it or nothing.
     """
 
     start: int
     length: int
     content: bytes
+    first: int = 0
     added: bool = False
     layers: tuple[int, ...] = ()
     both_ways: bool = False
@@ -56,6 +58,15 @@ class Span:
     @property
     def end(self) -> int:
         return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What an encoder makes `length` embeddings of. content: SHA-256 of `data`, under which the output is kept."""
+
+    content: bytes
+    length: int
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +144,23 @@ def check(inputs: Inputs, adapters: Sequence[Adapter], prompt_len: int) -> None:
             raise InvalidRequest(found, "expected a finite scale, and a position from 0 on", "adapters")
 
 
+def check_sources(inputs: Inputs, sources: Sequence[Source]) -> None:
+    """Whether each content has a source. Raises InvalidRequest."""
+    lengths = {source.content: source.length for source in sources}
+    if len(lengths) < len(sources):
+        raise InvalidRequest("a source is given twice", "give each content once", "sources")
+    for source in sources:
+        if sha256(source.data).digest() != source.content or source.length < 1:
+            raise InvalidRequest("a source is not what its content hash says", "give SHA-256 of its data", "sources")
+    for span in inputs.spans:
+        if not 0 <= span.first < span.first + span.length <= lengths.get(span.content, 0):
+            last, found = span.first + span.length, lengths.get(span.content, 0)
+            message = f"a span of embeddings {span.first} to {last}; its source gives {found}"
+            raise InvalidRequest(message, "give a source with as many", "sources")
+    if inputs.encoded and inputs.encoded not in lengths:
+        raise InvalidRequest("the content for cross-attention has no source", "give it", "sources")
+
+
 def _check_positions(inputs: Inputs, prompt_len: int) -> None:
     if inputs.axes not in (1, 3):
         raise InvalidRequest(f"positions with {inputs.axes} axes", "expected 1 or 3", "positions")
@@ -164,7 +192,8 @@ def marks(inputs: Inputs, adapters: Sequence[Adapter]) -> dict[int, bytes]:
     odd = {p: at for p, (at, usual) in enumerate(places(inputs)) if any(x != usual for x in at)}
     for span in inputs.spans:
         inside = [(p - span.start, odd.pop(p)) for p in range(span.start, span.end) if p in odd]
-        found[span.start].append((span.length, span.content, span.added, span.layers, span.both_ways, inside))
+        how = span.first, span.added, span.layers, span.both_ways
+        found[span.start].append((span.length, span.content, how, inside))
     for position, at in odd.items():
         found[position].append(at)
     for start in {a.start for a in adapters if a.start}:

@@ -140,9 +140,18 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Encode:
+    """Make the `length` embeddings of a content from `data`, an encoder's input. They stay until `dropped` names it."""
+
+    content: bytes
+    length: int
+    data: Bytes
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of execution: `left` rows are freed, `joined` rows set, `saves` read, `copies` made, `loads`
-    written, `work` computed.
+    """One step. Order of execution: `left` rows are freed, `joined` rows set, `dropped` outputs of encoders let go,
+    `encodes` made, `saves` read, `copies` made, `loads` written, `work` computed.
 
     saves: (cache group, block) whose bytes come back in the result, in the cache's portable order.
     copies: (cache group, source block, target block), all read before any is written.
@@ -156,6 +165,8 @@ class StepPlan:
     copies: tuple[tuple[int, int, int], ...] = ()
     saves: tuple[tuple[int, int], ...] = ()
     loads: tuple[tuple[int, int, Bytes], ...] = ()
+    encodes: tuple[Encode, ...] = ()
+    dropped: tuple[bytes, ...] = ()  # contents; there may be none of it
 
     @property
     def num_tokens(self) -> int:
@@ -209,6 +220,16 @@ class CacheGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoders:
+    """What a runner's encoders can do. max_bytes: of the outputs that it holds. bytes_each: of one embedding, with
+    those for further layers. per_step: embeddings that a step may make."""
+
+    max_bytes: int
+    bytes_each: int
+    per_step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """What a runner can hold: the scheduler plans within it, nothing else tells the halves about each other."""
 
@@ -222,3 +243,4 @@ class Capacity:
     adapters: tuple[str, ...] = ()  # that requests may name; their ids in a Join are 1, 2, ...
     max_drafted: int = 0  # ids that a row may have drafted in a step
     computes: tuple[str, ...] = ()  # of inputs.FEATURES
+    encoders: Encoders | None = None

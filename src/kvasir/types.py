@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kvasir.inputs import NONE, Adapter, Inputs
+from kvasir.inputs import NONE, Adapter, Inputs, Source
 from kvasir.metrics import Histogram
 from kvasir.validate import check_sampling, check_structured
 
@@ -184,6 +184,7 @@ class Request:
     waited: float = 0.0
     adapters: tuple[Adapter, ...] = ()  # in the order in which they are added
     inputs: Inputs = NONE  # what the prompt is computed from beside its ids
+    sources: tuple[Source, ...] = ()  # of the contents that `inputs` names
     cache_salt: str | None = None  # requests with different ones share no cached prefix
     no_cache: bool = False  # neither use nor leave a cached prefix
     cache_ttl: float | None = None  # seconds for which the prompt stays cached, whatever comes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import numpy as np
 import pytest
 
 from kvasir.inputs import Inputs, Span
-from kvasir.plan import Join, SamplingSpec, StepPlan, Work, pack_ids, unpack_ids
+from kvasir.plan import Encode, Join, SamplingSpec, StepPlan, Work, pack_ids, unpack_ids
 from kvasir.runner.fake import FakeRunner, fake_carry, fake_next
 from kvasir.runner.fake_content import FakeContent
 
@@ -54,9 +56,11 @@ def test_the_carry_is_kept_and_sent_on_joining():
 
 def test_spans_positions_and_named_outputs():
     runner = FakeRunner()
-    given = Inputs((Span(1, 2, b"image"),), pack_ids([0, 5, 5, 6]))
+    content = sha256(b"image").digest()
+    given = Inputs((Span(1, 2, content),), pack_ids([0, 5, 5, 6]))
     work = Work(0, 0, 4, blocks=((0, (1,)),), sample=True, want_hidden=("layer.3",))
-    (row,) = run(runner, joined=(join([1, 0, 0, 2], inputs=given),), work=(work,))
+    joined, job = join([1, 0, 0, 2], inputs=given), Encode(content, 2, b"image")
+    (row,) = run(runner, joined=(joined,), work=(work,), encodes=(job,))
     numbers = FakeContent(given, (), 8).numbers(np.array([1, 0, 0, 2])).tolist()
     assert numbers[0] == 1 and min(numbers[1:3]) > 256 and numbers[3] == 2
     assert row.tokens == (fake_next(numbers, 7, 0, 256),)

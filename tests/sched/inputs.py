@@ -6,11 +6,12 @@ import random
 from dataclasses import replace
 from hashlib import sha256
 
-from kvasir.inputs import Adapter, Inputs, Span
+from kvasir.inputs import Adapter, Inputs, Source, Span
 from kvasir.plan import pack_ids
 from tests.sched.drive import ADAPTERS
 
-CONTENTS = [sha256(name.encode()).digest() for name in ("cat", "dog", "tune")]
+SOURCES = {sha256(data).digest(): Source(sha256(data).digest(), 14, data) for data in (b"cat", b"dog", b"tune")}
+CONTENTS = list(SOURCES)
 PLACES = ((2, 5), (9, 1), (12, 9), (30, 14))  # (start, length)
 
 
@@ -20,10 +21,17 @@ def random_span(draw: random.Random, start: int, length: int, most: int) -> Span
         start,
         length,
         draw.choice(CONTENTS),
+        draw.choice([0, 14 - length]),
         added=draw.random() < 0.3,
         layers=draw.choice([(), (), (0, 2)]),
         both_ways=length <= most and draw.random() < 0.3,
     )
+
+
+def sources_of(inputs: Inputs) -> tuple[Source, ...]:
+    """Of all its contents."""
+    named = {span.content for span in inputs.spans} | ({inputs.encoded} - {b""})
+    return tuple(source for content, source in SOURCES.items() if content in named)
 
 
 def random_positions(draw: random.Random, length: int) -> tuple[bytes, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from hashlib import sha256
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from kvasir.caches import Cross, PagedKV, State, Window
 from kvasir.engine.core import EngineCore
 from kvasir.errors import InvalidRequest
-from kvasir.inputs import FEATURES, Adapter, Inputs, Span
+from kvasir.inputs import FEATURES, NONE, Adapter, Inputs, Span
 from kvasir.plan import pack_ids
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched import content
@@ -22,10 +21,10 @@ from kvasir.types import Request, SamplingParams
 from tests.examples import examples
 from tests.oracle import plain, same, together
 from tests.sched.drive import ADAPTERS, Drive, by_hand
-from tests.sched.inputs import random_adapters, random_inputs
+from tests.sched.inputs import CONTENTS, random_adapters, random_inputs, sources_of
 
 SIZE, PROMPT = 8, tuple(range(40))
-CAT, DOG = (sha256(name).digest() for name in (b"cat", b"dog"))
+CAT, DOG, _ = CONTENTS
 
 
 def make(**options) -> Drive:
@@ -34,11 +33,10 @@ def make(**options) -> Drive:
     return Drive(Scheduler(runner.capacity), runner)
 
 
-def ask(drive: Drive, inputs: Inputs = Inputs(), adapters: tuple[Adapter, ...] = (), prompt=PROMPT) -> int:
+def ask(drive: Drive, inputs: Inputs = NONE, adapters: tuple[Adapter, ...] = (), prompt=PROMPT) -> int:
     """Tokens found in the cache; the answer is the right one."""
-    request = Request(
-        f"r{len(drive.plans)}", prompt, SamplingParams(max_tokens=6, seed=0), adapters=adapters, inputs=inputs
-    )
+    request = Request(f"r{len(drive.plans)}", prompt, SamplingParams(max_tokens=6, seed=0))
+    request = replace(request, adapters=adapters, inputs=inputs, sources=sources_of(inputs))
     before = drive.scheduler.cached_tokens
     drive.scheduler.add(request)
     drive.drain()
@@ -67,6 +65,7 @@ WHOLE = len(PROMPT) - 1  # the last one is always computed
         ({"inputs": image()}, {"inputs": image(added=True)}, 16),
         ({"inputs": image()}, {"inputs": image(layers=(0, 3))}, 16),
         ({"inputs": image()}, {"inputs": image(both_ways=True)}, 16),
+        ({"inputs": image()}, {"inputs": image(first=2)}, 16),
         ({"inputs": image()}, {"inputs": image(length=11)}, 16),
         ({"inputs": image(start=15)}, {"inputs": image(start=17)}, 15),
         ({"inputs": image(DOG, start=2, length=2)}, {"inputs": image(DOG, start=2, length=2)}, WHOLE),
@@ -145,7 +144,8 @@ def test_together_equals_alone(seed, kinds, overlaps, step):
     requests = [
         replace(
             r,
-            inputs=random_inputs(draw, len(r.prompt_ids), 14),
+            inputs=(given := random_inputs(draw, len(r.prompt_ids), 14)),
+            sources=sources_of(given),
             adapters=random_adapters(draw, len(r.prompt_ids)) if draw.random() < 0.3 else (),
         )
         for r in requests
@@ -173,11 +173,11 @@ def test_together_equals_alone(seed, kinds, overlaps, step):
         (Inputs(), (Adapter("x", float("nan")),), "scale"),
         (Inputs(), (Adapter("x", 1.0, -1),), "position"),
         (Inputs(), (Adapter("z"),), "no adapter"),
-        (image(length=20, both_ways=True), (), "a step computes 16"),
+        (image(length=14, both_ways=True), (), "a step computes 12"),
     ],
 )
 def test_what_makes_no_sense_is_refused(inputs, adapters, named):
-    drive = make(max_tokens_per_step=16)
+    drive = make(max_tokens_per_step=12)
     with pytest.raises(InvalidRequest, match=named):
         ask(drive, inputs, adapters)
 

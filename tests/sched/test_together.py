@@ -24,7 +24,7 @@ from kvasir.inputs import NONE
 from kvasir.kv.policy import POLICIES
 from kvasir.kv.tiers.block import Block, Facts, GroupFacts, Name
 from kvasir.kv.tiers.connector import Bytes, Failed
-from kvasir.plan import StepPlan, StepResult, Work
+from kvasir.plan import Encoders, StepPlan, StepResult, Work
 from kvasir.runner.executor import Taken
 from kvasir.runner.fake import FakeExecutor, FakeRunner, fake_logprob
 from kvasir.runner.runner import Pending
@@ -47,7 +47,7 @@ from tests.examples import examples
 from tests.kv.chunked import Chunked
 from tests.sched.drive import ADAPTERS, by_hand, content_of
 from tests.sched.guides import HandGuides, allowed_at
-from tests.sched.inputs import random_adapters, random_inputs
+from tests.sched.inputs import random_adapters, random_inputs, sources_of
 
 VOCAB, LENGTH = 256, 96
 FULL, LATENT, STATE, CROSS = PagedKV(), Latent(), State(), Cross(length=10)
@@ -199,6 +199,7 @@ class Run:
             kinds=kinds, block_size=size, num_blocks=draw.choice([9, 12, 15, LENGTH // size + 2, 60]),
             max_rows=draw.choice([1, 2, 3, 6]), max_tokens_per_step=LENGTH if self.bidirectional else step_tokens,
             max_model_len=LENGTH, overlaps=draw.random() < 0.5,
+            encoders=Encoders(*draw.choice([(28 * 8, 8, 14), (42 * 8, 8, 28), (1 << 20, 8, 100)])),
         )  # fmt: skip
         groups = tuple(GroupFacts("ids", group.bytes_per_block) for group in runner.capacity.groups)
         tier = ShakyTier(draw, Facts("fake", "1", size, groups), draw.choice([0, 0.1, 0.5]))
@@ -269,6 +270,7 @@ class Run:
             cache_ttl=draw.choice([0.01, 5.0, 1e9]) if draw.random() < 0.15 else None,
             adapters=adapters,
             inputs=inputs,
+            sources=sources_of(inputs),
             grammar=grammar,
             resume_ids=tuple(tuple(a[: draw.randrange(len(a))]) for a in answers) if resumed else (),
         )

@@ -85,9 +85,9 @@ class Executor(Protocol):
     have them, so it keeps rows of its own that follow the plans: `Rows.apply`, and `Row.take` of what it has sampled.
     The host learns of the ids from the handle and gives none back.
 
-    computes: what it has code for of what not every executor has: inputs.FEATURES, and "drafted" and "pending" of a
-    work. The runner refuses the others by name. hidden: names of the outputs that work may want. cache: what tiers
-    and tests may know of its memory.
+    computes: what it has code for of what not every executor has: inputs.FEATURES, "encodes" of a plan, "drafted" and
+    "pending" of a work. The runner refuses the others by name. hidden: names of the outputs that work may want.
+    cache: what tiers and tests may know of its memory.
     """
 
     @property

@@ -18,13 +18,14 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
 from kvasir.caches import Kind, attention
 from kvasir.inputs import FEATURES
-from kvasir.plan import Bytes, CacheGroup, Capacity, Join, StepPlan, Work
+from kvasir.plan import Bytes, CacheGroup, Capacity, Encoders, Join, StepPlan, Work
 from kvasir.runner.blocks import move_blocks
 from kvasir.runner.executor import Entry, Step, Taken
 from kvasir.runner.fake_content import PLAIN, FakeContent
@@ -69,14 +70,16 @@ class FakeRunner(Runner):
         tasks: tuple[Task, ...] = (Task.GENERATE,),
         adapters: tuple[str, ...] = (),
         max_drafted: int = 8,
+        encoders: Encoders | None = Encoders(1 << 20, 64, 256),
     ):
         windows = window if isinstance(window, tuple) else (window,)
         kinds = kinds or tuple(attention(1, 1, window) for window in windows)
         groups = tuple(CacheGroup(kind, (g,), 8 * (block_size + kind.keeps_starts)) for g, kind in enumerate(kinds))
         sizes = (num_blocks,) * len(groups)
         capacity = Capacity(
-            max_rows, max_tokens_per_step, max_model_len, block_size, groups, sizes, vocab_size, adapters, max_drafted
-        )
+            max_rows, max_tokens_per_step, max_model_len, block_size, groups, sizes, vocab_size, adapters, max_drafted,
+            encoders=encoders,
+        )  # fmt: skip
         info = ModelInfo("fake", "fake", tasks, vocab_size, max_model_len, executor="fake")
         executor = self.samples(capacity, step_seconds, deadly_token, fault, overlaps)
         super().__init__(executor, capacity, info)
@@ -126,7 +129,7 @@ class FakeCache:
 class FakeExecutor:
     """Has code for every seat in a plan."""
 
-    computes = frozenset((*FEATURES, "drafted", "pending"))
+    computes = frozenset((*FEATURES, "encodes", "drafted", "pending"))
     queues = False
 
     def __init__(
@@ -143,6 +146,7 @@ class FakeExecutor:
         self.cache = FakeCache(capacity)
         self.arrived: set[int] = set()  # transfers of a connector that are done
         self.contents: dict[int, FakeContent] = {}  # by row, of those that are more than their ids
+        self.outputs: dict[bytes, tuple[bytes, int]] = {}  # of the encoder: a hash of what was encoded, how many
         self.closed = False
 
     def bind(self, rows: Rows) -> None:
@@ -166,6 +170,7 @@ class FakeExecutor:
     def start(self, step: Step) -> FakeHandle:
         if self.fault:
             self.fault(step.plan)
+        self._encode(step.plan)
         saved = move_blocks(self.cache, step.plan)
         for work in step.works:
             self._write(work)
@@ -174,10 +179,22 @@ class FakeExecutor:
     def close(self) -> None:
         self.closed = True
 
+    def _encode(self, plan: StepPlan) -> None:
+        for content in plan.dropped:
+            self.outputs.pop(content, None)
+        for job in plan.encodes:
+            self.outputs[job.content] = sha256(job.data).digest(), job.length
+        if limits := self.capacity.encoders:
+            held = limits.bytes_each * sum(length for _, length in self.outputs.values())
+            assert held <= limits.max_bytes, "outputs have more than their room"
+            assert sum(job.length for job in plan.encodes) <= limits.per_step, "a step makes more than it may"
+
     def _write(self, work: Work) -> None:
         row, end = self.rows[work.row], work.start + work.count
         content = self.contents.get(work.row, PLAIN)
         assert content.inside(work.start) == content.inside(end) == 0, "a span that attends both ways was cut"
+        for name in content.reads(work.start, end):
+            assert self.outputs.get(name, (b"", 0))[0] == name, "a step reads what no encoder has made"
         numbers = content.numbers(row.ids[:end])
         assert set(work.pending) <= self.arrived, "the step reads blocks that have not arrived"
         assert not work.indivisible or (work.start == 0 and end == row.known), "an indivisible prompt was cut"

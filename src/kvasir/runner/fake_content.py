@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvasir.inputs import Inputs, places
+from kvasir.inputs import NONE, Inputs, places
 from kvasir.plan import Adapted
 
 
@@ -21,11 +21,12 @@ class FakeContent:
 
     def __init__(self, inputs: Inputs, adapters: Sequence[Adapted], length: int):
         self._kept, self._added = np.ones(length, np.int64), np.zeros(length, np.int64)
-        self._wholes = [s for s in inputs.spans if s.both_ways]
+        self._inputs, self._wholes = inputs, [s for s in inputs.spans if s.both_ways]
         for span in inputs.spans:
             at = slice(span.start, span.end)
             self._kept[at] = span.added
-            self._added[at] += [fake_mixed(span.content, i, span.layers, span.both_ways) for i in range(span.length)]
+            places_in = range(span.first, span.first + span.length)
+            self._added[at] += [fake_mixed(span.content, i, span.layers, span.both_ways) for i in places_in]
         self.ahead = 0
         for place, (at, usual) in enumerate(places(inputs)):
             self._added[place] += fake_mixed(at) if any(x != usual for x in at) else 0
@@ -41,6 +42,11 @@ class FakeContent:
         """int64, one for each of the first ids."""
         return ids * self._kept[: len(ids)] + self._added[: len(ids)]
 
+    def reads(self, start: int, end: int) -> list[bytes]:
+        """Contents whose embeddings a step reads that computes [start, end)."""
+        found = [s.content for s in self._inputs.spans if s.start < end and start < s.end]
+        return [*found, self._inputs.encoded] if self._inputs.encoded and not start else found
+
     def inside(self, place: int) -> int:
         """Whether a step that begins or ends there would cut a span that attends both ways."""
         return sum(span.start < place < span.end for span in self._wholes)
@@ -50,7 +56,7 @@ class _Plain(FakeContent):
     """Of sequences that are their ids alone."""
 
     def __init__(self) -> None:
-        self._wholes, self.ahead, self.scope = [], 0, 0
+        self._inputs, self._wholes, self.ahead, self.scope = NONE, [], 0, 0
 
     def numbers(self, ids: np.ndarray) -> np.ndarray:
         return ids.astype(np.int64)

@@ -79,9 +79,12 @@ class Rows:
 
     def apply(self, plan: StepPlan) -> None:
         """Frees, fills and extends rows as the plan says. Raises ValueError for ids outside the vocabulary, which
-        kernels would look up without asking; then rows are freed and no more."""
+        kernels would look up without asking, and for jobs of an encoder where there is none; then rows are freed and no
+        more."""
         for row in plan.left:
             self._rows[row] = None
+        if plan.encodes and "encodes" not in self._computes:
+            raise ValueError(REFUSED.format("what an encoder makes (StepPlan.encodes)"))
         for ids in (*(join.ids for join in plan.joined), *(work.appended for work in plan.work if work.appended)):
             self._check(np.frombuffer(ids, np.int32))
         for join in plan.joined:

@@ -10,7 +10,7 @@ from kvasir import inputs
 from kvasir.errors import InvalidRequest, PromptTooLong, quoted
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.manager import KVManager
-from kvasir.plan import Adapted, Capacity, SamplingSpec
+from kvasir.plan import Adapted, Capacity, Encoders, SamplingSpec
 from kvasir.sched.content import PLAIN, Content, Numbers
 from kvasir.sched.sequence import Sequence
 from kvasir.seeds import answer_seed
@@ -57,17 +57,32 @@ def _refuse_inputs(request: Request, capacity: Capacity, max_chunk: int) -> None
             f"known: {', '.join(capacity.adapters)}" if capacity.adapters else "none are loaded here; leave it out",
             param="adapter",
         )
-    if not request.inputs and not request.adapters:
+    if not (request.inputs or request.adapters or request.sources):
         return
     inputs.check(request.inputs, request.adapters, len(request.prompt_ids))
     for feature in inputs.asked(request.inputs, [(a.scale, a.start) for a in request.adapters]):
         if feature not in capacity.computes:
             raise InvalidRequest(f"this engine cannot compute {inputs.FEATURES[feature]}", "leave it out", feature)
+    _refuse_sources(request, capacity.encoders)
     most = min(max_chunk, capacity.max_tokens_per_step)
     for span in request.inputs.spans:
         if span.both_ways and span.length > most:
             message = f"{span.length} positions attend to each other; a step computes {most} of a sequence"
             raise InvalidRequest(message, "give a smaller piece", "spans")
+
+
+def _refuse_sources(request: Request, limits: Encoders | None) -> None:
+    """Raises InvalidRequest for what encoders cannot make here."""
+    if request.sources and limits is None:
+        raise InvalidRequest("this engine has no encoder", "leave out what is to be encoded", "sources")
+    inputs.check_sources(request.inputs, request.sources)
+    if limits is None:
+        return
+    largest, total = max((s.length for s in request.sources), default=0), sum(s.length for s in request.sources)
+    most = limits.max_bytes // limits.bytes_each
+    if largest > limits.per_step or total > most:
+        message = f"one source gives {largest} embeddings, all give {total}"
+        raise InvalidRequest(message, f"at most {limits.per_step} of one and {most} of all", "sources")
 
 
 def make_sequence(
@@ -120,7 +135,7 @@ def _content(request: Request, adapters: Seq[str], numbers: Numbers | None) -> C
     if not request.inputs and not request.adapters:
         return PLAIN
     adapted = tuple(Adapted(1 + adapters.index(a.name), a.scale, a.start) for a in request.adapters)
-    return Content(request.inputs, request.adapters, adapted, numbers or Numbers())
+    return Content(request.inputs, request.adapters, adapted, numbers or Numbers(), request.sources)
 
 
 def namespace(request: Request, private: bool, model: str = "") -> bytes:

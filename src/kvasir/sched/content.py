@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-from kvasir.inputs import NONE, Adapter, Inputs, marks
+from kvasir.inputs import NONE, Adapter, Inputs, Source, marks
 from kvasir.plan import Adapted
 
 FIRST = -2  # -1 names blocks of fixed kinds in a tier
@@ -38,12 +39,20 @@ class Numbers:
 
 
 class Content:
-    """Inputs and adapters of a sequence. `adapted`: the adapters by the runner's ids."""
+    """Inputs and adapters of a sequence. `adapted`: the adapters by the runner's ids. sources: by content."""
 
-    __slots__ = ("_given", "_marks", "_numbers", "adapted", "inputs", "wholes")
+    __slots__ = ("_given", "_marks", "_numbers", "adapted", "inputs", "sources", "wholes")
 
-    def __init__(self, inputs: Inputs, adapters: Seq[Adapter], adapted: tuple[Adapted, ...], numbers: Numbers):
+    def __init__(
+        self,
+        inputs: Inputs,
+        adapters: Seq[Adapter],
+        adapted: tuple[Adapted, ...],
+        numbers: Numbers,
+        sources: Seq[Source] = (),
+    ):
         self.inputs, self.adapted = inputs, adapted
+        self.sources = {source.content: source for source in sources}
         self.wholes = tuple(s for s in inputs.spans if s.both_ways)
         self._marks, self._numbers = marks(inputs, adapters), numbers
         self._given: dict[int, int] = {}  # a sequence's key never changes, whatever the numbers forget
@@ -63,6 +72,15 @@ class Content:
         if number is None:
             number = self._given[position] = self._numbers.of(token, mark)
         return number
+
+    def needs(self, start: int) -> Iterator[tuple[int, Source]]:
+        """What must be there of an encoder where a sequence is computed from `start` on, with the positions that read
+        it, in ascending order."""
+        if self.inputs.encoded and not start:  # the first step writes all of it into the cache
+            yield 0, self.sources[self.inputs.encoded]
+        for span in self.inputs.spans:
+            if span.end > start:
+                yield span.start, self.sources[span.content]
 
     def stop(self, end: int) -> int:
         """The last position up to `end` before which a step, or what is taken from elsewhere, may end."""

@@ -17,6 +17,7 @@ from kvasir.metrics import Histogram
 from kvasir.plan import Capacity
 from kvasir.sched import drafts, policy
 from kvasir.sched.drafts import Drafter
+from kvasir.sched.encoders import Outputs
 from kvasir.sched.living import Living
 from kvasir.sched.prefixes import Prefixes
 from kvasir.sched.sequence import Sequence, Status
@@ -40,15 +41,16 @@ class Planner:
         service: Service,
         max_chunk: int,
         indivisible: bool,
+        outputs: Outputs,
         drafter: Drafter | None = None,
     ):
         """max_chunk: most tokens of one sequence in a step. indivisible: whether prompts are computed in one piece.
-        drafter: proposes ids that may come next."""
+        outputs: of encoders. drafter: proposes ids that may come next."""
         self._capacity = capacity
         self._living, self._kv, self._prefixes, self._tiering = living, kv, prefixes, tiering
         self._service = service
         self._max_chunk, self._indivisible = max_chunk, indivisible
-        self._drafter = drafter
+        self._outputs, self._drafter = outputs, drafter
         self._suspects: list[Sequence] = []
         self._turn = 0  # of the step in the making
         self._missed = 0  # tokens of a piece of a prompt that is computed at once, and did not fit the step before
@@ -59,7 +61,7 @@ class Planner:
 
     def plan(self, now: float) -> Step:
         """The next step, which may be empty."""
-        step = Step(self._capacity.max_tokens_per_step, self._max_chunk, self._indivisible, now)
+        step = Step(self._capacity.max_tokens_per_step, self._max_chunk, self._indivisible, now, self._outputs)
         self._turn += 1
         self._suspects = [s for s in self._suspects if s.suspect and s.status is not Status.FINISHED]
         suspects = [s for s in self._suspects if s.status is not Status.PAUSED]
@@ -86,6 +88,7 @@ class Planner:
         """The running sequence leaves its row and gives back its blocks; it waits to join again."""
         self._living.wait(seq)
         self._prefixes.leave(seq, keeps=True)
+        self._outputs.leave(seq)
         seq.preemptions += 1
         self.preemptions += 1
 
@@ -112,6 +115,8 @@ class Planner:
         if drafter := self._drafter:
             decodes = [s for s in decodes if not (s.in_flight and drafter.waits(s))]
         for i, seq in enumerate(sorted(decodes, key=self._turn_key) if len(decodes) > room else decodes):
+            if seq.content.sources and not step.chunk(seq, seq.computed):
+                continue
             if step.budget > kept and seq.status is Status.RUNNING and self._make_room(seq, seq.computed + 1, step):
                 self._compute(seq, 1, step, draft=self._draft(seq, step.budget - kept - (len(decodes) - 1 - i)))
 
@@ -190,6 +195,7 @@ class Planner:
             first_chunk=chunk if chunk or not self._indivisible else pending,
             indivisible=self._indivisible,
             blocks_fit=self._kv.fits(hit, min(seq.known + 1, seq.max_known), self._max_chunk),
+            outputs_fit=self._outputs.fits(seq, found),
         )
 
     def _alone(self, seq: Sequence, step: Step) -> None:
@@ -219,6 +225,7 @@ class Planner:
             self.loaded_tokens += loaded - seq.computed
             seq.computed = loaded
         self._tiering.end(seq)
+        self._outputs.join(seq)
         if not seq.preemptions:
             # What an answer takes from its siblings is no hit: nobody had computed it before.
             first = seq is self._living.requests[seq.request.id][0]

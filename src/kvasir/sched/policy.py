@@ -24,6 +24,7 @@ class AdmitFacts:
     first_chunk: int  # tokens the sequence would compute in this step if the budget allows
     indivisible: bool
     blocks_fit: bool  # all that is known now, and one token more, fits the pools
+    outputs_fit: bool = True  # what it has to read of encoders fits beside what others have to
 
 
 def has_row(f: AdmitFacts) -> bool:
@@ -36,6 +37,10 @@ def has_budget(f: AdmitFacts) -> bool:
 
 def has_blocks(f: AdmitFacts) -> bool:
     return f.blocks_fit
+
+
+def has_outputs(f: AdmitFacts) -> bool:
+    return f.outputs_fit
 
 
 def has_values(f: OwnFacts) -> bool:
@@ -53,7 +58,7 @@ def has_guide(f: OwnFacts) -> bool:
 # Gates that only postpone this one sequence: those behind it may pass.
 OWN_GATES: tuple[Callable[[OwnFacts], bool], ...] = (has_values, has_guide, has_loads)
 # Gates of a shared resource: when one is shut, no one behind may overtake, or the first would starve.
-SHARED_GATES: tuple[Callable[[AdmitFacts], bool], ...] = (has_row, has_budget, has_blocks)
+SHARED_GATES: tuple[Callable[[AdmitFacts], bool], ...] = (has_row, has_budget, has_blocks, has_outputs)
 
 
 def chunk_tokens(

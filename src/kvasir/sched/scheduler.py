@@ -31,6 +31,7 @@ from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
 from kvasir.sched import answer, drafts, guidance, slo
 from kvasir.sched.admission import make_sequence, refuse_impossible
 from kvasir.sched.drafts import Drafter
+from kvasir.sched.encoders import Outputs
 from kvasir.sched.guide import Guides
 from kvasir.sched.living import Living
 from kvasir.sched.planner import Planner
@@ -88,9 +89,9 @@ class Scheduler:
         self.max_waiting = max_waiting
         usual = Service(targets, capacity.max_tokens_per_step, capacity.block_size, self.max_chunk)
         self.service = service or usual
-        self.living = Living(capacity.max_rows)
+        self.living, self.outputs = Living(capacity.max_rows), Outputs(capacity.encoders)
         parts = self.living, self.kv, self.prefixes, self.tiering, self.service
-        self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional, drafter)
+        self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional, self.outputs, drafter)
         self._under_way: dict[int, tuple[tuple[Sequence, int], ...]] = {}  # with the count of preemptions then
         self._deadlines: list[Sequence] = []  # those that must end in time
         self._compiling: list[Sequence] = []  # those that wait for their grammars, and some that did
@@ -249,7 +250,7 @@ class Scheduler:
         for block, index, ids in list(self.kv.tree.named()) if self.store else ():
             self.tiering.evicted(block, index, ids)
             if self.tiering.has_saves():
-                yield self._complete(Step(0, self.max_chunk, self.bidirectional, self.clock()))
+                yield self._complete(Step(0, self.max_chunk, self.bidirectional, self.clock(), self.outputs))
 
     # -- results -----------------------------------------------------------------------------------------------
 
@@ -316,6 +317,7 @@ class Scheduler:
         """The step raised. Its only sequence ends with an error; of several, each is tried alone from now on."""
         sequences = [seq for seq, _ in self._under_way.pop(plan.step)]
         self.tiering.forget(plan.step)
+        self.outputs.forget(plan)
         for seq, work in zip(sequences, plan.work, strict=True):
             seq.in_flight -= work.sample
             seq.known -= work.sample
@@ -343,7 +345,8 @@ class Scheduler:
                 self.preempt(seq)
         self._under_way[plan.step] = ()
         self.tiering.forget(plan.step)
-        return replace(plan, work=(), copies=(), saves=(), loads=())
+        self.outputs.forget(plan)
+        return replace(plan, work=(), copies=(), saves=(), loads=(), encodes=(), dropped=())
 
     def _fail(self, seq: Sequence, why: KvasirError | str) -> Delta:
         self._end(seq, FinishReason.ERROR)
@@ -357,6 +360,7 @@ class Scheduler:
         last = self.living.end(seq)
         seq.finish = reason
         self.prefixes.leave(seq, keeps=reason is not FinishReason.ERROR)
+        self.outputs.leave(seq)
         self.finished += 1
         if last:
             self.prefixes.drop(seq)
@@ -409,6 +413,7 @@ class Scheduler:
         self.kv.check(s.blocks for s in living)
         self.prefixes.check(self.running)
         self.tiering.check(self.waiting, self.running)
+        self.outputs.check(self.running)
         if not living:
             lost = self.kv.used - self.kv.tree.stats().pinned
             assert lost == 0, f"{lost} blocks are held by nobody"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from kvasir.plan import Bytes, Join, StepPlan, Work, pack_ids
+from kvasir.plan import Bytes, Encode, Join, StepPlan, Work, pack_ids
 from kvasir.sched import guidance, policy
 from kvasir.sched.budget import MOST_READ
+from kvasir.sched.encoders import Outputs
 from kvasir.sched.sequence import Sequence
 
 Added = tuple[tuple[int, tuple[int, ...]], ...]  # per cache group: the first new index of the table, and what is there
@@ -18,13 +19,28 @@ class Step:
     """Owns the step's budget and the parts of its plan; `compute` is where a sequence's counts advance."""
 
     __slots__ = (
-        *("budget", "copies", "indivisible", "joined", "loads", "max_chunk", "missed", "now"),
+        *(
+            "_outputs",
+            "budget",
+            "copies",
+            "encodable",
+            "encodes",
+            "indivisible",
+            "joined",
+            "loads",
+            "max_chunk",
+            "missed",
+            "now",
+        ),
         *("planned", "prefill", "reads", "sequences", "work"),
     )
 
-    def __init__(self, budget: int, max_chunk: int, indivisible: bool, now: float):
+    def __init__(self, budget: int, max_chunk: int, indivisible: bool, now: float, outputs: Outputs):
         """max_chunk: most tokens of one sequence. indivisible: whether prompts are computed in one piece. now: when it
-        is planned."""
+        is planned. outputs: of encoders."""
+        self._outputs = outputs
+        self.encodes: list[Encode] = []
+        self.encodable = outputs.limits.per_step if outputs.limits else 0  # embeddings that may still be made
         self.budget = budget
         self.prefill = budget  # of it for pieces of more than one token
         self.reads = MOST_READ  # positions of prompts of which log-probabilities may still be read
@@ -43,8 +59,9 @@ class Step:
         """How many of its tokens from `start` on a sequence may compute."""
         pending = seq.known - start
         most = policy.chunk_tokens(pending, self.budget, 0, self.max_chunk, self.indivisible, self.prefill)
-        most = seq.content.stop(start + min(most, self.room(seq, start))) - start
-        return most or self._whole(seq, start)
+        end = seq.content.stop(start + min(most, self.room(seq, start)))
+        end = end if end > start else start + self._whole(seq, start)
+        return self._outputs.reach(seq, start, end, self.encodable) - start
 
     def _whole(self, seq: Sequence, start: int) -> int:
         """A piece that is computed at once or not at all is not bound by what prompts may take of the step."""
@@ -75,6 +92,8 @@ class Step:
         start, seq.drafted = seq.computed, len(draft)
         appended, seq.untold = pack_ids([*seq.untold, *draft]), []
         seq.computed += count
+        if seq.content.sources:
+            self._encode(seq, start)
         reached = seq.computed == seq.known
         sample = reached and not seq.embeds
         read = _rows(seq.to_read, start, seq.computed)
@@ -106,10 +125,18 @@ class Step:
             )
         )
 
+    def _encode(self, seq: Sequence, start: int) -> None:
+        """What it computes from `start` on may need outputs that are not there."""
+        jobs = self._outputs.make(seq, start, seq.computed)
+        self._outputs.move(seq)
+        self.encodes += jobs
+        self.encodable -= sum(job.length for job in jobs)
+
     def plan(self, number: int, left: tuple[int, ...], saves: list[tuple[int, int]]) -> StepPlan:
         """left: rows that are free now. saves: (group, block id) to be given out before all else."""
         work, joined, copies, loads = tuple(self.work), tuple(self.joined), tuple(self.copies), tuple(self.loads)
-        return StepPlan(number, joined, work, left, copies, tuple(saves), loads)
+        encodes, dropped = tuple(self.encodes), self._outputs.take_gone()
+        return StepPlan(number, joined, work, left, copies, tuple(saves), loads, encodes, dropped)
 
 
 def _rows(ids: range, start: int, end: int) -> tuple[int, int]:
