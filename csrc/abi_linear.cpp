@@ -39,7 +39,7 @@ KVASIR_API int64_t kvasir_activated_bytes(int32_t format, int32_t activation, in
     return kvasir::is_sound(m) ? kvasir::activated_bytes(m) : -1;
 }
 
-// Packs rows [first_row, first_row + num_rows) of a file, blocks of GGML type `source`, each row_bytes behind the one
+// Packs rows [first_row, first_row + num_rows) of a file, blocks of GGML type `source`, each row_bytes after the one
 // before (no alignment needed), into m->data. first_row is a multiple of 16; num_rows is one too, or the rows end the
 // matrix. Calls for different panels may run at the same time. Returns 0, or -1, nothing written, where the range is
 // not such a one or this source cannot become m's format. A range of no rows asks whether it can.

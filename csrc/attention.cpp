@@ -9,7 +9,7 @@
 //
 // An item is up to 16 such rows (neighbouring queries times heads of one KV head) that walk together. Threads share
 // items by what they cost. One that is a large part of a share is cut between chunks: the thread with its first keys
-// merges as it goes, those with the others keep their chunks one by one, and when all have met, the first goes on to
+// merges as it goes, those with the others keep their chunks one by one, and when all have met, the first continues to
 // merge these in ascending order. So the bits are the same wherever the cuts fall.
 #include "attention_step.h"
 
@@ -66,7 +66,7 @@ void merge_own(AttentionState& state, int64_t rows, int64_t width, int64_t begin
     merge_chunk(state, {state.top, sums, state.mixed, MAX_HEAD_DIM}, rows, width, begin, end);
 }
 
-// Top, sum and the rows of mixed, dense, one chunk behind the other.
+// Top, sum and the rows of mixed, dense, one chunk after the other.
 float* kept_chunk(AttentionState& state, int64_t rows, int64_t width, int64_t place) {
     return reinterpret_cast<float*>(&state + 1) + place * kept_floats(rows, width);
 }
@@ -160,7 +160,7 @@ AttentionState& state_of(const AttentionArgs& args, int32_t thread) {
     return *reinterpret_cast<AttentionState*>(args.scratch + thread * attention_scratch(args.layout, args.heads));
 }
 
-// Goes on where attend left an item, with the chunks that the threads behind this one kept.
+// Continues where attend left an item, with the chunks that the threads after this one kept.
 void merge_kept(const AttentionArgs& args, const Item& item, int32_t thread) {
     AttentionState& state = state_of(args, thread);
     const int64_t rows = item.rows(), width = padded_dim(args.layout);
@@ -267,7 +267,7 @@ struct Walk {
     }
 
     bool is_cut(const Queries& queries) const {
-        const int64_t chunks = (queries.high - 1) / CHUNK_TOKENS - queries.low / CHUNK_TOKENS;  // behind the first
+        const int64_t chunks = (queries.high - 1) / CHUNK_TOKENS - queries.low / CHUNK_TOKENS;  // after the first
         const int64_t size = kept_floats(queries.count * cut.heads, padded_dim(args.layout));
         return cuts && queries.high - queries.low >= WHOLE_TOKENS && queries.cost * WHOLE_PART >= fair &&
                chunks * size <= kept_room(args.layout);

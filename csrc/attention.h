@@ -53,7 +53,7 @@ struct AttentionArgs {
     const Piece* pieces;
     int64_t num_pieces;
     int64_t group;      // which of the pieces' tables
-    uint8_t* scratch;  // `attention_scratch` bytes for each thread, one behind the other; free at the next barrier
+    uint8_t* scratch;  // `attention_scratch` bytes for each thread, one after the other; free at the next barrier
 };
 
 int64_t attention_scratch(const CacheLayout& layout, int32_t heads);

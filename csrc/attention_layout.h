@@ -1,6 +1,6 @@
 // How a layer's cache lies in memory, and what a thread keeps while it attends.
 //
-//     format   keys of a tile                 values of a tile             behind both
+//     format   keys of a tile                 values of a tile             after both
 //     F32      [d][16 tokens]                 [16 tokens][D]
 //     F16      the same                       the same
 //     BF16     [d / 2][16 tokens][2]          [16 / 2 tokens][D][2]
@@ -37,7 +37,7 @@ KVASIR_LAYOUT int64_t head_bytes(const CacheLayout& layout) {
     return layout.block_size / TILE_TOKENS * tile_bytes(layout);
 }
 
-// Rows are told apart by a fixed stride, whatever the width: 256 words of queries, 64 scores, 64 words of weights.
+// Rows lie at a fixed stride, whatever the width: 256 words of queries, 64 scores, 64 words of weights.
 constexpr int64_t QUERY_BYTES = MAX_HEAD_DIM * 4;
 constexpr int64_t WEIGHT_BYTES = STEP_TOKENS * 4;
 
@@ -53,12 +53,12 @@ struct AttentionState {
     float query_scale[ATTENTION_ROWS];                          // int8 only
     int32_t query_sum[ATTENTION_ROWS];                          // int8 only
     int64_t first[ATTENTION_ROWS], last[ATTENTION_ROWS];        // the keys that a row sees: [first, last)
-    int64_t kept_end;                                           // of the chunks kept behind this, 0 for none
+    int64_t kept_end;                                           // of the chunks kept after this, 0 for none
     int64_t reserved[7];
 };
 static_assert(sizeof(AttentionState) % 64 == 0, "threads do not share a line");
 
-// Behind the state a thread keeps chunks of an item whose first keys another has: their maxima, sums and values. So
+// After the state a thread keeps chunks of an item whose first keys another has: their maxima, sums and values. So
 // many chunks of a full item fit: 131,072 keys of 16 rows, and more of fewer rows.
 constexpr int64_t KEPT_CHUNKS = 128;
 

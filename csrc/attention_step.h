@@ -43,7 +43,7 @@ KVASIR_INLINE T word_at(const uint8_t* from) {
 KVASIR_INLINE void prefetch(const uint8_t* from) { __builtin_prefetch(from, 0, 2); }
 
 // e^a for a that is not above 0, to about one unit in the last place; 0 below -87.3, NaN for NaN. As exp() does it, but
-// n comes out of one multiply-add: behind a number this large there is no room for a fraction, and its last bits are
+// n comes out of one multiply-add: in a number this large there is no room for a fraction, and its last bits are
 // the exponent of 2^n (none for n = -127, which makes the factor 0).
 KVASIR_INLINE f32x16 exp_down(f32x16 a) {
     const f32x16 large = broadcast(12582912.0f + 127.0f);

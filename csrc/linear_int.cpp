@@ -1,5 +1,5 @@
 // Products with integer formats (int_formats.h). Every output element is one chain of float multiply-adds over groups
-// in ascending order, each group's dot an exact integer, so that no micro-kernel can be told from another:
+// in ascending order, each group's dot an exact integer, so that all micro-kernels give the same bits:
 //
 //     groups of 32:   acc = fma(ws * xs, dot, acc), then for formats with minima acc = fma(wmin, xs * sum(x), acc)
 //     super-blocks:   part = fma(scale, dot, part) over the 16 or 32 columns of each scale, from 0;

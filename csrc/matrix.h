@@ -1,7 +1,7 @@
 // Weight matrices as the kernels want them: panels of 16 rows, interleaved so that a vector holds all rows of a panel
 // and no sum ever goes across lanes. The file's values are kept bit for bit; only their order changes.
 //
-//     matrix [rows N, cols K]     panel p: rows 16p to 16p + 15 (rows behind N are zeros)
+//     matrix [rows N, cols K]     panel p: rows 16p to 16p + 15 (rows from N on are zeros)
 //     panel                       S segments of the sum, each a run of groups in ascending k
 //
 //     format                group   of a group, for each of 16 rows                                activations

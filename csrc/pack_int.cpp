@@ -326,7 +326,7 @@ void pack_blocks(const Matrix& m, const IntLayout& l, int32_t source, const uint
     }
 }
 
-// One row of a panel from floats, zeros behind each segment.
+// One row of a panel from floats, zeros after each segment.
 void pack_floats(const Matrix& m, const IntLayout& l, int32_t source, const uint8_t* from, uint8_t* panel, int row) {
     const int64_t cols = m.cols / m.segments;
     for (int64_t s = 0; s < m.segments; ++s, panel += int_blocks(m) * l.bytes) {

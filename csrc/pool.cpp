@@ -1,5 +1,5 @@
 // One primitive does it all: a signal that is raised and awaited. A run is opened by one, ends by another where the
-// caller stays apart, and a barrier is a signal raised by whoever arrives last.
+// caller stays apart, and a barrier is a signal raised by the last to arrive.
 #include "pool.h"
 
 #include <pthread.h>
@@ -17,7 +17,7 @@ namespace kvasir {
 
 // How long to wait in which manner. Some ten microseconds of pauses cover the unequal shares of one step; a peer that
 // has lost its processor gets ours by yielding; and a pool without work sleeps before a millisecond has passed. With
-// more threads than processors a peer is always without one, and nobody pauses.
+// more threads than processors a peer is always without one, and none pauses.
 constexpr int PAUSES = 1000;
 constexpr int YIELDS = 1000;
 
@@ -29,7 +29,7 @@ static void relax() {
 #endif
 }
 
-// An event that repeats. Whoever waits remembers how often it had been raised before.
+// An event that repeats. A waiter remembers how often it had been raised before.
 struct Signal {
     alignas(64) std::atomic<uint32_t> raised;
     std::atomic<int32_t> sleepers;

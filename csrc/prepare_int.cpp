@@ -52,7 +52,7 @@ void prepare_group(Group256& group, const float* x) {
     for (int32_t& word : group.reserved) word = 0;
 }
 
-// `cols` columns of one segment as `count` groups of SIZE, zeros behind them.
+// `cols` columns of one segment as `count` groups of SIZE, zeros after them.
 template <typename Group, int SIZE>
 void prepare_segment(Group* groups, int64_t count, const float* x, int64_t cols) {
     for (int64_t g = 0; g < count; ++g, x += SIZE, cols -= SIZE) {

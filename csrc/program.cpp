@@ -355,7 +355,7 @@ using namespace kvasir;
 
 // Begins one step: computes all pieces, and samples for those that ask. At its end, results are in program->results, in
 // the order of the pieces that sample, and sampled tokens have been written into the rows' ids. Where the pool's caller
-// stays apart, this returns at once and kvasir_program_wait at the end; nobody changes rows or results in between.
+// stays apart, this returns at once and kvasir_program_wait at the end; no one changes rows or results in between.
 // Returns a RunError; nothing has begun then.
 KVASIR_API int32_t kvasir_program_start(Program* program, void* pool, const Piece* pieces, int64_t num_pieces) {
     Run run = {program, 0, 0, 0, 0, 0};

@@ -1,4 +1,4 @@
-// Every filter keeps a head of one list, the tokens by descending logit and ascending id. A head is told by the key of
+// Every filter keeps a head of one list, the tokens by descending logit and ascending id. A head is given by the key of
 // its last token, its cut: no list is put in order, and filters meet as the greatest of their cuts.
 #include "sampler_parts.h"
 

@@ -5,7 +5,7 @@ namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-// x = row where the mask allows. Ids behind the last word are forbidden.
+// x = row where the mask allows. Ids after the last word are forbidden.
 void copy_masked(float* x, const float* row, int64_t vocab, const int32_t* mask, int64_t mask_words) {
     for (int64_t i = 0; i < vocab; i += LANES) {
         const uint32_t word = i / 32 < mask_words ? static_cast<uint32_t>(mask[i / 32]) : 0;

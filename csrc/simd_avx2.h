@@ -66,7 +66,7 @@ KVASIR_INLINE __m256i first(int64_t count) {
 KVASIR_INLINE mask16 first_lanes(int64_t count) {
     return {_mm256_castsi256_ps(first(count)), _mm256_castsi256_ps(first(count - 8))};
 }
-// The first `count` (1 to 15) floats, zeros in the other lanes; memory behind them is not touched.
+// The first `count` (1 to 15) floats, zeros in the other lanes; memory after them is not touched.
 KVASIR_INLINE f32x16 load_first(const float* from, int64_t count) {
     const __m256 low = _mm256_maskload_ps(from, first(count));
     if (count <= 8) return {low, _mm256_setzero_ps()};

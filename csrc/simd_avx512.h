@@ -44,7 +44,7 @@ KVASIR_INLINE bool any(mask16 m) { return m.v != 0; }
 KVASIR_INLINE __mmask16 first(int64_t count) { return static_cast<__mmask16>((1u << count) - 1u); }
 // Lanes 0 to count - 1, count in 0 to 16.
 KVASIR_INLINE mask16 first_lanes(int64_t count) { return {first(count)}; }
-// The first `count` (1 to 15) floats, zeros in the other lanes; memory behind them is not touched.
+// The first `count` (1 to 15) floats, zeros in the other lanes; memory after them is not touched.
 KVASIR_INLINE f32x16 load_first(const float* from, int64_t count) {
     return {_mm512_maskz_loadu_ps(first(count), from)};
 }

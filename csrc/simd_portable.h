@@ -103,7 +103,7 @@ KVASIR_INLINE mask16 first_lanes(int64_t count) {
     KVASIR_EACH m.v[i] = i < count;
     return m;
 }
-// The first `count` (1 to 15) floats, zeros in the other lanes; memory behind them is not touched.
+// The first `count` (1 to 15) floats, zeros in the other lanes; memory after them is not touched.
 KVASIR_INLINE f32x16 load_first(const float* from, int64_t count) {
     f32x16 a = broadcast(0.0f);
     for (int64_t i = 0; i < count; ++i) a.v[i] = from[i];

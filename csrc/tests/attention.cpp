@@ -1,5 +1,5 @@
 // Attention over the paged cache: against a softmax in float64, the bits of a row against everything around it, and
-// nothing read or written outside (caches and tables end at a forbidden page, and what nobody owns is NaN).
+// nothing read or written outside (caches and tables end at a forbidden page, and what has no owner is NaN).
 #include "../attention_layout.h"
 
 #include "../kvasir_cpu.h"

@@ -160,7 +160,7 @@ class Session {
     int32_t run(const Piece* pieces, int64_t count) { return kvasir_program_run(&p, pool_, pieces, count); }
     int32_t logits(const int64_t* rows, int64_t count) { return kvasir_program_logits(&p, pool_, rows, count); }
 
-    // The rest of what a sequence knows, at most so many tokens; with a sample behind the last.
+    // The rest of what a sequence knows, at most so many tokens; with a sample after the last.
     Piece piece(int64_t row, int64_t most) const {
         const Sequence& s = sequences[row];
         const int64_t count = std::min(s.known - s.computed, most);
@@ -224,7 +224,7 @@ class Session {
         spec.logprobs = static_cast<int32_t>(i) - 1;
     }
 
-    // Blocks wholly behind the window are not the sequence's any more.
+    // Blocks that have wholly left the window are not the sequence's any more.
     void forget_behind_window(const Piece& piece) {
         const int64_t behind = piece.start - b.windows[1] + 1;
         for (int64_t j = 0; (j + 1) * Builder::BLOCK <= behind; ++j) sequences[piece.row].tables[1][j] = -7;
