@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from kvasir.text import table
 from kvasir.text.backend import Backend
+from kvasir.text.encoder import Texts
 from kvasir.text.special_tokens import SpecialTokens
 from tests.examples import examples
 from tests.text.vocabularies import any_tokenizer
@@ -68,8 +69,8 @@ def test_no_text_has_fewer_tokens_than_its_known_characters_say(name, monkeypatc
         fewest = facts.fewest_tokens(text, 1 << 30)
         stopped = facts.fewest_tokens(text, enough)
         assert stopped == fewest or fewest >= stopped > enough
-        assert all(fewest <= len(backend.encode([text], False, parse)[0]) for parse in (True, False))
-        assert fewest <= len(backend.encode([text], False, True, span)[0])
+        assert all(fewest <= len(backend.encode(Texts([text], False, parse))[0]) for parse in (True, False))
+        assert fewest <= len(backend.encode(Texts([text], False, True, span))[0])
 
     holds()
 

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 from kvasir.text import provenance, slices
 from kvasir.text.backend import Backend
 from kvasir.text.byte_level import LETTERS
+from kvasir.text.encoder import Texts
 from kvasir.text.pretokenizers import SPLITS_BEFORE_SPACES
 from kvasir.text.special_tokens import SpecialTokens
 from tests.text.vocabularies import TINY, any_tokenizer
@@ -134,13 +135,13 @@ def test_the_ids_of_a_text_are_those_of_its_slices(library, monkeypatch):
     @example("a b 1 <m> ab é a  b a B", 3, True, True)
     @given(TEXTS, st.integers(1, 40), st.booleans(), st.booleans())
     def equal(text, most, special, parse):
-        (ids,) = whole.encode([text], special, parse)
-        (some,) = whole.encode([text], special, parse, most=most)
+        (ids,) = whole.encode(Texts([text], special, parse))
+        (some,) = whole.encode(Texts([text], special, parse, most=most))
         assert "".join(cut_at(text, places, 1)) == text
         if len(ids) <= most:
             assert some == ids
         assert some == ids or (len(some) > most and some == ids[: len(some)])
-        assert whole.encode([text], special, parse, most=1 << 30) == [ids]
+        assert whole.encode(Texts([text], special, parse, most=1 << 30)) == [ids]
 
     equal()
     assert max(cut) > 3
@@ -162,10 +163,10 @@ def test_guarded_texts_have_the_same_ids_in_slices_and_no_fewer_tokens_than_seen
     @given(TEXTS, TEXTS, TEXTS, st.integers(1, 40), st.booleans())
     def equal(before, said, after, most, special):
         text, spans = before + said + after, [[(len(before), len(before) + len(said))]]
-        (ids,) = guarded.encode([text], special, True, spans)
-        (some,) = guarded.encode([text], special, True, spans, most=most)
+        (ids,) = guarded.encode(Texts([text], special, True, spans))
+        (some,) = guarded.encode(Texts([text], special, True, spans, most=most))
         assert some == ids or (len(ids) > most and len(some) > most)
-        assert guarded.encode([text], special, True, spans, most=1 << 30) == [ids]
+        assert guarded.encode(Texts([text], special, True, spans, most=1 << 30)) == [ids]
 
     equal()
 
@@ -182,10 +183,10 @@ def test_of_a_long_guarded_text_the_first_slices_are_enough(monkeypatch):
 
     for module in (slices, provenance):
         monkeypatch.setattr(module, "whole", counted)
-    (ids,) = guarded.encode([text], False, True, [[(3, len(text))]], most=100)
+    (ids,) = guarded.encode(Texts([text], False, True, [[(3, len(text))]], most=100))
     assert len(ids) > 100 and 0 < sum(asked) < len(text) / 20
     asked.clear()
-    guarded.encode([text], False, True, [[(3, len(text))]])
+    guarded.encode(Texts([text], False, True, [[(3, len(text))]]))
     assert sum(asked) >= 2 * len(text), "as spelt by itself, and with its control tokens at their places alone"
 
 
@@ -212,8 +213,8 @@ def test_what_is_not_known_to_be_cut_so_is_tokenized_whole():
     ]
     whole += [known(r"\s?\p{L}+(?: \p{L}+)*")]
     assert not any(slices.cut_of(library) for library in whole)
-    assert Backend(touching, SpecialTokens()).encode(["a b " * 9], False, True, most=3) == [
-        Backend(touching, SpecialTokens()).encode(["a b " * 9], False, True)[0]
+    assert Backend(touching, SpecialTokens()).encode(Texts(["a b " * 9], False, True, most=3)) == [
+        Backend(touching, SpecialTokens()).encode(Texts(["a b " * 9], False, True))[0]
     ]
 
 
@@ -244,7 +245,7 @@ def test_texts_without_spaces_are_cut_for_tokenizers_of_berts_kind(piece, monkey
         slices, "whole", lambda library, text, special: asked.append(len(text)) or real(library, text, special)
     )
     bert, text = Backend(wordpiece(), SpecialTokens()), piece * 100_000
-    (ids,) = bert.encode([text], True, True, most=100)
+    (ids,) = bert.encode(Texts([text], True, True, most=100))
     assert len(ids) > 100 and sum(asked) < len(text) / 10
     other = wordpiece()
     other.add_tokens([AddedToken("<,>")])

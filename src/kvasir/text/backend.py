@@ -17,7 +17,7 @@ import tokenizers
 
 from kvasir.errors import ModelFileError
 from kvasir.text import bounds
-from kvasir.text.encoder import Spans
+from kvasir.text.encoder import Texts
 from kvasir.text.library import library_errors
 from kvasir.text.provenance import Guard
 from kvasir.text.slices import cut_of, encoded, ends, whole
@@ -42,29 +42,19 @@ class Backend:
             self.plain = _without_special_tokens(library)
         self._spellers: dict[tuple[tuple[str, int], ...], LibrarySpeller] = {}
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        add_special_tokens: bool,
-        parse_special: bool,
-        foreign: Sequence[Spans] = (),
-        hold: Hold | None = None,
-        blocked: Sequence[int] = (),
-        most: int = 0,
-    ) -> list[list[int]]:
-        """The ids of each text; see `Tokenizer.encode_many`."""
-        if any(foreign) and parse_special:
-            with library_errors("the tokenizer failed on a text"):
-                each = zip(texts, foreign, strict=True)
-                most = most if self._sliced is not None else 0
-                return [self._guard.encode(text, spans, blocked, add_special_tokens, most) for text, spans in each]
-        backend = self.library if parse_special else self.plain
+    def encode(self, job: Texts, hold: Hold | None = None) -> list[list[int]]:
+        """The ids of each text."""
+        special, most = job.add_special_tokens, job.most if self._sliced else 0
         with library_errors("the tokenizer failed on a text"):
-            if most and self._sliced is not None:
+            if any(job.foreign) and job.parse_special:
+                each = zip(job.texts, job.foreign, strict=True)
+                return [self._guard.encode(text, spans, job.blocked, special, most) for text, spans in each]
+            backend = self.library if job.parse_special else self.plain
+            if most and self._sliced:
                 cut, both = self._sliced
-                around = both if add_special_tokens else ([], [])
-                return [encoded(backend, text, most, cut, around) for text in texts]
-            return [whole(backend, text, add_special_tokens) for text in texts]
+                around = both if special else ([], [])
+                return [encoded(backend, text, most, cut, around) for text in job.texts]
+            return [whole(backend, text, special) for text in job.texts]
 
     @cached_property
     def _sliced(self) -> tuple[re.Pattern[str], tuple[list[int], list[int]]] | None:

@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 if TYPE_CHECKING:
     from kvasir.text.sandbox import Hold
 
 Spans = Sequence[tuple[int, int]]  # [start, end) of characters
 
 
+class Texts(msgspec.Struct, frozen=True):
+    """Texts to be encoded, and how: see `Tokenizer.encode_many`. foreign: the spans of each text, or nothing at all."""
+
+    texts: Sequence[str]
+    add_special_tokens: bool = True
+    parse_special: bool = True
+    foreign: Sequence[Spans] = ()
+    blocked: Sequence[int] = ()
+    most: int = 0
+
+
 class Encoder(Protocol):
     """What turns texts into ids: the library in this process (backend.Backend) or in others (TokenizerPool)."""
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        add_special_tokens: bool,
-        parse_special: bool,
-        foreign: Sequence[Spans] = (),
-        hold: Hold | None = None,
-        blocked: Sequence[int] = (),
-        most: int = 0,
-    ) -> list[list[int]]: ...
+    def encode(self, job: Texts, hold: Hold | None = None) -> list[list[int]]: ...
 
     def spell(self, hidden: Mapping[str, int], texts: Sequence[str]) -> list[list[int]]: ...
 

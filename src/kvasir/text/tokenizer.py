@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvasir.errors import InvalidRequest, UnsupportedModel
 from kvasir.text.byte_level import bytes_of
-from kvasir.text.encoder import Encoder, Spans
+from kvasir.text.encoder import Encoder, Spans, Texts
 from kvasir.text.special_tokens import SpecialTokens, is_plain_text
 from kvasir.text.table import Table
 
@@ -107,7 +107,8 @@ class Tokenizer:
         most: where it is above 0 and a text has more ids, those beyond it may be missing, but for one at least."""
         for text in texts:
             _check_unicode(text)
-        return self._encoder.encode(texts, add_special_tokens, parse_special, foreign, hold, sorted(blocked), most)
+        job = Texts(texts, add_special_tokens, parse_special, foreign, sorted(blocked), most)
+        return self._encoder.encode(job, hold)
 
     def control_ids(self, source: str) -> frozenset[int]:
         """The added tokens that a chat template writes, whatever their flag, and all special ones."""

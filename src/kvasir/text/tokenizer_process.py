@@ -19,9 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError
 from kvasir.text import tokenizer_wire as wire
-from kvasir.text.encoder import Spans
+from kvasir.text.encoder import Texts
 from kvasir.text.gguf_vocab import PREFIX
 from kvasir.text.sandbox import GRACE_SECONDS, Channel, Hold, Sandbox, SandboxLimit, Worker, frame_of
 from kvasir.text.table import Table
@@ -126,24 +128,14 @@ class TokenizerPool(Sandbox):
         self.table: Table = self._first.table
         self._digest = self._first.digest
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        add_special_tokens: bool,
-        parse_special: bool,
-        foreign: Sequence[Spans] = (),
-        hold: Hold | None = None,
-        blocked: Sequence[int] = (),
-        most: int = 0,
-    ) -> list[list[int]]:
-        """The ids of each text; see `Tokenizer.encode`. Raises InvalidRequest for texts that pass the limits."""
+    def encode(self, job: Texts, hold: Hold | None = None) -> list[list[int]]:
+        """The ids of each text. hold: what can end it early. Raises InvalidRequest for texts that pass the limits."""
         found: list[list[int]] = []
-        for start, end in _slices(texts):
-            some, size = texts[start:end], sum(len(text.encode()) for text in texts[start:end])
+        for start, end in _slices(job.texts):
+            some = replace(job, texts=job.texts[start:end], foreign=job.foreign[start:end])
+            size = sum(len(text.encode()) for text in some.texts)
             seconds = min(MOST_SECONDS, SECONDS + size * SECONDS_PER_BYTE)
-            spans = foreign[start:end]
-            job = wire.Encode(seconds + GRACE_SECONDS, some, add_special_tokens, parse_special, spans, blocked, most)
-            found += self._ids(job, seconds, size, hold)
+            found += self._ids(wire.Encode(seconds + GRACE_SECONDS, some), seconds, size, hold)
         return found
 
     def spell(self, hidden: Mapping[str, int], texts: Sequence[str]) -> list[list[int]]:

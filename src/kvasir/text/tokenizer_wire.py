@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError, UnsupportedModel
+from kvasir.text.encoder import Texts
 from kvasir.text.table import Table
 
 _ERRORS = {kind.__name__: kind for kind in (InvalidRequest, ModelFileError, UnsupportedModel)}
@@ -38,15 +39,7 @@ class Kill(Job, frozen=True):
 
 
 class Encode(Job, frozen=True):
-    """foreign: (start, end) in characters of each text, or nothing at all. blocked: ids that are not written there.
-    most: see `Tokenizer.encode_many`."""
-
-    texts: Sequence[str]
-    add_special_tokens: bool
-    parse_special: bool
-    foreign: Sequence[Sequence[tuple[int, int]]] = ()
-    blocked: Sequence[int] = ()
-    most: int = 0
+    what: Texts
 
 
 class Spell(Job, frozen=True):

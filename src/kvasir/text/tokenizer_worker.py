@@ -109,9 +109,7 @@ class Copy:
 
     def answer(self, job: wire.AnyJob) -> wire.AnyReply:
         if isinstance(job, wire.Encode):
-            special = job.add_special_tokens, job.parse_special
-            found = self._backend.encode(job.texts, *special, job.foreign, blocked=job.blocked, most=job.most)
-            return wire.Ids.of(found)
+            return wire.Ids.of(self._backend.encode(job.what))
         assert isinstance(job, wire.Spell), "the first process does the other jobs"
         return wire.Ids.of(self._backend.spell(job.hidden, job.texts))
 
