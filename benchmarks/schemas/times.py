@@ -144,7 +144,7 @@ def summed(every: Sequence[Times]) -> dict[str, Any]:
     for kind in [*kinds, "all"]:
         of = [one for one in every if kind in (one.collection, "all")]
         found[kind] = {
-            name: spread(seconds) | {"over": sum(s > BARS.get(name, float("inf")) for s in seconds)}
+            name: spread(seconds) | ({"over": sum(s > BARS[name] for s in seconds)} if name in BARS else {})
             for name in FIGURES
             if (seconds := [s for one in of for s in one.seconds.get(name, ())])
         }

@@ -320,6 +320,13 @@ def test_conditions_on_a_key_that_is_required_are_exact(more, absent):
     assert check({**more, "properties": {"k": {}, "a": {}, "b": {}, "c": {}}, "allOf": said}, (*VALUES, *values))
 
 
+def test_a_choice_that_holds_anyway_is_left_out():
+    one = {"properties": {key: {"anyOf": [{"type": "string"}, {"type": "null"}]} for key in "abcd"}}
+    schema = {"allOf": [{"$ref": "#/$defs/d"}], "anyOf": [{"type": "null"}, {"$ref": "#/$defs/d"}], "$defs": {"d": one}}
+    assert check(schema) and "null" not in sources.json_schema(schema).split("$defs")[0]
+    assert not check({"allOf": [{"const": 1}], "anyOf": [{"const": True}]})  # of which nothing is
+
+
 def test_keys_that_exclude_each_other_are_exact():
     values = [{"a": a, "b": b, "c": c} for a in (None, 1) for b in (None, 1) for c in (None, 1)]
     assert check(by_turns("a", "b", "c"), (*VALUES, *values))

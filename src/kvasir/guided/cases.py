@@ -11,7 +11,7 @@ from kvasir.errors import InvalidRequest
 from kvasir.guided import conditions, counts
 from kvasir.guided.apart import constants, flat, has_all, holds, shared
 from kvasir.guided.formats import FORMATS
-from kvasir.guided.logic import KINDS, MAX_CASES, NOTES, Scope, also, negated, types_of
+from kvasir.guided.logic import KINDS, MAX_CASES, NOTES, Scope, also, negated, same, types_of
 from kvasir.guided.pointers import Pointers
 from kvasir.guided.said import Said
 from kvasir.guided.texts import Unknown, as_ecma
@@ -73,6 +73,8 @@ class _Cases:
             for key, rewrite in _REWRITES.items():
                 if key in told:
                     self._try(key, rewrite, told)
+        if _is_chosen(told):
+            del told["anyOf"]
         if not _HAS_INSIDE.isdisjoint(told):
             for key in _INSIDE:
                 if key in told:
@@ -126,6 +128,14 @@ def _is_arranged(keys: tuple[str, ...]) -> bool:
         return True
     places = [i for i, key in enumerate(keys) if key not in _IN_PLACE and key not in NOTES]
     return not places or _HAS_IN_PLACE.isdisjoint(keys[places[0] : places[-1]])
+
+
+def _is_chosen(told: dict[str, Any]) -> bool:
+    """Whether one of the choices has to hold anyway; llguidance would join each of them with it."""
+    every, options = told.get("allOf"), told.get("anyOf")
+    if not isinstance(every, list) or not isinstance(options, list):
+        return False
+    return any(same(one, option) for one in every for option in options)
 
 
 def _is_done(said: Said) -> bool:
