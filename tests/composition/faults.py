@@ -205,7 +205,7 @@ def one_namespace(core: Any) -> None:
     @wrap(core.scheduler, "_sequence")
     def sequence(make: Callable, request: Any, index: int) -> Any:
         made = make(request, index)
-        made.namespace = b"all"
+        made.content.namespace = b"all"
         return made
 
 
@@ -457,5 +457,5 @@ def untold_id(core: Any) -> None:
     def enter(make: Callable) -> Any:
         made = make()
         for seq in core.scheduler.waiting:
-            seq.unsent = max(0, seq.unsent - 1)
+            seq.emission.unsent = max(0, seq.emission.unsent - 1)
         return made

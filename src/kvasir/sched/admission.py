@@ -11,7 +11,8 @@ from kvasir.errors import InvalidRequest, PromptTooLong, quoted
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.manager import KVManager
 from kvasir.plan import Adapted, Capacity, Encoders, SamplingSpec
-from kvasir.sched.content import PLAIN, Content, Numbers
+from kvasir.sched.content import Content, Numbers
+from kvasir.sched.emission import Emission
 from kvasir.sched.sequence import Sequence
 from kvasir.seeds import answer_seed
 from kvasir.types import Request, Task
@@ -107,8 +108,9 @@ def make_sequence(
     tokens = array("i", (*request.prompt_ids, *resumed))
     generates = request.task is Task.GENERATE
     wants_prompt = params.prompt_logprobs is not None and index == 0 and not resumed
-    content, space = _content(request, adapters, numbers), namespace(request, private, model)
-    packed = content.key(tokens[: len(request.prompt_ids)])
+    space = namespace(request, private, model)
+    adapted = tuple(Adapted(1 + adapters.index(a.name), a.scale, a.start) for a in request.adapters)
+    content = Content(request, adapted, numbers or Numbers(), space, blocks.block_size)
     return Sequence(
         request=request,
         index=index,
@@ -119,23 +121,16 @@ def make_sequence(
         stop_ids=stop_ids,
         max_known=min(len(request.prompt_ids) + generates * (params.max_tokens or max_model_len), max_model_len),
         blocks=blocks,
-        namespace=space,
         content=content,
         embeds=not generates,
         prompt_len=len(request.prompt_ids),
-        packed_prompt=packed,
-        beginning=space + packed[: blocks.block_size * tokens.itemsize],
         carry=request.resume_carries[index] if index < len(request.resume_carries) else b"",
-        prompt_logprobs=[None for _ in request.prompt_ids] if wants_prompt else None,
-        unread=1 if wants_prompt else len(tokens),
+        emission=Emission(
+            holds_back=params.logprobs is not None,
+            unread=1 if wants_prompt else len(tokens),
+            prompt_logprobs=[None for _ in request.prompt_ids] if wants_prompt else None,
+        ),
     )
-
-
-def _content(request: Request, adapters: Seq[str], numbers: Numbers | None) -> Content:
-    if not request.inputs and not request.adapters:
-        return PLAIN
-    adapted = tuple(Adapted(1 + adapters.index(a.name), a.scale, a.start) for a in request.adapters)
-    return Content(request.inputs, request.adapters, adapted, numbers or Numbers(), request.sources)
 
 
 def namespace(request: Request, private: bool, model: str = "") -> bytes:

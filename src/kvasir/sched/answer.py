@@ -17,12 +17,7 @@ Verdict = tuple[FinishReason | None, int | None]  # why it ends, and the stop id
 
 def take_read(seq: Sequence, work: Work, row: RowResult) -> None:
     """What was read of ids that were known: the prompt's, or forced ones."""
-    entries = [_entry(e) for e in row.read]
-    of_prompt = min(max(0, seq.prompt_len - 1 - work.read[0]), len(entries))
-    if seq.prompt_logprobs is not None and of_prompt:
-        first = work.read[0] + 1
-        seq.prompt_logprobs[first : first + of_prompt] = entries[:of_prompt]
-    seq.owed += entries[of_prompt:]
+    seq.emission.read(work.read[0], [_entry(e) for e in row.read], seq.prompt_len)
 
 
 def take_pooled(seq: Sequence, pooled: bytes) -> Delta:
@@ -33,24 +28,23 @@ def take_pooled(seq: Sequence, pooled: bytes) -> Delta:
 
 def take_tokens(seq: Sequence, row: RowResult) -> Delta:
     """What was sampled, and what a grammar forces after it. Raises KvasirError where it cannot be followed."""
-    begin = len(seq.tokens) - seq.unsent
+    emission, begin = seq.emission, len(seq.tokens) - seq.emission.unsent
     sampled = len(seq.tokens) + len(row.tokens)
-    known = [*row.tokens, *seq.coming]
-    seq.coming = []
+    known = [*row.tokens, *seq.guidance.take_coming()]
     finish, stop = _append(seq, known)
-    if seq.guide and finish is not FinishReason.STOP:
+    if seq.guidance.guide and finish is not FinishReason.STOP:
         finish, stop = _follow(seq, known, finish)
     seq.carry = row.carry
-    end = min(sampled, len(seq.tokens)) if seq.holds_back else len(seq.tokens)
-    told = seq.tokens[begin:end]
-    entries, seq.owed = [*seq.owed, *map(_entry, row.logprobs)], []
-    seq.unsent = len(seq.tokens) - end
+    end = min(sampled, len(seq.tokens)) if emission.holds_back else len(seq.tokens)
+    told = tuple(seq.tokens[begin:end])
+    entries = emission.tell(len(told), len(seq.tokens) - end, map(_entry, row.logprobs))
+    of_prompt = emission.prompt_logprobs if begin == seq.prompt_len else None
     return Delta(
         seq.request.id,
         seq.index,
-        tuple(told),
-        tuple(entries[: len(told)]),
-        tuple(seq.prompt_logprobs) if begin == seq.prompt_len and seq.prompt_logprobs is not None else None,
+        told,
+        entries,
+        None if of_prompt is None else tuple(of_prompt),
         finish,
         stop,
         cached_tokens=seq.cached,
@@ -71,15 +65,15 @@ def _append(seq: Sequence, ids: list[int]) -> Verdict:
 
 def _follow(seq: Sequence, known: list[int], finish: FinishReason | None) -> Verdict:
     """The grammar continues after what became known; an answer that is complete by it is not cut by its length."""
-    assert seq.guide
-    seq.guide.advance(known)
+    assert seq.guidance.guide
+    seq.guidance.guide.advance(known)
     if finish is None:
         forced = guidance.jump(seq)
         finish, stop = _append(seq, forced)
         if finish:
             return finish, stop
-        seq.guide.advance(forced)
-    return (FinishReason.STOP if seq.guide.done else finish), None
+        seq.guidance.guide.advance(forced)
+    return (FinishReason.STOP if seq.guidance.guide.done else finish), None
 
 
 def _verdict(seq: Sequence, token: int) -> Verdict:

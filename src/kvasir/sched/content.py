@@ -10,10 +10,11 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
 
-from kvasir.inputs import NONE, Adapter, Inputs, Source, marks
+from kvasir.inputs import Source, marks
+from kvasir.kv.node import ID_BYTES
 from kvasir.plan import Adapted
+from kvasir.types import Request
 
 FIRST = -2  # -1 names blocks of fixed kinds in a tier
 LAST = -(2**31)
@@ -39,23 +40,28 @@ class Numbers:
 
 
 class Content:
-    """Inputs and adapters of a sequence. `adapted`: the adapters by the runner's ids. sources: by content."""
+    """Of a sequence: what it is computed from, and what the prefix tree calls that.
 
-    __slots__ = ("_given", "_marks", "_numbers", "adapted", "inputs", "sources", "wholes")
+    adapted: the adapters by the runner's ids. sources: by content. namespace: of the tree. prompt: the prompt's key.
+    beginning: namespace and first block; who has an equal one begins alike.
+    """
+
+    __slots__ = (
+        *("_given", "_marks", "_numbers", "adapted", "beginning", "inputs"),
+        *("namespace", "prompt", "sources", "wholes"),
+    )
 
     def __init__(
-        self,
-        inputs: Inputs,
-        adapters: Seq[Adapter],
-        adapted: tuple[Adapted, ...],
-        numbers: Numbers,
-        sources: Seq[Source] = (),
+        self, request: Request, adapted: tuple[Adapted, ...], numbers: Numbers, namespace: bytes, block_size: int
     ):
-        self.inputs, self.adapted = inputs, adapted
-        self.sources = {source.content: source for source in sources}
-        self.wholes = tuple(s for s in inputs.spans if s.both_ways)
-        self._marks, self._numbers = marks(inputs, adapters), numbers
+        self.inputs, self.adapted = request.inputs, adapted
+        self.sources = {source.content: source for source in request.sources}
+        self.wholes = tuple(s for s in request.inputs.spans if s.both_ways)
+        self._marks, self._numbers = marks(request.inputs, request.adapters), numbers
         self._given: dict[int, int] = {}  # a sequence's key never changes, whatever the numbers forget
+        self.namespace = namespace
+        self.prompt = self.key(array("i", request.prompt_ids))
+        self.beginning = namespace + self.prompt[: block_size * ID_BYTES]
 
     def key(self, tokens: array[int]) -> bytes:
         """The prefix tree's key of the first tokens of the sequence, as long as they are."""
@@ -89,6 +95,3 @@ class Content:
     def whole(self, start: int) -> int:
         """Tokens that must be computed together where a step begins at `start`; 1 as a rule."""
         return next((span.length for span in self.wholes if span.start == start), 1)
-
-
-PLAIN = Content(NONE, (), (), Numbers())  # of a sequence that is its ids alone

@@ -56,7 +56,7 @@ def settle(seq: Sequence, work: Work, accepted: int, current: bool) -> int:
         return work.count
     seq.drafted = 0
     seq.known += accepted
-    seq.unread += accepted  # their log-probabilities came with them
+    seq.emission.plan(seq.emission.unread + accepted)  # their log-probabilities came with them
     if current:
         seq.computed += accepted
     return work.count - work.drafted + accepted

@@ -31,60 +31,67 @@ def jumps(spec: SamplingSpec) -> bool:
 
 
 def ready(seq: Sequence) -> bool:
-    return seq.compiling is not None and seq.compiling.done()
+    return seq.guidance.compiling is not None and seq.guidance.compiling.done()
 
 
-def enter(seq: Sequence, guides: Guides) -> None:
-    """Gives a waiting sequence its guide, and what is forced at its beginning. Raises KvasirError."""
-    assert seq.compiling is not None
-    compiled, seq.compiling = seq.compiling, None
-    seq.guide = guides.take(compiled, seq.tokens[seq.prompt_len :])
+def begin(seq: Sequence, guides: Guides, rule: str, jump_ahead: bool) -> None:
+    """A new sequence is to follow a rule, as soon as it is compiled. jump_ahead: whether what is forced is taken."""
+    seq.guidance.compiling = guides.begin(rule)
+    seq.guidance.jumps = jump_ahead and jumps(seq.spec)
+
+
+def enter(seq: Sequence, guides: Guides) -> int:
+    """Gives a waiting sequence its guide, and what is forced at its beginning: so many ids. Raises KvasirError."""
+    at = seq.guidance
+    assert at.compiling is not None
+    compiled, at.compiling = at.compiling, None
+    at.guide = guides.take(compiled, seq.tokens[seq.prompt_len :])
     forced = _forced(seq)
-    seq.guide.advance(forced)
-    if forced and seq.guide.done:  # all of it is forced; what ends it is sampled, as every last id is
+    at.guide.advance(forced)
+    if forced and at.guide.done:  # all of it is forced; what ends it is sampled, as every last id is
         forced.pop()
-        seq.guide = guides.take(compiled, [*seq.tokens[seq.prompt_len :], *forced])
+        at.guide = guides.take(compiled, [*seq.tokens[seq.prompt_len :], *forced])
     seq.tokens.extend(forced)
     seq.known += len(forced)
-    seq.unsent = len(forced)
+    return len(forced)
 
 
 def jump(seq: Sequence) -> list[int]:
     """Takes what is forced behind the last known token; returns those of which the values are known by that."""
-    assert seq.guide is not None
+    assert seq.guidance.guide is not None
     forced = _forced(seq)[seq.in_flight :]
     seq.known += len(forced)
-    seq.untold += forced
+    seq.guidance.untold += forced
     if seq.in_flight:
-        seq.coming = forced
+        seq.guidance.coming = forced
         return []
     return forced
 
 
 def take_back(seq: Sequence) -> None:
     """What would have come behind an id that was never sampled."""
-    seq.known -= len(seq.coming)
-    seq.coming = []
+    seq.known -= len(seq.guidance.take_coming())
 
 
 def masked(seq: Sequence) -> bool:
     """Whether a mask is to be expected for what is sampled next, as far as is known by now."""
-    return seq.guide is not None and not seq.guide.quiet
+    return seq.guidance.guide is not None and not seq.guidance.guide.quiet
 
 
 def mask(seq: Sequence, work: Work, vocab_size: int) -> bytes | None:
     """What the step under way may sample for it; None for everything. With a draft, one mask after the other: behind
-    the last known id and behind each drafted one. Where the guide cannot say, nothing, and `seq.astray` says why."""
-    assert seq.guide is not None
-    seq.astray = None
+    the last known id and behind each drafted one. Where the guide cannot say, nothing, and `astray` says why."""
+    guide = seq.guidance.guide
+    assert guide is not None
+    seq.guidance.astray = None
     try:
-        first = seq.guide.allowed()
+        first = guide.allowed()
     except KvasirError as error:
-        seq.astray = error
+        seq.guidance.astray = error
         first = NOTHING
     if not work.drafted:
         return first
-    masks = [first, *_along(seq.guide.copy(), unpack_ids(work.appended)[-work.drafted :])]
+    masks = [first, *_along(guide.copy(), unpack_ids(work.appended)[-work.drafted :])]
     if all(m is None for m in masks):
         return None
     size = max(-(-vocab_size // 32) * 4, *(len(m) for m in masks if m is not None))  # a guide's may be longer
@@ -108,11 +115,12 @@ def _along(guide: Guide, draft: list[int]) -> Iterator[bytes | None]:
 
 def _forced(seq: Sequence) -> list[int]:
     """What is forced behind the last known id; whatever may end the answer is left to be sampled."""
-    assert seq.guide is not None
+    guide = seq.guidance.guide
+    assert guide is not None
     room = seq.max_known - 1 - seq.known
-    if room < 1 or seq.guide.done or not seq.jumps:
+    if room < 1 or guide.done or not seq.guidance.jumps:
         return []
-    forced = seq.guide.forced()[: room + seq.in_flight]
-    if seq.holds_back:
+    forced = guide.forced()[: room + seq.in_flight]
+    if seq.emission.holds_back:
         forced = forced[:-1]
     return list(itertools.takewhile(lambda token: token not in seq.stop_ids, forced))

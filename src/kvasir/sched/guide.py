@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from kvasir.errors import KvasirError
 
 
 class Guide(Protocol):
@@ -24,6 +27,33 @@ class Guide(Protocol):
     def advance(self, ids: Iterable[int]) -> None: ...
 
     def copy(self) -> Guide: ...
+
+
+@dataclass(slots=True, eq=False)
+class Guidance:
+    """Where an answer stands that follows a grammar; see the module guidance.
+
+    compiling: what the guide is made of, as long as there is none. astray: why the guide cannot say what may come next.
+    coming: ids that are forced after one that a step under way samples. untold: known ids that the runner has not been
+    told of, and those coming. jumps: whether what is forced is taken at once.
+    """
+
+    guide: Guide | None = None
+    compiling: Future[Any] | None = None
+    astray: KvasirError | None = None
+    coming: list[int] = field(default_factory=list)
+    untold: list[int] = field(default_factory=list)
+    jumps: bool = False
+
+    def take_coming(self) -> list[int]:
+        """The id before them is known: they are, too."""
+        coming, self.coming = self.coming, []
+        return coming
+
+    def tell(self) -> list[int]:
+        """The runner is told of all."""
+        untold, self.untold = self.untold, []
+        return untold
 
 
 class Guides(Protocol):

@@ -161,7 +161,7 @@ class Planner:
         """Lets a waiting sequence join if it can; False when nobody behind it may, or it would starve."""
         own = policy.OwnFacts(
             values_known=seq.in_flight == 0,
-            compiling=seq.compiling is not None,
+            compiling=seq.guidance.compiling is not None,
             loading=seq.fetch is not None and seq.fetch.open,
         )
         if not all(gate(own) for gate in policy.OWN_GATES) or self._prefixes.follows(seq):

@@ -32,14 +32,14 @@ class Prefixes:
         if limit < 1 or seq.in_flight or seq.suspect:
             return None
         key = seq.content.key(seq.tokens)
-        hit = self._tree.match(seq.namespace, key, limit)
+        hit = self._tree.match(seq.content.namespace, key, limit)
         while (stop := seq.content.stop(hit.tokens)) < hit.tokens:
-            hit = self._tree.match(seq.namespace, key, stop)
+            hit = self._tree.match(seq.content.namespace, key, stop)
         return hit if hit.tokens else None
 
     def _key(self, seq: Sequence) -> bytes:
         """Sequences that have different ones have less in common than is worth waiting for."""
-        return seq.namespace + seq.packed_prompt[: self._least * ID_BYTES]
+        return seq.content.namespace + seq.content.prompt[: self._least * ID_BYTES]
 
     def begin(self, seq: Sequence) -> None:
         """The sequence runs and is to compute its prompt."""
@@ -61,7 +61,7 @@ class Prefixes:
             return False
         coming, first = 0, None
         for other in self._computing.get(self._key(seq), ()):
-            shared = common(other.packed_prompt, seq.packed_prompt)
+            shared = common(other.content.prompt, seq.content.prompt)
             if shared > coming and not other.suspect:
                 coming, first = shared, other
         enough = seq.content.stop(min(coming, seq.reusable)) - self._least + 1
@@ -88,7 +88,7 @@ class Prefixes:
             self.stop(seq)
             ttl = seq.request.cache_ttl
             if ttl and not self.private(seq.request):
-                self._tree.pin(seq.namespace, seq.packed_prompt, now + ttl)
+                self._tree.pin(seq.content.namespace, seq.content.prompt, now + ttl)
 
     def leave(self, seq: Sequence, keeps: bool) -> None:
         """The sequence gives back its blocks. keeps: whether what it has computed is of use to others."""
@@ -101,12 +101,12 @@ class Prefixes:
     def _insert(self, seq: Sequence) -> None:
         if seq.stored and not seq.suspect:
             ids, priority = seq.content.key(seq.tokens[: seq.stored]), -seq.request.priority
-            self._tree.insert(seq.namespace, ids, seq.blocks.ids, priority)
+            self._tree.insert(seq.content.namespace, ids, seq.blocks.ids, priority)
 
     def drop(self, seq: Sequence) -> None:
         """The last answer of its request has ended: what was theirs alone is of no use to anybody."""
         if self.private(seq.request):
-            self._tree.drop(seq.namespace)
+            self._tree.drop(seq.content.namespace)
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Raises AssertionError."""

@@ -119,9 +119,8 @@ class Scheduler:
                 message = "min_tokens goes against a grammar, which says where the answer ends"
                 raise InvalidRequest(message, "leave it out", param="min_tokens")
             for seq in sequences:
-                seq.compiling = self.guides.begin(request.grammar)
+                guidance.begin(seq, self.guides, request.grammar, self.jump_ahead)
                 self._compiling.append(seq)
-                seq.jumps = self.jump_ahead and guidance.jumps(seq.spec)
         now, found = self.clock(), self.prefixes.find(sequences[0])
         for seq in sequences:
             seq.arrived = now - request.waited
@@ -193,12 +192,14 @@ class Scheduler:
     def enter_grammars(self) -> list[Delta]:
         """Gives guides to those whose grammar is compiled by now; ends those of which it cannot be followed."""
         ended = []
-        self._compiling = [s for s in self._compiling if s.compiling is not None and s.status is not Status.FINISHED]
+        compiling = (s for s in self._compiling if s.guidance.compiling is not None)
+        self._compiling = [s for s in compiling if s.status is not Status.FINISHED]
         for seq in [s for s in self._compiling if s.status is Status.WAITING and guidance.ready(s)]:
             assert self.guides is not None
             try:
-                guidance.enter(seq, self.guides)
-                self.forced_tokens += seq.unsent
+                forced = guidance.enter(seq, self.guides)
+                seq.emission.hold(forced)
+                self.forced_tokens += forced
             except KvasirError as error:
                 ended.append(self._fail(seq, error))
         return ended
@@ -206,7 +207,7 @@ class Scheduler:
     def masks(self, plan: StepPlan) -> dict[int, bytes]:
         """By row, what may be sampled where a grammar says so. Steps before this one must be committed."""
         pairs = zip(self._under_way[plan.step], plan.work, strict=True)
-        guided = ((s, w) for (s, _), w in pairs if s.guide and w.sample and s.status is not Status.FINISHED)
+        guided = ((s, w) for (s, _), w in pairs if s.guidance.guide and w.sample and s.status is not Status.FINISHED)
         vocab = self.capacity.vocab_size
         masks = {work.row: mask for seq, work in guided if (mask := guidance.mask(seq, work, vocab)) is not None}
         self.masked_rows += len(masks)
@@ -236,7 +237,8 @@ class Scheduler:
 
     def linger(self, seconds: float) -> None:
         """To be called when there was nothing to plan: waits so long at most for what comes from elsewhere."""
-        compiling = [s.compiling for s in self._compiling if s.compiling and s.status is Status.WAITING]
+        waiting = (s.guidance.compiling for s in self._compiling if s.status is Status.WAITING)
+        compiling = [future for future in waiting if future]
         if compiling:
             concurrent.futures.wait(compiling, seconds, concurrent.futures.FIRST_COMPLETED)
         else:
@@ -272,7 +274,7 @@ class Scheduler:
             if seq.status is Status.FINISHED:
                 continue
             if row.error:
-                deltas.append(self._fail(seq, seq.astray or row.error))
+                deltas.append(self._fail(seq, seq.guidance.astray or row.error))
                 continue
             self.accepted_tokens += row.accepted
             delta = self._take(seq, work, row, end, current)
@@ -323,7 +325,7 @@ class Scheduler:
             seq.known -= work.sample
             seq.drafted = 0
             guidance.take_back(seq)
-            seq.reread()
+            seq.emission.reread(len(seq.tokens))
         alive = [s for s in sequences if s.status is not Status.FINISHED]
         if len(sequences) == 1:
             return [self._fail(seq, message) for seq in alive]
@@ -340,7 +342,7 @@ class Scheduler:
             seq.in_flight -= work.sample
             seq.known -= work.sample
             seq.drafted = 0
-            seq.reread()
+            seq.emission.reread(len(seq.tokens))
             if seq.status is Status.RUNNING:
                 self.preempt(seq)
         self._under_way[plan.step] = ()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kvasir.errors import KvasirError
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.store import Fetch
 from kvasir.plan import SamplingSpec
 from kvasir.sched.content import Content
-from kvasir.sched.guide import Guide
-from kvasir.types import FinishReason, Request, TokenLogprob
+from kvasir.sched.emission import Emission
+from kvasir.sched.guide import Guidance
+from kvasir.types import FinishReason, Request
 
 
 class Status(Enum):
@@ -39,7 +38,7 @@ class Sequence:
     known:    tokens that exist or are being sampled by a step under way (counts; values may lag)
     computed: tokens whose keys and values are in the cache once all planned steps are done
     stored:   those of them that are there now
-    tokens:   the values known on this side; len(tokens) == known - in_flight - len(coming)
+    tokens:   the values known on this side; len(tokens) == known - in_flight - len(guidance.coming)
     cached:   tokens that were found in the prefix tree when it first joined
     expected: tokens that it had of this sequence when it came
     arrived, since: by the scheduler's clock; `since` is its last token's time, before that `arrived`
@@ -48,11 +47,6 @@ class Sequence:
     promoted: goes first until it ends, having waited too long
     turn: the last step that was planned to compute some of it
     drafted: ids of it that the step under way checks; see drafts
-    guide, coming, untold, jumps: see guidance; compiling: what the guide is made of, as long as there is none
-    astray: why its guide cannot say what may come next
-    unsent: so many of the last tokens no delta has told of
-    unread: the first known id of which a log-probability is wanted and no step was planned to read it; see to_read
-    owed: log-probabilities of the first of the unsent tokens
     """
 
     request: Request
@@ -64,12 +58,11 @@ class Sequence:
     stop_ids: frozenset[int]
     max_known: int  # prompt + max_tokens, within the context
     blocks: SequenceBlocks
-    namespace: bytes  # of the prefix tree
     content: Content  # what it is computed from beside its ids
+    emission: Emission  # what deltas have said
     embeds: bool  # wants no token
     prompt_len: int
-    packed_prompt: bytes  # key of the prompt in the prefix tree
-    beginning: bytes  # namespace and first block: who has an equal one begins alike
+    guidance: Guidance = field(default_factory=Guidance)  # the grammar that it follows
     status: Status = Status.WAITING
     row: int = -1
     computed: int = 0
@@ -87,27 +80,12 @@ class Sequence:
     fetch: Fetch | None = None
     preemptions: int = 0
     suspect: int = 0  # was part of a step that failed: computed alone until it has passed this position
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-    compiling: Future[Any] | None = None
-    guide: Guide | None = None
-    astray: KvasirError | None = None
-    coming: list[int] = field(default_factory=list)
-    untold: list[int] = field(default_factory=list)
-    jumps: bool = False
-    unsent: int = 0
-    unread: int = 0
-    owed: list[TokenLogprob] = field(default_factory=list)
     finish: FinishReason | None = None
 
     @property
-    def holds_back(self) -> bool:
-        """Whether no delta tells of an id without its log-probability."""
-        return self.spec.logprobs >= 0
-
-    @property
     def to_read(self) -> range:
-        """Known ids of which log-probabilities are to be read, from the rows before them, by steps not planned yet."""
-        return range(self.unread, self.known if self.holds_back else self.prompt_len)
+        """Known ids of which log-probabilities are to be read, by steps not planned yet."""
+        return self.emission.to_read(self.known, self.prompt_len)
 
     @property
     def reusable(self) -> int:
@@ -116,12 +94,6 @@ class Sequence:
             return 0
         wanted = self.to_read
         return (wanted[0] if wanted else self.known) - 1
-
-    def reread(self) -> None:
-        """What steps were to read that did not run is to be read again."""
-        told = len(self.tokens) - self.unsent
-        missing = (i for i, entry in enumerate(self.prompt_logprobs or ()) if i and entry is None)
-        self.unread = next(missing, told + len(self.owed))
 
     @property
     def under_way(self) -> bool:

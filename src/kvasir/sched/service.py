@@ -126,7 +126,7 @@ class Service:
             started=seq.known > seq.prompt_len,
             running=seq.status is Status.RUNNING,
             promoted=seq.promoted,
-            prefix=seq.beginning,
+            prefix=seq.content.beginning,
         )
 
     def wanted(self, candidates: Iterable[Sequence]) -> int:

@@ -78,7 +78,7 @@ class Step:
 
     def join(self, seq: Sequence, copies: list[Copy], loads: list[Load]) -> None:
         """The sequence has got its row."""
-        seq.untold = []  # joining tells all
+        seq.guidance.tell()  # joining tells all
         self.copies += copies
         self.loads += loads
         ids, content = seq.tokens.tobytes(), seq.content
@@ -90,7 +90,7 @@ class Step:
         """The sequence computes `count` more of its tokens, and the draft. blocks: those the runner does not know of
         yet."""
         start, seq.drafted = seq.computed, len(draft)
-        appended, seq.untold = pack_ids([*seq.untold, *draft]), []
+        appended = pack_ids([*seq.guidance.tell(), *draft])
         seq.computed += count
         if seq.content.sources:
             self._encode(seq, start)
@@ -98,12 +98,12 @@ class Step:
         sample = reached and not seq.embeds
         read = _rows(seq.to_read, start, seq.computed)
         if read[1]:
-            seq.unread = read[1] + 1
+            seq.emission.plan(read[1] + 1)
             self.reads -= read[1] - read[0]
         if sample:
             seq.known += 1
             seq.in_flight += 1
-            seq.unread = seq.known
+            seq.emission.plan(seq.known)
         self.budget -= count + len(draft)
         if count > 1:
             self.prefill -= count

@@ -62,11 +62,11 @@ class Tiering:
 
     def begin(self, seq: Sequence, hit: Hit | None, now: float) -> bool:
         """Asks the tier, once while the sequence waits, for what comes after the hit; whether to wait for it."""
-        asks = seq.reusable and not seq.suspect and seq.namespace.startswith(SHARED)
+        asks = seq.reusable and not seq.suspect and seq.content.namespace.startswith(SHARED)
         if self.store is None or seq.fetch is not None or not asks:
             return False
         found, ids = hit.tokens if hit else 0, seq.content.key(seq.tokens[: seq.reusable])
-        seq.fetch = self.store.fetch(seq.namespace, ids, found, lambda n: self._seconds(found, n), now)
+        seq.fetch = self.store.fetch(seq.content.namespace, ids, found, lambda n: self._seconds(found, n), now)
         if seq.fetch.open:
             self._open[seq] = None
         return seq.fetch.open
@@ -92,10 +92,10 @@ class Tiering:
         if seq.fetch is not None or seq.suspect:
             return False
         for other in self._open:
-            if other.namespace == seq.namespace:
+            if other.content.namespace == seq.content.namespace:
                 assert other.fetch
                 end = (other.fetch.first + other.fetch.count) * self._block_size
-                shared = min(common(other.packed_prompt, seq.packed_prompt), end, seq.reusable)
+                shared = min(common(other.content.prompt, seq.content.prompt), end, seq.reusable)
                 if shared - found >= max(1, self._block_size // 2):
                     return True
         return False
