@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from kvasir.layers.adapters import set_adapter, slots  # noqa: E402
 from kvasir.layers.linear import _segment  # noqa: E402
 from kvasir.ops import native as door  # noqa: E402
-from kvasir.plan import Capacity, Join, SamplingSpec, StepPlan, Work, pack_ids  # noqa: E402
+from kvasir.plan import Adapted, Capacity, Join, SamplingSpec, StepPlan, Work, pack_ids  # noqa: E402
 from kvasir.program import native  # noqa: E402
 from kvasir.runner.eager_executor import EagerExecutor  # noqa: E402
 from kvasir.runner.load import load_model  # noqa: E402
@@ -269,7 +269,10 @@ def test_runners_know_a_rows_adapter_by_its_joining(tmp_path, executor):
 
     def first_tokens(step: int, adapters: list[int]) -> list[tuple | str]:
         spec = SamplingSpec(logprobs=0)
-        joined = tuple(Join(i, pack_ids(IDS), 50, spec, adapter) for i, adapter in enumerate(adapters))
+        joined = tuple(
+            Join(i, pack_ids(IDS), 50, spec, (Adapted(adapter),) if adapter else ())
+            for i, adapter in enumerate(adapters)
+        )
         blocks = [((0, tuple(range(4 * i + 1, 4 * i + 5))),) for i in range(len(adapters))]
         works = tuple(Work(i, 0, 50, blocks[i], sample=True) for i in range(len(adapters)))
         rows = runner.sample(runner.execute(StepPlan(step, joined, works))).rows
