@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import EngineDead, InvalidRequest, KvasirError
 from kvasir.types import FinishReason
 from tests.sched.drive import by_hand, request
+from tests.sched.inputs import random_inputs, sources_of
 
 FAKE = {"vocab_size": 256, "num_blocks": 200, "max_rows": 16, "max_model_len": 512, "step_seconds": 0.004}
 
@@ -45,6 +47,19 @@ async def test_many_streams_at_once(engine):
     assert answers == [expected(r) for r in requests]
     await engine.check()
     assert (await engine.stats()).blocks_used == 0
+
+
+async def test_embeddings_and_positions_travel(engine):
+    """With the sources of what is to be encoded."""
+    requests = []
+    for i in range(8):
+        given = random_inputs(random.Random(i), 40)
+        one = request(f"r{i}", list(range(40)), max_tokens=6)
+        requests.append(replace(one, inputs=given, sources=sources_of(given)))
+    assert any(r.inputs.positions for r in requests) and any(r.sources for r in requests)
+    answers = await asyncio.gather(*(collect(engine, r) for r in requests))
+    assert answers == [expected(r) for r in requests]
+    await engine.check()
 
 
 async def test_a_refusal_reaches_its_caller_alone(engine):

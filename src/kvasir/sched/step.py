@@ -90,7 +90,8 @@ class Step:
         """The sequence computes `count` more of its tokens, and the draft. blocks: those the runner does not know of
         yet."""
         start, seq.drafted = seq.computed, len(draft)
-        appended = pack_ids([*seq.guidance.tell(), *draft])
+        untold = seq.guidance.tell() if seq.guidance.untold else ()
+        appended = pack_ids([*untold, *draft])
         seq.computed += count
         if seq.content.sources:
             self._encode(seq, start)
@@ -135,7 +136,7 @@ class Step:
     def plan(self, number: int, left: tuple[int, ...], saves: list[tuple[int, int]]) -> StepPlan:
         """left: rows that are free now. saves: (group, block id) to be given out before all else."""
         work, joined, copies, loads = tuple(self.work), tuple(self.joined), tuple(self.copies), tuple(self.loads)
-        encodes, dropped = tuple(self.encodes), self._outputs.take_gone()
+        encodes, dropped = tuple(self.encodes), self._outputs.take_gone() if self._outputs.limits else ()
         return StepPlan(number, joined, work, left, copies, tuple(saves), loads, encodes, dropped)
 
 
