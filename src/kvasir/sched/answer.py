@@ -30,7 +30,7 @@ def take_tokens(seq: Sequence, row: RowResult) -> Delta:
     """What was sampled, and what a grammar forces after it. Raises KvasirError where it cannot be followed."""
     emission, begin = seq.emission, len(seq.tokens) - seq.emission.unsent
     sampled = len(seq.tokens) + len(row.tokens)
-    known = [*row.tokens, *seq.guidance.take_coming()]
+    known = [*row.tokens, *(seq.guidance.take_coming() if seq.guidance.coming else ())]
     finish, stop = _append(seq, known)
     if seq.guidance.guide and finish is not FinishReason.STOP:
         finish, stop = _follow(seq, known, finish)
