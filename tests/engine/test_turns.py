@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from kvasir.config import EngineOptions
 from kvasir.engine import turns
 from kvasir.engine.front import RENDER_PLACES, Front
 from kvasir.engine.turns import ASKER, LONG_BYTES, Asker, Turns
@@ -309,5 +310,14 @@ def test_a_client_that_leaves_ends_the_rendering_of_its_conversation():
         with pytest.raises(asyncio.CancelledError):
             await task
         await until(lambda: front._rendering._free == RENDER_PLACES)
+
+    asyncio.run(main())
+
+
+def test_a_burst_of_chats_waits_while_the_first_of_them_is_learnt_from():
+    async def main():
+        front = Front(EchoEngine(), byte_tokenizer(), ChatTemplate(SLOW))
+        tasks = [chat(front, "a", str(i)) for i in range(EngineOptions("").max_waiting)]
+        assert [found.text for found in await asyncio.gather(*tasks)] == [str(i) for i in range(len(tasks))]
 
     asyncio.run(main())

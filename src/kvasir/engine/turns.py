@@ -16,7 +16,7 @@ from kvasir.text.sandbox import Hold
 from kvasir.text.tokenizer_process import MAX_WORKERS
 
 LONG_BYTES = 64 << 10  # texts from here on leave one place to shorter ones
-MAX_WAITING, MAX_WAITING_PER_KEY = 1024, 256
+MAX_WAITING, MAX_WAITING_PER_KEY = 4096, 1024  # no fewer than requests may wait in the engine by default
 MAX_BYTES, MAX_BYTES_PER_KEY = 256 << 20, 64 << 20  # of the texts that wait or are being tokenized
 
 T = TypeVar("T")
