@@ -23,7 +23,7 @@ class Pins:
     def __init__(self, pools: Sequence[BlockPool]):
         self._pools = pools
         self._pins: dict[Name, _Pin] = {}
-        self._expiry = inf  # none ends earlier
+        self.expiry = inf  # none ends earlier
 
     def add(self, name: Name, blocks: tuple[list[int], ...], until: float) -> None:
         """blocks: per group; SCRATCH where there is none. A second pin of the same prefix can only prolong it."""
@@ -33,15 +33,13 @@ class Pins:
             self._pins[name] = _Pin(until, blocks)
             for pool, ids in zip(self._pools, blocks, strict=True):
                 pool.share(b for b in ids if b != SCRATCH)
-        self._expiry = min(self._expiry, until)
+        self.expiry = min(self.expiry, until)
 
     def expire(self, now: float) -> int:
         """Ends those whose time has come, `math.inf` all; returns how many."""
-        if now < self._expiry:
-            return 0
         ended = [name for name, pin in self._pins.items() if pin.until <= now]
         self._end(ended)
-        self._expiry = min((pin.until for pin in self._pins.values()), default=inf)
+        self.expiry = min((pin.until for pin in self._pins.values()), default=inf)
         return len(ended)
 
     def drop(self, namespace: bytes) -> None:

@@ -435,7 +435,7 @@ class PrefixTree:
 
     def expire(self, now: float) -> int:
         """Ends the pins whose time has come, `math.inf` all; returns how many."""
-        return self._pins.expire(now)
+        return self._pins.expire(now) if now >= self._pins.expiry else 0
 
     # -- looking -----------------------------------------------------------------------------------------------
 

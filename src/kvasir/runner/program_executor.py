@@ -114,7 +114,7 @@ class ProgramExecutor:
     def taken(self, found: Sampled, row: Row, carry: bytes) -> Taken:
         if found.error:
             return Taken(error=SAMPLE_ERRORS[found.error])
-        carry = next_carry(found, row.spec, carry)
+        carry = next_carry(found, row.spec, carry) if row.spec.mirostat else carry
         entry = entry_of(found, row.spec.logprobs, self.program.vocab) if row.spec.logprobs >= 0 else None
         return Taken((found.token,), () if entry is None else (entry,), carry)
 

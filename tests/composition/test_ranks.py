@@ -1,0 +1,58 @@
+"""Ranks beside other features: a program that several ranks share takes the place of the engine's own, and the answers
+are those of one rank. A sum that goes over the ranks in another order must turn its cell red."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers", reason="transformers names the tensors of random models")
+pytest.importorskip("gguf", reason="gguf writes one of the models")
+
+from kvasir.ops import native
+from kvasir.program import meetings
+from tests.composition import models
+from tests.composition.cells import Cell
+from tests.engine.test_oracle_ranks import share
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
+
+# (ranks, model, features)
+CELLS: list[Any] = [
+    (4, "llama", ("chunks of 13", "tiny pool", "drafts", "float32")),
+    (2, "kvasir-mini", ("forced preemption", "grammar: schema", "KV int8", "restart")),
+]
+SLOW = [
+    (8, "qwen3-moe", ("neighbours", "mirostat", "prompt logprobs", "float32")),
+    (4, "mixtral", ("abort of neighbours", "steps of 29 tokens", "n")),
+    (8, "gemma3", ("forced preemption", "chunks of 1", "repetition window", "KV float32")),
+]
+ALL = [*CELLS, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in SLOW)]
+
+
+def ran(size: int, model: str, features: tuple[str, ...]) -> str:
+    programs = []
+
+    def shared(core: Any) -> None:
+        dtype = "float32" if "float32" in features else "bfloat16"
+        programs.append(share(core, models.options(model)["model"], size, dtype))
+        core.runner.cache.fill_(np.nan)
+
+    found = Cell((*features, model)).run(shared)
+    assert all(program.seconds > 0 for program in programs[:1])
+    return found.word
+
+
+@pytest.mark.parametrize(("size", "model", "features"), ALL)
+def test_answers_are_those_of_one_rank(size, model, features):
+    assert ran(size, model, features) == "equal"
+
+
+def test_a_sum_that_goes_from_rank_to_rank_is_found(monkeypatch):
+    """As libraries of collectives add, instead of by the tree of the segments."""
+    monkeypatch.setattr(meetings, "tree_sum", lambda everyones, parts: sum(everyones[:: len(everyones) // parts]))
+    with pytest.raises(AssertionError, match=r"tokens differ|logprob bits differ"):
+        ran(*CELLS[0])
