@@ -17,7 +17,7 @@ from kvasir.inputs import Inputs, Source, Span
 from kvasir.plan import Encode, Encoders, StepPlan
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
-from kvasir.types import FinishReason, Request, SamplingParams
+from kvasir.types import FinishReason, Request, SamplingParams, Task
 from tests.examples import examples
 from tests.oracle import plain, same, together
 from tests.sched.drive import Drive, by_hand
@@ -197,3 +197,16 @@ def test_an_output_that_is_not_there_is_noticed(monkeypatch):
     monkeypatch.setattr(drive.scheduler.outputs, "make", lambda *_: [])
     with pytest.raises(AssertionError, match="no encoder has made"):
         run(drive, asking("a", (5, 1)))
+
+
+def test_an_indivisible_prompt_waits_until_all_it_reads_can_be_made():
+    runner = FakeRunner(num_blocks=100, block_size=8, encoders=Encoders(100, 1, 25), max_tokens_per_step=200)
+    drive = Drive(Scheduler(runner.capacity, bidirectional=True), runner)
+    requests = [replace(asking(f"r{i}", (5, 2 * i), (20, 2 * i + 1)), task=Task.EMBED) for i in range(3)]
+    for request in requests:
+        drive.scheduler.add(request)
+    drive.drain()
+    assert [len(plan.encodes) for plan in drive.plans if plan.work] == [2, 2, 2]
+    assert set(drive.reasons.values()) == {FinishReason.STOP}
+    with pytest.raises(InvalidRequest, match="25 of all"):
+        drive.scheduler.add(replace(asking("a", (5, 1), (20, 2), (40, 3)), task=Task.EMBED))

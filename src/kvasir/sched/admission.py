@@ -23,7 +23,7 @@ SHARED = b"shared:"  # namespaces of it may be stored beyond this engine's life;
 def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_chunk: int, bidirectional: bool) -> None:
     """Raises InvalidRequest for what could never be computed, however long it waited."""
     length = len(request.prompt_ids)
-    _refuse_inputs(request, capacity, max_chunk)
+    _refuse_inputs(request, capacity, max_chunk, bidirectional)
     full = request.params.max_tokens or capacity.max_model_len
     if any(len(r) >= full for i, r in enumerate(request.resume_ids) if i not in request.done):
         raise InvalidRequest("a resumed answer has its full length already", param="resume_ids")
@@ -50,7 +50,7 @@ def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_c
         )
 
 
-def _refuse_inputs(request: Request, capacity: Capacity, max_chunk: int) -> None:
+def _refuse_inputs(request: Request, capacity: Capacity, max_chunk: int, bidirectional: bool) -> None:
     """Raises InvalidRequest for what the request's tokens cannot be computed from here."""
     for name in (a.name for a in request.adapters if a.name not in capacity.adapters):
         raise InvalidRequest(
@@ -64,7 +64,7 @@ def _refuse_inputs(request: Request, capacity: Capacity, max_chunk: int) -> None
     for feature in inputs.asked(request.inputs, [(a.scale, a.start) for a in request.adapters]):
         if feature not in capacity.computes:
             raise InvalidRequest(f"this engine cannot compute {inputs.FEATURES[feature]}", "leave it out", feature)
-    _refuse_sources(request, capacity.encoders)
+    _refuse_sources(request, capacity.encoders, bidirectional)
     most = min(max_chunk, capacity.max_tokens_per_step)
     for span in request.inputs.spans:
         if span.both_ways and span.length > most:
@@ -72,8 +72,8 @@ def _refuse_inputs(request: Request, capacity: Capacity, max_chunk: int) -> None
             raise InvalidRequest(message, "give a smaller piece", "spans")
 
 
-def _refuse_sources(request: Request, limits: Encoders | None) -> None:
-    """Raises InvalidRequest for what encoders cannot make here."""
+def _refuse_sources(request: Request, limits: Encoders | None, at_once: bool) -> None:
+    """Raises InvalidRequest for what encoders cannot make here. at_once: all of it is read by one step."""
     if request.sources and limits is None:
         raise InvalidRequest("this engine has no encoder", "leave out what is to be encoded", "sources")
     inputs.check_sources(request.inputs, request.sources)
@@ -81,6 +81,7 @@ def _refuse_sources(request: Request, limits: Encoders | None) -> None:
         return
     largest, total = max((s.length for s in request.sources), default=0), sum(s.length for s in request.sources)
     most = limits.max_bytes // limits.bytes_each
+    most = min(most, limits.per_step) if at_once else most
     if largest > limits.per_step or total > most:
         message = f"one source gives {largest} embeddings, all give {total}"
         raise InvalidRequest(message, f"at most {limits.per_step} of one and {most} of all", "sources")

@@ -189,13 +189,14 @@ class Planner:
 
     def _facts(self, seq: Sequence, hit: Hit | None, found: int, step: Step) -> policy.AdmitFacts:
         pending, chunk = seq.known - found, step.chunk(seq, found)
+        makes = not self._indivisible or self._outputs.reach(seq, found, seq.known, step.encodable) == seq.known
         return policy.AdmitFacts(
             free_rows=len(self._living.free_rows),
             budget=step.budget if pending == 1 else min(step.budget, step.prefill),
             first_chunk=chunk if chunk or not self._indivisible else pending,
             indivisible=self._indivisible,
             blocks_fit=self._kv.fits(hit, min(seq.known + 1, seq.max_known), self._max_chunk),
-            outputs_fit=self._outputs.fits(seq, found),
+            outputs_fit=makes and self._outputs.fits(seq, found),
         )
 
     def _alone(self, seq: Sequence, step: Step) -> None:

@@ -24,7 +24,7 @@ class AdmitFacts:
     first_chunk: int  # tokens the sequence would compute in this step if the budget allows
     indivisible: bool
     blocks_fit: bool  # all that is known now, and one token more, fits the pools
-    outputs_fit: bool = True  # what it has to read of encoders fits beside what others have to
+    outputs_fit: bool = True  # what it reads of encoders fits beside what others do, and a step can make it
 
 
 def has_row(f: AdmitFacts) -> bool:

@@ -61,7 +61,8 @@ class Step:
         most = policy.chunk_tokens(pending, self.budget, 0, self.max_chunk, self.indivisible, self.prefill)
         end = seq.content.stop(start + min(most, self.room(seq, start)))
         end = end if end > start else start + self._whole(seq, start)
-        return self._outputs.reach(seq, start, end, self.encodable) - start
+        reach = self._outputs.reach(seq, start, end, self.encodable)
+        return 0 if self.indivisible and reach < end else reach - start
 
     def _whole(self, seq: Sequence, start: int) -> int:
         """A piece that is computed at once or not at all is not bound by what prompts may take of the step."""
