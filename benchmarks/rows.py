@@ -85,12 +85,17 @@ def decode(core: Any, rows: int, times: Times) -> None:
     for owner, names in ((core.scheduler, ("plan", "commit")), (core.runner, ("execute", "sample"))):
         for name in names:
             setattr(owner, name, timed(times, name, getattr(owner, name)))
-    step = timed(times, "step", core.step)
-    pack = timed(times, "pack", lambda deltas: encode(Deltas(deltas)))
+    step = timed(times, "step", getattr(core, "advance", core.step))
+    pack = timed(times, "pack", lambda added: encode(getattr(Deltas, "of", Deltas)(added)))
     for _ in range(STEPS):
-        deltas = step()
-        assert len(deltas) == rows and all(len(d.token_ids) == 1 for d in deltas), "a row did not decode"
-        pack(deltas)
+        added = step()
+        assert count(added) == rows, "a row did not decode"
+        pack(added)
+
+
+def count(added: list[Any]) -> int:
+    """Tokens in what a step added."""
+    return sum(len(part.token_ids) if hasattr(part, "token_ids") else len(part.ids) for part in added)
 
 
 def measured_in(checkout: Path, rows: list[int]) -> dict[int, Times]:

@@ -15,7 +15,7 @@ Token values travel once, when a sequence joins; sampled ones stay in the runner
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvasir.caches import Kind
@@ -149,9 +149,38 @@ class Encode:
 
 
 @dataclass(frozen=True, slots=True)
+class Decodes:
+    """Work of many rows as columns: each computes the one known token that it lacks and samples the next, without a
+    mask, a carry or log-probabilities. The same as a Work of one token for each.
+
+    rows, starts: packed int32 of one length. blocks: those added to tables, as (place in `rows`, cache group, index in
+    the table, block id).
+    """
+
+    rows: bytes = b""
+    starts: bytes = b""
+    blocks: tuple[tuple[int, int, int, int], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows) // 4
+
+    def works(self) -> tuple[Work, ...]:
+        """The same, row by row."""
+        added: dict[int, dict[int, tuple[int, tuple[int, ...]]]] = {}
+        for place, group, index, block in self.blocks:
+            added.setdefault(place, {})[group] = index, (block,)
+        blocks = {
+            place: tuple(tables.get(group, (0, ())) for group in range(max(tables) + 1))
+            for place, tables in added.items()
+        }
+        pairs = enumerate(zip(unpack_ids(self.rows), unpack_ids(self.starts), strict=True))
+        return tuple(Work(row, start, 1, blocks.get(place, ()), sample=True) for place, (row, start) in pairs)
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Order of execution: `left` rows are freed, `joined` rows set, `dropped` outputs of encoders let go,
-    `encodes` made, `saves` read, `copies` made, `loads` written, `work` computed.
+    `encodes` made, `saves` read, `copies` made, `loads` written, `decodes` and `work` computed. No row is in both.
 
     saves: (cache group, block) whose bytes come back in the result, in the cache's portable order.
     copies: (cache group, source block, target block), all read before any is written.
@@ -167,10 +196,24 @@ class StepPlan:
     loads: tuple[tuple[int, int, Bytes], ...] = ()
     encodes: tuple[Encode, ...] = ()
     dropped: tuple[bytes, ...] = ()  # contents; there may be none of it
+    decodes: Decodes = Decodes()
+
+    @property
+    def computes(self) -> bool:
+        return bool(self.work or self.decodes)
 
     @property
     def num_tokens(self) -> int:
-        return sum(w.count for w in self.work)
+        return len(self.decodes) + sum(w.count for w in self.work)
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """Of all rows: the decodes, one by one, and `work`."""
+        return (*self.decodes.works(), *self.work) if self.decodes else self.work
+
+    def expanded(self) -> StepPlan:
+        """The same without columns."""
+        return replace(self, work=self.works, decodes=Decodes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +243,28 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The results of the plan's `work`, and the bytes of its `saves`, in their orders."""
+    """The results of the plan's `work`, and the bytes of its `saves`, in their orders.
+
+    decoded: the ids sampled for the plan's `decodes`, packed, -1 for each row that failed alone. failed: the results of
+    these.
+    """
 
     step: int
     rows: tuple[RowResult, ...] = ()
     saved: tuple[Bytes, ...] = ()
+    decoded: bytes = b""
+    failed: tuple[RowResult, ...] = ()
+
+    def of(self, plan: StepPlan) -> tuple[RowResult, ...]:
+        """The results of the plan's `works`."""
+        if not plan.decodes:
+            return self.rows
+        failed, ids = {r.row: r for r in self.failed}, unpack_ids(self.decoded)
+        decoded = (
+            failed[row] if token < 0 else RowResult(row, (token,))
+            for row, token in zip(unpack_ids(plan.decodes.rows), ids, strict=True)
+        )
+        return (*decoded, *self.rows)
 
 
 @dataclass(frozen=True, slots=True)

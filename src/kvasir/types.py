@@ -6,6 +6,8 @@ unchanged. Ids in, ids out: text appears only in `text/`, `engine/front.py` and 
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -245,6 +247,27 @@ class Delta:
     carry: bytes = b""
     refused: bool = False
     at: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What one step adds to many answers of which nothing else is to be said: one token to each, packed as int32. It
+    stands for as many Deltas. at: as in a Delta."""
+
+    ids: tuple[str, ...]
+    indexes: tuple[int, ...]
+    tokens: bytes
+    at: float = field(default=0.0, compare=False)
+
+    def deltas(self) -> list[Delta]:
+        tokens = array("i", self.tokens)
+        parts = zip(self.ids, self.indexes, tokens, strict=True)
+        return [Delta(id, index, (token,), at=self.at) for id, index, token in parts]
+
+
+def each_delta(parts: Iterable[Delta | Tokens]) -> list[Delta]:
+    """One Delta for each answer."""
+    return [d for part in parts for d in (part.deltas() if isinstance(part, Tokens) else (part,))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,12 +155,11 @@ def foreign_logprobs(core: Any) -> None:
 
 @fault("a block that is full is written again", ("blocks of 16",), ("neighbours", "chunks of 13"))
 def stale_block(core: Any) -> None:
-    @wrap(core.runner.rows, "_extend")
-    def extend(run: Callable, row: Any, work: Any) -> None:
-        run(row, work)
-        for table, (first, ids) in zip(row.tables, work.blocks, strict=True):
-            if first and ids:
-                table[first] = table[first - 1]
+    @wrap(core.runner.rows, "_enter")
+    def enter(run: Callable, row: Any, group: int, first: int, ids: Any) -> None:
+        run(row, group, first, ids)
+        if first:
+            row.tables[group][first] = row.tables[group][first - 1]
 
 
 @fault("the copy of a shared block is left out", ("prefix: a part",), ("n", "neighbours"))
@@ -331,7 +330,7 @@ def stale_token(core: Any) -> None:
     @wrap(core.runner, "execute")
     def execute(run: Callable, plan: Any) -> Any:
         ahead, joined = len(core.scheduler._under_way) > 1, {join.row for join in plan.joined}
-        for work in plan.work:
+        for work in plan.works:
             if ahead and work.count == 1 and work.start and work.row not in joined:
                 ids = core.runner.rows[work.row].ids
                 ids[work.start] = ids[work.start - 1]

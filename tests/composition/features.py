@@ -223,7 +223,7 @@ def chunks(name: str, **options: int) -> Feature:
 CLASSES = tuple(ServiceClass)
 COMPUTED = [
     Feature("neighbours", "neighbours", "steps with several sequences",
-            lambda run: sum(len(plan.work) > 1 for plan in run.plans), {"max_num_seqs": 6}),
+            lambda run: sum(len(plan.works) > 1 for plan in run.plans), {"max_num_seqs": 6}),
     chunks("chunks of 1", max_chunk=1),
     chunks("chunks of 13", max_chunk=13),
     chunks("steps of 29 tokens", max_num_batched_tokens=29),

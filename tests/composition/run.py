@@ -134,7 +134,7 @@ class Run:
 
     @property
     def works(self) -> Iterator[Work]:
-        return (work for plan in self.plans for work in plan.work)
+        return (work for plan in self.plans for work in plan.works)
 
     @property
     def steps(self) -> int:
@@ -335,7 +335,7 @@ class Run:
         observe = service.observe
 
         def steady(plan: StepPlan, seconds: float) -> None:
-            observe(plan, 2e-3 + 2e-4 * sum(work.count for work in plan.work))
+            observe(plan, 2e-3 + 2e-4 * plan.num_tokens)
 
         service.observe, core.scheduler.clock = steady, self._clock
         if core.scheduler.store:

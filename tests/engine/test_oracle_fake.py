@@ -35,7 +35,7 @@ def test_steps_that_fail_change_nobodys_answer(overlaps):
     doomed = {r.id: list(r.prompt_ids) for r in requests[::4]}
 
     def raises(plan):
-        if plan.step % 11 == 10 and len(plan.work) > 1:
+        if plan.step % 11 == 10 and len(plan.works) > 1:
             raise RuntimeError("a step in eleven")
 
     core = make(num_blocks=40, max_rows=6, max_tokens_per_step=29, overlaps=overlaps, fault=raises)
@@ -47,7 +47,7 @@ def test_steps_that_fail_change_nobodys_answer(overlaps):
             return Taken(error="this row")
         return draw(work, mask)
 
-    core.runner.executor.draw = fails
+    core.runner.executor.draw, core.runner.executor.draws_columns = fails, False
     reasons, tokens, todo = {}, defaultdict(list), list(requests)
     while todo or core.has_work():
         if todo:
@@ -90,6 +90,6 @@ def test_a_broken_engine_is_noticed():
             return taken._replace(tokens=((taken.tokens[0] + 1) % 256,))
         return taken
 
-    core.runner.executor.draw = broken
+    core.runner.executor.draw, core.runner.executor.draws_columns = broken, False
     with pytest.raises(AssertionError, match="differ"):
         same(expected, together(core, requests))

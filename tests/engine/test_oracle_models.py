@@ -5,12 +5,13 @@ The eager executor takes ten times as long as a program: of threads and of overl
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from kvasir.sched.sequence import Sequence
 from tests.engine.cores import core_of, random_model
-from tests.oracle import Answers, embed_requests, mixed_requests, plain, same, together
+from tests.oracle import Answer, Answers, embed_requests, mixed_requests, plain, same, together
 
 torch = pytest.importorskip("torch")
 
@@ -51,6 +52,21 @@ def test_batched(case):
     core = core_of(folder, **options, threads=1)
     same(expected, together(core, requests))
     assert core.stats().steps < sum(len(a.tokens) for a in expected.values()), "nothing was batched"
+
+
+def test_rows_that_only_decode_are_columns(case):
+    """Beside rows with log-probabilities, which are not."""
+    folder, options, requests, expected = case
+    bare = [replace(r, params=replace(r.params, logprobs=None, prompt_logprobs=None)) for r in requests[:-3]]
+    expected = {key: Answer(a.tokens, reason=a.reason) for key, a in expected.items()}
+    small = {"block_size": 16, "num_blocks": 30, "max_num_batched_tokens": 61, "threads": 2}
+    core = core_of(folder, **options, **small, overlap=options["executor"] == "program")
+    decoded: list[int] = []
+    core.plan_listener = lambda plan: decoded.append(len(plan.decodes))
+    got = together(core, [*bare, *requests[-3:]], seed=7, preempt=0.1)
+    same(expected, {key: Answer(a.tokens, reason=a.reason) for key, a in got.items()})
+    grows = not any(group.kind.forgets for group in core.runner.capacity.groups)
+    assert (sum(decoded) > 20) == grows, "no row was a column"
 
 
 def test_odd_chunks_and_small_blocks(case):

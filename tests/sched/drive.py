@@ -12,7 +12,7 @@ from kvasir.runner.fake import FakeRunner, fake_masked, fake_next
 from kvasir.runner.fake_content import PLAIN, FakeContent
 from kvasir.sched.scheduler import Scheduler
 from kvasir.seeds import answer_seed
-from kvasir.types import Delta, FinishReason, Request, SamplingParams
+from kvasir.types import Delta, FinishReason, Request, SamplingParams, each_delta
 from tests.sched.guides import allowed_at, mask_at
 
 ADAPTERS = ("x", "y")
@@ -86,7 +86,8 @@ class Drive:
 
     def _commit(self, plan: StepPlan) -> list[Delta]:
         pending = self.runner.execute(plan)
-        deltas = self.scheduler.commit(plan, self.runner.sample(pending, self.scheduler.masks(plan)))
+        result = self.runner.sample(pending, self.scheduler.masks(plan))
+        deltas = each_delta(self.scheduler.commit(plan, result))
         for d in deltas:
             assert (d.id, d.index) not in self.reasons, "a delta behind the last one"
             self.tokens[d.id, d.index] += d.token_ids

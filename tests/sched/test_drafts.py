@@ -46,7 +46,7 @@ def driven(requests: list[Request], drafter: Answers | None, ahead: bool = False
 
 
 def decodes(drive: Drive) -> int:
-    return sum(any(w.sample for w in plan.work) for plan in drive.plans)
+    return sum(any(w.sample for w in plan.works) for plan in drive.plans)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -69,9 +69,9 @@ def test_wrong_drafts_cost_no_token():
 def test_a_draft_takes_no_tokens_of_a_step_from_others():
     asked = [request(f"r{i}", [i], max_tokens=20) for i in range(6)]
     drive = driven(asked, Answers(), max_tokens_per_step=8, max_rows=6)
-    full = [plan for plan in drive.plans if len(plan.work) == 6 and not plan.joined]
+    full = [plan for plan in drive.plans if len(plan.works) == 6 and not plan.joined]
     assert full and all(plan.num_tokens <= 8 for plan in full)
-    assert any(w.drafted for plan in full for w in plan.work)
+    assert any(w.drafted for plan in full for w in plan.works)
 
 
 def test_a_draft_takes_no_blocks_from_others():

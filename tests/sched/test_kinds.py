@@ -141,4 +141,4 @@ def test_what_is_fixed_belongs_to_its_namespace(adapters):
         drive.drain()
         assert drive.tokens[one.id, 0] == by_hand(one, VOCAB, 512)[0]
     assert scheduler.kv.pools[1].cached == 2 * 3 and scheduler.cached_tokens >= 2 * 24
-    assert sum(first == 0 and len(ids) for plan in drive.plans for w in plan.work for first, ids in w.blocks[1:]) > 0
+    assert sum(first == 0 and len(ids) for plan in drive.plans for w in plan.works for first, ids in w.blocks[1:]) > 0

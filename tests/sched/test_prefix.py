@@ -75,7 +75,7 @@ def test_answers_of_one_request_share_its_prompt():
     drive = make(max_rows=4)
     r = request("a", PROMPT, n=4, temperature=1.0, seed=3)
     assert run(drive, r) == [0], "nobody had computed it before"
-    assert sum(w.count for plan in drive.plans for w in plan.work if w.start < 49) == 50
+    assert sum(w.count for plan in drive.plans for w in plan.works if w.start < 49) == 50
 
 
 def test_who_comes_while_the_prefix_is_computed_waits_for_it():

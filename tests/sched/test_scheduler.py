@@ -48,7 +48,7 @@ def test_a_chunk_never_exceeds_the_budget_and_decodes_go_on():
     drive.scheduler.add(request("long", list(range(100)), max_tokens=3))
     drive.drain()
     assert all(p.num_tokens <= 16 for p in drive.plans)
-    mixed = [p for p in drive.plans if len(p.work) == 2]
+    mixed = [p for p in drive.plans if len(p.works) == 2]
     assert len(mixed) >= 6, "the long prefill ran in chunks beside the short one's decode"
 
 
@@ -58,7 +58,7 @@ def test_values_travel_once():
     drive.drain()
     joins = [j for p in drive.plans for j in p.joined]
     assert [unpack_ids(j.ids) for j in joins] == [[9, 8, 7]]
-    assert all(not w.appended for p in drive.plans for w in p.work)
+    assert all(not w.appended for p in drive.plans for w in p.works)
 
 
 def test_answers_share_the_prompts_blocks():

@@ -52,7 +52,7 @@ class World:
         plan_time = self.now
         deltas = self.core.step()
         for plan in self._plans:
-            load, (token, row, step) = load_of(plan.work), self.costs
+            load, (token, row, step) = load_of(plan), self.costs
             seconds = load.prefill_tokens * token + load.decode_rows * row + step
             self.now = plan_time + seconds
             self._observe(plan, seconds)

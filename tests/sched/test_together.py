@@ -24,7 +24,7 @@ from kvasir.inputs import NONE
 from kvasir.kv.policy import POLICIES
 from kvasir.kv.tiers.block import Block, Facts, GroupFacts, Name
 from kvasir.kv.tiers.connector import Bytes, Failed
-from kvasir.plan import Encoders, StepPlan, StepResult, Work
+from kvasir.plan import Decodes, Encoders, StepPlan, StepResult, Work
 from kvasir.runner.executor import Taken
 from kvasir.runner.fake import FakeExecutor, FakeRunner, fake_logprob
 from kvasir.runner.runner import Pending
@@ -70,6 +70,11 @@ class ShakyExecutor(FakeExecutor):
             return Taken(error="the row fails")
         return super().draw(work, mask)
 
+    def draw_all(self, decodes: Decodes) -> tuple[np.ndarray, dict[int, str]]:
+        tokens, _ = super().draw_all(decodes)
+        bad = (place for place in range(len(decodes)) if self.bad_rows and self.chance.random() < self.bad_rows)
+        return tokens, dict.fromkeys(bad, "the row fails")
+
 
 class ShakyRunner(FakeRunner):
     """Steps fail before they run or after it, and rows alone."""
@@ -86,7 +91,7 @@ class ShakyRunner(FakeRunner):
             raise RuntimeError("the step fails")
 
     def sample(self, pending: Pending, masks: Mapping[int, bytes] = {}) -> StepResult:
-        if pending.step.plan.work:
+        if pending.step.plan.computes:
             self._before(pending.step.plan)
         return super().sample(pending, masks)
 
@@ -230,7 +235,7 @@ class Run:
 
     def _pass(self, plan: StepPlan, seconds: float) -> None:
         """A step takes what its work costs."""
-        seconds = predict(self.costs, load_of(plan.work)) * self.chance.choice([1, 1, 1, 3])
+        seconds = predict(self.costs, load_of(plan)) * self.chance.choice([1, 1, 1, 3])
         self.now += seconds
         self._observe(plan, seconds)
 

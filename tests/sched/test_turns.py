@@ -64,7 +64,7 @@ def test_a_share_that_no_prompt_can_use_goes_to_decodes():
     drive.scheduler.add(request("big", list(range(1, 220)), max_tokens=100, seed=3))
     for _ in range(60):
         drive.step()
-        used = [sum(w.count for w in p.work) for p in drive.plans[-1:]]
+        used = [p.num_tokens for p in drive.plans[-1:]]
         assert used == [2]
 
 

@@ -62,6 +62,8 @@ class EchoExecutor(FakeExecutor):
     """Answers with the prompt, over and over; with a temperature it begins where the seed says. Where a grammar does
     not allow the next token, it takes the next one that is allowed."""
 
+    draws_columns = False
+
     def enter(self, join: Join, row: Row) -> None:
         super().enter(join, row)
         if row.ids[: len(POISON)].tolist() == list(POISON.encode()):
@@ -77,7 +79,8 @@ class EchoExecutor(FakeExecutor):
         if token in row.spec.stop_ids and done < row.spec.min_tokens:
             token = ord("_")
         token = fake_masked(token, mask, VOCAB)
-        carry = row.carry if row.spec.guided else fake_carry(row.carry, [token])
+        carries = row.spec.temperature and not row.spec.guided
+        carry = fake_carry(row.carry, [token]) if carries else row.carry
         return Taken((token,), tuple((token, -0.5, 1, top) for _, _, _, top in drawn.logprobs), carry)
 
 

@@ -13,7 +13,7 @@ from kvasir.engine.look import MOST_STEPS, look, record
 from kvasir.plan import Capacity, StepPlan, StepResult
 from kvasir.sched.scheduler import Scheduler
 from kvasir.snapshot import Snapshot, StepRecord
-from kvasir.types import Delta, EngineStats, ModelInfo, Request
+from kvasir.types import Delta, EngineStats, ModelInfo, Request, Tokens, each_delta
 
 log = logging.getLogger("kvasir.engine")
 
@@ -113,9 +113,14 @@ class EngineCore:
         return self._launched is not None or self.scheduler.has_work()
 
     def step(self) -> list[Delta]:
-        """Plans, computes and commits one step; returns what it adds. A step that raises costs no one else."""
+        """`advance`, with a Delta for each answer."""
+        return each_delta(self.advance())
+
+    def advance(self) -> list[Delta | Tokens]:
+        """Plans, computes and commits one step; returns what it adds, each answer in one place. A step that raises
+        costs no one else."""
         begun = time.perf_counter()
-        late = self.scheduler.expire() + self.scheduler.enter_grammars()
+        late: list[Delta | Tokens] = [*self.scheduler.expire(), *self.scheduler.enter_grammars()]
         plan = self.scheduler.plan()
         running, self._launched = self._launched, None
         following = self._launch(plan) if running and self.runner.follows() else None
@@ -152,7 +157,7 @@ class EngineCore:
         rest = self.scheduler.retract(plan)
         return replace(rest, joined=(), left=()) if launched else rest
 
-    def _finish(self) -> list[Delta]:
+    def _finish(self) -> list[Delta | Tokens]:
         """Waits for the step that runs and commits it."""
         launched, self._launched = self._launched, None
         return self._settle(*self._wait(launched))
@@ -163,7 +168,7 @@ class EngineCore:
             return None, None
         try:
             result = launched.error or self.runner.sample(launched.pending, self.scheduler.masks(launched.plan))
-            if launched.plan.work:
+            if launched.plan.computes:
                 seconds = time.perf_counter() - max(launched.begun, self._ended)
                 self.scheduler.service.observe(launched.plan, seconds)
                 self._past.append(record(launched.plan, seconds))
@@ -173,12 +178,12 @@ class EngineCore:
         finally:
             self._ended = time.perf_counter()
 
-    def _settle(self, plan: StepPlan | None, result: StepResult | Exception | None) -> list[Delta]:
+    def _settle(self, plan: StepPlan | None, result: StepResult | Exception | None) -> list[Delta | Tokens]:
         if plan is None or result is None:
             return []
         if isinstance(result, Exception):
             log.error("step %d failed", plan.step, exc_info=result)
-            return self.scheduler.fail(plan, f"{type(result).__name__}: {result}")
+            return [*self.scheduler.fail(plan, f"{type(result).__name__}: {result}")]
         self.steps += 1
         return self.scheduler.commit(plan, result)
 

@@ -19,7 +19,7 @@ from kvasir.engine.streams import Streams
 from kvasir.engine.wire import AHEAD
 from kvasir.errors import EngineDead, KvasirError
 from kvasir.snapshot import Snapshot
-from kvasir.types import Delta, EngineStats, ModelInfo, Request
+from kvasir.types import Delta, EngineStats, ModelInfo, Request, Tokens, each_delta
 
 log = logging.getLogger("kvasir.engine")
 
@@ -166,20 +166,20 @@ class InProcessEngine:
 
     def _serve(self, core: EngineCore) -> None:
         while self._take_commands(core):
-            deltas = core.step()
-            if deltas:
-                self._deliver(deltas)
+            added = core.advance()
+            if added:
+                self._deliver(added)
 
-    def _deliver(self, deltas: list[Delta]) -> None:
-        """Hands deltas to the event loop. Waits while that has AHEAD steps to take, so that a request whose queue is
-        full hears of it before it has computed much more."""
+    def _deliver(self, added: list[Delta | Tokens]) -> None:
+        """Hands what a step adds to the event loop. Waits while that has AHEAD steps to take, so that a request whose
+        queue is full hears of it before it has computed much more."""
         while not self._ahead.acquire(timeout=0.05) and self._loop.is_running():
             pass
-        self._call(self._take, deltas)
+        self._call(self._take, added)
 
-    def _take(self, deltas: list[Delta]) -> None:
+    def _take(self, added: list[Delta | Tokens]) -> None:
         self._ahead.release()
-        self._streams.deliver(deltas)
+        self._streams.deliver(each_delta(added))
 
     def _take_commands(self, core: EngineCore) -> bool:
         """All waiting commands; waits for one, or a deadline, when there is nothing to compute. False when it is to

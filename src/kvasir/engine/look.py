@@ -18,7 +18,7 @@ MOST_STEPS = 256
 
 
 def record(plan: StepPlan, seconds: float) -> StepRecord:
-    decodes = sum(work.count == 1 for work in plan.work)
+    decodes = len(plan.decodes) + sum(work.count == 1 for work in plan.work)
     return StepRecord(plan.step, seconds, decodes, plan.num_tokens - decodes)
 
 

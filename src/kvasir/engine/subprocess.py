@@ -254,8 +254,8 @@ class ProcessEngine:
 
     def _handle(self, event: wire.Event) -> None:
         match event:
-            case wire.Deltas(deltas):
-                self._streams.deliver([d for d in deltas if self._journal.take(d)])
+            case wire.Deltas():
+                self._streams.deliver([d for d in event.each() if self._journal.take(d)])
                 self._flush()
             case wire.Fault(id=request_id):
                 self._journal.forget(request_id)

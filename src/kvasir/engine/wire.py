@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from kvasir.errors import (
     UnsupportedModel,
 )
 from kvasir.snapshot import Snapshot
-from kvasir.types import Delta, EngineStats, ModelInfo, Request
+from kvasir.types import Delta, EngineStats, ModelInfo, Request, Tokens, each_delta
 
 AHEAD = 32  # messages that each side may hold for an API process that falls behind; then the engine waits for it
 
@@ -80,7 +81,21 @@ class Fault(_Message, frozen=True):
 
 
 class Deltas(_Message, frozen=True):
+    """What a step adds; no answer is in both."""
+
     deltas: list[Delta]
+    tokens: list[Tokens] = []
+
+    @classmethod
+    def of(cls, added: Iterable[Delta | Tokens]) -> Deltas:
+        deltas: list[Delta] = []
+        tokens: list[Tokens] = []
+        for part in added:
+            tokens.append(part) if isinstance(part, Tokens) else deltas.append(part)
+        return cls(deltas, tokens)
+
+    def each(self) -> list[Delta]:
+        return [*each_delta(self.tokens), *self.deltas]
 
 
 class Answer(_Message, frozen=True):

@@ -55,9 +55,9 @@ class Worker:
         """Until it is asked to stop. Raises what the core raised; the core is closed all the same."""
         try:
             while self._take_commands():
-                deltas = self.core.step()
-                if deltas:
-                    self.send(wire.Deltas(deltas))
+                added = self.core.advance()
+                if added:
+                    self.send(wire.Deltas.of(added))
                 self._busy_until = time.monotonic()
         finally:
             self.core.close()

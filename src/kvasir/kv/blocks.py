@@ -10,6 +10,8 @@ from __future__ import annotations
 from kvasir.caches import Kind
 from kvasir.kv.pool import SCRATCH, BlockPool
 
+UNBOUNDED = 2**30  # tokens that a table of fixed length has room for
+
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
@@ -34,6 +36,10 @@ class BlockTable:
         """How many blocks must be taken so that positions [0, num_tokens) have a place."""
         missing = -(-(self._fixed or num_tokens) // self.block_size) - len(self.ids)
         return missing if missing > 0 else 0
+
+    def room(self, num_tokens: int) -> int:
+        """How many tokens after the first `num_tokens` have a place."""
+        return UNBOUNDED if self._fixed else len(self.ids) * self.block_size - num_tokens
 
     def extend(self, num_tokens: int) -> tuple[int, tuple[int, ...]]:
         """Takes the missing blocks; returns (first new index, new ids)."""
@@ -93,6 +99,15 @@ class SequenceBlocks:
 
     def extend(self, num_tokens: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
         return tuple([t.extend(num_tokens) for t in self.tables])
+
+    def room(self, num_tokens: int) -> int:
+        """How many tokens after the first `num_tokens` have a place in all tables."""
+        return min([t.room(num_tokens) for t in self.tables])
+
+    @property
+    def grows_only(self) -> bool:
+        """Whether no table ever gives blocks back while the sequence runs."""
+        return not any([t.kind.forgets for t in self.tables])
 
     def whole(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The tables in full, in the form `extend` gives additions."""

@@ -270,10 +270,10 @@ class Marshal:
 
     # -- angles
 
-    def fill_angles(self, pieces: Sequence[native.Piece], end: int) -> None:
-        """Of the positions of these pieces, all below `end`."""
+    def fill_angles(self, pieces: np.ndarray, end: int) -> None:
+        """Of the positions of these pieces (records of native.Piece), all below `end`."""
         assert end <= self._max_positions, "positions that the program does not have rows of angles for"
         for _, angles in self._angles.values():
             if end > angles.until:
-                for piece in pieces:
-                    angles.fill(piece.start, piece.start + piece.count)
+                for start, count in zip(pieces["start"].tolist(), pieces["count"].tolist(), strict=True):
+                    angles.fill(start, start + count)

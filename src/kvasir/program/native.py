@@ -6,6 +6,8 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
+import numpy as np
+
 from kvasir.ops import native
 from kvasir.ops.attention.native import Piece
 from kvasir.sampling.native import SampleRow
@@ -27,6 +29,11 @@ RUN_ERRORS = {
     3: "a block id out of range",
     4: "an adapter that is not there",
 }
+
+
+def records(array: Any, kind: type[ctypes.Structure]) -> np.ndarray:
+    """A ctypes array of structures as numpy's records, in the same memory."""
+    return np.frombuffer(array, kind)
 
 
 class Instr(ctypes.Structure):

@@ -75,7 +75,7 @@ class Program:
         """Begins to compute the first pieces; no one touches states, pieces or results until `wait` has returned.
         end: above every position in them."""
         assert self.pool.address, "the program is closed"
-        self.marshal.fill_angles(self.pieces[:num_pieces], end)
+        self.marshal.fill_angles(native.records(self.pieces, native.Piece)[:num_pieces], end)
         error = self._start(self._address, self.pool.address, self._pieces, num_pieces)
         assert error == 0, native.RUN_ERRORS.get(error, error)
 

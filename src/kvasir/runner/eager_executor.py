@@ -47,6 +47,7 @@ class EagerExecutor:
 
     computes = frozenset(("drafted",))
     queues = False
+    columns = False
 
     def __init__(
         self, model: Any, cache: KVCache, max_tokens: int, *, overlaps: bool = False, hidden: Sequence[str] = (),

@@ -10,11 +10,13 @@ capacity bounds the sizes of a step, so inputs can lie in buffers at fixed addre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from kvasir.plan import Bytes, Join, StepPlan, Work
+import numpy as np
+
+from kvasir.plan import Bytes, Decodes, Join, StepPlan, Work
 from kvasir.runner.rows import Row, Rows
 
 Entry = tuple[int, float, int, tuple[tuple[int, float], ...]]  # as in plan.RowResult
@@ -32,9 +34,11 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an executor is to do: what the plan says of blocks, then `works`, those of the plan whose rows are sound.
+    """What an executor is to do: what the plan says of blocks, then its `decodes`, whose token rows are the first ones,
+    and `works`, those of the plan whose rows are sound. Without `columns` the plan has no decodes.
 
-    starts: the first token row of each work, and after the last the number of token rows. now: places of the works that
+    starts: the first token row of each work,
+    and after the last the number of token rows. now: places of the works that
     are sampled with the forward. later: of those that wait for a mask, whose logits are kept.
     """
 
@@ -44,6 +48,10 @@ class Step:
     now: Sequence[int]
     later: Sequence[int]
 
+    @property
+    def decodes(self) -> Decodes:
+        return self.plan.decodes
+
 
 class Handle(Protocol):
     """A step under way. After `wait`, and before the executor's next step, the others give what it computed, and for as
@@ -52,6 +60,11 @@ class Handle(Protocol):
     def wait(self) -> float:
         """Returns at the end of the step, with the seconds that its kernels took if the executor counts them. Raises
         what the step raised."""
+        ...
+
+    def decoded(self) -> tuple[np.ndarray, Mapping[int, str]]:
+        """For `Step.decodes`, the ids that were sampled, int32, and by place why there is none. Called once, and only
+        where there are such rows."""
         ...
 
     def taken(self) -> Sequence[Taken]:
@@ -86,12 +99,15 @@ class Executor(Protocol):
     The host learns of the ids from the handle and gives none back.
 
     computes: what it has code for of what not every executor has: inputs.FEATURES, "encodes" of a plan, "drafted" and
-    "pending" of a work. The runner refuses the others by name. hidden: names of the outputs that work may want.
-    cache: what tiers and tests may know of its memory.
+    "pending" of a work. The runner refuses the others by name. columns: it takes `Step.decodes` now. hidden: names of
+    the outputs that work may want. cache: what tiers and tests may know of its memory.
     """
 
     @property
     def computes(self) -> frozenset[str]: ...
+
+    @property
+    def columns(self) -> bool: ...
 
     @property
     def hidden(self) -> frozenset[str]: ...

@@ -7,7 +7,8 @@ fake_content makes of it and of embeddings, positions and adapters. A row's next
     (31 * sum of all numbers of the sequence + 7 * position + seed) mod vocab_size
 
 where the numbers are read *through the block tables of the plan*, as attention would: a block that was never written,
-was given to somebody else, or was not copied shows up as a wrong token or a loud error.
+was given to somebody else, or was not copied shows up as a wrong token or a loud error. Only drawn tokens (with a
+temperature) bring a carry.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import signal
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -25,7 +26,7 @@ import numpy as np
 
 from kvasir.caches import Kind, attention
 from kvasir.inputs import FEATURES
-from kvasir.plan import Bytes, CacheGroup, Capacity, Encoders, Join, StepPlan, Work
+from kvasir.plan import Bytes, CacheGroup, Capacity, Decodes, Encoders, Join, StepPlan, Work
 from kvasir.runner.blocks import move_blocks
 from kvasir.runner.executor import Entry, Step, Taken
 from kvasir.runner.fake_content import PLAIN, FakeContent
@@ -127,10 +128,12 @@ class FakeCache:
 
 
 class FakeExecutor:
-    """Has code for every seat in a plan."""
+    """Has code for every seat in a plan. Takes columns where all numbers are ids and stay in their blocks, unless its
+    `draw` is another's (`draws_columns`)."""
 
     computes = frozenset((*FEATURES, "encodes", "drafted", "pending"))
     queues = False
+    draws_columns = True
 
     def __init__(
         self,
@@ -148,6 +151,11 @@ class FakeExecutor:
         self.contents: dict[int, FakeContent] = {}  # by row, of those that are more than their ids
         self.outputs: dict[bytes, tuple[bytes, int]] = {}  # of the encoder: a hash of what was encoded, how many
         self.closed = False
+
+    @property
+    def columns(self) -> bool:
+        usual = (not (kind.fixed or kind.keeps_starts or kind.reach) for kind in self.cache.kinds)
+        return self.draws_columns and not self.contents and all(usual)
 
     def bind(self, rows: Rows) -> None:
         self.rows = rows
@@ -172,6 +180,8 @@ class FakeExecutor:
             self.fault(step.plan)
         self._encode(step.plan)
         saved = move_blocks(self.cache, step.plan)
+        if step.decodes:
+            self._write_all(step.decodes)
         for work in step.works:
             self._write(work)
         return FakeHandle(self, step, saved)
@@ -207,6 +217,31 @@ class FakeExecutor:
                 self.cache.open_blocks(group, table, numbers, work.start, end)
         if self.deadly_token is not None and self.deadly_token in row.ids[work.start : end]:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _write_all(self, decodes: Decodes) -> None:
+        rows, starts = _columns(decodes)
+        ids, size = self.rows.arrays.ids[rows, starts], self.cache.size
+        for group, table in enumerate(self.rows.arrays.tables):
+            blocks = table[rows, starts // size]
+            assert blocks.all(), "a write into the scratch block"
+            self.cache.ids[group, blocks, starts % size] = ids
+        if self.deadly_token is not None and (ids == self.deadly_token).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def draw_all(self, decodes: Decodes) -> tuple[np.ndarray, dict[int, str]]:
+        """What `draw` gives without a mask: reads all ids of all rows through their tables, too."""
+        rows, starts = _columns(decodes)
+        size, arrays = self.cache.size, self.rows.arrays
+        blocks = int(starts.max()) // size + 1
+        known = np.arange(blocks * size) <= starts[:, None]
+        own = np.zeros((len(rows), blocks * size), np.int64)
+        there = arrays.ids[rows, : blocks * size]
+        own[:, : there.shape[1]] = there
+        for group, table in enumerate(arrays.tables):
+            found = self.cache.ids[group, table[rows, :blocks]].reshape(own.shape)
+            assert not ((found != own) & known).any(), "a row reads what it never wrote"
+        sums = np.where(known, own, 0).sum(1)
+        return ((31 * sums + 7 * (starts + 1)) % self.capacity.vocab_size).astype(np.int32), {}
 
     def seen(self, work: Work) -> list[int]:
         """All numbers of the sequence, those that the last one sees in each group from the cache."""
@@ -249,7 +284,8 @@ class FakeExecutor:
         if not tokens:
             return Taken(error="no token is allowed")
         # What a grammar forces is not sampled, so no carry knows of it.
-        carry = row.carry if spec.guided else fake_carry(row.carry, tokens)
+        carries = (spec.temperature or row.carry) and not spec.guided
+        carry = fake_carry(row.carry, tokens) if carries else row.carry
         first = end - work.drafted
         entries = (fake_logprob(t, first + i, spec.logprobs) for i, t in enumerate(tokens) if spec.logprobs >= 0)
         return Taken(tuple(tokens), tuple(entries), carry)
@@ -278,6 +314,9 @@ class FakeHandle:
             self.executor.seen(self.step.works[at])
         return 0.0
 
+    def decoded(self) -> tuple[np.ndarray, Mapping[int, str]]:
+        return self.executor.draw_all(self.step.decodes)
+
     def taken(self) -> list[Taken]:
         return [self.executor.draw(self.step.works[at], None) for at in self.step.now]
 
@@ -303,6 +342,10 @@ class FakeHandle:
 
     def saved(self) -> tuple[Bytes, ...]:
         return self.blocks
+
+
+def _columns(decodes: Decodes) -> tuple[np.ndarray, np.ndarray]:
+    return np.frombuffer(decodes.rows, np.int32), np.frombuffer(decodes.starts, np.int32)
 
 
 def fake_state(numbers: np.ndarray) -> int:

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from kvasir.layers.adapters import Pairs
-from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL, PIECE_LOGITS, PIECE_SAMPLE
-from kvasir.plan import Join, Work
+from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL, PIECE_LOGITS, PIECE_SAMPLE, Piece
+from kvasir.plan import Decodes, Join, Work
 from kvasir.program.cache import NativeCache
 from kvasir.program.marshal import MAX_CHOSEN
+from kvasir.program.native import records
 from kvasir.program.program import Program
 from kvasir.runner.blocks import landed, move_blocks
 from kvasir.runner.drafts import along
@@ -43,6 +44,7 @@ class ProgramExecutor:
 
     computes = frozenset(("drafted",))
     queues = False
+    columns = True
 
     def __init__(self, model: Any, program: Program):
         self.model, self.program = model, program
@@ -60,6 +62,8 @@ class ProgramExecutor:
     def bind(self, rows: Rows) -> None:
         self.rows = rows
         self.program.bind(rows.arrays)
+        self._pieces = records(self.program.pieces, Piece)
+        self.results = records(self.program.results, Sampled)
 
     def enter(self, join: Join, row: Row) -> None:
         state = self.program.states[join.row]
@@ -71,18 +75,26 @@ class ProgramExecutor:
 
     def start(self, step: Step) -> ProgramHandle:
         saved = landed(move_blocks(self.cache, step.plan))
-        works, pieces = step.works, self.program.pieces
-        sampled = len(step.now) + len(step.later)
+        works, pieces, first = step.works, self.program.pieces, len(step.decodes)
+        sampled = first + len(step.now) + len(step.later)
         kept = PIECE_LOGITS * (sampled <= MAX_CHOSEN)  # else they would not stay in the buffer
-        end = 0
-        for piece, work in zip(pieces, works, strict=False):
+        end = self._decode(step.decodes) if step.decodes else 0
+        for at, work in enumerate(works, first):
+            piece = pieces[at]
             piece.row, piece.flags, piece.start, piece.count = work.row, _flags(work, kept), work.start, work.count
             end = max(end, work.end)
             if work.sample and (row := self.rows[work.row]).spec.mirostat:
                 fill_carry(self.program.states[work.row].spec, row.spec, row.carry)
-        if works:
-            self.program.start(len(works), end)
+        if end:
+            self.program.start(first + len(works), end)
         return ProgramHandle(self, step, saved)
+
+    def _decode(self, decodes: Decodes) -> int:
+        """The first pieces are these; returns the greatest end."""
+        pieces, starts = self._pieces[: len(decodes)], np.frombuffer(decodes.starts, np.int32)
+        pieces["row"], pieces["start"] = np.frombuffer(decodes.rows, np.int32), starts
+        pieces["flags"], pieces["count"] = PIECE_SAMPLE, 1
+        return int(starts.max()) + 1
 
     def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
         self.program.set_adapter(adapter, pairs)
@@ -128,14 +140,19 @@ class ProgramHandle:
     blocks: tuple[memoryview, ...]
 
     def wait(self) -> float:
-        if not self.step.works:
+        if not (self.step.works or self.step.decodes):
             return 0.0
         self.executor.program.wait()
         return self.executor.program.seconds
 
+    def decoded(self) -> tuple[np.ndarray, dict[int, str]]:
+        found = self.executor.results[: len(self.step.decodes)]
+        failed = np.flatnonzero(found["error"]).tolist()
+        return found["token"], {place: SAMPLE_ERRORS[int(found["error"][place])] for place in failed}
+
     def taken(self) -> list[Taken]:
-        executor, works = self.executor, self.step.works
-        found = zip(executor.program.results, self.step.now, strict=False)
+        executor, works, first = self.executor, self.step.works, len(self.step.decodes)
+        found = ((executor.program.results[place], at) for place, at in enumerate(self.step.now, first))
         rows = ((sampled, executor.rows[works[at].row]) for sampled, at in found)
         return [executor.taken(sampled, row, row.carry) for sampled, row in rows]
 
@@ -184,8 +201,8 @@ class ProgramHandle:
 
     def _left(self) -> dict[int, int]:
         """By place, where the run left its logits; none where they were more than the buffer holds."""
-        chosen = (*self.step.now, *self.step.later)
-        return {place: at for at, place in enumerate(chosen)} if len(chosen) <= MAX_CHOSEN else {}
+        chosen, first = (*self.step.now, *self.step.later), len(self.step.decodes)
+        return {place: at for at, place in enumerate(chosen, first)} if first + len(chosen) <= MAX_CHOSEN else {}
 
     def read(self, at: int) -> tuple[tuple[Entry, ...], str]:
         work, first = self.step.works[at], self.step.starts[at]

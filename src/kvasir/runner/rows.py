@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvasir.inputs import FEATURES, asked
 from kvasir.layers.rows import RowArrays
-from kvasir.plan import Capacity, Join, SamplingSpec, StepPlan, Work
+from kvasir.plan import Capacity, Decodes, Join, SamplingSpec, StepPlan, Work
 
 BROKEN = "an earlier step of this sequence failed"
 REFUSED = "this runner cannot compute {}"
@@ -16,22 +17,32 @@ REFUSED = "this runner cannot compute {}"
 
 @dataclass(slots=True)
 class Row:
-    """Its arrays are parts of Rows.arrays. ids: int32 [max_model_len + 1], the first `known` are valid. tables: block
-    ids per cache group, int32. adapter: the first one's id, 0 for none.
+    """Its arrays are parts of Rows.arrays. number: its place in them. ids: int32 [max_model_len + 1], the first `known`
+    are valid. counts: `known` of all rows. tables: block ids per cache group, int32. adapter: the first one's id, 0 for
+    none.
 
     fault: why nothing is computed for it any more: it asks for what the runner does not have, or a step of it gave an
     error, so that works that were planned meanwhile have nothing to build on. Empty while it is sound.
     """
 
+    number: int
     spec: SamplingSpec
     prompt_len: int
     ids: np.ndarray
-    known: int
+    counts: array[int]
     tables: list[np.ndarray]
     adapter: int = 0
     carry: bytes = b""
     filled: list[int] = field(default_factory=list)  # valid entries per table
     fault: str = ""
+
+    @property
+    def known(self) -> int:
+        return self.counts[self.number]
+
+    @known.setter
+    def known(self, known: int) -> None:
+        self.counts[self.number] = known
 
     def read(self, first: int, end: int) -> tuple[list[int], list[int]]:
         """The ids after the positions [first, end), and how many of the best are wanted beside each."""
@@ -60,6 +71,8 @@ class Rows:
         longest, groups = capacity.max_model_len, capacity.groups
         blocks = 1 + max(group.kind.blocks(longest, capacity.block_size) for group in groups)
         self.arrays = RowArrays.empty(capacity.max_rows, longest + 1, len(groups), blocks)
+        self._counts = array("i", bytes(4 * capacity.max_rows))
+        self._broken: set[int] = set()
         self._computes = computes
         self._rows: list[Row | None] = [None] * capacity.max_rows
         self.adapters: set[int] = {0}  # that the executor has
@@ -70,6 +83,11 @@ class Rows:
         return found
 
     @property
+    def known(self) -> np.ndarray:
+        """Of each row, int32, 0 for an empty one."""
+        return np.frombuffer(self._counts, np.int32)
+
+    @property
     def used(self) -> int:
         return sum(r is not None for r in self._rows)
 
@@ -77,12 +95,30 @@ class Rows:
         """Whether the row is still that of this place."""
         return self._rows[place] is row
 
+    def break_(self, row: Row) -> None:
+        """A step of the row gave an error."""
+        row.fault = row.fault or BROKEN
+        if self.has(row.number, row):
+            self._broken.add(row.number)
+
+    def sound(self, rows: np.ndarray) -> bool:
+        """Whether no earlier step of any of them gave an error."""
+        return not self._broken or self._broken.isdisjoint(rows.tolist())
+
+    def take(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """Ids that were sampled, one for each of these rows."""
+        known = self.known
+        self.arrays.ids[rows, known[rows]] = tokens
+        known[rows] += 1
+
     def apply(self, plan: StepPlan) -> None:
         """Frees, fills and extends rows as the plan says. Raises ValueError for ids outside the vocabulary, which
         kernels would look up without asking, and for jobs of an encoder where there is none; then rows are freed and no
         more."""
         for row in plan.left:
             self._rows[row] = None
+            self._counts[row] = 0
+            self._broken.discard(row)
         if plan.encodes and "encodes" not in self._computes:
             raise ValueError(REFUSED.format("what an encoder makes (StepPlan.encodes)"))
         for ids in (*(join.ids for join in plan.joined), *(work.appended for work in plan.work if work.appended)):
@@ -90,6 +126,7 @@ class Rows:
         for join in plan.joined:
             assert self._rows[join.row] is None, "a sequence joins in a row that is taken"
             self._rows[join.row] = self._new(join)
+        self._decode(plan.decodes)
         for work in plan.work:
             self._extend(self[work.row], work)
             self[work.row].fault = self[work.row].fault or self._beyond(work)
@@ -114,11 +151,13 @@ class Rows:
             table[:] = 0  # no block of the sequence before
         adapter = join.adapters[0].adapter if join.adapters else 0
         arrays.adapters[join.row] = adapter
+        self._counts[join.row] = len(known)
         return Row(
+            join.row,
             join.spec,
             join.prompt_len,
             ids,
-            len(known),
+            self._counts,
             tables,
             adapter,
             join.carry,
@@ -126,13 +165,23 @@ class Rows:
             self._missing(join),
         )
 
+    def _decode(self, decodes: Decodes) -> None:
+        rows, starts = (np.frombuffer(column, np.int32) for column in (decodes.rows, decodes.starts))
+        assert (self.known[rows] == starts + 1).all(), "a row decodes that lacks another token than its last one"
+        for place, group, index, block in decodes.blocks:
+            self._enter(self[rows[place]], group, index, (block,))
+
     def _extend(self, row: Row, work: Work) -> None:
         for group, (first, blocks) in enumerate(work.blocks):
-            assert first <= row.filled[group], "a gap in a block table"
-            row.tables[group][first : first + len(blocks)] = blocks
-            row.filled[group] = first + len(blocks)
+            if blocks:
+                self._enter(row, group, first, blocks)
         for token in np.frombuffer(work.appended, np.int32):
             row.append(int(token))
+
+    def _enter(self, row: Row, group: int, first: int, blocks: tuple[int, ...]) -> None:
+        assert first <= row.filled[group], "a gap in a block table"
+        row.tables[group][first : first + len(blocks)] = blocks
+        row.filled[group] = first + len(blocks)
 
     def _beyond(self, work: Work) -> str:
         """What work asks for that the executor has no code for; ignored, it would be computed wrongly."""

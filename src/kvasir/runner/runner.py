@@ -10,22 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from kvasir.inputs import FEATURES
-from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
+from kvasir.plan import Capacity, Decodes, RowResult, StepPlan, StepResult, Work, pack_ids
 from kvasir.runner.executor import Executor, Handle, Step, Taken
-from kvasir.runner.rows import BROKEN, REFUSED, Row, Rows
+from kvasir.runner.rows import REFUSED, Row, Rows
 from kvasir.types import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A step under way. rows: of its works, from its start: until it is sampled, the next step may give their places to
-    other sequences. faults: by place in the plan, of works that are not computed."""
+    other sequences. faults: by place in the plan, of works that are not computed. expanded: so many of the plan's first
+    works were columns."""
 
     step: Step
     handle: Handle
     rows: Sequence[Row]
     faults: Mapping[int, str]
+    expanded: int
 
 
 class Runner:
@@ -66,13 +70,20 @@ class Runner:
         self._under_way = None
         if not ahead:
             self.executor.settle()  # the step before runs on where its masks could not be made
+        expanded = 0 if self._takes(plan.decodes) else len(plan.decodes)
+        if expanded:
+            plan = plan.expanded()
         self.rows.apply(plan)
         for join in plan.joined:
             self.executor.enter(join, self.rows[join.row])
         step, faults = self._step(plan, ahead)
         rows = [self.rows[work.row] for work in step.works]
-        self._under_way = pending = Pending(step, self.executor.start(step), rows, faults)
+        self._under_way = pending = Pending(step, self.executor.start(step), rows, faults, expanded)
         return pending
+
+    def _takes(self, decodes: Decodes) -> bool:
+        """Whether the executor computes them as columns: it can, and no earlier step of any of them gave an error."""
+        return self.executor.columns and self.rows.sound(np.frombuffer(decodes.rows, np.int32))
 
     def follows(self) -> bool:
         """Whether the next plan may be executed before the step under way is sampled: the executor feeds it the ids
@@ -83,7 +94,7 @@ class Runner:
 
     def _step(self, plan: StepPlan, ahead: bool) -> tuple[Step, dict[int, str]]:
         """ahead: of the rows' last ids, which are not here yet."""
-        works, starts, now, later, faults = [], [0], [], [], {}
+        works, starts, now, later, faults = [], [len(plan.decodes)], [], [], {}
         for place, work in enumerate(plan.work):
             row = self.rows[work.row]
             if not (row.fault or self.executor.hidden.issuperset(work.want_hidden)):
@@ -108,7 +119,7 @@ class Runner:
         results = [self._result(pending, at, taken.get(at)) for at in range(len(step.works))]
         if pending.faults:
             results = self._with_faults(step.plan, results, pending.faults)
-        return StepResult(step.plan.step, tuple(results), handle.saved())
+        return StepResult(step.plan.step, *self._rows(pending, results))
 
     def _taken(self, step: Step, handle: Handle, masks: Mapping[int, bytes]) -> dict[int, Taken]:
         """By place in the step. What was sampled without the mask that has come after all is sampled again."""
@@ -120,6 +131,25 @@ class Runner:
 
     # -- results
 
+    def _rows(self, pending: Pending, results: Sequence[RowResult]) -> tuple:
+        """The fields of a result: what the plan had as columns goes back so."""
+        saved = pending.handle.saved()
+        if pending.step.plan.decodes:
+            return tuple(results), saved, *self._decoded(pending.step.plan.decodes, pending.handle)
+        decoded, rest = results[: pending.expanded], results[pending.expanded :]
+        tokens = pack_ids([-1 if row.error else row.tokens[0] for row in decoded])
+        return tuple(rest), saved, tokens, tuple(row for row in decoded if row.error)
+
+    def _decoded(self, decodes: Decodes, handle: Handle) -> tuple[bytes, tuple[RowResult, ...]]:
+        rows, (found, errors) = np.frombuffer(decodes.rows, np.int32), handle.decoded()
+        tokens = np.array(found, np.int32)
+        tokens[list(errors)] = -1
+        for place in errors:
+            self.rows.break_(self.rows[int(rows[place])])
+        sound = tokens >= 0
+        self.rows.take(rows[sound], tokens[sound])
+        return tokens.tobytes(), tuple(RowResult(int(rows[place]), error=error) for place, error in errors.items())
+
     def _result(self, pending: Pending, at: int, taken: Taken | None) -> RowResult:
         work, row = pending.step.works[at], pending.rows[at]
         if row.fault:  # the step before gave an error after this one was started
@@ -127,7 +157,7 @@ class Runner:
         wants_more = work.want_pooled or work.want_hidden or any(work.read)
         found = self._wanted(pending, at, taken) if wants_more else self._sampled(work, row, taken)
         if found.error:
-            row.fault = BROKEN
+            self.rows.break_(row)
         return found
 
     def _sampled(self, work: Work, row: Row, taken: Taken | None, read: tuple = (), hidden: tuple = ()) -> RowResult:

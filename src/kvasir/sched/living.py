@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from kvasir.sched.lane import Lane
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.types import Request, ServiceClass
 
@@ -19,6 +20,7 @@ class Living:
         self.paused: list[Sequence] = []
         self.requests: dict[str, list[Sequence]] = {}
         self.moved: set[Sequence] = set()  # that came to those who wait, or left them, since it was emptied
+        self.lane = Lane(max_rows)
         self.free_rows = list(range(max_rows - 1, -1, -1))
         self.left: list[int] = []  # rows of which the runner does not know yet that they are free
         self.waits: Counter[ServiceClass] = Counter()
@@ -94,7 +96,14 @@ class Living:
         if not self._shares[request.slo, request.tenant]:
             del self._shares[request.slo, request.tenant], self.weights[request.slo][request.tenant]
 
+    def outside(self) -> list[Sequence]:
+        """Those that run and are not in the lane."""
+        if len(self.lane) == len(self.running):
+            return []
+        return [s for s in self.running if s.lane is None] if self.lane else self.running
+
     def _leave(self, seq: Sequence) -> None:
+        self.lane.leave(seq)
         self.running.remove(seq)
         self.runs[seq.request.slo] -= 1
         self.left.append(seq.row)
@@ -115,6 +124,7 @@ class Living:
         rows = [s.row for s in self.running] + self.free_rows
         assert sorted(rows) == list(range(self.max_rows)), "rows are lost or held twice"
         held = (id(s) for sequences in self.requests.values() for s in sequences)
+        self.lane.check()
         assert sorted(map(id, everybody)) == sorted(held), "a lost sequence"
         shares = Counter((s.request.slo, s.request.tenant) for s in self.waiting + self.running)
         assert self._shares == shares, "tenants are lost"

@@ -104,14 +104,12 @@ class Planner:
     def _wants_prefill(self) -> bool:
         """Whether anything could be computed in this step but answers' next tokens."""
         joins = bool(self._living.waiting and self._living.free_rows)
-        return joins or any(s.pending > 1 for s in self._living.running)
+        return joins or any(s.pending > 1 for s in self._living.outside())
 
     def _decodes(self, step: Step, kept: int = 0) -> None:
         """One token each for those that want no more, but for `kept` tokens of the step."""
+        decodes = self._wanting_one(step, step.budget - kept)
         room = step.budget - kept
-        if room <= 0:
-            return
-        decodes = [s for s in self._living.running if s.pending == 1 and id(s) not in step.planned]
         if drafter := self._drafter:
             decodes = [s for s in decodes if not (s.in_flight and drafter.waits(s))]
         for i, seq in enumerate(sorted(decodes, key=self._turn_key) if len(decodes) > room else decodes):
@@ -119,6 +117,28 @@ class Planner:
                 continue
             if step.budget > kept and seq.status is Status.RUNNING and self._make_room(seq, seq.computed + 1, step):
                 self._compute(seq, 1, step, draft=self._draft(seq, step.budget - kept - (len(decodes) - 1 - i)))
+
+    def _wanting_one(self, step: Step, room: int) -> list[Sequence]:
+        """Those outside the lane that want a token and are not yet part of the step. The lane computes its tokens
+        together if all can have one. Else it is dissolved: who goes first, and who gives up blocks, is decided one by
+        one. room: tokens."""
+        lane = self._living.lane
+        if step.members:
+            return self._outside(step)
+        lane.part()
+        found = self._outside(step)
+        least = min(pool.available for pool in self._kv.pools)
+        fits = len(lane) + len(found) <= room and lane.short + len(found) <= least
+        lane.open = fits and self._drafter is None
+        if lane and fits:
+            step.decode(lane.members, lane.advance(self._kv, self._turn))
+        elif lane:
+            lane.dissolve()
+            return self._outside(step)
+        return found
+
+    def _outside(self, step: Step) -> list[Sequence]:
+        return [s for s in self._living.outside() if s.pending == 1 and id(s) not in step.planned]
 
     def _draft(self, seq: Sequence, budget: int) -> Seq[int]:
         """What may follow the sequence's next token and is computed with it: no other gives up blocks for that."""
@@ -136,11 +156,11 @@ class Planner:
 
     def _prefills(self, step: Step) -> None:
         """Pieces of prompts, and of what a preempted sequence computes anew, within the step's allowance."""
-        running = [s for s in self._living.running if s.pending > 1]
+        running = [s for s in self._living.outside() if s.pending > 1]
         joins = bool(self._living.free_rows and self._living.waiting)
         if not running and not joins:
             return
-        decodes, budget = list(step.sequences), step.budget
+        decodes, budget = step.decoding(self._living.lane), step.budget
         wanting = Drawn(self._service.order(running, self._living if joins else None, step.now))
         step.prefill, step.reads = self._service.allowance(decodes, wanting), self._service.readable(decodes)
         wanted = self._service.wanted(wanting)
@@ -245,7 +265,7 @@ class Planner:
         """Frees blocks until `seq` can grow to `num_tokens`; False when it has to leave itself, or to wait until a step
         under way has given back what is beyond its window. Who is part of the step already stays."""
         while not self._kv.grows(seq.blocks, num_tokens):
-            others = [s for s in self._living.running if id(s) not in step.planned]
+            others = [s for s in self._living.outside() if id(s) not in step.planned]
             last = max(others, key=self._service.victim_key)
             if self._service.victim_key(last) < self._service.victim_key(seq):
                 last = seq

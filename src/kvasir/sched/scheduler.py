@@ -21,18 +21,22 @@ import concurrent.futures
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
 
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError, QueueFull
 from kvasir.kv.manager import KVManager
 from kvasir.kv.store import Store
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.memory import QUEUE_BYTES
-from kvasir.plan import Capacity, RowResult, StepPlan, StepResult, Work
+from kvasir.plan import Capacity, Decodes, RowResult, StepPlan, StepResult, Work
 from kvasir.sched import answer, drafts, guidance, slo
 from kvasir.sched.admission import make_sequence, refuse_impossible
 from kvasir.sched.drafts import Drafter
 from kvasir.sched.encoders import Outputs
 from kvasir.sched.guide import Guides
+from kvasir.sched.lane import Members, share_of, tokens_of
 from kvasir.sched.living import Living
 from kvasir.sched.planner import Planner
 from kvasir.sched.prefixes import Prefixes
@@ -40,7 +44,19 @@ from kvasir.sched.sequence import Sequence, Status
 from kvasir.sched.service import TARGETS, Served, Service
 from kvasir.sched.step import Step
 from kvasir.sched.tiering import Tiering
-from kvasir.types import ClassStats, Delta, FinishReason, Request, ServiceClass, Target, Task
+from kvasir.types import ClassStats, Delta, FinishReason, Request, ServiceClass, Target, Task, Tokens
+
+
+class UnderWay(NamedTuple):
+    """A planned step. sequences: those of the plan's `work`, with their counts of preemptions then. members: those of
+    its `decodes`."""
+
+    sequences: tuple[tuple[Sequence, int], ...] = ()
+    members: Members | None = None
+
+    def pairs(self, plan: StepPlan) -> list[tuple[Sequence, Work]]:
+        decoding = self.members.sequences if self.members else ()
+        return list(zip((*decoding, *(s for s, _ in self.sequences)), plan.works, strict=True))
 
 
 class Scheduler:
@@ -92,7 +108,7 @@ class Scheduler:
         self.living, self.outputs = Living(capacity.max_rows), Outputs(capacity.encoders)
         parts = self.living, self.kv, self.prefixes, self.tiering, self.service
         self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional, self.outputs, drafter)
-        self._under_way: dict[int, tuple[tuple[Sequence, int], ...]] = {}  # with the count of preemptions then
+        self._under_way: dict[int, UnderWay] = {}
         self._deadlines: list[Sequence] = []  # those that must end in time
         self._compiling: list[Sequence] = []  # those that wait for their grammars, and some that did
         self._step = 0
@@ -206,7 +222,7 @@ class Scheduler:
 
     def masks(self, plan: StepPlan) -> dict[int, bytes]:
         """By row, what may be sampled where a grammar says so. Steps before this one must be committed."""
-        pairs = zip(self._under_way[plan.step], plan.work, strict=True)
+        pairs = zip(self._under_way[plan.step].sequences, plan.work, strict=True)
         guided = ((s, w) for (s, _), w in pairs if s.guidance.guide and w.sample and s.status is not Status.FINISHED)
         vocab = self.capacity.vocab_size
         masks = {work.row: mask for seq, work in guided if (mask := guidance.mask(seq, work, vocab)) is not None}
@@ -227,11 +243,11 @@ class Scheduler:
         self.kv.tree.expire(self.clock())
         self.tiering.poll(self.clock())
         step = self.planner.plan(self.clock())
-        return self._complete(step) if step.work or self.living.left else None
+        return self._complete(step) if step.computes or self.living.left else None
 
     def _complete(self, step: Step) -> StepPlan:
         plan = step.plan(self._step, self.living.take_left(), self.tiering.saves(self._step))
-        self._under_way[self._step] = tuple((s, s.preemptions) for s in step.sequences)
+        self._under_way[self._step] = UnderWay(tuple((s, s.preemptions) for s in step.sequences), step.members)
         self._step += 1
         return plan
 
@@ -256,36 +272,64 @@ class Scheduler:
 
     # -- results -----------------------------------------------------------------------------------------------
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[Delta]:
-        """Takes the result of a planned step; returns what it adds to the answers, in the plan's order."""
-        sequences = self._under_way.pop(plan.step)
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Delta | Tokens]:
+        """Takes the result of a planned step; returns what it adds to the answers, each in one place."""
+        sequences, members = self._under_way.pop(plan.step)
         self.tiering.saved(plan.step, result.saved)
-        deltas: list[Delta] = []
         served: list[Served] = []
         now = self.clock()
+        added = self._commit_decodes(members, plan, result, served, now) if members else []
         for (seq, epoch), work, row in zip(sequences, plan.work, result.rows, strict=True):
-            current = seq.preemptions == epoch
-            seq.in_flight -= work.sample
-            end = work.start + drafts.settle(seq, work, row.accepted, current)
-            prompt_tokens = max(0, min(work.start + work.count, seq.prompt_len) - work.start)
-            served.append(Served(seq, prompt_tokens, len(row.tokens)))
-            if row.tokens:
-                seq.since = now
-            if seq.status is Status.FINISHED:
-                continue
-            if row.error:
-                deltas.append(self._fail(seq, seq.guidance.astray or row.error))
-                continue
-            self.accepted_tokens += row.accepted
-            delta = self._take(seq, work, row, end, current)
-            if delta is not None:
-                deltas.append(delta)
+            added += self._commit_row(seq, work, row, seq.preemptions == epoch, served, now)
         self.service.charge(served)
-        return deltas
+        return added
+
+    def _commit_decodes(
+        self, members: Members, plan: StepPlan, result: StepResult, served: list[Served], now: float
+    ) -> list[Delta | Tokens]:
+        """Of those that are still in the lane all at once, of the others one by one."""
+        lane, tokens = self.living.lane, tokens_of(result.decoded)
+        odd = lane.odd(members, tokens)
+        plain = members if not odd else members.without(odd)
+        kept = np.delete(tokens, odd) if odd else tokens
+        lane.take(plain.rows, now)
+        for append, token in zip(plain.appends, kept.tolist(), strict=True):
+            append(token)
+        self.generated_tokens += len(kept)
+        served += [Served(share, 0, count) for share, count in plain.shares.items()]
+        added: list[Delta | Tokens] = [Tokens(plain.ids, plain.indexes, kept.tobytes(), now)] if len(kept) else []
+        failed, starts = {row.row: row for row in result.failed}, tokens_of(plan.decodes.starts)
+        for place in odd:
+            seq, row = members.sequences[place], int(members.rows[place])
+            work = Work(row, int(starts[place]), 1, sample=True)
+            found = failed[row] if row in failed else RowResult(row, (int(tokens[place]),))
+            added += self._commit_row(seq, work, found, seq.row == row, served, now)
+        return added
+
+    def _commit_row(
+        self, seq: Sequence, work: Work, row: RowResult, current: bool, served: list[Served], now: float
+    ) -> list[Delta]:
+        """current: the sequence has kept its row and blocks since the step was planned."""
+        self.living.lane.leave(seq)
+        seq.in_flight -= work.sample
+        end = work.start + drafts.settle(seq, work, row.accepted, current)
+        prompt_tokens = max(0, min(work.start + work.count, seq.prompt_len) - work.start)
+        served.append(Served(share_of(seq), prompt_tokens, len(row.tokens)))
+        if row.tokens:
+            seq.since = now
+        if seq.status is Status.FINISHED:
+            return []
+        if row.error:
+            return [self._fail(seq, seq.guidance.astray or row.error)]
+        self.accepted_tokens += row.accepted
+        delta = self._take(seq, work, row, end, current)
+        if delta is None:
+            return []
+        self.living.lane.offer(seq)
+        return [delta]
 
     def _take(self, seq: Sequence, work: Work, row: RowResult, end: int, current: bool) -> Delta | None:
-        """end: so many tokens are computed. current: the sequence has kept its row and blocks since the step was
-        planned."""
+        """end: so many tokens are computed."""
         self.prompt_tokens += max(0, min(end, seq.prompt_len) - work.start)
         if seq.suspect and end >= seq.suspect:
             seq.suspect = 0
@@ -317,15 +361,14 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
         """The step raised. Its only sequence ends with an error; of several, each is tried alone from now on."""
-        sequences = [seq for seq, _ in self._under_way.pop(plan.step)]
+        pairs = self._under_way.pop(plan.step).pairs(plan)
         self.tiering.forget(plan.step)
         self.outputs.forget(plan)
-        for seq, work in zip(sequences, plan.work, strict=True):
-            seq.in_flight -= work.sample
-            seq.known -= work.sample
-            seq.drafted = 0
+        for seq, work in pairs:
+            self._take_back(seq, work)
             guidance.take_back(seq)
             seq.emission.reread(len(seq.tokens))
+        sequences = [seq for seq, _ in pairs]
         alive = [s for s in sequences if s.status is not Status.FINISHED]
         if len(sequences) == 1:
             return [self._fail(seq, message) for seq in alive]
@@ -338,17 +381,22 @@ class Scheduler:
     def retract(self, plan: StepPlan) -> StepPlan:
         """Takes back a planned step that builds on one that failed: its sequences leave their rows and wait. Returns
         what is left of the plan: who joins and who leaves, which the runner must know of."""
-        for (seq, _), work in zip(self._under_way[plan.step], plan.work, strict=True):
-            seq.in_flight -= work.sample
-            seq.known -= work.sample
-            seq.drafted = 0
+        for seq, work in self._under_way[plan.step].pairs(plan):
+            self._take_back(seq, work)
             seq.emission.reread(len(seq.tokens))
             if seq.status is Status.RUNNING:
                 self.preempt(seq)
-        self._under_way[plan.step] = ()
+        self._under_way[plan.step] = UnderWay()
         self.tiering.forget(plan.step)
         self.outputs.forget(plan)
-        return replace(plan, work=(), copies=(), saves=(), loads=(), encodes=(), dropped=())
+        return replace(plan, work=(), decodes=Decodes(), copies=(), saves=(), loads=(), encodes=(), dropped=())
+
+    def _take_back(self, seq: Sequence, work: Work) -> None:
+        """The step did not come to its end: nothing was sampled."""
+        self.living.lane.leave(seq)
+        seq.in_flight -= work.sample
+        seq.known -= work.sample
+        seq.drafted = 0
 
     def _fail(self, seq: Sequence, why: KvasirError | str) -> Delta:
         self._end(seq, FinishReason.ERROR)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.store import Fetch
@@ -21,6 +21,12 @@ class Status(Enum):
     RUNNING = "running"  # has a row and blocks
     PAUSED = "paused"  # no row, no blocks, and wants none: its reader has not taken what there is
     FINISHED = "finished"
+
+
+class Counts(Protocol):
+    """Where the counts of a sequence are while it does not have them itself: see lane."""
+
+    def count(self, seq: Sequence, name: str) -> Any: ...
 
 
 class Ahead(NamedTuple):
@@ -47,6 +53,7 @@ class Sequence:
     promoted: goes first until it ends, having waited too long
     turn: the last step that was planned to compute some of it
     drafted: ids of it that the step under way checks; see drafts
+    lane: has known, computed, stored, in_flight, turn and since, as long as it is there
     """
 
     request: Request
@@ -81,6 +88,13 @@ class Sequence:
     preemptions: int = 0
     suspect: int = 0  # was part of a step that failed: computed alone until it has passed this position
     finish: FinishReason | None = None
+    lane: Counts | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """A field that is absent: a count that the lane has."""
+        if name == "lane" or self.lane is None:
+            raise AttributeError(f"a sequence has no {name}")
+        return self.lane.count(self, name)
 
     @property
     def to_read(self) -> range:

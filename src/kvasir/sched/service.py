@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from kvasir.plan import StepPlan, Work
+from kvasir.plan import StepPlan, unpack_ids
 from kvasir.sched import fairness, slo
 from kvasir.sched.budget import (
     BudgetFacts,
@@ -56,11 +56,19 @@ class Drawn:
 
 
 class Served(NamedTuple):
-    """What a sequence got in a step."""
+    """What a tenant's answers of a class got in a step."""
 
-    seq: Sequence
+    share: tuple[ServiceClass, str]
     prompt_tokens: int
     generated_tokens: int
+
+
+class Decoding(NamedTuple):
+    """Those that decode in a step. context: the sum of their known tokens. classes: theirs."""
+
+    rows: int
+    context: int
+    classes: frozenset[ServiceClass]
 
 
 class Service:
@@ -138,24 +146,24 @@ class Service:
                 return self._block
         return total
 
-    def allowance(self, decodes: list[Sequence], wanting: Iterable[Sequence]) -> int:
+    def allowance(self, decodes: Decoding, wanting: Iterable[Sequence]) -> int:
         """Prompt tokens that a step with these decodes may compute, of those that want some in the order of service."""
         return step_budget(
             BudgetFacts(
                 model=self.step_time,
                 whole=self._whole,
                 block=self._block,
-                decode_rows=len(decodes),
-                decode_context=sum(s.known for s in decodes),
-                tpot=min((self.targets[s.request.slo].tpot for s in decodes), default=0.0),
-                prefills=self._prefills(wanting) if decodes else (),
+                decode_rows=decodes.rows,
+                decode_context=decodes.context,
+                tpot=min((self.targets[c].tpot for c in decodes.classes), default=0.0),
+                prefills=self._prefills(wanting) if decodes.rows else (),
                 hungry=self._hungry,
             )
         )
 
-    def readable(self, decodes: list[Sequence]) -> int:
+    def readable(self, decodes: Decoding) -> int:
         """Positions of prompts of which a step with these decodes may read log-probabilities."""
-        return read_budget(self.step_time, len(decodes), sum(s.known for s in decodes))
+        return read_budget(self.step_time, decodes.rows, decodes.context)
 
     def _prefills(self, wanting: Iterable[Sequence]) -> tuple[tuple[int, int], ...]:
         """As many as a step can hold: tokens that are there, and tokens to compute."""
@@ -183,8 +191,7 @@ class Service:
     def charge(self, served: Iterable[Served]) -> None:
         prompt: Counter[tuple[ServiceClass, str]] = Counter()
         generated: Counter[tuple[ServiceClass, str]] = Counter()
-        for seq, prompt_tokens, generated_tokens in served:
-            key = seq.request.slo, seq.request.tenant
+        for key, prompt_tokens, generated_tokens in served:
             prompt[key] += prompt_tokens
             generated[key] += generated_tokens
         for service_class in {c for c, _ in prompt}:
@@ -197,7 +204,7 @@ class Service:
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long."""
-        load = load_of(plan.work)
+        load = load_of(plan)
         if load.prefill_tokens or plan.step % MEASURE_EVERY == 0:
             self.step_time = observe(self.step_time, load, seconds)
 
@@ -222,9 +229,10 @@ class Service:
         return slo.victim_key(seq.promoted, request.slo, lead, seq.order)
 
 
-def load_of(work: Iterable[Work]) -> StepLoad:
-    decode_rows = prefill_tokens = context = 0
-    for w in work:
+def load_of(plan: StepPlan) -> StepLoad:
+    decode_rows, prefill_tokens = len(plan.decodes), 0
+    context = decode_rows + sum(unpack_ids(plan.decodes.starts))
+    for w in plan.work:
         if w.count == 1 + w.drafted:
             decode_rows += w.count
             context += w.start + w.count

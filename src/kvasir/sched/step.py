@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from kvasir.plan import Bytes, Encode, Join, StepPlan, Work, pack_ids
+from kvasir.plan import Bytes, Decodes, Encode, Join, StepPlan, Work, pack_ids
 from kvasir.sched import guidance, policy
 from kvasir.sched.budget import MOST_READ
 from kvasir.sched.encoders import Outputs
+from kvasir.sched.lane import Lane, Members
 from kvasir.sched.sequence import Sequence
+from kvasir.sched.service import Decoding
 
 Added = tuple[tuple[int, tuple[int, ...]], ...]  # per cache group: the first new index of the table, and what is there
 Copy = tuple[int, int, int]  # group, source, target
@@ -19,19 +21,8 @@ class Step:
     """Owns the step's budget and the parts of its plan; `compute` is where a sequence's counts advance."""
 
     __slots__ = (
-        *(
-            "_outputs",
-            "budget",
-            "copies",
-            "encodable",
-            "encodes",
-            "indivisible",
-            "joined",
-            "loads",
-            "max_chunk",
-            "missed",
-            "now",
-        ),
+        *("_outputs", "budget", "copies", "decodes", "encodable", "encodes", "indivisible", "joined", "loads"),
+        *("max_chunk", "members", "missed", "now"),
         *("planned", "prefill", "reads", "sequences", "work"),
     )
 
@@ -54,6 +45,25 @@ class Step:
         self.copies: list[Copy] = []
         self.loads: list[Load] = []
         self.sequences: list[Sequence] = []
+        self.members: Members | None = None  # of the lane, if it is part of the step
+        self.decodes = Decodes()
+
+    @property
+    def computes(self) -> bool:
+        return bool(self.work or self.members)
+
+    def decode(self, members: Members, decodes: Decodes) -> None:
+        """All of the lane compute a token."""
+        self.members, self.decodes = members, decodes
+        self.budget -= len(decodes)
+
+    def decoding(self, lane: Lane) -> Decoding:
+        """What it computes by now, which is one token of each."""
+        context, found = sum(s.known for s in self.sequences), {s.request.slo for s in self.sequences}
+        if self.members is None:
+            return Decoding(len(self.sequences), context, frozenset(found))
+        found.update(service_class for service_class, _ in self.members.shares)
+        return Decoding(len(self.sequences) + len(self.decodes), context + lane.context, frozenset(found))
 
     def chunk(self, seq: Sequence, start: int) -> int:
         """How many of its tokens from `start` on a sequence may compute."""
@@ -138,7 +148,7 @@ class Step:
         """left: rows that are free now. saves: (group, block id) to be given out before all else."""
         work, joined, copies, loads = tuple(self.work), tuple(self.joined), tuple(self.copies), tuple(self.loads)
         encodes, dropped = tuple(self.encodes), self._outputs.take_gone() if self._outputs.limits else ()
-        return StepPlan(number, joined, work, left, copies, tuple(saves), loads, encodes, dropped)
+        return StepPlan(number, joined, work, left, copies, tuple(saves), loads, encodes, dropped, self.decodes)
 
 
 def _rows(ids: range, start: int, end: int) -> tuple[int, int]:

@@ -96,8 +96,8 @@ def _wave(core: EngineCore, size: int, number: int, plans: list[StepPlan]) -> It
         seconds = time.perf_counter() - begun
         steps += 1
         _checked(deltas)
-        if plans and plans[0].work:
-            yield load_of(plans[0].work), seconds
+        if plans and plans[0].computes:
+            yield load_of(plans[0]), seconds
 
 
 def _drawn(core: EngineCore, draw: random.Random, id: str, longest: int) -> Request:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from kvasir.caches import PagedKV
 from kvasir.cli.simulate.trace import Asked, Prompts
 from kvasir.errors import QueueFull
-from kvasir.plan import CacheGroup, Capacity, RowResult, StepPlan, StepResult
+from kvasir.plan import CacheGroup, Capacity, RowResult, StepPlan, StepResult, pack_ids
 from kvasir.sched.budget import StepTime, predict
 from kvasir.sched.living import Living
 from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.sequence import Sequence
-from kvasir.sched.service import TARGETS, Service, load_of
-from kvasir.types import Delta, Request, SamplingParams, ServiceClass, Target
+from kvasir.sched.service import TARGETS, Decoding, Service, load_of
+from kvasir.types import Delta, Request, SamplingParams, ServiceClass, Target, each_delta
 
 POLICIES = ("ours", "fcfs", "static")
 Progress = Callable[[int], None]
@@ -94,7 +94,7 @@ class WholePrompts(Service):
             living.moved.clear()
         return sorted([*running, *(living.waiting if living else ())], key=lambda seq: seq.order)
 
-    def allowance(self, decodes: list[Sequence], wanting: Iterable[Sequence]) -> int:
+    def allowance(self, decodes: Decoding, wanting: Iterable[Sequence]) -> int:
         return max(self._whole, next(iter(wanting)).pending)
 
 
@@ -198,18 +198,19 @@ class World:
         plan = scheduler.plan()
         assert plan is not None, "no request can be served, and none ends"
         waiting = len(scheduler.waiting) + len(self._held)
-        seconds = predict(self.truth, load_of(plan.work)) if plan.work else 0.0
+        seconds = predict(self.truth, load_of(plan)) if plan.computes else 0.0
         self.now += seconds
         outcome.waited += waiting * seconds
         outcome.most_waiting = max(outcome.most_waiting, waiting)
         outcome.steps += 1
-        if plan.work:
+        if plan.computes:
             scheduler.service.observe(plan, seconds)
-        for delta in scheduler.commit(plan, self._result(plan)):
+        for delta in each_delta(scheduler.commit(plan, self._result(plan))):
             self._note(delta)
 
     def _result(self, plan: StepPlan) -> StepResult:
-        return StepResult(plan.step, tuple(self._results[w.row][w.sample] for w in plan.work))
+        rows = tuple(self._results[w.row][w.sample] for w in plan.work)
+        return StepResult(plan.step, rows, decoded=pack_ids([self.prompts.answer_id] * len(plan.decodes)))
 
     def _note(self, delta: Delta) -> None:
         served = self.outcome.served[int(delta.id)]

@@ -1,0 +1,201 @@
+"""The lane: sequences that run and only decode, with their counts in columns, so that a step costs no object for a row.
+
+    fields of a Sequence  --enter-->  columns of the lane  --leave-->  fields
+
+A sequence's counts are in one place at a time. In the lane its fields are absent: reading one asks the lane, and before
+one is changed the sequence has to leave. All of the lane compute a token in the same steps. What happens to one of them
+alone (its last token, a stop id, an error, a preemption) happens outside.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvasir.kv.manager import KVManager
+from kvasir.plan import Decodes
+from kvasir.sched.sequence import Sequence, Status
+from kvasir.types import ServiceClass
+
+COUNTS = ("known", "computed", "stored", "in_flight", "turn", "since")
+_WHOLE = ("known", "computed", "stored", "in_flight", "turn", "room", "max_known")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Members:
+    """Who is in the lane until the next one enters or leaves, in the order of entry. shares: how many there are of each
+    class and tenant. stop_ids: of any of them."""
+
+    sequences: tuple[Sequence, ...]
+    rows: np.ndarray
+    appends: tuple[Callable[[int], None], ...]
+    ids: tuple[str, ...]
+    indexes: tuple[int, ...]
+    shares: Counter[tuple[ServiceClass, str]]
+    stop_ids: np.ndarray
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence]) -> Members:
+        found = tuple(sequences)
+        stop_ids = frozenset[int]().union(*{s.stop_ids for s in found})
+        return cls(
+            found,
+            np.array([s.row for s in found], np.int32),
+            tuple([s.tokens.append for s in found]),
+            tuple([s.request.id for s in found]),
+            tuple([s.index for s in found]),
+            Counter([share_of(s) for s in found]),
+            np.array(sorted(stop_ids), np.int64),
+        )
+
+    def without(self, places: list[int]) -> Members:
+        left = set(places)
+        return Members.of(seq for place, seq in enumerate(self.sequences) if place not in left)
+
+
+class Lane:
+    """Owns the counts of its sequences. max_rows: rows of the runner."""
+
+    def __init__(self, max_rows: int):
+        self._columns = {name: np.zeros(max_rows, np.int32) for name in _WHOLE} | {"since": np.zeros(max_rows)}
+        self._sequences: dict[int, Sequence] = {}  # by row
+        self._members: Members | None = None  # as long as they are the same
+        self.open = True  # whether sequences may enter
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    @property
+    def members(self) -> Members:
+        if self._members is None:
+            self._members = Members.of(self._sequences.values())
+        return self._members
+
+    def count(self, seq: Sequence, name: str) -> int | float:
+        """A count of a sequence in the lane."""
+        return self._columns[name][seq.row].item()
+
+    # -- who is in it ------------------------------------------------------------------------------------------
+
+    def offer(self, seq: Sequence) -> None:
+        """A sequence that has got a token enters if it only decodes from now on."""
+        if self.open and decodes_only(seq):
+            room = seq.blocks.room(seq.computed)
+            for name in COUNTS:
+                self._columns[name][seq.row] = getattr(seq, name)
+                delattr(seq, name)
+            self._columns["room"][seq.row], self._columns["max_known"][seq.row] = room, seq.max_known
+            self._sequences[seq.row], self._members, seq.lane = seq, None, self
+
+    def leave(self, seq: Sequence) -> None:
+        """The sequence has its counts again; nothing if it is not in the lane."""
+        if seq.lane is self:
+            for name in COUNTS:
+                setattr(seq, name, self.count(seq, name))
+            seq.emission.plan(seq.known)
+            del self._sequences[seq.row]
+            self._members = seq.lane = None
+
+    def dissolve(self) -> None:
+        for seq in list(self._sequences.values()):
+            self.leave(seq)
+
+    def part(self) -> None:
+        """Those leave whose next token is their last."""
+        if not self:
+            return
+        rows = self.members.rows
+        ending = rows[self._columns["known"][rows] + 1 >= self._columns["max_known"][rows]]
+        for row in ending.tolist():
+            self.leave(self._sequences[row])
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    @property
+    def short(self) -> int:
+        """How many need another block for their next token."""
+        return int((self._columns["room"][self.members.rows] == 0).sum())
+
+    @property
+    def context(self) -> int:
+        """Sum of their known tokens."""
+        return int(self._columns["known"][self.members.rows].sum())
+
+    def advance(self, kv: KVManager, turn: int) -> Decodes:
+        """All compute one token more, for which there are blocks. turn: number of the step."""
+        columns, rows = self._columns, self.members.rows
+        starts = columns["computed"][rows]
+        blocks: list[tuple[int, int, int, int]] = []
+        for place in np.flatnonzero(columns["room"][rows] == 0).tolist():
+            seq, end = self.members.sequences[place], int(starts[place]) + 1
+            added = kv.extend(seq.blocks, end)
+            blocks += [(place, group, index, id) for group, (index, ids) in enumerate(added) for id in ids]
+            columns["room"][seq.row] = seq.blocks.room(end - 1)
+        for name in ("known", "computed", "in_flight"):
+            columns[name][rows] += 1
+        columns["room"][rows] -= 1
+        columns["turn"][rows] = turn
+        return Decodes(rows.tobytes(), starts.tobytes(), tuple(blocks))
+
+    def odd(self, members: Members, tokens: np.ndarray) -> list[int]:
+        """Places of those among the members of a step that get more than a token: they have left the lane since, have
+        failed (-1), or end."""
+        odd = set[int]()
+        if members is not self._members:
+            odd.update(place for place, seq in enumerate(members.sequences) if seq.lane is not self)
+        odd.update(np.flatnonzero(tokens < 0).tolist())
+        stops = np.flatnonzero(np.isin(tokens, members.stop_ids)).tolist() if members.stop_ids.size else ()
+        odd.update(place for place in stops if int(tokens[place]) in members.sequences[place].stop_ids)
+        return sorted(odd)
+
+    def take(self, rows: np.ndarray, now: float) -> None:
+        """Each of the rows has got a token; its keys and values are there."""
+        columns = self._columns
+        columns["in_flight"][rows] -= 1
+        columns["stored"][rows] = columns["computed"][rows] - columns["in_flight"][rows]
+        columns["since"][rows] = now
+
+    def check(self) -> None:
+        """Raises AssertionError."""
+        for row, seq in self._sequences.items():
+            assert seq.row == row and seq.status is Status.RUNNING and seq.lane is self, "a stranger in the lane"
+            assert not any(_own(seq, name) for name in COUNTS), "counts in two places"
+            assert len(seq.tokens) == seq.known - seq.in_flight, "tokens are miscounted"
+            assert seq.computed == seq.known - 1 and seq.stored == seq.computed - seq.in_flight, "steps are miscounted"
+            assert self._columns["room"][row] == seq.blocks.room(seq.computed), "a block is miscounted"
+
+
+def share_of(seq: Sequence) -> tuple[ServiceClass, str]:
+    return seq.request.slo, seq.request.tenant
+
+
+def decodes_only(seq: Sequence) -> bool:
+    """Whether all that is to come of a sequence is one token after the other, until it ends."""
+    spec, guided = seq.spec, seq.guidance
+    return (
+        seq.status is Status.RUNNING
+        and seq.lane is None
+        and seq.known == seq.computed + 1 < seq.max_known
+        and seq.stored >= seq.prompt_len
+        and len(seq.tokens) - seq.prompt_len >= spec.min_tokens
+        and not (seq.drafted or seq.suspect or seq.carry or spec.mirostat)
+        and not (guided.guide or guided.compiling or guided.coming or guided.untold)
+        and not (seq.emission.holds_back or seq.emission.unsent or seq.to_read)
+        and seq.blocks.grows_only
+    )
+
+
+def _own(seq: Sequence, name: str) -> bool:
+    try:
+        object.__getattribute__(seq, name)
+    except AttributeError:
+        return False
+    return True
+
+
+def tokens_of(data: bytes) -> np.ndarray:
+    """Packed ids as int32."""
+    return np.frombuffer(data, np.int32)
