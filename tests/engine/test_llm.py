@@ -159,3 +159,12 @@ def test_a_window_of_1_is_served(tmp_path, executor):
         cached = llm.generate([[*long, 5, 9]], one)[0]
         answers = [o.outputs[0].token_ids for o in (first, again, onward, cached)]
     assert len(answers[0]) == 40 and answers == [answers[0]] * 4
+
+
+def test_more_prompts_than_may_wait_are_answered_all_the_same():
+    with LLM("kvasir-mini", progress=False, max_model_len=64, max_waiting=4, max_num_seqs=2) as llm:
+        params, chat = SamplingParams(max_tokens=1, temperature=0.0, n=2), [{"role": "user", "content": "Hi"}]
+        outputs = llm.generate(["hello"] * 12, params)
+        assert len(outputs) == 12 and {len(output.outputs) for output in outputs} == {2}
+        assert len({output.outputs[0].text for output in outputs}) == 1
+        assert len(llm.chat([chat] * 12, params)) == 12

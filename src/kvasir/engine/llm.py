@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from kvasir.config import EngineOptions, prepare_torch
 from kvasir.engine.answer import Answer, TokenInfo
@@ -22,10 +23,12 @@ from kvasir.engine.front import Front
 from kvasir.engine.inproc import InProcessEngine
 from kvasir.engine.load_text import load_text
 from kvasir.engine.thinking import may_think
+from kvasir.engine.turns import MAX_WAITING_PER_KEY
 from kvasir.errors import InvalidRequest, KvasirError
 from kvasir.types import FinishReason, ModelInfo, Request, SamplingParams, ServiceClass
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +222,8 @@ class LLM:
         each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
             raise InvalidRequest(f"{len(many)} prompts and {len(each)} sampling parameters", "give one for all or each")
-        return self._all([self._llm.complete(p, s) for p, s in zip(many, each, strict=True)])
+        answers = max((s.n for s in each if s is not None), default=1)
+        return self._all([partial(self._llm.complete, p, s) for p, s in zip(many, each, strict=True)], answers)
 
     def chat(
         self,
@@ -229,10 +233,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to one conversation or to several."""
         several = messages if messages and not isinstance(messages[0], Mapping) else [messages]
-        return self._all([self._llm.chat(m, params, **template) for m in several])  # type: ignore[arg-type]
+        ask = partial(self._llm.chat, params=params, **template)
+        return self._all([partial(ask, m) for m in several], params.n if params else 1)  # type: ignore[arg-type]
 
     def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
-        return self._all([self._llm.embed(p) for p in _prompt_list(prompts)])
+        return self._all([partial(self._llm.embed, p) for p in _prompt_list(prompts)])
 
     def stats(self):
         return self._wait(self._llm.front.stats())
@@ -266,9 +271,11 @@ class LLM:
             self._llm._progress = lambda done, total: bar.update(task, completed=done, total=total)
             self._wait(self._llm.start())
 
-    def _all(self, work: list) -> list:
-        """Runs all coroutines at once; when one fails the others are cancelled and its error is raised."""
-        futures = [asyncio.run_coroutine_threadsafe(w, self._loop) for w in work]
+    def _all(self, work: Sequence[Callable[[], Awaitable[T]]], answers: int = 1) -> list[T]:
+        """Does all work, as much of it at once as may wait; when one fails the others are cancelled and its error is
+        raised. answers: the most of any request."""
+        window = asyncio.Semaphore(max(1, min(self._llm.options.max_waiting, MAX_WAITING_PER_KEY) // answers))
+        futures = [asyncio.run_coroutine_threadsafe(_within(window, w), self._loop) for w in work]
         try:
             return self._collect(futures)
         except BaseException:
@@ -300,6 +307,11 @@ class LLM:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _within(window: asyncio.Semaphore, work: Callable[[], Awaitable[T]]) -> T:
+    async with window:
+        return await work()
 
 
 async def _cancel_others() -> None:
