@@ -1,0 +1,58 @@
+"""Requests with and without adapters over the same prompts, on real executors: together equals alone, and only equal
+ones share what is cached."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvasir.engine.core import EngineCore
+from kvasir.inputs import Adapter
+from kvasir.layers.adapters import slots
+from kvasir.sched import admission
+from kvasir.types import Request
+from tests.engine.cores import core_of, random_model
+from tests.oracle import mixed_requests, plain, same, together
+
+NAMES = ("x", "y")
+
+
+def adapted_core(folder: str, executor: str, **options) -> EngineCore:
+    """With two random adapters."""
+    core = core_of(folder, executor=executor, threads=1, block_size=16, **options)
+    core.scheduler.capacity = replace(core.scheduler.capacity, adapters=NAMES)
+    for i in range(len(NAMES)):
+        rng, pairs = np.random.default_rng(i), {}
+        for slot, (linear, part) in slots(core.runner.executor.model).items():
+            a = rng.standard_normal((4, linear.inputs), np.float32) * linear.inputs**-0.5
+            pairs[slot] = a, rng.standard_normal((linear.outputs[part], 4), np.float32) * 0.5, 0.3
+        core.runner.set_adapter(1 + i, pairs)
+    return core
+
+
+def requests() -> list[Request]:
+    """The same prompts for each adapter and for none."""
+    found = mixed_requests(300, 160, count=3, longest=70)
+    adapters = [(), *((Adapter(name),) for name in NAMES)]
+    return [replace(r, id=f"{r.id} {i}", adapters=chosen) for r in found for i, chosen in enumerate(adapters)]
+
+
+def compare(folder: str, executor: str) -> None:
+    expected = plain(adapted_core(folder, executor, num_blocks=60), requests())
+    core = adapted_core(folder, executor, num_blocks=30, max_num_seqs=5, max_num_batched_tokens=29, prefix_cache=True)
+    same(expected, together(core, requests(), preempt=0.05))
+    assert core.stats().cached_tokens > 0
+
+
+@pytest.mark.parametrize("executor", ["program", pytest.param("eager", marks=pytest.mark.slow)])
+def test_adapters_together_equal_alone(tmp_path: Path, executor: str):
+    compare(random_model("llama", tmp_path), executor)
+
+
+def test_a_key_without_the_adapter_is_noticed(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(admission.inputs, "scope", lambda inputs, adapters: b"")
+    with pytest.raises(AssertionError, match="differ"):
+        compare(random_model("llama", tmp_path), "program")
