@@ -199,3 +199,20 @@ def test_what_the_executor_does_not_compute_is_refused_by_name(feature):
     without = replace(runner.capacity, computes=tuple(name for name in FEATURES if name != feature))
     with pytest.raises(InvalidRequest, match=f"cannot compute {FEATURES[feature]}"):
         ask(Drive(Scheduler(without), runner), *asks[feature])
+
+
+def test_a_span_that_finds_no_room_beside_answers_gets_it_in_the_next_step():
+    """Six answers leave ten tokens of each step; the span has fourteen."""
+    drive = make(max_tokens_per_step=16, max_rows=8)
+    for i in range(6):
+        drive.scheduler.add(Request(f"long {i}", (i,) * 2, SamplingParams(max_tokens=100, seed=0)))
+    for _ in range(4):
+        drive.step()
+    given = image(start=4, length=14, both_ways=True)
+    request = Request("image", PROMPT, SamplingParams(max_tokens=2, seed=0), inputs=given, sources=sources_of(given))
+    drive.scheduler.add(request)
+    for _ in range(12):
+        drive.step()
+    assert drive.tokens["image", 0] == by_hand(request, 256, 512)[0]
+    assert len(drive.tokens["long 0", 0]) >= 10, "the others hardly wait"
+    drive.drain()
