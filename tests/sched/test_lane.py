@@ -80,7 +80,8 @@ class Run:
         else:
             self._ahead = plan
         self.deltas.append(sorted((_plain(d) for d in each_delta(told)), key=lambda d: (d.id, d.index)))
-        scheduler.check()
+        if self.options.lane:
+            scheduler.check()
         self.now += 0.001
 
     def _run(self, plan: StepPlan, fails: bool) -> list[Delta | Tokens]:
@@ -192,14 +193,14 @@ def disturb(run: Run, drawn: float, target: tuple[str, int]) -> None:
             run.scheduler.resume(paused.request.id)
 
 
-@examples(40)
+@examples(20)
 @given(st.integers(0, 2**32))
 def test_with_and_without_the_lane_plans_and_answers_are_the_same(seed):
     compare(seed)
 
 
 def test_the_lane_is_used():
-    assert sum(compare(seed).decoded for seed in range(5)) > 200
+    assert sum(compare(seed).decoded for seed in range(3)) > 200
 
 
 def late(run: Run) -> None:
@@ -266,10 +267,11 @@ def lenient(run: Run) -> None:
     lane.offer = entering
 
 
-@pytest.mark.parametrize("plant", [late, forgotten, roomy, endless, lenient])
-def test_a_planted_fault_is_found(plant):
+@pytest.mark.parametrize(("plant", "first"), [(late, 3), (forgotten, 0), (roomy, 0), (endless, 14), (lenient, 0)])
+def test_a_planted_fault_is_found(plant, first):
+    """first: the workload that finds it, or one before that."""
     with pytest.raises((AssertionError, KeyError)):
-        for seed in range(40):
+        for seed in range(first, first + 40):
             compare(seed, plant)
 
 
@@ -321,3 +323,10 @@ def test_tokens_stand_for_deltas():
     first = Delta("c", finish_reason=FinishReason.ABORT)
     assert each_delta([first, tokens]) == [first, Delta("a", 0, (7,)), Delta("b", 2, (9,))]
     assert [d.at for d in tokens.deltas()] == [1.5, 1.5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_hundreds_of_workloads(part):
+    for seed in range(part * 150, part * 150 + 150):
+        compare(seed)

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvasir.inputs import FEATURES, asked
 from kvasir.layers.rows import RowArrays
-from kvasir.plan import Capacity, Decodes, Join, SamplingSpec, StepPlan, Work
+from kvasir.plan import Capacity, Decodes, Join, SamplingSpec, StepPlan, Work, unpack_ids
 
 BROKEN = "an earlier step of this sequence failed"
 REFUSED = "this runner cannot compute {}"
@@ -175,8 +175,8 @@ class Rows:
         for group, (first, blocks) in enumerate(work.blocks):
             if blocks:
                 self._enter(row, group, first, blocks)
-        for token in np.frombuffer(work.appended, np.int32):
-            row.append(int(token))
+        for token in unpack_ids(work.appended) if work.appended else ():
+            row.append(token)
 
     def _enter(self, row: Row, group: int, first: int, blocks: tuple[int, ...]) -> None:
         assert first <= row.filled[group], "a gap in a block table"
