@@ -48,10 +48,14 @@ def test_the_page_names_what_knows_of_an_example(kind, pattern):
     assert touches(kind) == files_with(pattern)
 
 
-@pytest.mark.parametrize(
-    "example", re.findall(r"`(\w+)`, `(tests/[\w/]+\.py)` \((\d+) lines\)", PAGE), ids=lambda e: e[0]
-)
-def test_an_example_has_the_lines_that_the_page_says(example):
-    name, path, lines = example
+EXAMPLES = re.findall(r"`(\w+)`, `(tests/[\w/]+\.py)` \((\d+) lines\)", PAGE)
+
+
+@pytest.mark.parametrize(("name", "path", "lines"), EXAMPLES)
+def test_an_example_has_the_lines_that_the_page_says(name, path, lines):
     text = (ROOT / path).read_text()
     assert f"class {name}(" in text and len(text.splitlines()) == int(lines)
+
+
+def test_each_kind_has_an_example():
+    assert len(EXAMPLES) == 2 and all(touches(kind) for kind in ("sampler", "model", "cache kind", "executor"))
