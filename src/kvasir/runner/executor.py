@@ -123,7 +123,7 @@ class Executor(Protocol):
     @property
     def queues(self) -> bool:
         """`start` may be called while steps before it run: their ids and carries are fed to the new one where they were
-        sampled. Not after a step of which works wait for a mask."""
+        sampled. Not after a step of which works wait for a mask. Such an executor takes no columns."""
         ...
 
     def bind(self, rows: Rows) -> None:
