@@ -1,7 +1,7 @@
 // The walk over whole programs: against the same instructions in float64, and the bits of every row and every sampled
 // token against other threads, other steps and other instruction sets. Steps that cannot be are refused untouched.
 #include "../pool.h"
-#include "programs.h"
+#include "cases.h"
 
 KVASIR_API int32_t kvasir_program_run(kvasir::Program* program, void* pool, const kvasir::Piece* pieces,
                                       int64_t num_pieces);
@@ -11,129 +11,6 @@ KVASIR_API void kvasir_sample(kvasir::SampleArgs* args, void* pool);
 namespace {
 
 using namespace kvasir_test;
-
-constexpr int64_t VOCAB = 300, WIDTH = 32, ANSWER = 6, GROUPS = Builder::GROUPS;
-constexpr int64_t PROMPTS[] = {33, 17, 1, 40, 5};
-constexpr int64_t SEQUENCES = 5, MAX_IDS = 40 + ANSWER;
-
-// ---- programs ----
-
-void decoder(Builder& b, const Numbers& numbers) {
-    constexpr int64_t HEADS = 4, KV_HEADS = 2, DIM = 8, KV = KV_HEADS * DIM, INNER = 96;
-    const Numbers plain = {FORMAT_F32, ACT_F32, numbers.cache};
-    float* x = b.embed(numbers, WIDTH, VOCAB, false);
-    for (int64_t layer = 0; layer < 2; ++layer) {
-        float *q = b.rows(WIDTH), *k = b.rows(KV), *v = b.rows(KV), *mixed = b.rows(WIDTH);
-        b.linear(b.rms_norm(x, WIDTH), {{b.matrices(numbers, WIDTH, WIDTH), b.vector(WIDTH), q, nullptr},
-                                        {b.matrices(plain, KV, WIDTH), b.vector(KV), k, nullptr},
-                                        {b.matrices(numbers, KV, WIDTH), nullptr, v, nullptr}});
-        b.add(OP_RMS_NORM, {q, q, b.vector(DIM, 1.0f)}, {HEADS, DIM, WIDTH, WIDTH}, 1e-6f);
-        b.rope(q, HEADS, DIM, 3, MAX_IDS);
-        b.rope(k, KV_HEADS, DIM, 3, MAX_IDS);
-        b.attention(numbers, mixed, q, k, v, HEADS, KV_HEADS, DIM, layer);
-        b.linear(mixed, {{b.matrices(plain, WIDTH, WIDTH, 8), b.vector(WIDTH), x, x}});
-        float *gate = b.rows(INNER), *up = b.rows(INNER);
-        b.linear(b.rms_norm(x, WIDTH), {{b.matrices(numbers, INNER, WIDTH), nullptr, gate, nullptr},
-                                        {b.matrices(numbers, INNER, WIDTH), b.vector(INNER), up, nullptr}});
-        b.add(OP_GATED, {gate, gate, up}, {INNER, FUNCTION_SILU});
-        b.linear(gate, {{b.matrices(numbers, WIDTH, INNER, numbers.format == FORMAT_Q8_0 ? 1 : 4), nullptr, x, x}});
-    }
-    b.head(numbers, b.rms_norm(x, WIDTH), WIDTH, VOCAB);
-}
-
-void negate(void* context, int64_t rows) {
-    Call& call = *static_cast<Call*>(context);
-    ++call.calls;
-    for (int64_t i = 0; i < rows * call.width; ++i) call.out[i] = -call.x[i];
-}
-
-void other_ops(Builder& b, const Numbers& numbers) {
-    constexpr int64_t HEADS = 2, DIM = 14, KV = HEADS * DIM, INNER = 50;
-    float* x = b.embed(numbers, WIDTH, VOCAB, false);
-    b.add(OP_ADD, {x, b.embed(numbers, WIDTH, MAX_IDS, true), x}, {WIDTH});
-    float *q = b.rows(KV), *k = b.rows(KV), *v = b.rows(KV), *mixed = b.rows(KV), *y = b.rows(WIDTH);
-    b.linear(b.layer_norm(x, WIDTH), {{b.matrices(numbers, KV, WIDTH), b.vector(KV), q, nullptr},
-                                      {b.matrices(numbers, KV, WIDTH), b.vector(KV), k, nullptr},
-                                      {b.matrices(numbers, KV, WIDTH), b.vector(KV), v, nullptr}});
-    b.attention(numbers, mixed, q, k, v, HEADS, HEADS, DIM, 0);
-    b.linear(mixed, {{b.matrices(numbers, WIDTH, KV, 2), nullptr, y, nullptr}});
-    b.add(OP_ADD_VECTOR, {y, y, b.vector(WIDTH)}, {WIDTH});
-    b.add(OP_SCALE, {y, y}, {WIDTH}, 0.7f);
-    b.add(OP_ADD, {x, x, y}, {WIDTH});
-    float *h = b.rows(INNER), *up = b.rows(INNER), *negated = b.rows(INNER);
-    b.linear(b.layer_norm(x, WIDTH), {{b.matrices(numbers, INNER, WIDTH), nullptr, h, nullptr},
-                                      {b.matrices(numbers, INNER, WIDTH), nullptr, up, nullptr}});
-    b.add(OP_ACTIVATE, {h, h}, {INNER, FUNCTION_GELU});
-    b.add(OP_MULTIPLY, {h, h, up}, {INNER});
-    Call* call = b.memory.keep<Call>(1);
-    *call = {h, negated, INNER, 0};
-    const void* function;
-    void (*address)(void*, int64_t) = negate;
-    std::memcpy(&function, &address, sizeof function);
-    b.add(OP_CALL, {function, call}, {});
-    b.add(OP_ACTIVATE, {negated, negated}, {INNER, FUNCTION_RELU});
-    b.linear(negated, {{b.matrices(numbers, WIDTH, INNER), nullptr, y, nullptr}});
-    b.add(OP_SOFTCAP, {y, y}, {WIDTH}, 0.5f);
-    b.add(OP_ADD, {x, x, y}, {WIDTH});
-    b.head(numbers, b.layer_norm(x, WIDTH), WIDTH, VOCAB);
-}
-
-// Which experts the rows choose: as it comes, never the last, or all the same two.
-enum Choice { ANY, NOT_LAST, SAME };
-
-void mixture(Builder& b, const Numbers& numbers, Choice choice, bool normalise) {
-    constexpr int64_t EXPERTS = 5, TOP_K = 2, INNER = 32, ROOM = 4;
-    float *x = b.embed(numbers, WIDTH, VOCAB, false), *scores = b.rows(EXPERTS), *out = b.rows(WIDTH);
-    float* n = b.rms_norm(x, WIDTH);
-    float* bias = b.vector(EXPERTS);
-    if (choice == NOT_LAST) bias[EXPERTS - 1] = -100.0f;
-    if (choice == SAME) bias[1] = bias[3] = 100.0f;
-    b.linear(n, {{b.matrices(FLOAT, EXPERTS, WIDTH), bias, scores, nullptr}});
-    int32_t* ids = b.memory.work<int32_t>(Builder::MAX_TOKENS * TOP_K);
-    float* weights = b.rows(TOP_K);
-    b.add(OP_ROUTE, {ids, weights, scores, b.memory.work<float>((2 * EXPERTS + 32) * b.threads)},
-          {EXPERTS, TOP_K, normalise});
-    const int64_t slots = ROOM * TOP_K;
-    Experts* e = b.memory.keep<Experts>(1);
-    *e = {};
-    e->experts = e->held = EXPERTS;
-    e->top_k = TOP_K;
-    e->width = WIDTH;
-    e->inner = INNER;
-    e->at_once = ROOM;
-    e->function = FUNCTION_SILU;
-    e->gate = b.matrices(numbers, INNER, WIDTH, 1, EXPERTS);
-    e->up = b.matrices(numbers, INNER, WIDTH, 1, EXPERTS);
-    e->down = b.matrices(numbers, WIDTH, INNER, 1, EXPERTS);
-    e->begins = b.memory.work<int64_t>(EXPERTS + 1);
-    e->slots = b.memory.work<int64_t>(slots);
-    e->sources = b.memory.work<int64_t>(slots);
-    e->activated =
-        b.memory.work<uint8_t>(slots * kvasir_activated_bytes(numbers.format, numbers.activation, WIDTH, 1));
-    e->gate_out = b.memory.work<float>(slots * INNER);
-    e->up_out = b.memory.work<float>(slots * INNER);
-    e->down_out = b.memory.work<float>(slots * WIDTH);
-    b.add(OP_EXPERTS, {e, out, n, ids, weights}, {});
-    b.add(OP_ADD, {x, x, out}, {WIDTH});
-    b.head(numbers, b.rms_norm(x, WIDTH), WIDTH, VOCAB);
-}
-
-struct Case {
-    const char* name;
-    Numbers numbers;
-    void (*build)(Builder& b, const Numbers& numbers);
-    double tolerance;  // against float64, relative to the greatest value
-};
-
-const Case CASES[] = {
-    {"decoder of floats", FLOAT, decoder, 2e-5},
-    {"decoder of bytes", BYTES, decoder, 0.05},
-    {"other ops of floats", FLOAT, other_ops, 2e-5},
-    {"other ops of pairs", PAIRS, other_ops, 0.05},
-    {"mixture", FLOAT, [](Builder& b, const Numbers& n) { mixture(b, n, ANY, true); }, 2e-5},
-    {"mixture with an idle expert", BYTES, [](Builder& b, const Numbers& n) { mixture(b, n, NOT_LAST, false); }, 0.05},
-    {"mixture of one choice", PAIRS, [](Builder& b, const Numbers& n) { mixture(b, n, SAME, true); }, 0.05},
-};
 
 // ---- sessions ----
 
@@ -208,6 +85,7 @@ class Session {
         state.ids = s.ids;
         state.max_ids = length;
         state.table_blocks = blocks;
+        state.adapter = b.adapters ? i % 3 : 0;
         for (int64_t g = 0; g < GROUPS; ++g) {
             state.tables[g] = s.tables[g] = b.memory.keep<int32_t>(blocks);
             for (int64_t j = 0; j < blocks; ++j) s.tables[g][j] = static_cast<int32_t>(1 + i + SEQUENCES * j);
@@ -322,8 +200,9 @@ std::vector<std::unique_ptr<Session>> first_sessions;
 void check(const Case& c, size_t place, std::mt19937& random) {
     std::unique_ptr<Session> alone = std::make_unique<Session>(c, 1);
     one_by_one(*alone);
-    for (const Sequence& s : alone->sequences) {
-        Plain plain(alone->b, s.ids, s.computed, true);
+    for (int64_t i = 0; i < SEQUENCES; ++i) {
+        const Sequence& s = alone->sequences[i];
+        Plain plain(alone->b, s.ids, s.computed, true, alone->p.states[i].adapter);
         require_near(plain.hidden(), s.hidden, c.tolerance, c.name);
         require_near(plain.logits(), s.logits, c.tolerance, c.name);
     }
@@ -388,6 +267,16 @@ void require_refused(Session& session, std::vector<Piece> pieces, int32_t error,
     require(session.b.memory.copy() == before, "what is refused computes nothing");
 }
 
+void check_refused_adapters() {
+    const auto adapted = [](const Case& c) { return c.build == adapted_decoder; };
+    Session session(*std::find_if(std::begin(CASES), std::end(CASES), adapted), 2);
+    for (const int64_t adapter : {int64_t{3}, Builder::ADAPTERS, int64_t{-1}}) {
+        session.p.states[0].adapter = adapter;
+        const Piece piece = {0, 0, 0, 1};
+        require(session.run(&piece, 1) == RUN_BAD_ADAPTER, "an adapter that is not there");
+    }
+}
+
 void check_refusals() {
     constexpr int64_t MOST = std::numeric_limits<int64_t>::max(), LEAST = std::numeric_limits<int64_t>::min();
     constexpr int64_t ROWS = Builder::MAX_TOKENS;
@@ -430,6 +319,7 @@ void check_refusals() {
         refused({{0, 0, 0, 1}}, RUN_BAD_ADAPTER, "an adapter of a program without any");
     }
     states[0].adapter = 0;
+    check_refused_adapters();
     states[0].table_blocks = 2;
     refused({{0, 0, 30, 3}}, RUN_BAD_BLOCK, "a table that ends before");
     states[0].table_blocks = 3;
@@ -465,4 +355,5 @@ void test_program() {
     check_bidirectional(CASES[2]);
     check_calls();
     check_refusals();
+    require(meetings > 0, "ranks have met");
 }
