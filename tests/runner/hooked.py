@@ -20,6 +20,7 @@ from kvasir.program.calls import Hooks
 from kvasir.program.program import Program
 from kvasir.program.trace import Trace
 from kvasir.runner.program_executor import ProgramExecutor
+from kvasir.runner.runner import Runner
 from tests.runner.streaming import Streaming
 
 
@@ -27,7 +28,9 @@ class Hooked:
     """Puts a program with hooks in the place of the core's."""
 
     def __init__(self, core: EngineCore):
-        executor, capacity = core.runner.executor, core.runner.capacity
+        runner = core.runner
+        assert isinstance(runner, Runner)
+        executor, capacity = runner.executor, runner.capacity
         assert isinstance(executor, ProgramExecutor)
         old = executor.program
         self.trace, self.cache = old.trace, old.cache
@@ -36,7 +39,7 @@ class Hooked:
             max_positions=capacity.max_model_len + 1, threads=old.pool.threads, apart=old.pool.apart,
             hooks=self.hooks(),
         )  # fmt: skip
-        self.program.bind(core.runner.rows.arrays)
+        self.program.bind(runner.rows.arrays)
         old.close()
 
     def hooks(self) -> Hooks:
