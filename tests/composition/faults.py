@@ -212,7 +212,9 @@ def one_namespace(core: Any) -> None:
 def long_resume(core: Any) -> None:
     @wrap(core.scheduler, "preempt")
     def preempt(leave: Callable, seq: Any) -> None:
-        seq.stored += seq.stored % core.runner.capacity.block_size > 0 and seq.stored < seq.prompt_len - 1
+        seq.counts.stored += (
+            seq.counts.stored % core.runner.capacity.block_size > 0 and seq.counts.stored < seq.prompt_len - 1
+        )
         leave(seq)
 
 
@@ -229,9 +231,9 @@ def repeated_token(core: Any) -> None:
     @wrap(core.scheduler, "resume")
     def resume(go_on: Callable, request_id: str) -> None:
         for seq in paused(core, request_id):
-            if seq.known == len(seq.tokens) > seq.prompt_len:
+            if seq.counts.known == len(seq.tokens) > seq.prompt_len:
                 seq.tokens.pop()
-                seq.known -= 1
+                seq.counts.known -= 1
         go_on(request_id)
 
 

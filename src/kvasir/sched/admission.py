@@ -12,6 +12,7 @@ from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.manager import KVManager
 from kvasir.plan import Adapted, Capacity, Encoders, SamplingSpec
 from kvasir.sched.content import Content, Numbers
+from kvasir.sched.counts import Counts
 from kvasir.sched.emission import Emission
 from kvasir.sched.sequence import Sequence
 from kvasir.seeds import answer_seed
@@ -118,7 +119,7 @@ def make_sequence(
         spec=sampling_spec(request, index, stop_ids),
         order=order,
         tokens=tokens,
-        known=len(tokens),
+        counts=Counts(len(tokens)),
         stop_ids=stop_ids,
         max_known=min(len(request.prompt_ids) + generates * (params.max_tokens or max_model_len), max_model_len),
         blocks=blocks,

@@ -49,7 +49,7 @@ def take_tokens(seq: Sequence, row: RowResult) -> Delta:
         stop,
         cached_tokens=seq.cached,
         carry=seq.carry,
-        at=seq.since,
+        at=seq.counts.since,
     )
 
 

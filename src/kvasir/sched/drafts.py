@@ -34,9 +34,9 @@ class Drafter(Protocol):
 def room(seq: Sequence, budget: int, most: int) -> int:
     """How many ids may be drafted for a sequence that wants its next token. budget: tokens that the step has left for
     it. most: what the runner takes."""
-    if seq.in_flight or seq.pending != 1 or seq.embeds:
+    if seq.counts.in_flight or seq.pending != 1 or seq.embeds:
         return 0
-    return max(0, min(budget - 1, most, seq.max_known - 1 - seq.known))
+    return max(0, min(budget - 1, most, seq.max_known - 1 - seq.counts.known))
 
 
 def propose(drafter: Drafter, seq: Sequence, most: int, vocab_size: int) -> array[int]:
@@ -54,9 +54,9 @@ def settle(seq: Sequence, work: Work, accepted: int, current: bool) -> int:
     computed. Returns how many of the work's tokens are of use."""
     if not work.drafted:
         return work.count
-    seq.drafted = 0
-    seq.known += accepted
+    seq.counts.drafted = 0
+    seq.counts.known += accepted
     seq.emission.plan(seq.emission.unread + accepted)  # their log-probabilities came with them
     if current:
-        seq.computed += accepted
+        seq.counts.computed += accepted
     return work.count - work.drafted + accepted

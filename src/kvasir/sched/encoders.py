@@ -40,12 +40,12 @@ class Outputs:
 
     def join(self, seq: Sequence) -> None:
         """It runs, and its first tokens are computed."""
-        for _, source in seq.content.needs(seq.computed):
+        for _, source in seq.content.needs(seq.counts.computed):
             self._readers.setdefault(source.content, {})[seq] = source
 
     def move(self, seq: Sequence) -> None:
         """More of its tokens are computed."""
-        self._keep(seq, {source.content for _, source in seq.content.needs(seq.computed)})
+        self._keep(seq, {source.content for _, source in seq.content.needs(seq.counts.computed)})
 
     def leave(self, seq: Sequence) -> None:
         """It runs no more."""
@@ -120,7 +120,7 @@ class Outputs:
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Raises AssertionError."""
-        needed = {(s, source.content) for s in running for _, source in s.content.needs(s.computed)}
+        needed = {(s, source.content) for s in running for _, source in s.content.needs(s.counts.computed)}
         held = {(s, content) for content, readers in self._readers.items() for s in readers}
         assert needed == held, "an output is needed by someone else than is counted"
         if self.limits:

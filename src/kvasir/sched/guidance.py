@@ -52,17 +52,17 @@ def enter(seq: Sequence, guides: Guides) -> int:
         forced.pop()
         at.guide = guides.take(compiled, [*seq.tokens[seq.prompt_len :], *forced])
     seq.tokens.extend(forced)
-    seq.known += len(forced)
+    seq.counts.known += len(forced)
     return len(forced)
 
 
 def jump(seq: Sequence) -> list[int]:
     """Takes what is forced behind the last known token; returns those of which the values are known by that."""
     assert seq.guidance.guide is not None
-    forced = _forced(seq)[seq.in_flight :]
-    seq.known += len(forced)
+    forced = _forced(seq)[seq.counts.in_flight :]
+    seq.counts.known += len(forced)
     seq.guidance.untold += forced
-    if seq.in_flight:
+    if seq.counts.in_flight:
         seq.guidance.coming = forced
         return []
     return forced
@@ -70,7 +70,7 @@ def jump(seq: Sequence) -> list[int]:
 
 def take_back(seq: Sequence) -> None:
     """What would have come behind an id that was never sampled."""
-    seq.known -= len(seq.guidance.take_coming())
+    seq.counts.known -= len(seq.guidance.take_coming())
 
 
 def masked(seq: Sequence) -> bool:
@@ -117,10 +117,10 @@ def _forced(seq: Sequence) -> list[int]:
     """What is forced behind the last known id; whatever may end the answer is left to be sampled."""
     guide = seq.guidance.guide
     assert guide is not None
-    room = seq.max_known - 1 - seq.known
+    room = seq.max_known - 1 - seq.counts.known
     if room < 1 or guide.done or not seq.guidance.jumps:
         return []
-    forced = guide.forced()[: room + seq.in_flight]
+    forced = guide.forced()[: room + seq.counts.in_flight]
     if seq.emission.holds_back:
         forced = forced[:-1]
     return list(itertools.takewhile(lambda token: token not in seq.stop_ids, forced))

@@ -1,10 +1,10 @@
 """The lane: sequences that run and only decode, with their counts in columns, so that a step costs no object for a row.
 
-    fields of a Sequence  --enter-->  columns of the lane  --leave-->  fields
+    Counts of a Sequence  --enter-->  columns of the lane  --leave-->  Counts
 
-A sequence's counts are in one place at a time. In the lane its fields are absent: reading one asks the lane, and before
-one is changed the sequence has to leave. All of the lane compute a token in the same steps. What happens to one of them
-alone (its last token, a stop id, an error, a preemption) happens outside.
+A sequence's counts are in one place at a time. In the lane its `counts` are those of its row: they can be read, and
+before one is changed the sequence has to leave. All of the lane compute a token in the same steps. What happens to one
+of them alone (its last token, a stop id, an error, a preemption) happens outside.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from kvasir.kv.manager import KVManager
 from kvasir.plan import Decodes
+from kvasir.sched.counts import Counts
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.types import ServiceClass
 
@@ -56,6 +58,24 @@ class Members:
         return Members.of(seq for place, seq in enumerate(self.sequences) if place not in left)
 
 
+class RowCounts(Counts):
+    """The counts of a sequence in the lane, to be read."""
+
+    __slots__ = ("_lane", "_row")
+
+    def __init__(self, lane: Lane, row: int):
+        self._lane, self._row = lane, row
+
+
+def _column(name: str) -> property:
+    return property(lambda counts: counts._lane.count(counts._row, name))
+
+
+for _name in COUNTS:
+    setattr(RowCounts, _name, _column(_name))
+RowCounts.drafted = property(lambda counts: 0)  # type: ignore[assignment]  # who drafts is not in the lane
+
+
 class Lane:
     """Owns the counts of its sequences. max_rows: rows of the runner."""
 
@@ -74,30 +94,31 @@ class Lane:
             self._members = Members.of(self._sequences.values())
         return self._members
 
-    def count(self, seq: Sequence, name: str) -> int | float:
-        """A count of a sequence in the lane."""
-        return self._columns[name][seq.row].item()
+    def __contains__(self, seq: Sequence) -> bool:
+        return self._sequences.get(seq.row) is seq
+
+    def count(self, row: int, name: str) -> Any:
+        """A count of the sequence in a row of the lane."""
+        return self._columns[name][row].item()
 
     # -- who is in it ------------------------------------------------------------------------------------------
 
     def offer(self, seq: Sequence) -> None:
         """A sequence that has got a token enters if it only decodes from now on."""
         if self.open and decodes_only(seq):
-            room = seq.blocks.room(seq.computed)
+            room = seq.blocks.room(seq.counts.computed)
             for name in COUNTS:
-                self._columns[name][seq.row] = getattr(seq, name)
-                delattr(seq, name)
+                self._columns[name][seq.row] = getattr(seq.counts, name)
             self._columns["room"][seq.row], self._columns["max_known"][seq.row] = room, seq.max_known
-            self._sequences[seq.row], self._members, seq.lane = seq, None, self
+            self._sequences[seq.row], self._members, seq.counts = seq, None, RowCounts(self, seq.row)
 
     def leave(self, seq: Sequence) -> None:
         """The sequence has its counts again; nothing if it is not in the lane."""
-        if seq.lane is self:
-            for name in COUNTS:
-                setattr(seq, name, self.count(seq, name))
-            seq.emission.plan(seq.known)
+        if seq in self:
+            seq.counts = Counts(**{name: self.count(seq.row, name) for name in COUNTS})
+            seq.emission.plan(seq.counts.known)
             del self._sequences[seq.row]
-            self._members = seq.lane = None
+            self._members = None
 
     def dissolve(self) -> None:
         for seq in list(self._sequences.values()):
@@ -145,7 +166,7 @@ class Lane:
         failed (-1), or end."""
         odd = set[int]()
         if members is not self._members:
-            odd.update(place for place, seq in enumerate(members.sequences) if seq.lane is not self)
+            odd.update(place for place, seq in enumerate(members.sequences) if seq not in self)
         odd.update(np.flatnonzero(tokens < 0).tolist())
         stops = np.flatnonzero(np.isin(tokens, members.stop_ids)).tolist() if members.stop_ids.size else ()
         odd.update(place for place in stops if int(tokens[place]) in members.sequences[place].stop_ids)
@@ -161,11 +182,12 @@ class Lane:
     def check(self) -> None:
         """Raises AssertionError."""
         for row, seq in self._sequences.items():
-            assert seq.row == row and seq.status is Status.RUNNING and seq.lane is self, "a stranger in the lane"
-            assert not any(_own(seq, name) for name in COUNTS), "counts in two places"
-            assert len(seq.tokens) == seq.known - seq.in_flight, "tokens are miscounted"
-            assert seq.computed == seq.known - 1 and seq.stored == seq.computed - seq.in_flight, "steps are miscounted"
-            assert self._columns["room"][row] == seq.blocks.room(seq.computed), "a block is miscounted"
+            assert seq.row == row and seq.status is Status.RUNNING, "a stranger in the lane"
+            assert isinstance(counts := seq.counts, RowCounts), "counts in two places"
+            assert len(seq.tokens) == counts.known - counts.in_flight, "tokens are miscounted"
+            assert counts.computed == counts.known - 1, "steps are miscounted"
+            assert counts.stored == counts.computed - counts.in_flight, "steps are miscounted"
+            assert self._columns["room"][row] == seq.blocks.room(counts.computed), "a block is miscounted"
 
 
 def share_of(seq: Sequence) -> tuple[ServiceClass, str]:
@@ -177,23 +199,15 @@ def decodes_only(seq: Sequence) -> bool:
     spec, guided = seq.spec, seq.guidance
     return (
         seq.status is Status.RUNNING
-        and seq.lane is None
-        and seq.known == seq.computed + 1 < seq.max_known
-        and seq.stored >= seq.prompt_len
+        and not isinstance(seq.counts, RowCounts)
+        and seq.counts.known == seq.counts.computed + 1 < seq.max_known
+        and seq.counts.stored >= seq.prompt_len
         and len(seq.tokens) - seq.prompt_len >= spec.min_tokens
-        and not (seq.drafted or seq.suspect or seq.carry or spec.mirostat)
+        and not (seq.counts.drafted or seq.suspect or seq.carry or spec.mirostat)
         and not (guided.guide or guided.compiling or guided.coming or guided.untold)
         and not (seq.emission.holds_back or seq.emission.unsent or seq.to_read)
         and seq.blocks.grows_only
     )
-
-
-def _own(seq: Sequence, name: str) -> bool:
-    try:
-        object.__getattribute__(seq, name)
-    except AttributeError:
-        return False
-    return True
 
 
 def tokens_of(data: bytes) -> np.ndarray:

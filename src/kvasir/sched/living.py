@@ -100,7 +100,7 @@ class Living:
         """Those that run and are not in the lane."""
         if len(self.lane) == len(self.running):
             return []
-        return [s for s in self.running if s.lane is None] if self.lane else self.running
+        return [s for s in self.running if s not in self.lane] if self.lane else self.running
 
     def _leave(self, seq: Sequence) -> None:
         self.lane.leave(seq)

@@ -82,7 +82,7 @@ class Planner:
         """Each of them is tried alone from now on, until it has passed the position at which a step failed."""
         self._suspects += sequences
         for seq in sequences:
-            seq.suspect = max(seq.suspect, seq.computed, 1)
+            seq.suspect = max(seq.suspect, seq.counts.computed, 1)
 
     def preempt(self, seq: Sequence) -> None:
         """The running sequence leaves its row and gives back its blocks; it waits to join again."""
@@ -111,11 +111,15 @@ class Planner:
         decodes = self._wanting_one(step, step.budget - kept)
         room = step.budget - kept
         if drafter := self._drafter:
-            decodes = [s for s in decodes if not (s.in_flight and drafter.waits(s))]
+            decodes = [s for s in decodes if not (s.counts.in_flight and drafter.waits(s))]
         for i, seq in enumerate(sorted(decodes, key=self._turn_key) if len(decodes) > room else decodes):
-            if seq.content.sources and not step.chunk(seq, seq.computed):
+            if seq.content.sources and not step.chunk(seq, seq.counts.computed):
                 continue
-            if step.budget > kept and seq.status is Status.RUNNING and self._make_room(seq, seq.computed + 1, step):
+            if (
+                step.budget > kept
+                and seq.status is Status.RUNNING
+                and self._make_room(seq, seq.counts.computed + 1, step)
+            ):
                 self._compute(seq, 1, step, draft=self._draft(seq, step.budget - kept - (len(decodes) - 1 - i)))
 
     def _wanting_one(self, step: Step, room: int) -> list[Sequence]:
@@ -145,14 +149,14 @@ class Planner:
         if self._drafter is None or not (most := drafts.room(seq, budget, self._capacity.max_drafted)):
             return ()
         draft = drafts.propose(self._drafter, seq, most, self._capacity.vocab_size)
-        while draft and not self._kv.grows(seq.blocks, seq.computed + 1 + len(draft)):
+        while draft and not self._kv.grows(seq.blocks, seq.counts.computed + 1 + len(draft)):
             draft.pop()
         self.drafted_tokens += len(draft)
         return draft
 
     def _turn_key(self, seq: Sequence) -> tuple:
         """Who was computed least recently goes first."""
-        return seq.turn, self._service.victim_key(seq)
+        return seq.counts.turn, self._service.victim_key(seq)
 
     def _prefills(self, step: Step) -> None:
         """Pieces of prompts, and of what a preempted sequence computes anew, within the step's allowance."""
@@ -170,8 +174,8 @@ class Planner:
             if seq.status is Status.WAITING:
                 admitting = admitting and self._admit(seq, step)
             elif id(seq) not in step.planned:
-                count = step.chunk(seq, seq.computed)
-                if count and self._make_room(seq, seq.computed + count, step):
+                count = step.chunk(seq, seq.counts.computed)
+                if count and self._make_room(seq, seq.counts.computed + count, step):
                     self._compute(seq, count, step)
             if not left and not admitting:
                 break
@@ -180,7 +184,7 @@ class Planner:
     def _admit(self, seq: Sequence, step: Step) -> bool:
         """Lets a waiting sequence join if it can; False when nobody behind it may, or it would starve."""
         own = policy.OwnFacts(
-            values_known=seq.in_flight == 0,
+            values_known=seq.counts.in_flight == 0,
             compiling=seq.guidance.compiling is not None,
             loading=seq.fetch is not None and seq.fetch.open,
         )
@@ -208,20 +212,23 @@ class Planner:
         return True
 
     def _facts(self, seq: Sequence, hit: Hit | None, found: int, step: Step) -> policy.AdmitFacts:
-        pending, chunk = seq.known - found, step.chunk(seq, found)
-        makes = not self._indivisible or self._outputs.reach(seq, found, seq.known, step.encodable) == seq.known
+        pending, chunk = seq.counts.known - found, step.chunk(seq, found)
+        makes = (
+            not self._indivisible
+            or self._outputs.reach(seq, found, seq.counts.known, step.encodable) == seq.counts.known
+        )
         return policy.AdmitFacts(
             free_rows=len(self._living.free_rows),
             budget=step.budget if pending == 1 else min(step.budget, step.prefill),
             first_chunk=chunk if chunk or not self._indivisible else pending,
             indivisible=self._indivisible,
-            blocks_fit=self._kv.fits(hit, min(seq.known + 1, seq.max_known), self._max_chunk),
+            blocks_fit=self._kv.fits(hit, min(seq.counts.known + 1, seq.max_known), self._max_chunk),
             outputs_fit=makes and self._outputs.fits(seq, found),
         )
 
     def _alone(self, seq: Sequence, step: Step) -> None:
         """A step for one sequence alone, as long as it is suspected to have broken an earlier one."""
-        if seq.in_flight:
+        if seq.counts.in_flight:
             return
         others = [s for s in self._living.running if s is not seq]
         for other in others:
@@ -230,8 +237,8 @@ class Planner:
         if joined:
             self._kv.tree.expire(inf)  # alone it fits, if nothing is held on to
             self._join(seq, None, 0, step)
-        count = step.chunk(seq, seq.computed)
-        if self._make_room(seq, seq.computed + count, step):
+        count = step.chunk(seq, seq.counts.computed)
+        if self._make_room(seq, seq.counts.computed + count, step):
             self._compute(seq, count, step, joined)
 
     def _join(self, seq: Sequence, hit: Hit | None, loaded: int, step: Step) -> None:
@@ -240,25 +247,25 @@ class Planner:
         copies, loads = [], []
         if hit is not None:
             copies = self._kv.adopt(seq.blocks, hit)
-            seq.computed = hit.tokens  # stored once a step has run: until then a copy may be missing
+            seq.counts.computed = hit.tokens  # stored once a step has run: until then a copy may be missing
         if loaded:
             loads = self._tiering.loads(seq, self._kv.receive(seq.blocks, loaded))
-            self.loaded_tokens += loaded - seq.computed
-            seq.computed = loaded
+            self.loaded_tokens += loaded - seq.counts.computed
+            seq.counts.computed = loaded
         self._tiering.end(seq)
         self._outputs.join(seq)
         if not seq.preemptions:
             # What an answer takes from its siblings is no hit: nobody had computed it before.
             first = seq is self._living.requests[seq.request.id][0]
-            seq.cached = seq.computed if first else min(seq.computed, seq.expected)
-            self.looked_up_tokens += seq.known
+            seq.cached = seq.counts.computed if first else min(seq.counts.computed, seq.expected)
+            self.looked_up_tokens += seq.counts.known
             self.cached_tokens += seq.cached
             self.queue_seconds[seq.request.slo].add(step.now - seq.arrived)
         step.join(seq, copies, loads)
 
     def _compute(self, seq: Sequence, count: int, step: Step, joined: bool = False, draft: Seq[int] = ()) -> None:
-        seq.turn = self._turn
-        added = self._kv.extend(seq.blocks, seq.computed + count + len(draft))
+        seq.counts.turn = self._turn
+        added = self._kv.extend(seq.blocks, seq.counts.computed + count + len(draft))
         step.compute(seq, count, seq.blocks.whole() if joined else added, draft)
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: Step) -> bool:

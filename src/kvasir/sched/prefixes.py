@@ -29,7 +29,7 @@ class Prefixes:
     def find(self, seq: Sequence) -> Hit | None:
         """What the tree holds of a waiting sequence. One token at least is left to compute, for its logits."""
         limit = seq.reusable
-        if limit < 1 or seq.in_flight or seq.suspect:
+        if limit < 1 or seq.counts.in_flight or seq.suspect:
             return None
         key = seq.content.key(seq.tokens)
         hit = self._tree.match(seq.content.namespace, key, limit)
@@ -76,7 +76,7 @@ class Prefixes:
             return False
         first, preemptions, tokens = seq.ahead
         going = first.status is Status.RUNNING and first.preemptions == preemptions and not first.suspect
-        if going and first.stored < tokens:
+        if going and first.counts.stored < tokens:
             return True
         seq.ahead = None
         return False
@@ -84,7 +84,7 @@ class Prefixes:
     def remember(self, seq: Sequence, now: float) -> None:
         """Leaves what the sequence has computed to the tree, too; keeps its prompt for as long as its request asks."""
         self._insert(seq)
-        if seq.stored >= seq.prompt_len:
+        if seq.counts.stored >= seq.prompt_len:
             self.stop(seq)
             ttl = seq.request.cache_ttl
             if ttl and not self.private(seq.request):
@@ -96,11 +96,11 @@ class Prefixes:
         if keeps:
             self._insert(seq)
         seq.blocks.release()
-        seq.computed = seq.stored = 0
+        seq.counts.computed = seq.counts.stored = 0
 
     def _insert(self, seq: Sequence) -> None:
-        if seq.stored and not seq.suspect:
-            ids, priority = seq.content.key(seq.tokens[: seq.stored]), -seq.request.priority
+        if seq.counts.stored and not seq.suspect:
+            ids, priority = seq.content.key(seq.tokens[: seq.counts.stored]), -seq.request.priority
             self._tree.insert(seq.content.namespace, ids, seq.blocks.ids, priority)
 
     def drop(self, seq: Sequence) -> None:
@@ -111,4 +111,4 @@ class Prefixes:
     def check(self, running: Iterable[Sequence]) -> None:
         """Raises AssertionError."""
         held = [s for neighbours in self._computing.values() for s in neighbours]
-        assert set(held) == {s for s in running if s.stored < s.prompt_len}, "a prompt under way is lost"
+        assert set(held) == {s for s in running if s.counts.stored < s.prompt_len}, "a prompt under way is lost"

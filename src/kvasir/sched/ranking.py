@@ -84,7 +84,7 @@ class Ranking:
 
     def _strays(self, model: StepTime, moved: Iterable[Sequence]) -> bool:
         """Whether the margin is too small by now; it is set anew then."""
-        longest = max((s.known for s in (*moved, *self._unsettled)), default=0)
+        longest = max((s.counts.known for s in (*moved, *self._unsettled)), default=0)
         change = tuple(abs(a - b) for a, b in zip(model.costs, self._model.costs, strict=True))
         self._longest = max(self._longest, longest)
         if self._seconds(StepTime(change), self._longest) < self._margin / 2:  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ class Ranking:
         insort(self._streams.setdefault((facts.slo, facts.tenant), []), place)
         if _unsettled(seq):
             self._unsettled[seq] = _state(seq)
-        target = seq.since + facts.target.ttft
+        target = seq.counts.since + facts.target.ttft
         due, until = (target - facts.prefill_seconds + m for m in (-self._margin, self._margin))
         if due <= now <= until:
             self._doubtful[seq] = until
@@ -132,11 +132,11 @@ class Ranking:
 
     def _mark(self, seq: Sequence, service_class: ServiceClass, due: float) -> None:
         since, before = self._marks.get(seq, (None, None))
-        self._marks[seq] = seq.since, due
+        self._marks[seq] = seq.counts.since, due
         if due != before:
             heapq.heappush(self._due, (due, next(self._count), seq))
-        if since != seq.since:
-            heapq.heappush(self._oldest[service_class], (seq.since, seq.order, next(self._count), seq))
+        if since != seq.counts.since:
+            heapq.heappush(self._oldest[service_class], (seq.counts.since, seq.order, next(self._count), seq))
 
     def _leave(self, seq: Sequence) -> None:
         if seq in self._places:
@@ -222,8 +222,8 @@ def _firsts(facts: Iterable[ServiceFacts]) -> dict[Hashable, int]:
 
 
 def _unsettled(seq: Sequence) -> bool:
-    return seq.in_flight > 0 or seq.guidance.compiling is not None
+    return seq.counts.in_flight > 0 or seq.guidance.compiling is not None
 
 
 def _state(seq: Sequence) -> tuple[int, float]:
-    return seq.known, seq.since
+    return seq.counts.known, seq.counts.since

@@ -140,7 +140,7 @@ class Scheduler:
         now, found = self.clock(), self.prefixes.find(sequences[0])
         for seq in sequences:
             seq.arrived = now - request.waited
-            seq.since = now if request.resume_ids else seq.arrived
+            seq.counts.since = now if request.resume_ids else seq.arrived
             seq.expected = found.tokens if found else 0
         self._deadlines += [s for s in sequences if request.deadline is not None]
         self.living.enter(request.id, sequences)
@@ -187,7 +187,7 @@ class Scheduler:
         for seq in self.living.requests.get(request_id, ()):
             if seq.status is Status.PAUSED:
                 self.living.resume(seq)
-                seq.since = now
+                seq.counts.since = now
 
     def expires(self) -> float | None:
         """Seconds until the next deadline; None when there is none."""
@@ -311,12 +311,12 @@ class Scheduler:
     ) -> list[Delta]:
         """current: the sequence has kept its row and blocks since the step was planned."""
         self.living.lane.leave(seq)
-        seq.in_flight -= work.sample
+        seq.counts.in_flight -= work.sample
         end = work.start + drafts.settle(seq, work, row.accepted, current)
         prompt_tokens = max(0, min(work.start + work.count, seq.prompt_len) - work.start)
         served.append(Served(share_of(seq), prompt_tokens, len(row.tokens)))
         if row.tokens:
-            seq.since = now
+            seq.counts.since = now
         if seq.status is Status.FINISHED:
             return []
         if row.error:
@@ -336,7 +336,7 @@ class Scheduler:
         if row.read:
             answer.take_read(seq, work, row)
         if current:
-            before, seq.stored = seq.stored, end
+            before, seq.counts.stored = seq.counts.stored, end
             if work.start < seq.prompt_len:
                 self.prefixes.remember(seq, self.clock())
             elif before < seq.prompt_len:
@@ -345,14 +345,16 @@ class Scheduler:
         if row.pooled:
             delta = answer.take_pooled(seq, row.pooled)
         elif row.tokens:
-            known = seq.known
+            known = seq.counts.known
             try:
                 delta = answer.take_tokens(seq, row)
             except KvasirError as error:
                 return self._fail(seq, error)
-            seq.stored = min(seq.stored, len(seq.tokens))  # less where one that was accepted ends the answer
+            seq.counts.stored = min(
+                seq.counts.stored, len(seq.tokens)
+            )  # less where one that was accepted ends the answer
             self.generated_tokens += len(delta.token_ids)
-            self.forced_tokens += seq.known - known
+            self.forced_tokens += seq.counts.known - known
         else:
             return None
         if delta.finish_reason:
@@ -394,9 +396,9 @@ class Scheduler:
     def _take_back(self, seq: Sequence, work: Work) -> None:
         """The step did not come to its end: nothing was sampled."""
         self.living.lane.leave(seq)
-        seq.in_flight -= work.sample
-        seq.known -= work.sample
-        seq.drafted = 0
+        seq.counts.in_flight -= work.sample
+        seq.counts.known -= work.sample
+        seq.counts.drafted = 0
 
     def _fail(self, seq: Sequence, why: KvasirError | str) -> Delta:
         self._end(seq, FinishReason.ERROR)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.store import Fetch
 from kvasir.plan import SamplingSpec
 from kvasir.sched.content import Content
+from kvasir.sched.counts import Counts
 from kvasir.sched.emission import Emission
 from kvasir.sched.guide import Guidance
 from kvasir.types import FinishReason, Request
@@ -21,12 +22,6 @@ class Status(Enum):
     RUNNING = "running"  # has a row and blocks
     PAUSED = "paused"  # no row, no blocks, and wants none: its reader has not taken what there is
     FINISHED = "finished"
-
-
-class Counts(Protocol):
-    """Where the counts of a sequence are while it does not have them itself: see lane."""
-
-    def count(self, seq: Sequence, name: str) -> Any: ...
 
 
 class Ahead(NamedTuple):
@@ -41,19 +36,13 @@ class Ahead(NamedTuple):
 class Sequence:
     """Answer `index` of a request.
 
-    known:    tokens that exist or are being sampled by a step under way (counts; values may lag)
-    computed: tokens whose keys and values are in the cache once all planned steps are done
-    stored:   those of them that are there now
-    tokens:   the values known on this side; len(tokens) == known - in_flight - len(guidance.coming)
-    cached:   tokens that were found in the prefix tree when it first joined
+    tokens: the values known on this side; len(tokens) == known - in_flight - len(guidance.coming)
+    cached: tokens that were found in the prefix tree when it first joined
     expected: tokens that it had of this sequence when it came
-    arrived, since: by the scheduler's clock; `since` is its last token's time, before that `arrived`
+    arrived: by the scheduler's clock
     ahead: while it waits, whom it lets go first
     fetch: while it waits, what was asked of a tier; None: nothing yet
     promoted: goes first until it ends, having waited too long
-    turn: the last step that was planned to compute some of it
-    drafted: ids of it that the step under way checks; see drafts
-    lane: has known, computed, stored, in_flight, turn and since, as long as it is there
     """
 
     request: Request
@@ -61,7 +50,7 @@ class Sequence:
     spec: SamplingSpec
     order: int  # of arrival, over all sequences
     tokens: array[int]
-    known: int
+    counts: Counts  # of its tokens; while it is in the lane, the lane has them
     stop_ids: frozenset[int]
     max_known: int  # prompt + max_tokens, within the context
     blocks: SequenceBlocks
@@ -72,34 +61,21 @@ class Sequence:
     guidance: Guidance = field(default_factory=Guidance)  # the grammar that it follows
     status: Status = Status.WAITING
     row: int = -1
-    computed: int = 0
-    stored: int = 0
     cached: int = 0
     expected: int = 0
     arrived: float = 0.0
-    since: float = 0.0
     promoted: bool = False
-    turn: int = 0
-    in_flight: int = 0
-    drafted: int = 0
     carry: bytes = b""
     ahead: Ahead | None = None
     fetch: Fetch | None = None
     preemptions: int = 0
     suspect: int = 0  # was part of a step that failed: computed alone until it has passed this position
     finish: FinishReason | None = None
-    lane: Counts | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        """A field that is absent: a count that the lane has."""
-        if name == "lane" or self.lane is None:
-            raise AttributeError(f"a sequence has no {name}")
-        return self.lane.count(self, name)
 
     @property
     def to_read(self) -> range:
         """Known ids of which log-probabilities are to be read, by steps not planned yet."""
-        return self.emission.to_read(self.known, self.prompt_len)
+        return self.emission.to_read(self.counts.known, self.prompt_len)
 
     @property
     def reusable(self) -> int:
@@ -107,17 +83,17 @@ class Sequence:
         if self.embeds:
             return 0
         wanted = self.to_read
-        return (wanted[0] if wanted else self.known) - 1
+        return (wanted[0] if wanted else self.counts.known) - 1
 
     @property
     def under_way(self) -> bool:
         """Whether steps that compute some of it are planned and not yet committed."""
-        return self.computed > self.stored
+        return self.counts.computed > self.counts.stored
 
     @property
     def pending(self) -> int:
         """Tokens to compute; 0 when all that is known is computed or planned, or the answer is at its length, or a step
         under way decides how long it is."""
-        if self.drafted or (not self.embeds and self.known >= self.max_known):
+        if self.counts.drafted or (not self.embeds and self.counts.known >= self.max_known):
             return 0
-        return self.known - self.computed
+        return self.counts.known - self.counts.computed

@@ -120,18 +120,18 @@ class Service:
             self._promoted = None
 
     def _facts(self, seq: Sequence, now: float) -> slo.ServiceFacts:
-        request, start = seq.request, seq.computed or seq.expected
-        prefill = seq.known - start
+        request, start = seq.request, seq.counts.computed or seq.expected
+        prefill = seq.counts.known - start
         return slo.ServiceFacts(
             seq.order,
             request.slo,
             self.targets[request.slo],
-            now - seq.since,
+            now - seq.counts.since,
             prefill,
             prefill_seconds(self.step_time, start, prefill, self._chunk),
             request.tenant,
             request.priority,
-            started=seq.known > seq.prompt_len,
+            started=seq.counts.known > seq.prompt_len,
             running=seq.status is Status.RUNNING,
             promoted=seq.promoted,
             prefix=seq.content.beginning,
@@ -141,7 +141,7 @@ class Service:
         """Tokens that they have to compute, a block at most: more makes no difference to `fed`."""
         total = 0
         for seq in candidates:
-            total += seq.known - (seq.computed or seq.expected)
+            total += seq.counts.known - (seq.counts.computed or seq.expected)
             if total >= self._block:
                 return self._block
         return total
@@ -169,9 +169,9 @@ class Service:
         """As many as a step can hold: tokens that are there, and tokens to compute."""
         found, room = [], self._whole
         for seq in wanting:
-            start = seq.computed or seq.expected
-            found.append((start, seq.known - start))
-            room -= seq.known - start
+            start = seq.counts.computed or seq.expected
+            found.append((start, seq.counts.known - start))
+            room -= seq.counts.known - start
             if room <= 0:
                 break
         return tuple(found)

@@ -59,7 +59,7 @@ class Step:
 
     def decoding(self, lane: Lane) -> Decoding:
         """What it computes by now, which is one token of each."""
-        context, found = sum(s.known for s in self.sequences), {s.request.slo for s in self.sequences}
+        context, found = sum(s.counts.known for s in self.sequences), {s.request.slo for s in self.sequences}
         if self.members is None:
             return Decoding(len(self.sequences), context, frozenset(found))
         found.update(service_class for service_class, _ in self.members.shares)
@@ -67,7 +67,7 @@ class Step:
 
     def chunk(self, seq: Sequence, start: int) -> int:
         """How many of its tokens from `start` on a sequence may compute."""
-        pending = seq.known - start
+        pending = seq.counts.known - start
         most = policy.chunk_tokens(pending, self.budget, 0, self.max_chunk, self.indivisible, self.prefill)
         end = seq.content.stop(start + min(most, self.room(seq, start)))
         end = end if end > start else start + self._whole(seq, start)
@@ -84,8 +84,8 @@ class Step:
 
     def room(self, seq: Sequence, start: int) -> int:
         """How many tokens from `start` on are there before more log-probabilities are to be read than may be."""
-        first, end = _rows(seq.to_read, start, seq.known)
-        return seq.known if self.indivisible or first == end else first - start + max(0, self.reads)
+        first, end = _rows(seq.to_read, start, seq.counts.known)
+        return seq.counts.known if self.indivisible or first == end else first - start + max(0, self.reads)
 
     def join(self, seq: Sequence, copies: list[Copy], loads: list[Load]) -> None:
         """The sequence has got its row."""
@@ -100,22 +100,22 @@ class Step:
     def compute(self, seq: Sequence, count: int, blocks: Added, draft: Seq[int] = ()) -> None:
         """The sequence computes `count` more of its tokens, and the draft. blocks: those the runner does not know of
         yet."""
-        start, seq.drafted = seq.computed, len(draft)
+        start, seq.counts.drafted = seq.counts.computed, len(draft)
         untold = seq.guidance.tell() if seq.guidance.untold else ()
         appended = pack_ids([*untold, *draft])
-        seq.computed += count
+        seq.counts.computed += count
         if seq.content.sources:
             self._encode(seq, start)
-        reached = seq.computed == seq.known
+        reached = seq.counts.computed == seq.counts.known
         sample = reached and not seq.embeds
-        read = _rows(seq.to_read, start, seq.computed)
+        read = _rows(seq.to_read, start, seq.counts.computed)
         if read[1]:
             seq.emission.plan(read[1] + 1)
             self.reads -= read[1] - read[0]
         if sample:
-            seq.known += 1
-            seq.in_flight += 1
-            seq.emission.plan(seq.known)
+            seq.counts.known += 1
+            seq.counts.in_flight += 1
+            seq.emission.plan(seq.counts.known)
         self.budget -= count + len(draft)
         if count > 1:
             self.prefill -= count
@@ -139,7 +139,7 @@ class Step:
 
     def _encode(self, seq: Sequence, start: int) -> None:
         """What it computes from `start` on may need outputs that are not there."""
-        jobs = self._outputs.make(seq, start, seq.computed)
+        jobs = self._outputs.make(seq, start, seq.counts.computed)
         self._outputs.move(seq)
         self.encodes += jobs
         self.encodable -= sum(job.length for job in jobs)
