@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvasir.caches import Cross, Kind, PagedKV, State, Window
 from kvasir.plan import StepPlan, StepResult, Work, pack_ids
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.budget import StepTime, predict
@@ -20,10 +21,15 @@ from kvasir.sched.sequence import Sequence
 from kvasir.sched.service import load_of
 from kvasir.types import Delta, FinishReason, Request, SamplingParams, ServiceClass, Tokens, each_delta
 from tests.examples import examples
+from tests.kv.chunked import Chunked
 from tests.sched.drive import by_hand, request
 from tests.sched.guides import HandGuides
 
 VOCAB, LENGTH, EOS = 256, 96, (5, 77)
+KINDS = (
+    *((PagedKV(),), (Window(window=9),), (PagedKV(), Window(window=20)), (State(),), (Cross(length=10), PagedKV())),
+    *((Chunked(chunk=8), State()), (PagedKV(), Window(window=1))),
+)
 COSTS = StepTime((1e-3, 2e-3, 1e-6, 0.01))
 
 
@@ -31,6 +37,7 @@ COSTS = StepTime((1e-3, 2e-3, 1e-6, 0.01))
 class Options:
     """Of a run."""
 
+    kinds: tuple[Kind, ...] = (PagedKV(),)
     blocks: int = 200
     rows: int = 8
     step_tokens: int = 64
@@ -54,7 +61,7 @@ class Run:
         o = self.options
         self.runner = FakeRunner(
             vocab_size=VOCAB, num_blocks=o.blocks, block_size=4, max_rows=o.rows, max_tokens_per_step=o.step_tokens,
-            max_model_len=LENGTH,
+            max_model_len=LENGTH, kinds=o.kinds,
         )  # fmt: skip
         self.executor: Any = self.runner.executor
         self.executor.draws_columns = o.columns
@@ -112,7 +119,8 @@ class Run:
 
 
 def _of(name: tuple[str, int], w: Work) -> tuple:
-    return name, w.start, w.count, [len(ids) for _, ids in w.blocks] or [0], w.appended, w.sample, w.masked, w.read
+    blocks = [(group, len(ids)) for group, (_, ids) in enumerate(w.blocks) if ids]
+    return name, w.start, w.count, blocks, w.appended, w.sample, w.masked, w.read
 
 
 def _plain(delta: Delta) -> Delta:
@@ -150,6 +158,7 @@ def compare(seed: int, plant: Callable[[Run], None] = lambda run: None) -> Run:
     """A random workload with the lane and without it."""
     chance = random.Random(seed)
     options = Options(
+        kinds=chance.choice([(PagedKV(),), *KINDS]),
         blocks=chance.choice([26, 40, 60, 200]),
         rows=chance.choice([1, 3, 6, 12]),
         step_tokens=chance.choice([2, 5, 12, 64]),
@@ -248,6 +257,19 @@ def roomy(run: Run) -> None:
     lane.offer = entering
 
 
+def grasping(run: Run) -> None:
+    """Blocks that a window has passed are kept."""
+    lane = run.scheduler.living.lane
+    offer = lane.offer
+
+    def entering(seq: Sequence) -> None:
+        offer(seq)
+        if seq in lane:
+            lane._columns["trim"][seq.row] = LENGTH
+
+    lane.offer = entering
+
+
 def endless(run: Run) -> None:
     """A stop id is a token like others."""
     lane = run.scheduler.living.lane
@@ -268,7 +290,10 @@ def lenient(run: Run) -> None:
     lane.offer = entering
 
 
-@pytest.mark.parametrize(("plant", "first"), [(late, 3), (forgotten, 0), (roomy, 0), (endless, 14), (lenient, 0)])
+PLANTS = [(late, 1), (forgotten, 3), (roomy, 0), (grasping, 0), (endless, 9), (lenient, 0)]
+
+
+@pytest.mark.parametrize(("plant", "first"), PLANTS)
 def test_a_planted_fault_is_found(plant, first):
     """first: the workload that finds it, or one before that."""
     with pytest.raises((AssertionError, AttributeError, KeyError)):

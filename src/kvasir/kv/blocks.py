@@ -10,7 +10,7 @@ from __future__ import annotations
 from kvasir.caches import Kind
 from kvasir.kv.pool import SCRATCH, BlockPool
 
-UNBOUNDED = 2**30  # tokens that a table of fixed length has room for
+UNBOUNDED = 2**30  # tokens, more than any sequence has
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -61,6 +61,14 @@ class BlockTable:
             self.pool.release((self.ids[i],))
             self.ids[i] = SCRATCH
 
+    def next_trim(self, computed: int) -> int:
+        """So many tokens may be computed, after `computed`, before `trim` has anything to return."""
+        if not self._forgets:
+            return UNBOUNDED
+        dead, most = self.kind.first(computed, self.block_size), computed + self.block_size
+        rises = (n for n in range(computed + 1, most) if self.kind.first(n, self.block_size) > dead)
+        return next(rises, most)
+
     def adopt(self, ids: list[int]) -> None:
         """This empty table becomes one more holder of cached blocks, SCRATCH where it can do without."""
         assert not self.ids, "a table with blocks adopts others"
@@ -104,10 +112,9 @@ class SequenceBlocks:
         """How many tokens after the first `num_tokens` have a place in all tables."""
         return min([t.room(num_tokens) for t in self.tables])
 
-    @property
-    def grows_only(self) -> bool:
-        """Whether no table ever gives blocks back while the sequence runs."""
-        return not any([t.kind.forgets for t in self.tables])
+    def next_trim(self, computed: int) -> int:
+        """See BlockTable."""
+        return min([t.next_trim(computed) for t in self.tables])
 
     def whole(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The tables in full, in the form `extend` gives additions."""

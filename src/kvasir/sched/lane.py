@@ -23,7 +23,7 @@ from kvasir.sched.sequence import Sequence, Status
 from kvasir.types import ServiceClass
 
 COUNTS = ("known", "computed", "stored", "in_flight", "turn", "since")
-_WHOLE = ("known", "computed", "stored", "in_flight", "turn", "room", "max_known")
+_WHOLE = ("known", "computed", "stored", "in_flight", "turn", "room", "trim", "max_known")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,10 +106,12 @@ class Lane:
     def offer(self, seq: Sequence) -> None:
         """A sequence that has got a token enters if it only decodes from now on."""
         if self.open and decodes_only(seq):
-            room = seq.blocks.room(seq.counts.computed)
+            counts = seq.counts
+            room, trim = seq.blocks.room(counts.computed), seq.blocks.next_trim(counts.stored)
             for name in COUNTS:
-                self._columns[name][seq.row] = getattr(seq.counts, name)
-            self._columns["room"][seq.row], self._columns["max_known"][seq.row] = room, seq.max_known
+                self._columns[name][seq.row] = getattr(counts, name)
+            for name, value in (("room", room), ("trim", trim), ("max_known", seq.max_known)):
+                self._columns[name][seq.row] = value
             self._sequences[seq.row], self._members, seq.counts = seq, None, RowCounts(self, seq.row)
 
     def leave(self, seq: Sequence) -> None:
@@ -176,18 +178,25 @@ class Lane:
         """Each of the rows has got a token; its keys and values are there."""
         columns = self._columns
         columns["in_flight"][rows] -= 1
-        columns["stored"][rows] = columns["computed"][rows] - columns["in_flight"][rows]
+        columns["stored"][rows] = stored = columns["computed"][rows] - columns["in_flight"][rows]
         columns["since"][rows] = now
+        for row in rows[stored >= columns["trim"][rows]].tolist():
+            seq = self._sequences[row]
+            seq.blocks.trim(seq.counts.stored)
+            columns["trim"][row] = seq.blocks.next_trim(seq.counts.stored)
 
     def check(self) -> None:
         """Raises AssertionError."""
         for row, seq in self._sequences.items():
             assert seq.row == row and seq.status is Status.RUNNING, "a stranger in the lane"
-            assert isinstance(counts := seq.counts, RowCounts), "counts in two places"
+            counts = seq.counts
+            assert isinstance(counts, RowCounts), "counts in two places"
             assert len(seq.tokens) == counts.known - counts.in_flight, "tokens are miscounted"
             assert counts.computed == counts.known - 1, "steps are miscounted"
             assert counts.stored == counts.computed - counts.in_flight, "steps are miscounted"
             assert self._columns["room"][row] == seq.blocks.room(counts.computed), "a block is miscounted"
+            trim, most = self._columns["trim"][row], seq.blocks.next_trim(counts.stored)
+            assert counts.stored < trim <= max(most, counts.stored + seq.blocks.block_size), "a dead block is kept"
 
 
 def share_of(seq: Sequence) -> tuple[ServiceClass, str]:
@@ -206,7 +215,6 @@ def decodes_only(seq: Sequence) -> bool:
         and not (seq.counts.drafted or seq.suspect or seq.carry or spec.mirostat)
         and not (guided.guide or guided.compiling or guided.coming or guided.untold)
         and not (seq.emission.holds_back or seq.emission.unsent or seq.to_read)
-        and seq.blocks.grows_only
     )
 
 
