@@ -84,7 +84,7 @@ def test_a_step_of_which_drafts_are_checked_is_sampled_first(tmp_path):
         """Drafts of what will come, every third id of them wrong."""
 
         def waits(self, seq):
-            return seq.computed % 4 == 0
+            return seq.counts.computed % 4 == 0
 
         def propose(self, seq, most):
             coming = expected[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :][:most]
