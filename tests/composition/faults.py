@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL, AttentionArgs
 from kvasir.plan import unpack_ids
 from kvasir.sched.sequence import Status
@@ -380,6 +382,14 @@ def misread(core: Any) -> None:
             for r in result.rows
         )
         return replace(result, rows=tuple(moved))
+
+
+@fault("rows in columns get each other's tokens", ("no logprobs",), ("no logprobs", "temperature", "overlap"))
+def turned_columns(core: Any) -> None:
+    @wrap(core.runner, "sample")
+    def sample(take: Callable, pending: Any, masks: Any) -> Any:
+        result = take(pending, masks)
+        return replace(result, decoded=np.frombuffer(result.decoded, np.int32)[::-1].tobytes())
 
 
 @fault("what a grammar allows is not heard", ("grammar: regex", "neighbours"), ("grammar: regex", "n"))

@@ -288,6 +288,13 @@ def logprobs(name: str, count: int) -> Feature:
                    ask=lambda p: {"logprobs": count})  # fmt: skip
 
 
+def columns(run: Run) -> int:
+    """Tokens planned in columns; answers without log-probabilities, where every row follows a grammar or drafts."""
+    planned = sum(len(plan.decodes) for plan in run.plans)
+    others = run.drafter or all(request.grammar for request in run.requests)
+    return planned or (others and sum(not answer.logprobs for answer in run.answers.values()))
+
+
 # Its words are spelt in none of the BAD_WORDS, or nothing might be allowed, and hold one of the STOP_STRINGS.
 SCHEMA = {
     "type": "object",
@@ -388,6 +395,8 @@ ASKED = [
             ask=lambda p: {"stop": STOP_STRINGS}),
     logprobs("logprobs", 5),
     logprobs("most logprobs", 128),
+    Feature("no logprobs", "logprobs", "tokens planned in columns, or answers without where no row may be", columns,
+            ask=lambda p: {"logprobs": None}, besides=("neighbours",)),
     Feature("prompt logprobs", "prompt logprobs", "prompt tokens with log-probabilities",
             lambda run: sum(e is not None for a in run.answers.values() for e in a.prompt_logprobs or ()),
             ask=lambda p: {"prompt_logprobs": 2}),

@@ -105,7 +105,7 @@ class Run:
         drafter: Callable[[Run], Drafter] | None = None,
         expected: Callable[[Request], Answers] | None = None,
     ):
-        self._drafter, self._expected = drafter, expected
+        self.drafter, self._expected = drafter, expected
         self._options, self._acts, self._plant = EngineOptions(**options), acts, plant
         self._together, self._streams = together, streams
         self.random = random.Random(seed)
@@ -309,7 +309,7 @@ class Run:
     def _build(self) -> None:
         # On the CPU no engine has a tier in host memory, where its pool is: asked for here, it gets one.
         with patch("kvasir.config._cache_host", lambda options, device: options.cache_host or 0):
-            core = build_core(self._options, drafter=self._drafter(self) if self._drafter else None)
+            core = build_core(self._options, drafter=self.drafter(self) if self.drafter else None)
         core.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]  # what nobody wrote must not be seen
         core.plan_listener = self.plans.append
         self._pace(core)

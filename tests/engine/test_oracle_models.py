@@ -142,7 +142,8 @@ def test_embeddings(tmp_path, threads):
     assert all(a.embedding for a in expected.values())
 
 
-@pytest.mark.parametrize("shape", ["qwen3-0.6b", pytest.param("llama-1b", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["qwen3-0.6b", "llama-1b"])
 def test_two_layers_of_real_shapes(shape, tmp_path):
     """Real widths and the full vocabulary, so that tails and long sums are seen."""
     folder = random_model(shape, tmp_path)

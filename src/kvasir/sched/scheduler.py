@@ -350,9 +350,8 @@ class Scheduler:
                 delta = answer.take_tokens(seq, row)
             except KvasirError as error:
                 return self._fail(seq, error)
-            seq.counts.stored = min(
-                seq.counts.stored, len(seq.tokens)
-            )  # less where one that was accepted ends the answer
+            # Less where one that was accepted ends the answer.
+            seq.counts.stored = min(seq.counts.stored, len(seq.tokens))
             self.generated_tokens += len(delta.token_ids)
             self.forced_tokens += seq.counts.known - known
         else:
