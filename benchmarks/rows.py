@@ -106,6 +106,14 @@ def measured_in(checkout: Path, rows: list[int]) -> dict[int, Times]:
     return {int(count): times for count, times in json.loads(output).items()}
 
 
+def use(source: str) -> None:
+    """Imports the package from there: an editable install would give its own, whatever PYTHONPATH says."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
+    import kvasir
+
+    assert kvasir.__file__ and Path(kvasir.__file__).is_relative_to(source), f"{kvasir.__file__} is measured"
+
+
 def median(rounds: list[dict[int, Times]], rows: int, part: str) -> float:
     return statistics.median(times[rows][part] for times in rounds)
 
@@ -118,6 +126,7 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
+        use(os.environ["PYTHONPATH"])
         print(json.dumps({rows: measure(rows) for rows in args.rows}))
         return
     checkouts = {"this": ROOT, **({"other": args.against.resolve()} if args.against else {})}
