@@ -25,6 +25,7 @@ from kvasir.memory import HEADROOM, Footprint
 from kvasir.plan import CacheGroup
 
 MIB = 1 << 20
+LIMIT = 1550 * MIB  # torch built for CUDA takes 135 MiB more than torch for processors
 GROUP = Path("/sys/fs/cgroup/memory")
 
 sizes = st.integers(0, 2 << 30)
@@ -170,7 +171,7 @@ def test_a_server_under_a_limit_starts_and_survives_full_load(tmp_path, limited,
         "--kv-dtype float32",
     ]
     flags += [f"--cache-dir {tmp_path / 'kv'}"] if tier else []
-    with serving(limited, 1400 * MIB, model, *flags) as (process, address, said):
+    with serving(limited, LIMIT, model, *flags) as (process, address, said):
         memory = next(line for line in said if "stay free" in line)
         assert "weights 614" in memory and "rotary angles" in memory and "samplers" in memory
         assert ("tiers" in memory) is tier
@@ -178,7 +179,7 @@ def test_a_server_under_a_limit_starts_and_survives_full_load(tmp_path, limited,
         assert events(limited) == 0 and process.poll() is None
         assert httpx.get(f"http://{address}/health").status_code == 200
     peak = int((limited / "memory.max_usage_in_bytes").read_text())
-    assert peak <= 1400 * MIB
+    assert peak <= LIMIT
     print(memory, f"peak {peak / MIB:.0f} MiB", json.dumps(said[-3:]))
 
 

@@ -16,7 +16,7 @@ from tests.fuzz import run
 from tests.fuzz.run import Job, fuzz
 from tests.fuzz.target import Target, attempt, bounded_memory
 
-SECONDS = 60  # for what is found in one or two
+SECONDS = 240  # for what is found in one or two on a quiet machine
 
 # Beyond the word is what only guidance by coverage finds.
 READER = """

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvasir.guided.guide import GuideError
@@ -311,6 +311,8 @@ def test_the_budget_bounds_what_comes_before_a_required_call():
     st.lists(st.sampled_from(["<think>", "</think>", " ", "a", "\n", "<thi", "nk>", "</", "think", " " * 16, "\xa0"])),
     st.booleans(),
 )
+@example(["</think>", "<think>"], False)
+@example(["\n</think>", " ", "<think>", "a", "</think>", "b"], False)
 def test_thought_is_what_the_parser_reads_as_reasoning(pieces, opened):
     thought, text = Thought(Reasoning("<think>", "</think>", opened)), "".join(pieces)
     for piece in pieces:

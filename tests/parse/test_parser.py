@@ -99,6 +99,15 @@ def test_a_call_that_breaks_off_ends(name, calls, data):
 
 
 @pytest.mark.parametrize("name", [name for name in CALLING if format_of(name).calls.parameters is None])
+def test_an_end_mark_of_a_string_that_breaks_off_is_no_part_of_it(name):
+    format = format_of(name)
+    text = written(format, [("f", {"key": "words"})])
+    for cut in range(text.index("words"), len(text)):
+        message = Message.of(parsed(format, text[:cut], tools={"f": {}}))
+        assert '{"key": "words"}'.startswith(message.calls[0].arguments), text[:cut]
+
+
+@pytest.mark.parametrize("name", [name for name in CALLING if format_of(name).calls.parameters is None])
 def test_arguments_come_as_they_are_said(name):
     """In the middle of a long string all of it has been told but what may be the beginning of an escape."""
     format = format_of(name)

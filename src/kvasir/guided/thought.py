@@ -42,14 +42,18 @@ class Thought:
             if not (self.inside or self._anywhere):
                 size, text = len(text), text.lstrip()
                 self._blanks += size - len(text)
-                if self._blanks > MAX_SPACE or not text.startswith(mark):
-                    self.tail, self.over = text, self._blanks > MAX_SPACE or not mark.startswith(text)
+                # A model that says first that it does not think may do so all the same.
+                first = next((m for m in (mark, self._end) if text.startswith(m)), None)
+                if self._blanks > MAX_SPACE or first is None:
+                    begins = mark.startswith(text) or self._end.startswith(text)
+                    self.tail, self.over = text, self._blanks > MAX_SPACE or not begins
                     break
+                mark = first
             at = text.find(mark)
             if at < 0:
                 self.tail = overlap(text, (mark,)) if mark[0] in text else b""
                 break
-            self.inside = not self.inside
+            self.inside = not self.inside and mark == self._start
             self._blanks = -sys.maxsize
             self.rest = text = text[at + len(mark) :]
         self.tokens += was and self.inside

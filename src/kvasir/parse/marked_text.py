@@ -57,7 +57,7 @@ def _string(tape: Tape, emit: Emit, mark: Marks) -> Generator[None, None, bool]:
     if not (yield from tape.skip(mark)):
         return False
     emit('"')
-    found = yield from tape.until(mark, lambda text: emit(quoted(text)))
+    found = yield from tape.until(mark, lambda text: emit(quoted(text)), keep_cut=False)
     if found is None:
         return False
     tape.pos = found.end()

@@ -138,16 +138,16 @@ class Tape:
                 return None
             yield
 
-    def until(self, wanted: Marks, emit: Emit) -> Generator[None, None, re.Match[str] | None]:
+    def until(self, wanted: Marks, emit: Emit, keep_cut: bool = True) -> Generator[None, None, re.Match[str] | None]:
         """Hand over the text before the first mark, which is not consumed; None at the end of all text.
 
-        Held back is only the end that may turn out to begin a mark.
+        Held back is only the end that may turn out to begin a mark. keep_cut: it is text where all text ends with it.
         """
         while True:
             found = wanted.whole.search(self.text, self.pos)
             if found:
                 cut = found.start()
-            elif self.ended:
+            elif self.ended and keep_cut:
                 cut = len(self.text)
             else:
                 partial = wanted.partial.search(self.text, max(self.pos, len(self.text) - wanted.longest))
