@@ -27,13 +27,13 @@ def _threads_as_before():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("cell", sample(1), ids=repr)
+@pytest.mark.parametrize("cell", sample(1, seed=2027), ids=repr)
 def test_a_sample(cell):
     assert cell.run().word == "equal"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", sample(3, seed=1), ids=repr)
+@pytest.mark.parametrize("cell", sample(3, seed=3), ids=repr)
 def test_a_larger_sample(cell):
     assert cell.run().word == "equal"
 
