@@ -80,7 +80,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "os.putenv": ("config.py",),
     # An import by name escapes this check, so only tables that map names to modules may do it.
     "importlib.import_module": ("__init__.py", "ops/*", "models/*"),
-    # Nowhere: oracles belong to the tests; code that runs data, or a shell, to nobody; the others have no room yet.
+    # Nowhere: oracles belong to the tests; code that runs data, or a shell, has no place; the others have no room yet.
     **dict.fromkeys(("transformers", "gguf"), ()),
     **dict.fromkeys(("triton", "ray"), ()),
     **dict.fromkeys(("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "torch.load"), ()),

@@ -41,7 +41,7 @@ TITLES = {
 
 
 class _Nothing(Catalogue):
-    """A catalogue for an application that nobody asks anything."""
+    """A catalogue for an application that serves no request."""
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...

@@ -114,7 +114,7 @@ class Work:
     proposals: the rows before and at each of them are sampled too, and those from the first difference on are dropped.
     sample: the last computed row's logits are sampled. Else the step only fills the cache.
     masked: most probably a mask comes with it, for which the sampler has to wait; a guess that decides nothing else.
-    read: positions [first, end) of those computed: the log-probabilities of the known ids behind them come back.
+    read: positions [first, end) of those computed: the log-probabilities of the known ids after them come back.
     want_hidden: outputs of which all computed rows come back: hidden states, or the weights of attention, by name.
     indivisible: the tokens attend to each other in both directions and must be computed in one step.
     pending: transfers of a connector that must have arrived before the step reads these blocks.

@@ -7,7 +7,7 @@ fake_content makes of it and of embeddings, positions and adapters. A row's next
     (31 * sum of all numbers of the sequence + 7 * position + seed) mod vocab_size
 
 where the numbers are read *through the block tables of the plan*, as attention would: a block that was never written,
-was given to somebody else, or was not copied shows up as a wrong token or a loud error. Only drawn tokens (with a
+was given to another row, or was not copied shows up as a wrong token or a loud error. Only drawn tokens (with a
 temperature) bring a carry.
 """
 
@@ -38,7 +38,7 @@ EMPTY = -1
 
 
 def fake_next(ids: list[int], position: int, seed: int, vocab_size: int) -> int:
-    """The token FakeRunner samples at `position` behind `ids`; seed is that of SamplingSpec."""
+    """The token FakeRunner samples at `position` after `ids`; seed is that of SamplingSpec."""
     return (31 * sum(ids) + 7 * position + seed % 1009) % vocab_size
 
 
@@ -263,7 +263,7 @@ class FakeExecutor:
         return numbers.tolist()
 
     def draw(self, work: Work, mask: bytes | None) -> Taken:
-        """The next token, and behind each drafted one that equals it the one after, as long as any is allowed."""
+        """The next token, and after each drafted one that equals it the one after, as long as any is allowed."""
         row, end, vocab = self.rows[work.row], work.start + work.count, self.capacity.vocab_size
         seen, spec = self.seen(work), row.spec
         ahead = self.contents.get(work.row, PLAIN).ahead

@@ -1,5 +1,5 @@
 """What FakeRunner computes a sequence from: numbers made of ids, embeddings, positions, a bias and adapters, so that
-whoever reads those of another sequence notices."""
+a row that reads those of another sequence notices."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ that differs ends the draft. So a draft changes how many ids a step brings, neve
     work            t  d1  d2  d3     rows; each is sampled as long as all before it were right
     brings             s1  s2  s3     d1 == s1, d2 == s2, d3 != s3: two accepted, three tokens
 
-Until the step is committed nobody knows how long the answer is, so the sequence is part of no other step meanwhile.
+Until the step is committed the answer's length is not known, so the sequence is part of no other step meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvasir.sched.sequence import Sequence
 
 class Drafter(Protocol):
     def waits(self, seq: Sequence) -> bool:
-        """Whether a sequence had better wait for its last token's value, behind which a draft can be made, than have
+        """Whether a sequence had better wait for its last token's value, after which a draft can be made, than have
         its next token computed under the step that samples the last."""
         ...
 

@@ -4,7 +4,7 @@
                         ^--- join ------'
 
 A sequence reserves room for all that it still has to read when it joins, and gives it back as its spans are computed or
-when it leaves its row. So what is needed always fits, and whoever runs gets its outputs in the end. What is kept is
+when it leaves its row. So what is needed always fits, and a running sequence gets its outputs in the end. What is kept is
 there for others until the room is wanted: the one used longest ago goes first.
 """
 

@@ -5,7 +5,7 @@ are computed in the next step. Sampled one by one they would be the same, since 
 it is left where that may not be all: where the sampler has a carry, or banned words.
 
     tokens   ... t                     known on this side
-    coming          f2 f3 f4           forced behind the id that a step under way samples (f1); they wait for its value
+    coming          f2 f3 f4           forced after the id that a step under way samples (f1); they wait for its value
     untold       of both what the runner has not been told of yet
 
 Where log-probabilities are wanted, those of forced ids are read from the rows before them when these are computed.
@@ -57,7 +57,7 @@ def enter(seq: Sequence, guides: Guides) -> int:
 
 
 def jump(seq: Sequence) -> list[int]:
-    """Takes what is forced behind the last known token; returns those of which the values are known by that."""
+    """Takes what is forced after the last known token; returns those of which the values are known by that."""
     assert seq.guidance.guide is not None
     forced = _forced(seq)[seq.counts.in_flight :]
     seq.counts.known += len(forced)
@@ -69,7 +69,7 @@ def jump(seq: Sequence) -> list[int]:
 
 
 def take_back(seq: Sequence) -> None:
-    """What would have come behind an id that was never sampled."""
+    """What would have come after an id that was never sampled."""
     seq.counts.known -= len(seq.guidance.take_coming())
 
 
@@ -79,8 +79,8 @@ def masked(seq: Sequence) -> bool:
 
 
 def mask(seq: Sequence, work: Work, vocab_size: int) -> bytes | None:
-    """What the step under way may sample for it; None for everything. With a draft, one mask after the other: behind
-    the last known id and behind each drafted one. Where the guide cannot say, nothing, and `astray` says why."""
+    """What the step under way may sample for it; None for everything. With a draft, one mask each, after
+    the last known id and after each drafted one. Where the guide cannot say, nothing, and `astray` says why."""
     guide = seq.guidance.guide
     assert guide is not None
     seq.guidance.astray = None
@@ -99,7 +99,7 @@ def mask(seq: Sequence, work: Work, vocab_size: int) -> bytes | None:
 
 
 def _along(guide: Guide, draft: list[int]) -> Iterator[bytes | None]:
-    """The masks behind each drafted id. None of what follows is sampled behind one that is not allowed, or at which the
+    """The masks after each drafted id. None of what follows is sampled after one that is not allowed, or at which the
     answer ends, or where the guide cannot say: the draft ends before that."""
     for i, token in enumerate(draft):
         try:
@@ -114,7 +114,7 @@ def _along(guide: Guide, draft: list[int]) -> Iterator[bytes | None]:
 
 
 def _forced(seq: Sequence) -> list[int]:
-    """What is forced behind the last known id; whatever may end the answer is left to be sampled."""
+    """What is forced after the last known id; whatever may end the answer is left to be sampled."""
     guide = seq.guidance.guide
     assert guide is not None
     room = seq.max_known - 1 - seq.counts.known

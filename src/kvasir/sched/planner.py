@@ -93,7 +93,7 @@ class Planner:
         self.preemptions += 1
 
     def displace(self) -> None:
-        """When all rows are taken, somebody of a lower class leaves his to the first of a higher one."""
+        """When all rows are taken, a sequence of a lower class leaves its row to the first of a higher one."""
         if self._living.free_rows or not self._living.waiting:
             return
         if self._service.stands_higher(self._living.waits, self._living.runs):
@@ -182,7 +182,7 @@ class Planner:
         self._service.fed(wanted, budget - step.budget)
 
     def _admit(self, seq: Sequence, step: Step) -> bool:
-        """Lets a waiting sequence join if it can; False when nobody behind it may, or it would starve."""
+        """Lets a waiting sequence join if it can; False when none after it may, or it would starve."""
         own = policy.OwnFacts(
             values_known=seq.counts.in_flight == 0,
             compiling=seq.guidance.compiling is not None,
@@ -255,7 +255,7 @@ class Planner:
         self._tiering.end(seq)
         self._outputs.join(seq)
         if not seq.preemptions:
-            # What an answer takes from its siblings is no hit: nobody had computed it before.
+            # What an answer takes from its siblings is no hit: it had not been computed before.
             first = seq is self._living.requests[seq.request.id][0]
             seq.cached = seq.counts.computed if first else min(seq.counts.computed, seq.expected)
             self.looked_up_tokens += seq.counts.known

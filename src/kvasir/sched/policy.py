@@ -55,9 +55,9 @@ def has_guide(f: OwnFacts) -> bool:
     return not f.compiling
 
 
-# Gates that only postpone this one sequence: those behind it may pass.
+# Gates that only postpone this one sequence: those after it may pass.
 OWN_GATES: tuple[Callable[[OwnFacts], bool], ...] = (has_values, has_guide, has_loads)
-# Gates of a shared resource: when one is shut, no one behind may overtake, or the first would starve.
+# Gates of a shared resource: when one is shut, none after it may overtake, or the first would starve.
 SHARED_GATES: tuple[Callable[[AdmitFacts], bool], ...] = (has_row, has_budget, has_blocks, has_outputs)
 
 
@@ -67,7 +67,7 @@ def chunk_tokens(
     """Tokens a sequence computes in this step: all of `pending`, or what the budget and `max_chunk` leave.
 
     One token of the budget is kept for each of the `decodes_to_come` after it, so that a long prefill never stalls
-    a decode; but whoever comes first always gets one token of what is left. `prefill` is what is left of the step's
+    a decode; but the first always gets one token of what is left. `prefill` is what is left of the step's
     allowance for prefills (`step_budget`); one token alone is a decode and needs none of it.
     """
     room = max(budget - decodes_to_come, min(budget, 1))

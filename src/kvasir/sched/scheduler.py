@@ -168,7 +168,7 @@ class Scheduler:
                 self.aborted += 1
 
     def pause(self, request_id: str) -> None:
-        """The request's answers compute nothing until `resume`: nobody takes what there is. They leave their rows, and
+        """The request's answers compute nothing until `resume`: no one takes what there is. They leave their rows, and
         their blocks to the prefix tree, which gives them to others when it must. What steps under way sample still
         comes, and deadlines go on. Unknown ids are no error."""
         for seq in list(self.living.requests.get(request_id, ())):

@@ -40,7 +40,7 @@ MEASURE_EVERY = 8  # of steps that only decode, which are much alike, so many pa
 
 
 class Drawn:
-    """A sequence of sequences, made as far as somebody has looked, as often as wanted."""
+    """A sequence of sequences, made as far as it has been read, as often as wanted."""
 
     def __init__(self, source: Iterable[Sequence]):
         self._source, self._drawn = iter(source), list[Sequence]()
@@ -177,7 +177,7 @@ class Service:
         return tuple(found)
 
     def prefill_seconds(self, start: int, tokens: int) -> float:
-        """Time to compute so many tokens behind the first `start` of a sequence; 0 as long as it is not known."""
+        """Time to compute so many tokens after the first `start` of a sequence; 0 as long as it is not known."""
         return prefill_seconds(self.step_time, start, tokens, self._chunk)
 
     def share(self) -> int:
@@ -209,7 +209,7 @@ class Service:
             self.step_time = observe(self.step_time, load, seconds)
 
     def stands_higher(self, waiting: Mapping[ServiceClass, int], running: Mapping[ServiceClass, int]) -> bool:
-        """Whether the first of those that wait stands above the last of those that run, whoever they belong to. There
+        """Whether the first of those that wait stands above the last of those that run, of any tenant. There
         are so many of each class."""
         first = min(c.rank for c, n in waiting.items() if n)
         held = self._promoted if self._promoted and self._promoted.status is not Status.FINISHED else None

@@ -1,7 +1,7 @@
 """Tiering: what sequences wait for from a tier below the pools, and which steps save what is evicted to it.
 
 A waiting sequence asks once (`begin`) for what comes after its hit, and others pass it until that has come or was
-given up; whoever joins has no fetch any more.
+given up; a sequence that joins has no fetch any more.
 """
 
 from __future__ import annotations
