@@ -4,8 +4,8 @@
                         ^--- join ------'
 
 A sequence reserves room for all that it still has to read when it joins, and gives it back as its spans are computed or
-when it leaves its row. So what is needed always fits, and a running sequence gets its outputs in the end. What is kept is
-there for others until the room is wanted: the one used longest ago goes first.
+when it leaves its row. So what is needed always fits, and a running sequence gets its outputs in the end. What is kept
+is there for others until the room is wanted: the one used longest ago goes first.
 """
 
 from __future__ import annotations
