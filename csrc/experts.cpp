@@ -87,8 +87,10 @@ void combine(const Experts& e, float* out, const float* weights, int64_t row) {
     }
 }
 
-void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t rows,
-              const Team& team) {
+// Token rows first to first + rows of a step; out, x, ids and weights are those of the whole step.
+void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t first,
+              int64_t rows, const Team& team) {
+    out += first * e.width, x += first * e.width, ids += first * e.top_k, weights += first * e.top_k;
     team.barrier();
     if (team.thread == 0) sort_slots(e, ids, rows);
     team.barrier();
@@ -103,6 +105,8 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
     team.barrier();
     for (int64_t s = slots.begin; s < slots.end; ++s) prepare_down(e, s);
     team.barrier();
+    // No barrier after it: nothing writes to gate_out, sources or begins before this thread begins the next pass.
+    if (e.inputs && team.thread == 0) e.inputs(nullptr, first);
     const Product down[] = {{e.down, e.down_out}};
     multiply(e, down, 1, team);
     team.barrier();
@@ -147,8 +151,7 @@ void run_experts(const Experts& e, float* out, const float* x, const int32_t* id
                  const Team& team) {
     for (int64_t first = 0; first < rows; first += e.at_once) {
         const int64_t count = rows - first < e.at_once ? rows - first : e.at_once;
-        run_pass(e, out + first * e.width, x + first * e.width, ids + first * e.top_k, weights + first * e.top_k, count,
-                 team);
+        run_pass(e, out, x, ids, weights, first, count, team);
     }
 }
 

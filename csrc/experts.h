@@ -24,6 +24,9 @@ struct Experts {
     // Called on thread 0 once the products of a pass are there and before a row is weighted: ranks complete the first
     // `slots` rows of down_out, of experts that are elsewhere and of those whose sums are cut. Null: all is here.
     void (*meet)(void* context, int64_t slots);
+    // Called on thread 0 in each pass, once begins and sources say which rows the experts were given, and gate_out what
+    // their down is given. first: the token row that sources are counted from. Null: no call.
+    void (*inputs)(void* context, int64_t first);
 };
 
 // One row: the top_k ids of `logits` [experts], ascending, and their weights; equal logits go to the lower id. A weight

@@ -75,13 +75,14 @@ class Sent(Hooked):
 
 
 class Calibrating(Hooked):
-    """The greatest absolute value of each column that a linear was given, by the name of its slot."""
+    """The greatest absolute value of each column that a linear was given, by its name."""
 
     def hooks(self) -> Hooks:
         self.seen: dict[str, np.ndarray] = {}
         return Hooks(inputs=self.look)
 
     def look(self, name: str, x: np.ndarray) -> None:
+        assert len(x)
         top = np.abs(x).max(0)
         self.seen[name] = np.maximum(self.seen[name], top) if name in self.seen else top
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from kvasir.engine.core import EngineCore
 from kvasir.layers.batch import Batch
 from kvasir.ops.graph import Node, Traced
+from kvasir.ops.linear import linear
 from kvasir.ops.registry import OPS
 from kvasir.program.trace import LayerPart, Trace, trace
 from kvasir.runner.eager_executor import EagerExecutor
@@ -118,7 +119,7 @@ class Streamed(Recorded):
 
 
 class Calibrating(Recorded):
-    """The greatest absolute value of each column that a linear was given, by the name of its slot."""
+    """The greatest absolute value of each column that a linear was given, by its name."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -126,10 +127,23 @@ class Calibrating(Recorded):
 
     def run(self, node: Node, recording: Recording, batch: Batch) -> tuple[Tensor, ...]:
         if node.op == "linear":
-            name = self.trace.slots[id(node.inputs[1])].name
-            top = at(node.inputs[0], recording)[: batch.num_tokens].abs().amax(0)
-            self.seen[name] = torch.maximum(self.seen[name], top) if name in self.seen else top
+            self.look(node.inputs[1], at(node.inputs[0], recording)[: batch.num_tokens])
+        elif node.op == "experts":
+            self.look_into_experts(node, recording, batch.num_tokens)
         return super().run(node, recording, batch)
+
+    def look_into_experts(self, node: Node, recording: Recording, num_tokens: int) -> None:
+        x, ids, _, gates, ups, downs, act, _ = node.inputs
+        x_TD, ids_Tk = (at(value, recording)[:num_tokens] for value in (x, ids))
+        for i in ids_Tk.unique().tolist():
+            x_nD = x_TD[(ids_Tk == i).any(1)]
+            self.look(gates[i], x_nD)
+            self.look(ups[i], x_nD)
+            self.look(downs[i], act(linear(x_nD, gates[i])) * linear(x_nD, ups[i]))
+
+    def look(self, weight: Tensor, x: Tensor) -> None:
+        name, top = self.trace.names[id(weight)], x.abs().amax(0)
+        self.seen[name] = torch.maximum(self.seen[name], top) if name in self.seen else top
 
 
 PLAIN = {

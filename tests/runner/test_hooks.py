@@ -69,8 +69,28 @@ def test_the_inputs_of_linears_are_the_same_in_company(case):
     core = crowded(options)
     second = Calibrating(core)
     same(expected, together(core, requests, seed=5, preempt=0.1))
-    assert first.seen.keys() == second.seen.keys() == {slot.name for slot in first.trace.slots.values()}
+    assert first.seen.keys() == second.seen.keys() == {*first.trace.names.values()}
     assert all(np.array_equal(first.seen[name], second.seen[name]) for name in first.seen)
+
+
+def test_the_inputs_of_experts_do_not_depend_on_chunks(tmp_path):
+    """A step of 250 rows takes experts two passes; each linear gets the same rows in it as in small steps."""
+    model = loaded("mixtral", tmp_path)
+    ids = [*np.random.default_rng(1).integers(0, 256, 250)]
+
+    def rows_seen(step: int) -> dict[str, list[bytes]]:
+        seen: dict[str, list[bytes]] = {}
+        hooks = Hooks(inputs=lambda name, x: seen.setdefault(name, []).extend(row.tobytes() for row in x))
+        driver = Driver(program_of(model, rows=256, threads=2, hooks=hooks), ids)
+        for start in range(0, 250, step):
+            driver.hidden(start, min(step, 250 - start))
+        return {name: sorted(rows) for name, rows in seen.items()}
+
+    whole = rows_seen(250)
+    assert whole.keys() == {*model.trace.names.values()}
+    down = [len(rows) for name, rows in whole.items() if ".experts." in name and name.endswith(".down")]
+    assert sum(down) == 250 * len(model.trace.ends) * model.model.layers[0].mlp.top_k
+    assert whole == rows_seen(37)
 
 
 def test_a_program_has_calls_for_what_is_hooked_alone(tmp_path):

@@ -38,16 +38,21 @@ class Slot:
         return LowRank(a.contiguous(), b.contiguous(), segments // shard.parts)
 
 
-def slots(model: Module) -> dict[str, tuple[Linear, str]]:
-    """Every slot by its name, as in the model's name table ("layers.0.attn.qkv.q", "layers.0.mlp.down"), with the part
-    that it stands for. The head has none, nor have a mixture's experts, whose rows are no rows of the step."""
-    within = tuple(f"{path}.experts." for path, part in model.walk() if isinstance(part, MoE))
+def linears(model: Module) -> dict[str, tuple[Linear, str]]:
+    """Every linear but the head, as a module and the name of its part, by its name in the model's name table
+    ("layers.0.attn.qkv.q", "layers.0.mlp.down", "layers.0.mlp.experts.3.down")."""
     found: dict[str, tuple[Linear, str]] = {}
     for path, module in model.walk():
-        if isinstance(module, Linear) and not isinstance(module, Head) and not path.startswith(within):
+        if isinstance(module, Linear) and not isinstance(module, Head):
             for part in module.outputs:
                 found[f"{path}.{part}" if len(module.outputs) > 1 else path] = module, part
     return found
+
+
+def slots(model: Module) -> dict[str, tuple[Linear, str]]:
+    """The linears that adapters may touch: not a mixture's experts, whose rows are no rows of the step."""
+    within = tuple(f"{path}.experts." for path, part in model.walk() if isinstance(part, MoE))
+    return {name: linear for name, linear in linears(model).items() if not name.startswith(within)}
 
 
 def check_adapter(adapter: int, pairs: Pairs, slots: Mapping[str, Any]) -> None:

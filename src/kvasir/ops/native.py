@@ -14,7 +14,7 @@ from typing import Any
 from kvasir.config import env
 from kvasir.errors import ConfigError
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 ISAS = ("portable", "avx2", "avx512")  # in the order of kvasir_set_isa
 MAX_COLS = 1 << 24  # up to here a row's length is exact in float32
 

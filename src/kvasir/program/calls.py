@@ -4,7 +4,7 @@ does in the middle of a step."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -25,7 +25,8 @@ class Hooks:
 
     before_layer(layer): may wait for the layer's weights, or for its keys and values of earlier tokens, which nothing
     has read yet. after_layer(layer, x): the layer has read its weights and stored its keys and values; x is what it
-    gives the next. inputs(name, x): the rows that a linear gets, by the name of its slot (layers.adapters.slots).
+    gives the next. inputs(name, x): the rows that a linear gets, by its name (layers.adapters.linears); an expert of a
+    mixture gets those that chose it, once for each of the passes that they are computed in.
     """
 
     before_layer: Callable[[int], None] | None = None
@@ -50,6 +51,23 @@ NO_HOOKS = Hooks()
 def for_each(names: Iterable[str], function: Callable[[str, np.ndarray], None], rows: np.ndarray) -> None:
     for name in names:
         function(name, rows)
+
+
+def for_experts(
+    names: Sequence[Sequence[str]],
+    function: Callable[[str, np.ndarray], None],
+    x: np.ndarray,
+    inner: np.ndarray,
+    begins: np.ndarray,
+    sources: np.ndarray,
+) -> None:
+    """names: of gate, up and down, for each expert that is here. x: the rows of a pass. inner: what down gets, a row
+    for each slot. begins: where the slots of each expert begin, and the end of the last. sources: each slot's row."""
+    for expert, (begin, end) in enumerate(pairwise(begins)):
+        if begin < end:
+            *of_x, of_inner = names[expert]
+            for_each(of_x, function, x[sources[begin:end]])
+            function(of_inner, inner[begin:end])
 
 
 class Calls:

@@ -345,8 +345,8 @@ class _Placer:
         self._forget(at, tuple(_values(node.inputs)), tuple(place for _, _, place, _ in done))
 
     def _call_for_inputs(self, products: tuple[Product, ...], rows: Buffer) -> None:
-        slots, x = (self.trace.slots.get(id(product.weight)) for product in products), products[0].x
-        names = [slot.name for slot in slots if slot]
+        found, x = (self.trace.names.get(id(product.weight)) for product in products), products[0].x
+        names = [name for name in found if name]
         if self.hooks.inputs and names:
             call = partial(for_each, names, self.hooks.inputs)
             barrier = self._needs_barrier("call", x.domain)

@@ -16,7 +16,7 @@ from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.program import native
 from kvasir.program.adapters import Adapters
 from kvasir.program.cache import NativeCache
-from kvasir.program.calls import Calls
+from kvasir.program.calls import Calls, Hooks, for_experts
 from kvasir.program.layout import Layout, aligned
 from kvasir.program.lower import ELEMENTWISE, FUNCTIONS, MEETINGS, Lowered, Step
 from kvasir.program.meetings import meeting
@@ -47,10 +47,12 @@ class Marshal:
         threads: int,
         max_tokens: int,
         max_positions: int,
+        hooks: Hooks,
     ):
         self.lowered, self.cache, self._threads = lowered, cache, threads
         self._at, self._view, self._keep = layout.at, layout.view, layout.kept
         self._array, self._vector = layout.array, layout.vector
+        self._names, self._hooks = trace.names, hooks
         self._angles: dict[Rope, tuple[native.RopeTable, Angles]] = {}
         self._max_positions = max_positions
         self._positions = trace.batch.positions_T
@@ -227,15 +229,29 @@ class Marshal:
         args.gate, args.up, args.down = self._matrices(gate), self._matrices(up), self._matrices(down)
         begins = np.zeros(count + 1, np.int64)
         args.begins = begins.ctypes.data
-        args.slots, args.sources = self._array(np.int64, slots), self._array(np.int64, slots)
+        sources = np.zeros(slots, np.int64)
+        args.slots, args.sources = self._array(np.int64, slots), sources.ctypes.data
         activated, gate_out, up_out, down_out = self._expert_room
         args.activated, args.gate_out, args.up_out = (a.ctypes.data for a in (activated, gate_out, up_out))
         args.down_out = down_out.ctypes.data
         if share:
             rows = down_out.view(np.float32)[: slots * x.width].reshape(slots, x.width)
             args.meet = self.calls.address(lambda slots: share.complete(rows[:slots], begins))
-        self._keep += [args, begins]
+        if self._hooks.inputs:
+            held = begins[first : first + len(gate) + 1]
+            args.inputs = self.calls.address(self._call_for_experts(step, held, sources))
+        self._keep += [args, begins, sources]
         self._set(instr, "experts", [ctypes.addressof(args), *(self._at(b) for b in step.buffers)], [])
+
+    def _call_for_experts(self, step: Step, held: np.ndarray, sources: np.ndarray) -> Callable[[int], None]:
+        """Gives the hook what the linears of each expert get in a pass. held: `begins` of those that are here."""
+        x, ids, _, gate, up, down = step.inputs[:6]
+        names = [[self._names[id(matrix)] for matrix in expert] for expert in zip(gate, up, down, strict=True)]
+        slots, inner, inputs = EXPERT_ROWS * ids.width, gate[0].rows, self._hooks.inputs
+        gate_out = self._expert_room[1].view(np.float32)[: slots * inner].reshape(slots, inner)
+        rows = self._view(step.buffers[1], self._max_tokens)
+        assert inputs and rows.shape[1] == x.width
+        return lambda first: for_experts(names, inputs, rows[first:], gate_out, held, sources)
 
     def _room_of_experts(self, steps: Sequence[Step]) -> list[np.ndarray]:
         """For one layer at a time: rows that gate, up and down are to meet, and the results of each."""

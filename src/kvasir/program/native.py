@@ -95,6 +95,7 @@ class Experts(ctypes.Structure):
         ("up_out", c_void_p),
         ("down_out", c_void_p),
         ("meet", c_void_p),
+        ("inputs", c_void_p),
     )
 
 
@@ -157,7 +158,7 @@ class Pool:
         self.close()
 
 
-# What OP_CALL calls: function(context, rows); and Experts.meet: function(null, slots).
+# What OP_CALL calls, function(context, rows); Experts.meet(null, slots); Experts.inputs(null, first).
 CALL = ctypes.CFUNCTYPE(None, c_void_p, c_int64)
 
 

@@ -52,7 +52,7 @@ class Program:
         self.states = (native.RowState * max_rows)()
         self.pieces = (native.Piece * max_rows)()
         self.results = (Sampled * max_rows)()
-        self.marshal = Marshal(self.layout, self.lowered, trace, cache, threads, max_tokens, max_positions)
+        self.marshal = Marshal(self.layout, self.lowered, trace, cache, threads, max_tokens, max_positions, hooks)
         self.struct = self.marshal.program(self.states, self.pieces, self.results, max_rows)
         self.vocab = self.marshal.vocab
         self.names = [*map(_describe, self.lowered.steps), *([f"sample      of {self.vocab}"] if self.vocab else [])]

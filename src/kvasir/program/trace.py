@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir.layers.adapters import Slot, slots
+from kvasir.layers.adapters import Slot, linears, slots
 from kvasir.layers.rope import Rope
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Graph, Traced
 
@@ -64,7 +64,8 @@ class Trace:
     without.
 
     exports: hidden states by name, which are there as well after a run. slots: by the id of a weight, what adapters
-    know it by. Layer i is the ops from ends[i - 1], or from the first, to before ends[i].
+    know of it. names: of the linears, by the id of a weight. Layer i is the ops from ends[i - 1], or from the first, to
+    before ends[i].
     """
 
     graph: Graph
@@ -73,6 +74,7 @@ class Trace:
     logits: Traced | None
     exports: Mapping[str, Traced]
     slots: Mapping[int, Slot]
+    names: Mapping[int, str]
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -123,4 +125,5 @@ def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
         logits,
         {name: named[name] for name in exports},
         {id(linear.weights[part]): Slot.of(name, linear, part) for name, (linear, part) in slots(model).items()},
+        {id(linear.weights[part]): name for name, (linear, part) in linears(model).items() if part in linear.weights},
     )
