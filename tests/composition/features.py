@@ -133,12 +133,14 @@ def prefix(
 
     def fired(run: Run) -> int:
         lengths = {r.id: len(r.prompt_ids) for r in run.requests if not needs_prompt_rows(r)}
-        return sum(
+        as_expected = sum(
             found(n, lengths[key]) if key in lengths else n == 0 for (key, i), n in run.answered.items() if i == 0
         )
+        return as_expected or run.evicted
 
     return Feature(f"prefix: {name}", "prefix", "answers that found as much of their prompt, or nothing where all its "
-                   "rows are needed", fired, {"prefix_cache": True}, fields=own, act=warm)  # fmt: skip
+                   "rows are needed; else blocks that a small pool evicted before they were found", fired,
+                   {"prefix_cache": True}, fields=own, act=warm)  # fmt: skip
 
 
 def tier(name: str, options: Callable[[], Values], fresh: bool = False) -> Feature:
@@ -182,11 +184,13 @@ def late_neighbours(run: Run) -> None:
 
 
 def displace(run: Run) -> None:
-    """When all rows are taken and some by a lower class, someone of the highest comes, until three had to leave."""
-    running = run.core.scheduler.running
-    full = len(running) == run.core.runner.capacity.max_rows
-    if run.displaced < 3 and full and any(seq.request.slo.rank for seq in running):
-        run.submit_neighbour(f"above {run.step}", slo=ServiceClass.INTERACTIVE)
+    """Where some of lower classes run and none of the highest is there, one of it comes for each row, until three
+    had to leave."""
+    scheduler = run.core.scheduler
+    highest = any(not seq.request.slo.rank for seq in (*scheduler.running, *scheduler.waiting))
+    if run.displaced < 3 and scheduler.running and not highest:
+        for row in range(run.core.runner.capacity.max_rows):
+            run.submit_neighbour(f"above {run.step} {row}", slo=ServiceClass.INTERACTIVE)
 
 
 def needs_prompt_rows(request: Request) -> bool:

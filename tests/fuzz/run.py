@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 
 from tests.fuzz.target import CORPUS, NAMES, load
 
@@ -69,7 +70,9 @@ def fuzz(job: Job, seconds: int) -> Outcome:
     for folder in (crashes, job.grown, job.seeds):
         folder.mkdir(parents=True, exist_ok=True)
     prefix = f"{crashes}/{job.name}-"
-    limits = (f"-max_total_time={seconds}", f"-timeout={SECONDS_OF_ONE}", f"-rss_limit_mb={RSS_MB}")
+    # On Linux a process begins with the peak of the one that started it.
+    rss = RSS_MB + getrusage(RUSAGE_SELF).ru_maxrss // 1024
+    limits = (f"-max_total_time={seconds}", f"-timeout={SECONDS_OF_ONE}", f"-rss_limit_mb={rss}")
     options = (*limits, f"-max_len={MAX_INPUT}", f"-artifact_prefix={prefix}", "-print_final_stats=1", *_words(job))
     process = _run(job, *options, str(job.grown), str(job.seeds), seconds=seconds + 300)
     log = process.stdout + process.stderr + f"it ended with status {process.returncode}\n"

@@ -64,9 +64,9 @@ def check_contents(name: str, text: str, events: list[Event]) -> None:
 
 
 def ends_in(text: str, events: list[Event], index: int) -> bool:
-    """Whether a call breaks off: where all text does, or where text follows that is content."""
+    """Whether a call breaks off: where all text does, or where content follows, or the next call."""
     place = events.index(CallEnd(index))
-    return place + 1 == len(events) or isinstance(events[place + 1], Content)
+    return place + 1 == len(events) or isinstance(events[place + 1], Content | CallStart)
 
 
 def is_json(text: str) -> bool:
@@ -118,6 +118,13 @@ def test_what_is_no_json_ends_the_call(name, text, told, content):
     message = Message.of(parsed(Format(format_of(name).calls), text, tools={"f": {}}))
     assert [call.arguments for call in message.calls] == ([] if told is None else [told])
     assert message.content == (text if content is None else content)
+
+
+def test_a_call_that_the_next_one_breaks_off_keeps_what_it_said():
+    text = '[TOOL_CALLS]f[ARGS]{"a": "b"[TOOL_CALLS]g[ARGS]{"c": []}'
+    message = Message.of(parsed(format_of("mistral_args"), text, tools={"f": {}, "g": {}}))
+    assert [(call.name, call.arguments) for call in message.calls] == [("f", '{"a": "b"'), ("g", '{"c": []}')]
+    assert message.content == ""
 
 
 def test_a_python_list_between_marks_is_a_list():
