@@ -108,8 +108,13 @@ class KnowingDrafter:
 
 
 def accepted(run: Run) -> int:
-    """Or whether there was nothing to draft: behind the first token of an answer two more must follow."""
-    return run.total("accepted_tokens") or all(len(answer.tokens) < 3 for answer in run.answers.values())
+    """Or whether there was nothing to draft: two tokens must follow the first of an answer."""
+    return run.total("accepted_tokens") or all_shorter(run, 3)
+
+
+def all_shorter(run: Run, tokens: int) -> bool:
+    """Than so many: then some features have no step to be at work in."""
+    return all(len(answer.tokens) < tokens for answer in run.answers.values())
 
 
 def poison_free_blocks(run: Run) -> None:
@@ -421,8 +426,8 @@ ASKED = [
             ask=lambda p: {"stop_token_ids": ()} if p.get("min_tokens") else {}),
     # The mark is spelt in none of the BAD_WORDS, and holds one of the STOP_STRINGS.
     grammar("reasoning budget", Rule(reasoning=Reasoning("<think>", " si", opened=True), budget=3).text()),
-    Feature("streaming", "streaming", "deltas beyond the first of an answer, told one by one",
-            lambda run: run.pushed, ask=lambda p: {}),
+    Feature("streaming", "streaming", "deltas beyond the first of an answer, or answers too short for any",
+            lambda run: run.pushed or all_shorter(run, 2), ask=lambda p: {}),
 ]  # fmt: skip
 
 
