@@ -312,6 +312,7 @@ class Run:
             core = build_core(self._options, drafter=self.drafter(self) if self.drafter else None)
         core.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]  # what nobody wrote must not be seen
         core.plan_listener = self.plans.append
+        core.scheduler.living.lane.least = 1  # these runs have few rows
         self._pace(core)
         self._count_displaced(core)
         if self._plant:

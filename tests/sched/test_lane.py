@@ -45,6 +45,7 @@ class Options:
     overlaps: bool = False
     columns: bool = True  # whether the executor takes them
     lane: bool = True
+    least: int = 1  # sequences in the lane
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Run:
         self.scheduler = Scheduler(
             self.runner.capacity, eos_ids=EOS, max_chunk=o.max_chunk, clock=lambda: self.now, guides=HandGuides(True)
         )
+        self.scheduler.living.lane.least = o.least
         if not o.lane:
             self.scheduler.living.lane.offer = lambda seq: None
         self._ahead: StepPlan | None = None
@@ -165,6 +167,7 @@ def compare(seed: int, plant: Callable[[Run], None] = lambda run: None) -> Run:
         max_chunk=chance.choice([3, 2**31]),
         overlaps=chance.random() < 0.5,
         columns=chance.random() < 0.7,
+        least=seed % 5 + 1 if seed % 2 else 1,
     )
     with_it, without = Run(options), Run(replace(options, lane=False))
     plant(with_it)

@@ -51,6 +51,7 @@ class Program:
         self.layout = Layout(self.lowered.arena)
         self.states = (native.RowState * max_rows)()
         self.pieces = (native.Piece * max_rows)()
+        self._records = native.records(self.pieces, native.Piece)
         self.results = (Sampled * max_rows)()
         self.marshal = Marshal(self.layout, self.lowered, trace, cache, threads, max_tokens, max_positions, hooks)
         self.struct = self.marshal.program(self.states, self.pieces, self.results, max_rows)
@@ -75,7 +76,7 @@ class Program:
         """Begins to compute the first pieces; no one touches states, pieces or results until `wait` has returned.
         end: above every position in them."""
         assert self.pool.address, "the program is closed"
-        self.marshal.fill_angles(native.records(self.pieces, native.Piece)[:num_pieces], end)
+        self.marshal.fill_angles(self._records[:num_pieces], end)
         error = self._start(self._address, self.pool.address, self._pieces, num_pieces)
         assert error == 0, native.RUN_ERRORS.get(error, error)
 

@@ -126,7 +126,8 @@ class Rows:
         for join in plan.joined:
             assert self._rows[join.row] is None, "a sequence joins in a row that is taken"
             self._rows[join.row] = self._new(join)
-        self._decode(plan.decodes)
+        if plan.decodes:
+            self._decode(plan.decodes)
         for work in plan.work:
             self._extend(self[work.row], work)
             self[work.row].fault = self[work.row].fault or self._beyond(work)

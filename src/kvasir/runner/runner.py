@@ -70,7 +70,9 @@ class Runner:
         self._under_way = None
         if not ahead:
             self.executor.settle()  # the step before runs on where its masks could not be made
-        expanded = 0 if self._takes(plan.decodes) else len(plan.decodes)
+        expanded = len(plan.decodes)
+        if expanded and self._takes(plan.decodes):
+            expanded = 0
         if expanded:
             plan = plan.expanded()
         self.rows.apply(plan)
@@ -136,6 +138,8 @@ class Runner:
         saved = pending.handle.saved()
         if pending.step.plan.decodes:
             return tuple(results), saved, *self._decoded(pending.step.plan.decodes, pending.handle)
+        if not pending.expanded:
+            return tuple(results), saved, b"", ()
         decoded, rest = results[: pending.expanded], results[pending.expanded :]
         tokens = pack_ids([-1 if row.error else row.tokens[0] for row in decoded])
         return tuple(rest), saved, tokens, tuple(row for row in decoded if row.error)

@@ -23,6 +23,7 @@ from kvasir.sched.sequence import Sequence, Status
 from kvasir.types import ServiceClass
 
 COUNTS = ("known", "computed", "stored", "in_flight", "turn", "since")
+LEAST = 8  # sequences: columns of fewer cost more than an object for each
 _WHOLE = ("known", "computed", "stored", "in_flight", "turn", "room", "trim", "max_known")
 
 
@@ -77,12 +78,14 @@ RowCounts.drafted = property(lambda counts: 0)  # type: ignore[assignment]  # wh
 
 
 class Lane:
-    """Owns the counts of its sequences. max_rows: rows of the runner."""
+    """Owns the counts of its sequences. max_rows: rows of the runner. least: sequences that decode, from which on they
+    enter."""
 
     def __init__(self, max_rows: int):
         self._columns = {name: np.zeros(max_rows, np.int32) for name in _WHOLE} | {"since": np.zeros(max_rows)}
         self._sequences: dict[int, Sequence] = {}  # by row
         self._members: Members | None = None  # as long as they are the same
+        self.least = LEAST
         self.open = True  # whether sequences may enter
 
     def __len__(self) -> int:
@@ -140,12 +143,12 @@ class Lane:
     @property
     def short(self) -> int:
         """How many need another block for their next token."""
-        return int((self._columns["room"][self.members.rows] == 0).sum())
+        return int((self._columns["room"][self.members.rows] == 0).sum()) if self else 0
 
     @property
     def context(self) -> int:
         """Sum of their known tokens."""
-        return int(self._columns["known"][self.members.rows].sum())
+        return int(self._columns["known"][self.members.rows].sum()) if self else 0
 
     def advance(self, kv: KVManager, turn: int) -> Decodes:
         """All compute one token more, for which there are blocks. turn: number of the step."""

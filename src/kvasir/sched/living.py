@@ -98,9 +98,9 @@ class Living:
 
     def outside(self) -> list[Sequence]:
         """Those that run and are not in the lane."""
-        if len(self.lane) == len(self.running):
-            return []
-        return [s for s in self.running if s not in self.lane] if self.lane else self.running
+        if not self.lane:
+            return self.running
+        return [] if len(self.lane) == len(self.running) else [s for s in self.running if s not in self.lane]
 
     def _leave(self, seq: Sequence) -> None:
         self.lane.leave(seq)

@@ -124,22 +124,25 @@ class Planner:
 
     def _wanting_one(self, step: Step, room: int) -> list[Sequence]:
         """Those outside the lane that want a token and are not yet part of the step. The lane computes its tokens
-        together if all can have one. Else it is dissolved: who goes first, and who gives up blocks, is decided one by
-        one. room: tokens."""
+        together if there are enough of them and all can have one. Else it is dissolved: who goes first, and who gives
+        up blocks, is decided one by one. room: tokens."""
         lane = self._living.lane
         if step.members:
             return self._outside(step)
         lane.part()
         found = self._outside(step)
-        least = min(pool.available for pool in self._kv.pools)
-        fits = len(lane) + len(found) <= room and lane.short + len(found) <= least
-        lane.open = fits and self._drafter is None
-        if lane and fits:
+        enough = lane.least <= len(lane) + len(found) <= room
+        lane.open = enough and self._drafter is None and self._has_blocks(len(found))
+        if lane and lane.open:
             step.decode(lane.members, lane.advance(self._kv, self._turn))
         elif lane:
             lane.dissolve()
             return self._outside(step)
         return found
+
+    def _has_blocks(self, outside: int) -> bool:
+        """Whether there are any for all of the lane that need one, and for so many others."""
+        return self._living.lane.short + outside <= min(pool.available for pool in self._kv.pools)
 
     def _outside(self, step: Step) -> list[Sequence]:
         return [s for s in self._living.outside() if s.pending == 1 and id(s) not in step.planned]
