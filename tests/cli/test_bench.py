@@ -37,7 +37,7 @@ from kvasir.engine.front import Front
 from kvasir.engine.llm import AsyncLLM
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError
 from kvasir.ops import native
-from kvasir.runner.load import Wish, load_model
+from kvasir.runner.load import LoadOptions, load_model
 from kvasir.types import EngineStats, ModelInfo
 from kvasir.weights.find import find_model
 from tests.cli.running import VOCABULARY, run
@@ -151,7 +151,7 @@ def test_kernels_and_gaps_of_a_program(mode, capsys):
     step = figures["step_kernel_ms"] + figures["step_gap_ms"]
     assert figures["step_kernel_ms"] > 0 and 0 < figures["step_gap_share"] < 1
     assert figures["step_gap_share"] == pytest.approx(figures["step_gap_ms"] / step)
-    loaded = load_model(find_model("kvasir-mini"), wish=Wish("program", quantize="q8"))
+    loaded = load_model(find_model("kvasir-mini"), options=LoadOptions("program", quantize="q8"))
     packed = sum(loaded.formats.values())  # the head is the table: all matrices are read
     assert told["work"]["weight_bytes"] == packed < loaded.bytes
     if mode == "latency":

@@ -15,7 +15,7 @@ from kvasir.errors import ConfigError, ModelFileError
 from kvasir.layers.kv_layout import Layout
 from kvasir.ops import native
 from kvasir.program.cache import NativeCache
-from kvasir.runner.load import Wish, load_model, no_attention
+from kvasir.runner.load import LoadOptions, load_model, no_attention
 from kvasir.weights.find import find_model
 from tests._shared import need
 from tests.weights._files import STRING, entry, gguf_bytes, hf_folder, pair
@@ -87,7 +87,7 @@ def test_real_models(parts):
 def test_the_memory_is_that_of_a_load(parts, dtype):
     files = find_model(need("models", *parts))
     [told] = [m for m in read_needs(files).memory if m.dtype == dtype]
-    loaded = load_model(files, dtype, wish=Wish("program"))
+    loaded = load_model(files, dtype, options=LoadOptions("program"))
     shapes = [shape for _, part in loaded.model.walk() for shape in part.expects().values()]
     vectors = sum(shape[0] for shape in shapes if len(shape) == 1)
     assert told.weights == sum(loaded.formats.values()) + 4 * vectors

@@ -221,7 +221,7 @@ def long_resume(core: Any) -> None:
 
 
 def paused(core: Any, request_id: str) -> list[Any]:
-    return [s for s in core.scheduler.living.requests.get(request_id, ()) if s.status is Status.PAUSED]
+    return [s for s in core.scheduler.table.requests.get(request_id, ()) if s.status is Status.PAUSED]
 
 
 @fault(
@@ -468,5 +468,5 @@ def untold_id(core: Any) -> None:
     def enter(make: Callable) -> Any:
         made = make()
         for seq in core.scheduler.waiting:
-            seq.emission.unsent = max(0, seq.emission.unsent - 1)
+            seq.emission.unemitted = max(0, seq.emission.unemitted - 1)
         return made

@@ -79,7 +79,7 @@ def pause_for_readers(run: Run) -> None:
     """The reader of some request stops reading for a few steps: at the first chance, and then a dozen times more."""
     for name in [name for name, until in run.unread.items() if until <= run.step]:
         run.read_again(name)
-    unfinished, so_far = sorted(set(run.core.scheduler.living.requests) - set(run.unread)), run.total("pauses")
+    unfinished, so_far = sorted(set(run.core.scheduler.table.requests) - set(run.unread)), run.total("pauses")
     if unfinished and (so_far == 0 or (so_far < 12 and run.random.random() < 0.25)):
         run.stop_reading(run.random.choice(unfinished), steps=run.random.randint(1, 6))
 

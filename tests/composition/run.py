@@ -269,7 +269,7 @@ class Run:
         core, scheduler = self.core, self.core.scheduler
         self.free_blocks = free_blocks(core)
         self._send(self._journal.to_send())
-        planned, under_way = len(self.plans), core._launched is not None
+        planned, under_way = len(self.plans), core._pending_step is not None
         deltas = core.step()
         self.overlapped += under_way and len(self.plans) > planned
         self.waited += bool(scheduler.waiting and len(scheduler.running) < core.runner.capacity.max_rows)
@@ -312,7 +312,7 @@ class Run:
             core = build_core(self._options, drafter=self.drafter(self) if self.drafter else None)
         core.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]  # what nobody wrote must not be seen
         core.plan_listener = self.plans.append
-        core.scheduler.living.lane.least = 1  # these runs have few rows
+        core.scheduler.table.lane.least = 1  # these runs have few rows
         self._pace(core)
         self._count_displaced(core)
         if self._plant:
@@ -357,7 +357,7 @@ class Run:
         scheduler.planner.displace = counted
 
     def _close(self) -> None:
-        self.core._wait(self.core._launched)  # nobody takes what it was computing
+        self.core._wait(self.core._pending_step)  # nobody takes what it was computing
         if store := self.core.scheduler.store:
             store.tier.close(0.0)
         self.core.runner.close()  # type: ignore[attr-defined]

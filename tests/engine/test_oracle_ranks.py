@@ -15,7 +15,7 @@ from kvasir.parallel.local import LocalRanks
 from kvasir.program.cache import NativeCache
 from kvasir.program.program import Program
 from kvasir.program.ranks import RankedProgram
-from kvasir.runner.load import Wish, load_model
+from kvasir.runner.load import LoadOptions, load_model
 from kvasir.weights.find import find_model
 
 FAST = [("llama", 2, "bfloat16"), ("qwen3-moe", 4, "float32")]
@@ -30,7 +30,7 @@ def share(core: EngineCore, folder: str, size: int, dtype: str) -> RankedProgram
     old, files = executor.program, find_model(folder)
 
     def part(mesh) -> Program:
-        loaded = load_model(files, dtype, wish=Wish("program", mesh=mesh))
+        loaded = load_model(files, dtype, options=LoadOptions("program", mesh=mesh))
         cache = NativeCache(loaded.model.cache_spec(), old.cache.num_blocks, old.cache.block_size, old.cache.kv_dtype)
         return Program(
             loaded.trace, cache, max_tokens=capacity.max_tokens_per_step, max_rows=capacity.max_rows,

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvasir.device.copies import MOST_SLOTS, Copier  # noqa: E402
-from kvasir.runner.blocks import StagedBlocks, landed  # noqa: E402
+from kvasir.runner.blocks import StagedBlocks, wait_all  # noqa: E402
 from tests.engine.cores import core_of, random_model  # noqa: E402
 from tests.oracle import mixed_requests, plain, same, together  # noqa: E402
 
@@ -45,7 +45,7 @@ def test_staged_blocks_are_those_of_the_cache(tmp_path):
         tensor.copy_(torch.randn(tensor.shape))
     for group in range(len(cache.groups)):
         direct = [cache.export(group, block) for block in range(9)]
-        assert list(landed([staged.export(group, block) for block in range(9)])) == direct
+        assert list(wait_all([staged.export(group, block) for block in range(9)])) == direct
         for block in range(9):
             staged.import_(group, block, direct[8 - block])
         assert [cache.export(group, block) for block in range(9)] == direct[::-1]

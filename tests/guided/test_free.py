@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvasir.guided.guide import GuideError
+from kvasir.guided.reasoning_tracker import ReasoningTracker
 from kvasir.guided.rule import Free, Reasoning, Rule
-from kvasir.guided.thought import Thought
 from kvasir.guided.tools import Function, free_text, tool_grammar
 from kvasir.parse.events import Message
 from kvasir.parse.format import Format, Style, grammar_parts
@@ -314,7 +314,7 @@ def test_the_budget_bounds_what_comes_before_a_required_call():
 @example(["</think>", "<think>"], False)
 @example(["\n</think>", " ", "<think>", "a", "</think>", "b"], False)
 def test_thought_is_what_the_parser_reads_as_reasoning(pieces, opened):
-    thought, text = Thought(Reasoning("<think>", "</think>", opened)), "".join(pieces)
+    thought, text = ReasoningTracker(Reasoning("<think>", "</think>", opened)), "".join(pieces)
     for piece in pieces:
         thought.feed(piece.encode())
     format = Format(next(c for c in CALLS if c.style is Style.NONE), THINK)

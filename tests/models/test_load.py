@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from kvasir.errors import ConfigError, ModelFileError, UnsupportedModel
 from kvasir.layers.module import Take
 from kvasir.models.llama import Llama
-from kvasir.runner.load import Wish, load_model
+from kvasir.runner.load import LoadOptions, load_model
 from kvasir.weights.find import find_model
 from kvasir.weights.load import choose_dtype
 from tests.models.driver import logits_of
@@ -143,4 +143,4 @@ def test_integers_are_no_weights(state, tmp_path, executor, name, dtype, stored)
     save_file(state | {name: state[name].to(dtype)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(UnsupportedModel, match=rf"tensor '{re.escape(name)}' is stored as {stored}.*GGUF file of it"):
-        load_model(find_model(tmp_path), wish=Wish(executor))
+        load_model(find_model(tmp_path), options=LoadOptions(executor))

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from kvasir.layers.adapters import set_adapter  # noqa: E402
 from kvasir.parallel.local import LocalRanks  # noqa: E402
-from kvasir.runner.load import Wish, load_model  # noqa: E402
+from kvasir.runner.load import LoadOptions, load_model  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine.cores import CONFIGS, random_model  # noqa: E402
 from tests.models import driver  # noqa: E402
@@ -51,7 +51,7 @@ def of_all(models: list, ranks: LocalRanks, adapter: int = 0) -> list[np.ndarray
 def test_each_rank_has_the_bits_of_one_alone(tmp_path, kind, size):
     files, ranks = find_model(random_model(kind, Path(tmp_path))), LocalRanks(size)
     whole = load_model(files, "float32").model
-    models = [load_model(files, "float32", wish=Wish(mesh=mesh)).model for mesh in ranks.meshes]
+    models = [load_model(files, "float32", options=LoadOptions(mesh=mesh)).model for mesh in ranks.meshes]
     for adapter in (0, 1) if kind == "mixtral" else (0,):
         if adapter:
             for model in (whole, *models):

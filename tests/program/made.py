@@ -13,7 +13,7 @@ from kvasir.layers.rows import RowArrays
 from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL
 from kvasir.program.cache import NativeCache
 from kvasir.program.program import Program
-from kvasir.runner.load import LoadedModel, Wish, load_model
+from kvasir.runner.load import LoadedModel, LoadOptions, load_model
 from kvasir.weights.find import find_model
 from tests.engine.cores import CONFIGS, random_model
 
@@ -22,7 +22,7 @@ SMALL = [kind for kind in CONFIGS if CONFIGS[kind]["vocab_size"] < 10000 and kin
 
 
 def loaded(kind: str, folder: Path, dtype: str = "float32", **wish: Any) -> LoadedModel:
-    return load_model(find_model(random_model(kind, folder)), dtype, wish=Wish("program", **wish))
+    return load_model(find_model(random_model(kind, folder)), dtype, options=LoadOptions("program", **wish))
 
 
 def program_of(

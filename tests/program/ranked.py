@@ -7,7 +7,7 @@ from typing import Any
 
 from kvasir.parallel.local import LocalRanks
 from kvasir.program.ranks import RankedProgram
-from kvasir.runner.load import LoadedModel, Wish, load_model
+from kvasir.runner.load import LoadedModel, LoadOptions, load_model
 from kvasir.weights.find import find_model
 from tests.program.made import program_of
 
@@ -17,7 +17,7 @@ def parts_of(
 ) -> tuple[LocalRanks, list[LoadedModel]]:
     """What each of `size` ranks loads of a model."""
     ranks, files = LocalRanks(size), find_model(str(folder))
-    return ranks, [load_model(files, dtype, wish=Wish("program", mesh=mesh, **wish)) for mesh in ranks.meshes]
+    return ranks, [load_model(files, dtype, options=LoadOptions("program", mesh=mesh, **wish)) for mesh in ranks.meshes]
 
 
 def ranked(ranks: LocalRanks, models: list[LoadedModel], **options: Any) -> RankedProgram:

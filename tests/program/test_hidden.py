@@ -14,7 +14,7 @@ from kvasir.program.lower import lower  # noqa: E402
 from kvasir.program.marshal import prepared  # noqa: E402
 from kvasir.program.trace import trace  # noqa: E402
 from kvasir.runner.eager_executor import EagerExecutor  # noqa: E402
-from kvasir.runner.load import Wish, load_model  # noqa: E402
+from kvasir.runner.load import LoadOptions, load_model  # noqa: E402
 from kvasir.runner.program_executor import ProgramExecutor  # noqa: E402
 from kvasir.runner.runner import Runner  # noqa: E402
 from kvasir.types import ModelInfo  # noqa: E402
@@ -90,7 +90,7 @@ def test_logits_leave_them_as_they_are(case):
 def test_a_name_that_is_not_there_is_refused_at_load(tmp_path, executor, name):
     files = find_model(random_model("llama", tmp_path))
     with pytest.raises(ConfigError, match=r"no output.*choose layers.0 to layers.1, last, or attention"):
-        load_model(files, "float32", wish=Wish(executor, hidden=("last", name)))
+        load_model(files, "float32", options=LoadOptions(executor, hidden=("last", name)))
 
 
 def test_a_forward_that_names_no_layers_cannot_be_traced_for_them(tmp_path):
@@ -110,8 +110,8 @@ def test_a_forward_that_names_no_layers_cannot_be_traced_for_them(tmp_path):
 @pytest.mark.parametrize("executor", ["program", "eager"])
 def test_runners_give_what_work_wants(tmp_path, executor):
     files = find_model(random_model("llama", tmp_path))
-    model = load_model(files, "float32", wish=Wish(executor, hidden=("layers.0", "last")))
-    groups = program_of(load_model(files, "float32", wish=Wish("program"))).cache.groups
+    model = load_model(files, "float32", options=LoadOptions(executor, hidden=("layers.0", "last")))
+    groups = program_of(load_model(files, "float32", options=LoadOptions("program"))).cache.groups
     capacity = Capacity(4, 64, 128, 16, groups, (20,), 300)
     info = ModelInfo("", "", (), 300, 128)
     if executor == "program":

@@ -20,7 +20,7 @@ from kvasir.errors import ConfigError  # noqa: E402
 from kvasir.ops import native as door  # noqa: E402
 from kvasir.ops.linear.native import FORMATS  # noqa: E402
 from kvasir.ops.linear.packed import PackedMatrix, PackingError, error_of  # noqa: E402
-from kvasir.runner.load import LoadedModel, Wish, load_model  # noqa: E402
+from kvasir.runner.load import LoadedModel, LoadOptions, load_model  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests._shared import need  # noqa: E402
 from tests.models import driver  # noqa: E402
@@ -71,7 +71,7 @@ PACKED = {"TQ1_0": "TERNARY", "TQ2_0": "TERNARY", "Q1_0": "Q8_0"}
 
 
 def program(path, dtype: str = "float32", **wish) -> LoadedModel:
-    return load_model(find_model(str(path)), dtype, wish=Wish("program", **wish))
+    return load_model(find_model(str(path)), dtype, options=LoadOptions("program", **wish))
 
 
 def eager_logits(path, ids: list[int], dtype: str = "float32") -> np.ndarray:
@@ -168,8 +168,8 @@ def test_quantizing_while_loading(in_bf16, quantize, bound, layers, table):
         assert name not in told
         told[name] = packed, error_of(packed, before)
 
-    wish = Wish("program", quantize=quantize)
-    model = load_model(find_model(str(FOLDER)), "bfloat16", wish=wish, report=report)
+    options = LoadOptions("program", quantize=quantize)
+    model = load_model(find_model(str(FOLDER)), "bfloat16", options=options, report=report)
     assert len(told) == 4 * 7 + 1  # the head is the table
     for name, (packed, moved) in told.items():
         is_table = name == "model.embed_tokens.weight"
@@ -183,8 +183,8 @@ def test_quantizing_while_loading(in_bf16, quantize, bound, layers, table):
 
 def test_what_is_quantized_in_the_file_is_left_alone(tmp_path):
     path, told = write_mini(tmp_path / "model.gguf", "Q6_K"), []
-    wish = Wish("program", quantize="q4")
-    model = load_model(find_model(str(path)), wish=wish, report=lambda *args: told.append(args))
+    options = LoadOptions("program", quantize="q4")
+    model = load_model(find_model(str(path)), options=options, report=lambda *args: told.append(args))
     assert set(model.formats) == {"Q6_K"} and not told
     with pytest.raises(ConfigError, match="quantize is 'q3'"):
         program(path, quantize="q3")

@@ -18,7 +18,7 @@ from kvasir.ops.moe import experts  # noqa: E402
 from kvasir.parallel import ExpertShare  # noqa: E402
 from kvasir.program import lower  # noqa: E402
 from kvasir.program.ranks import RankedProgram  # noqa: E402
-from kvasir.runner.load import Wish, load_model  # noqa: E402
+from kvasir.runner.load import LoadOptions, load_model  # noqa: E402
 from kvasir.runner.packing import Packer  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine.cores import CONFIGS, random_model  # noqa: E402
@@ -59,7 +59,7 @@ def folders(tmp_path_factory):
 
 
 def whole(folder: Path, dtype: str = "float32", **wish: Any) -> Any:
-    return load_model(find_model(str(folder)), dtype, wish=Wish("program", **wish))
+    return load_model(find_model(str(folder)), dtype, options=LoadOptions("program", **wish))
 
 
 def results(program: Any, kind: str = "") -> list[np.ndarray]:

@@ -20,7 +20,7 @@ from kvasir.program.cache import NativeCache, cache_groups, no_kernel
 from kvasir.program.native import MAX_GROUPS
 from kvasir.program.program import Program
 from kvasir.program.trace import trace
-from kvasir.runner.load import Wish, load_model
+from kvasir.runner.load import LoadOptions, load_model
 from kvasir.weights.find import find_model
 from tests.engine.cores import random_model
 from tests.kv.chunked import Chunked
@@ -199,10 +199,10 @@ def test_executors_refuse_by_name_what_they_cannot_compute(tmp_path, monkeypatch
     folder = random_model("llama", tmp_path)
     monkeypatch.setattr("kvasir.models.llama.Llama.cache_spec", lambda self: (kind,) * self.config.num_layers)
     with pytest.raises(ConfigError, match=program):
-        load_model(find_model(folder), wish=Wish("program"))
+        load_model(find_model(folder), options=LoadOptions("program"))
     if eager:
         with pytest.raises(UnsupportedModel, match=eager):
-            load_model(find_model(folder), wish=Wish("auto"))
+            load_model(find_model(folder), options=LoadOptions("auto"))
 
 
 def test_the_kernels_have_room_for_so_many_tables():

@@ -15,7 +15,7 @@ from kvasir.engine.core import EngineCore  # noqa: E402 - they need torch
 from kvasir.errors import ConfigError  # noqa: E402
 from kvasir.plan import Join, SamplingSpec, StepPlan, Work, pack_ids  # noqa: E402
 from kvasir.runner.eager_executor import EagerExecutor  # noqa: E402
-from kvasir.runner.load import Wish, load_model  # noqa: E402
+from kvasir.runner.load import LoadOptions, load_model  # noqa: E402
 from kvasir.runner.runner import Runner  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine.cores import CONFIGS, core_of, random_model  # noqa: E402
@@ -108,6 +108,6 @@ def test_rows_that_ask_change_nothing_and_get_the_same_in_company(kind, tmp_path
 def test_a_program_refuses_them_by_name(tmp_path):
     files = find_model(random_model("llama", tmp_path))
     with pytest.raises(ConfigError, match=r"a program gives no weights of attention \(attention\.0\)"):
-        load_model(files, "float32", wish=Wish("program", hidden=("attention.0",)))
-    found = load_model(files, "float32", wish=Wish("auto", hidden=("attention.0",)))
+        load_model(files, "float32", options=LoadOptions("program", hidden=("attention.0",)))
+    found = load_model(files, "float32", options=LoadOptions("auto", hidden=("attention.0",)))
     assert found.trace is None and any("no weights of attention" in note for note in found.notes)

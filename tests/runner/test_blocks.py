@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from kvasir.runner.blocks import StagedBlocks, landed
+from kvasir.runner.blocks import StagedBlocks, wait_all
 from tests.engine.cores import core_of, random_model
 from tests.oracle import mixed_requests, plain, poison, same, together
 
@@ -62,7 +62,7 @@ def test_bytes_are_those_of_the_moment_and_the_same_either_way(tmp_path):
     direct = [cache.export(0, block) for block in range(9)]
     exports = [staged.export(0, block) for block in range(9)]
     poison(core, [set(range(9))])
-    assert list(landed(exports)) == direct
+    assert list(wait_all(exports)) == direct
     for block in range(9):
         staged.import_(0, block, direct[8 - block])
     assert [cache.export(0, block) for block in range(9)] == direct[::-1]

@@ -69,9 +69,9 @@ class Run:
         self.scheduler = Scheduler(
             self.runner.capacity, eos_ids=EOS, max_chunk=o.max_chunk, clock=lambda: self.now, guides=HandGuides(True)
         )
-        self.scheduler.living.lane.least = o.least
+        self.scheduler.table.lane.least = o.least
         if not o.lane:
-            self.scheduler.living.lane.offer = lambda seq: None
+            self.scheduler.table.lane.offer = lambda seq: None
         self._ahead: StepPlan | None = None
 
     def step(self, fails: bool = False) -> None:
@@ -116,7 +116,7 @@ class Run:
         return not self.scheduler.has_work() and self._ahead is None
 
     def find(self, id: str, index: int) -> Sequence | None:
-        found = self.scheduler.living.requests.get(id, ())
+        found = self.scheduler.table.requests.get(id, ())
         return next((s for s in found if s.index == index), None)
 
 
@@ -189,7 +189,7 @@ def compare(seed: int, plant: Callable[[Run], None] = lambda run: None) -> Run:
     assert with_it.done and without.done and not todo
     ends = (with_it.scheduler.generated_tokens, with_it.scheduler.prompt_tokens, with_it.scheduler.preemptions)
     assert ends == (without.scheduler.generated_tokens, without.scheduler.prompt_tokens, without.scheduler.preemptions)
-    assert not without.decoded and not with_it.scheduler.living.lane
+    assert not without.decoded and not with_it.scheduler.table.lane
     return with_it
 
 
@@ -202,7 +202,7 @@ def disturb(run: Run, drawn: float, target: tuple[str, int]) -> None:
     elif drawn < 0.05:
         run.scheduler.pause(target[0])
     elif drawn < 0.3 or not run.scheduler.has_work():
-        for paused in list(run.scheduler.living.paused):
+        for paused in list(run.scheduler.table.paused):
             run.scheduler.resume(paused.request.id)
 
 
@@ -218,7 +218,7 @@ def test_the_lane_is_used():
 
 def late(run: Run) -> None:
     """Who leaves gets the counts with which it entered: a stale copy."""
-    lane, before = run.scheduler.living.lane, dict[Sequence, tuple[int, int]]()
+    lane, before = run.scheduler.table.lane, dict[Sequence, tuple[int, int]]()
     offer, leave = lane.offer, lane.leave
 
     def entering(seq: Sequence) -> None:
@@ -236,20 +236,20 @@ def late(run: Run) -> None:
 
 def forgotten(run: Run) -> None:
     """Who is preempted stays in the lane."""
-    living = run.scheduler.living
-    wait, leave = living.wait, living.lane.leave
+    table = run.scheduler.table
+    wait, leave = table.wait, table.lane.leave
 
     def waiting(seq: Sequence) -> None:
-        living.lane.leave = lambda seq: None
+        table.lane.leave = lambda seq: None
         wait(seq)
-        living.lane.leave = leave
+        table.lane.leave = leave
 
-    living.wait = waiting
+    table.wait = waiting
 
 
 def roomy(run: Run) -> None:
     """Tables have room for one token more than they have."""
-    lane = run.scheduler.living.lane
+    lane = run.scheduler.table.lane
     offer = lane.offer
 
     def entering(seq: Sequence) -> None:
@@ -262,7 +262,7 @@ def roomy(run: Run) -> None:
 
 def grasping(run: Run) -> None:
     """Blocks that a window has passed are kept."""
-    lane = run.scheduler.living.lane
+    lane = run.scheduler.table.lane
     offer = lane.offer
 
     def entering(seq: Sequence) -> None:
@@ -275,14 +275,14 @@ def grasping(run: Run) -> None:
 
 def endless(run: Run) -> None:
     """A stop id is a token like others."""
-    lane = run.scheduler.living.lane
+    lane = run.scheduler.table.lane
     odd = lane.odd
     lane.odd = lambda members, tokens: [p for p in odd(members, tokens) if members.sequences[p] not in lane]
 
 
 def lenient(run: Run) -> None:
     """Rows enter whose log-probabilities are wanted."""
-    lane = run.scheduler.living.lane
+    lane = run.scheduler.table.lane
     offer = lane.offer
 
     def entering(seq: Sequence) -> None:
@@ -307,7 +307,7 @@ def test_a_planted_fault_is_found(plant, first):
 def test_a_count_that_is_changed_in_the_lane_is_found():
     run = Run(Options())
     run.scheduler.add(greedy("a", [1, 2]))
-    while not run.scheduler.living.lane:
+    while not run.scheduler.table.lane:
         run.step()
     [seq] = run.scheduler.running
     assert (seq.counts.known, seq.counts.computed, seq.counts.in_flight) == (len(seq.tokens), len(seq.tokens) - 1, 0)

@@ -18,7 +18,7 @@ from kvasir.sched.budget import (
     StepLoad,
     StepTime,
     chunk_context,
-    hunger,
+    count_starved,
     observe,
     predict,
     prefill_seconds,
@@ -120,7 +120,7 @@ FACTS = st.builds(
     decode_context=st.integers(0, 10**6),
     tpot=st.floats(1e-3, 10),
     prefills=st.lists(st.tuples(st.integers(0, 10**5), st.integers(2, 3000)), min_size=1, max_size=5).map(tuple),
-    hungry=st.integers(0, PATIENCE),
+    starved_steps=st.integers(0, PATIENCE),
 )
 
 
@@ -130,7 +130,7 @@ def test_the_allowance_is_the_largest_that_keeps_the_pace(facts):
     assert 0 <= given <= facts.whole
     if not facts.decode_rows:
         assert given == facts.whole
-    if facts.hungry >= PATIENCE - 1:
+    if facts.starved_steps >= PATIENCE - 1:
         assert given >= min(facts.block, facts.whole)
     elif facts.decode_rows:
 
@@ -150,19 +150,19 @@ def test_the_allowance_is_the_largest_that_keeps_the_pace(facts):
 def run(machine: Machine, tpot: float, steps: int = 400, budget=step_budget) -> tuple[list[float], list[int]]:
     """Four answers decode beside an endless queue of prompts of 2000 tokens: the steps' seconds, and the prompt tokens
     in each."""
-    model, hungry, start = StepTime(), 0, 0
+    model, starved_steps, start = StepTime(), 0, 0
     seconds, given = [], []
     for step in range(steps):
         rows = 4 if step else 0  # the first step is a prefill alone
         context = rows * (500 + step)
         wanted = 2000 - start
-        facts = BudgetFacts(model, WHOLE, BLOCK, rows, context, tpot, ((start, wanted),), hungry)
+        facts = BudgetFacts(model, WHOLE, BLOCK, rows, context, tpot, ((start, wanted),), starved_steps)
         tokens = min(budget(facts), wanted, WHOLE - rows)
         load = StepLoad(rows, tokens, context + chunk_context(start, tokens))
         seconds.append(machine.seconds(load))
         given.append(tokens)
         model = observe(model, load, seconds[-1])
-        hungry = hunger(hungry, wanted, tokens, BLOCK)
+        starved_steps = count_starved(starved_steps, wanted, tokens, BLOCK)
         start = (start + tokens) % 2000
     return seconds, given
 

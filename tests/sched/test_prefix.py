@@ -95,10 +95,10 @@ def test_who_follows_one_that_leaves_goes_on_without_it():
     drive.step()
     (first,) = drive.scheduler.running
     (second,) = drive.scheduler.waiting
-    assert second.ahead and second.ahead.seq is first
+    assert second.shares_with and second.shares_with.seq is first
     drive.scheduler.abort(first.request.id)
     drive.step()
-    assert drive.scheduler.running == [second] and second.ahead is None
+    assert drive.scheduler.running == [second] and second.shares_with is None
     drive.drain()
     assert [drive.tokens["1", 0]] == by_hand(second.request, 256, 512, EOS)
 

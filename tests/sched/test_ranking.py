@@ -37,9 +37,9 @@ def compared(monkeypatch):
     counts: Counter[str] = Counter()
     order = Service.order
 
-    def both(self, running, living, now):
-        expected = anew(self, [*running, *(living.waiting if living else ())], now)
-        found = list(order(self, running, living, now))
+    def both(self, running, table, now):
+        expected = anew(self, [*running, *(table.waiting if table else ())], now)
+        found = list(order(self, running, table, now))
         assert [(s.request.id, s.index) for s in found] == [(s.request.id, s.index) for s in expected]
         counts["orders"] += 1
         counts["longest"] = max(counts["longest"], len(found))

@@ -322,8 +322,8 @@ class Run:
     def proceed(self) -> None:
         """All that is not paused has ended, or not yet; one of those that are goes on."""
         if not self.core.has_work():
-            living = self.core.scheduler.living
-            assert living.all() == living.paused, "what is not paused waits for what is"
+            table = self.core.scheduler.table
+            assert table.all() == table.paused, "what is not paused waits for what is"
         self.pause(self.chance.choice(sorted(self.paused)), False)
 
     def judge(self) -> None:
@@ -378,7 +378,7 @@ def run(chance: random.Random, num_requests: int = 12) -> Run:
         if drawn.paused and (not core.has_work() or chance.random() < 0.05):
             drawn.proceed()
         drawn.step()
-    assert not core.has_work() and not core.scheduler.living.all(), "it does not come to an end"
+    assert not core.has_work() and not core.scheduler.table.all(), "it does not come to an end"
     drawn.judge()
     core.close()
     core.check()

@@ -80,10 +80,10 @@ class Watch:
 
     def step(self) -> None:
         scheduler = self.drive.scheduler
-        before = {(s.request.id, s.index): s.counts.computed for s in scheduler.living.all()}
+        before = {(s.request.id, s.index): s.counts.computed for s in scheduler.table.all()}
         decodes = {(s.request.id, s.index) for s in scheduler.running if s.pending == 1}
         self.drive.step()
-        after = {(s.request.id, s.index): s.counts.computed for s in scheduler.living.all()}
+        after = {(s.request.id, s.index): s.counts.computed for s in scheduler.table.all()}
         self.waits = Counter({k: self.waits[k] + 1 for k in before if after.get(k) == before[k]})
         for key, steps in self.waits.items():
             assert steps <= (self.turn if key in decodes else self.bound), (key, steps)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from kvasir.config import EngineOptions
 from kvasir.engine.front import Front
 from kvasir.errors import KvasirError
+from kvasir.serve.model_manager import ModelManager
 from kvasir.serve.offers import GivenOffers, Offer
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.several import Several
 from kvasir.store.entry import Details
 from tests.serve.running import make_front
 
@@ -68,7 +68,7 @@ class Broken(KvasirError):
 
 @asynccontextmanager
 async def several(launcher: Launcher, shelf: Shelf | None = None, **options):
-    catalogue = Several(shelf or Shelf([offer(name) for name in NAMES]), launcher, ServeSettings(), **options)
+    catalogue = ModelManager(shelf or Shelf([offer(name) for name in NAMES]), launcher, ServeSettings(), **options)
     await catalogue.start()
     try:
         yield catalogue

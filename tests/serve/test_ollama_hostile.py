@@ -6,10 +6,10 @@ import httpx
 import pytest
 from hypothesis import strategies as st
 
+from kvasir.serve.model_manager import ModelManager
 from kvasir.serve.ollama.manage_wire import CopyRequest, CreateRequest, DeleteRequest, PullRequest, ShowRequest
 from kvasir.serve.ollama.wire import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Options
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.several import Several
 from kvasir.store.store import Store
 from tests.serve.hostile import VALUES, anything, keep_to_schema, ollama, try_bodies
 from tests.serve.running import assert_idle, live_on
@@ -36,7 +36,7 @@ GOOD = {
 def http(tmp_path_factory):
     store = Store(tmp_path_factory.mktemp("store"))
     shelf = Shelf([offer("fake")])
-    make = lambda: Several(shelf, Launcher(), ServeSettings(port=0), store=store)  # noqa: E731
+    make = lambda: ModelManager(shelf, Launcher(), ServeSettings(port=0), store=store)  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         with live_on(make) as server, httpx.Client(base_url=server.url, timeout=30) as http:

@@ -16,9 +16,9 @@ import pytest
 
 from kvasir.config import EngineOptions
 from kvasir.serve.keys import Key, KeyScope
+from kvasir.serve.model_manager import ModelManager
 from kvasir.serve.offers import StoreOffers
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.several import Several
 from kvasir.store.modelfile import Modelfile
 from kvasir.store.progress import Progress
 from kvasir.store.store import Store
@@ -36,10 +36,10 @@ def store(tmp_path) -> Store:
     return Store(tmp_path / "store")
 
 
-def several(store: Store, **settings) -> Callable[[], Several]:
+def several(store: Store, **settings) -> Callable[[], ModelManager]:
     """A server of all that the store has, on echo engines."""
     offers = StoreOffers(store, EngineOptions(""))
-    return lambda: Several(offers, Launcher(), ServeSettings(port=0, **settings), store=store)
+    return lambda: ModelManager(offers, Launcher(), ServeSettings(port=0, **settings), store=store)
 
 
 @pytest.fixture

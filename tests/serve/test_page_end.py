@@ -7,8 +7,8 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
+from kvasir.serve.model_manager import ModelManager
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.several import Several
 from tests.serve.browser import DONE, NEEDED, answer, answers_with, ask, fill, page_of, plainly, stream_of
 from tests.serve.running import live, live_on
 from tests.serve.shelf import Launcher, Shelf, offer
@@ -124,12 +124,12 @@ def test_other_failures_leave_nothing_out(browser, server):
 def test_a_model_that_is_being_loaded_is_said_to_be(browser):
     gate, launcher = [], Launcher()
 
-    def make() -> Several:
+    def make() -> ModelManager:
         import asyncio
 
         gate.append(asyncio.Event())
         launcher.gate = gate[0]
-        return Several(Shelf([offer("first"), offer("second")]), launcher, ServeSettings(port=0))
+        return ModelManager(Shelf([offer("first"), offer("second")]), launcher, ServeSettings(port=0))
 
     with live_on(make) as server, page_of(browser, server.url, expected=("503",)) as page:
         fill(page, temperature="0", max_tokens="12")

@@ -9,8 +9,8 @@ from playwright.sync_api import expect
 
 from kvasir.errors import ModelFileError
 from kvasir.serve.keys import Key, KeyScope
+from kvasir.serve.model_manager import ModelManager
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.several import Several
 from tests.serve.browser import NEEDED, answer, ask, page_of
 from tests.serve.running import live_on
 from tests.serve.shelf import Launcher, Shelf, offer
@@ -22,7 +22,7 @@ pytestmark = NEEDED
 def several(*names: str, keys: tuple[Key, ...] = ()) -> Iterator[tuple[str, Launcher, Shelf]]:
     """Its address, what it launches, and what it has."""
     launcher, shelf, settings = Launcher(), Shelf([offer(name) for name in names]), ServeSettings(port=0, keys=keys)
-    with live_on(lambda: Several(shelf, launcher, settings)) as server:
+    with live_on(lambda: ModelManager(shelf, launcher, settings)) as server:
         yield server.url, launcher, shelf
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError, EngineDead, InvalidRequest, ModelFileError, ModelNotFound
-from kvasir.serve.room import unloading
+from kvasir.serve.memory_budget import unloading
+from kvasir.serve.model_manager import ModelManager
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.several import Several
 from kvasir.store.entry import Details
 from tests.examples import examples
 from tests.serve.shelf import MIB, NAMES, Broken, Launcher, Shelf, offer, several
@@ -201,7 +201,7 @@ async def of_sizes(launcher: Launcher, total: int, patience: float = 30.0, **siz
         yield catalogue
 
 
-def ask(catalogue: Several, name: str) -> asyncio.Future:
+def ask(catalogue: ModelManager, name: str) -> asyncio.Future:
     async def once() -> None:
         async with catalogue.lease(name):
             pass
@@ -229,7 +229,7 @@ async def test_what_goes_for_a_model_is_not_taken_by_another():
     async with of_sizes(launcher, 12, a=8, b=8, c=8) as catalogue:
         async with catalogue.lease("a"):
             first, second = ask(catalogue, "b"), ask(catalogue, "c")
-            await until(lambda: len(catalogue._places._waiting) == 2)
+            await until(lambda: len(catalogue._queue._waiting) == 2)
         await first
         assert launcher.launched[1][0].model == "b", "the one that came first"
         await second
@@ -270,7 +270,7 @@ def test_memory_is_never_promised_twice_and_whoever_fits_is_served(sizes, leases
 
             async with asyncio.timeout(20):
                 await asyncio.gather(*(lease(*told) for told in leases))
-            assert not catalogue._places._waiting
+            assert not catalogue._queue._waiting
 
     asyncio.run(run())
 
@@ -352,7 +352,7 @@ async def test_an_engine_that_died_for_good_is_replaced():
 
 async def test_the_servers_end_ends_loads_and_answers():
     launcher = Launcher(gate=asyncio.Event())
-    catalogue = Several(Shelf([offer("a"), offer("b")]), launcher, ServeSettings())
+    catalogue = ModelManager(Shelf([offer("a"), offer("b")]), launcher, ServeSettings())
     waiting = asyncio.ensure_future(catalogue.lease("a").__aenter__())
     await until(lambda: launcher.loads)
     await asyncio.gather(catalogue.stop(), catalogue.stop())

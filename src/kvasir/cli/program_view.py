@@ -18,10 +18,10 @@ def program_facts(model: str, quantize: str = "", dtype: str = "auto") -> dict[s
     from kvasir.ops import native
     from kvasir.program.cache import NativeCache
     from kvasir.program.program import Program
-    from kvasir.runner.load import Wish, load_model
+    from kvasir.runner.load import LoadOptions, load_model
     from kvasir.weights.find import find_model
 
-    loaded = load_model(find_model(model), dtype, wish=Wish("program", quantize=quantize))
+    loaded = load_model(find_model(model), dtype, options=LoadOptions("program", quantize=quantize))
     assert loaded.trace is not None
     spec = loaded.model.cache_spec()
     kv_dtype = "float32" if "float32" in str(loaded.dtype) else "bfloat16"

@@ -17,7 +17,7 @@ def quantize_facts(model: str, quantize: str, dtype: str = "auto") -> dict[str, 
     total's mean is over all weights. Raises KvasirError where it cannot run as a program, or for an unknown name."""
     from kvasir.device import detect
     from kvasir.ops.linear.packed import error_of
-    from kvasir.runner.load import Wish, load_model
+    from kvasir.runner.load import LoadOptions, load_model
     from kvasir.weights.find import find_model
 
     tensors: list[dict[str, Any]] = []
@@ -35,8 +35,8 @@ def quantize_facts(model: str, quantize: str, dtype: str = "auto") -> dict[str, 
             }
         )
 
-    wish = Wish("program", quantize=quantize, threads=detect("cpu").threads)
-    loaded = load_model(find_model(model), dtype, wish=wish, report=report)
+    options = LoadOptions("program", quantize=quantize, threads=detect("cpu").threads)
+    loaded = load_model(find_model(model), dtype, options=options, report=report)
     size = sum(t["bytes"] for t in tensors)
     return {
         "model": model,

@@ -22,10 +22,10 @@ from kvasir.errors import ConfigError
 from kvasir.memory import host_memory
 from kvasir.serve.catalogue import OneModel
 from kvasir.serve.keys import read_keys
+from kvasir.serve.model_manager import ModelManager
 from kvasir.serve.offers import GivenOffers, Offer, StoreOffers, offer_of
 from kvasir.serve.server import run as run_server
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.several import Several
 from kvasir.store.facts import read_details
 from kvasir.store.store import Store
 from kvasir.weights.find import find_model
@@ -70,7 +70,7 @@ def run(
         return run_server(OneModel(front, settings, entry=entry))
     store = Store(allowed_roots=shelf.model_root or ())
     offers = GivenOffers([_offer(engine, ref) for ref in given]) if given else StoreOffers(store, engine)
-    several = Several(
+    several = ModelManager(
         offers,
         make,
         settings,

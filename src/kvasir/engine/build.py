@@ -34,7 +34,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     from kvasir.models.config import read_generation_config
     from kvasir.ops import native
     from kvasir.runner.footprint import footprint_of
-    from kvasir.runner.load import Wish, load_model
+    from kvasir.runner.load import LoadOptions, load_model
     from kvasir.runner.make import cache_groups_of, make_runner
     from kvasir.runner.numerics import numerics_version
     from kvasir.weights.find import find_model
@@ -47,8 +47,8 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     if isa := env("KVASIR_ISA"):
         native.force_isa(isa)  # raises where it cannot be had: what was asked for is never silently left out
     files = find_model(options.model, options.revision)
-    wish = Wish(options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
-    loaded = load_model(files, options.dtype, device.torch, progress, wish)
+    load_options = LoadOptions(options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
+    loaded = load_model(files, options.dtype, device.torch, progress, load_options)
     model, dtype = loaded.model, _name(DTYPES, loaded.dtype)
     executor = "program" if loaded.trace else "eager"
     kernels = ops.choose(device, dtype)

@@ -49,8 +49,8 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """A step that was started: what the runner gave for it, or why it did not start."""
+class PendingStep:
+    """A step that was started and is not committed. pending: what the runner returned, or error: what it raised."""
 
     plan: StepPlan
     begun: float
@@ -89,7 +89,7 @@ class EngineCore:
         self.step_seconds = 0.0
         self._past: deque[StepRecord] = deque(maxlen=MOST_STEPS)
         self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
-        self._launched: Launched | None = None  # the step that runs
+        self._pending_step: PendingStep | None = None  # the step that runs
         self._ended = 0.0  # when the last step did
         self._closed = False
 
@@ -110,7 +110,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether a step would do anything now. False while all that is left is paused."""
-        return self._launched is not None or self.scheduler.has_work()
+        return self._pending_step is not None or self.scheduler.has_work()
 
     def step(self) -> list[Delta]:
         """`advance`, with a Delta for each answer."""
@@ -122,14 +122,14 @@ class EngineCore:
         begun = time.perf_counter()
         late: list[Delta | Tokens] = [*self.scheduler.expire(), *self.scheduler.enter_grammars()]
         plan = self.scheduler.plan()
-        running, self._launched = self._launched, None
+        running, self._pending_step = self._pending_step, None
         following = self._launch(plan) if running and self.runner.follows() else None
         before, result = self._wait(running)
         failed = isinstance(result, Exception)
         deltas = self._settle(before, result) if failed else []
         if failed and plan:
             plan, following = self._retract(plan, following), None
-        self._launched = following or self._launch(plan)
+        self._pending_step = following or self._launch(plan)
         if plan is None and before is None:
             self.scheduler.linger(LINGER)
         if not failed:
@@ -139,7 +139,7 @@ class EngineCore:
         self.step_seconds += time.perf_counter() - begun
         return late + deltas
 
-    def _launch(self, plan: StepPlan | None) -> Launched | None:
+    def _launch(self, plan: StepPlan | None) -> PendingStep | None:
         if plan is None:
             return None
         self._dirty = True
@@ -147,34 +147,36 @@ class EngineCore:
             self.plan_listener(plan)
         begun = time.perf_counter()
         try:
-            return Launched(plan, begun, self.runner.execute(plan))
+            return PendingStep(plan, begun, self.runner.execute(plan))
         except Exception as error:
-            return Launched(plan, begun, error=error)
+            return PendingStep(plan, begun, error=error)
 
-    def _retract(self, plan: StepPlan, launched: Launched | None) -> StepPlan:
+    def _retract(self, plan: StepPlan, pending_step: PendingStep | None) -> StepPlan:
         """What is left of a plan that builds on a step that failed. If it was launched, no one takes its result, and
         the runner knows already who joined and left."""
         rest = self.scheduler.retract(plan)
-        return replace(rest, joined=(), left=()) if launched else rest
+        return replace(rest, joined=(), left=()) if pending_step else rest
 
     def _finish(self) -> list[Delta | Tokens]:
         """Waits for the step that runs and commits it."""
-        launched, self._launched = self._launched, None
-        return self._settle(*self._wait(launched))
+        pending_step, self._pending_step = self._pending_step, None
+        return self._settle(*self._wait(pending_step))
 
-    def _wait(self, launched: Launched | None) -> tuple[StepPlan | None, StepResult | Exception | None]:
+    def _wait(self, pending_step: PendingStep | None) -> tuple[StepPlan | None, StepResult | Exception | None]:
         """A step, and its result once it is there."""
-        if launched is None:
+        if pending_step is None:
             return None, None
         try:
-            result = launched.error or self.runner.sample(launched.pending, self.scheduler.masks(launched.plan))
-            if launched.plan.computes:
-                seconds = time.perf_counter() - max(launched.begun, self._ended)
-                self.scheduler.service.observe(launched.plan, seconds)
-                self._past.append(record(launched.plan, seconds))
-            return launched.plan, result
+            result = pending_step.error or self.runner.sample(
+                pending_step.pending, self.scheduler.masks(pending_step.plan)
+            )
+            if pending_step.plan.computes:
+                seconds = time.perf_counter() - max(pending_step.begun, self._ended)
+                self.scheduler.service.observe(pending_step.plan, seconds)
+                self._past.append(record(pending_step.plan, seconds))
+            return pending_step.plan, result
         except Exception as error:
-            return launched.plan, error
+            return pending_step.plan, error
         finally:
             self._ended = time.perf_counter()
 
@@ -240,7 +242,7 @@ class EngineCore:
         return EngineStats(
             running=len(s.running),
             waiting=len(s.waiting),
-            paused=len(s.living.paused),
+            paused=len(s.table.paused),
             blocks_total=s.kv.total,
             blocks_used=s.kv.used,
             blocks_cached=cache.idle,

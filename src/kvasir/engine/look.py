@@ -24,7 +24,7 @@ def record(plan: StepPlan, seconds: float) -> StepRecord:
 
 def look(scheduler: Scheduler, stats: EngineStats, steps: Iterable[StepRecord]) -> Snapshot:
     now = scheduler.clock()
-    living = islice(chain(scheduler.running, scheduler.waiting, scheduler.living.paused), MOST_ANSWERS)
+    living = islice(chain(scheduler.running, scheduler.waiting, scheduler.table.paused), MOST_ANSWERS)
     answers = tuple(_state(seq, now) for seq in living)
     return Snapshot(now, stats, answers, _maps(scheduler), tuple(steps), scheduler.capacity.max_rows)
 

@@ -27,8 +27,8 @@ import zmq.asyncio
 from kvasir.config import EngineOptions, engine_environment
 from kvasir.engine import wire
 from kvasir.engine.client import EngineState
+from kvasir.engine.cumulative_stats import CumulativeStats
 from kvasir.engine.journal import Journal
-from kvasir.engine.lives import Lives
 from kvasir.engine.sockets import make_socket_path, remove_socket
 from kvasir.engine.streams import Streams
 from kvasir.engine.watchdog import Watchdog, use_of
@@ -78,7 +78,7 @@ class ProcessEngine:
         self._process: subprocess.Popen | None = None
         self._streams = Streams(self._set_paused)
         self._journal = Journal()
-        self._lives = Lives()
+        self._cumulative = CumulativeStats()
         self._questions: dict[int, asyncio.Future] = {}
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task] = []
@@ -167,12 +167,12 @@ class ProcessEngine:
     async def stats(self) -> EngineStats:
         answer = await self._ask("stats")
         assert answer.stats is not None
-        return self._lives.add(answer.stats)
+        return self._cumulative.add(answer.stats)
 
     async def look(self) -> Snapshot:
         answer = await self._ask("look")
         assert answer.snapshot is not None
-        return replace(answer.snapshot, stats=self._lives.add(answer.snapshot.stats))
+        return replace(answer.snapshot, stats=self._cumulative.add(answer.snapshot.stats))
 
     async def check(self) -> None:
         """Proves that nothing leaked in the engine. Raises AssertionError."""
@@ -388,7 +388,7 @@ class ProcessEngine:
             self._handle(wire.decode_event(await self._socket.recv()))
         self._read_stages()
         self._ready = False
-        self._lives.end()
+        self._cumulative.end()
         self._close_socket()
         self._close_pipes()
         for answer in self._questions.values():

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from kvasir.guided.free import FreeGuide
 from kvasir.guided.grammar import Guide, GuideError
+from kvasir.guided.reasoning_tracker import ReasoningTracker
 from kvasir.guided.rule import Reasoning
-from kvasir.guided.thought import Thought
 from kvasir.guided.vocabulary import Vocabulary
 
 
@@ -17,14 +17,14 @@ class BudgetGuide:
     Reasoning is counted over all pieces of an answer. A call that begins inside it ends it.
     """
 
-    __slots__ = ("_budget", "_end", "_guide", "_pending", "_thought", "_vocabulary")
+    __slots__ = ("_budget", "_end", "_guide", "_pending", "_reasoning", "_vocabulary")
 
     def __init__(
         self, guide: Guide | FreeGuide | None, vocabulary: Vocabulary, reasoning: Reasoning, end: list[int], budget: int
     ):
         """end: the ids of the mark that ends the reasoning."""
         self._guide, self._vocabulary, self._end, self._budget = guide, vocabulary, end, budget
-        self._thought = Thought(reasoning)
+        self._reasoning = ReasoningTracker(reasoning)
         self._pending: list[int] = []
         self._look()
 
@@ -32,7 +32,7 @@ class BudgetGuide:
         other = BudgetGuide.__new__(BudgetGuide)
         other._guide, other._vocabulary = self._guide and self._guide.copy(), self._vocabulary
         other._end, other._budget, other._pending = self._end, self._budget, list(self._pending)
-        other._thought = self._thought.copy()
+        other._reasoning = self._reasoning.copy()
         return other
 
     @property
@@ -64,12 +64,12 @@ class BudgetGuide:
                 raise GuideError(f"id {token} where the reasoning has to end")
             if self._guide:
                 self._guide.advance((token,))
-            self._thought.feed(self._vocabulary.tokenizer.token_bytes(token))
+            self._reasoning.feed(self._vocabulary.tokenizer.token_bytes(token))
             self._look()
 
     def _look(self) -> None:
         calls = self._guide is not None and self._guide.in_call
         if calls:
-            self._thought.leave()
-        if self._thought.inside and not self._pending and self._thought.tokens >= self._budget:
+            self._reasoning.leave()
+        if self._reasoning.inside and not self._pending and self._reasoning.tokens >= self._budget:
             self._pending = list(self._end)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvasir.guided.grammar import Guide
+from kvasir.guided.reasoning_tracker import ReasoningTracker, overlap
 from kvasir.guided.rule import Rule
-from kvasir.guided.thought import Thought, overlap
 from kvasir.guided.vocabulary import Vocabulary
 
 
@@ -92,11 +92,11 @@ class Triggers:
 class FreeGuide:
     """Of one answer: a Guide, as far as there is something to follow."""
 
-    __slots__ = ("_anchored", "_call", "_start", "_tail", "_thought", "_triggers")
+    __slots__ = ("_anchored", "_call", "_reasoning", "_start", "_tail", "_triggers")
 
     def __init__(self, triggers: Triggers):
         self._triggers = triggers
-        self._thought = Thought(triggers.reasoning) if triggers.reasoning else None
+        self._reasoning = ReasoningTracker(triggers.reasoning) if triggers.reasoning else None
         self._call: Guide | None = None
         self._anchored = False  # the call began without a mark, and may not be one
         self._start = bool(triggers.first)  # nothing was said yet
@@ -104,7 +104,7 @@ class FreeGuide:
 
     def copy(self) -> FreeGuide:
         other = FreeGuide(self._triggers)
-        other._thought = self._thought and self._thought.copy()
+        other._reasoning = self._reasoning and self._reasoning.copy()
         other._call = self._call and self._call.copy()
         other._anchored, other._start, other._tail = self._anchored, self._start, self._tail
         return other
@@ -147,24 +147,24 @@ class FreeGuide:
 
     @property
     def _inside(self) -> bool:
-        return self._thought is not None and self._thought.inside
+        return self._reasoning is not None and self._reasoning.inside
 
     def _say(self, data: bytes) -> None:
         inside, text = self._inside, self._tail + data
-        if self._thought:
-            self._thought.feed(data)
-            if self._thought.rest is not None and self._triggers.find(text, inside) < 0:
-                text, inside = self._thought.rest, self._inside
+        if self._reasoning:
+            self._reasoning.feed(data)
+            if self._reasoning.rest is not None and self._triggers.find(text, inside) < 0:
+                text, inside = self._reasoning.rest, self._inside
                 self._start = bool(self._triggers.first)
         at, opening = self._triggers.find(text, inside), b""
         if self._start and not inside:
             opening = self._triggers.opens(text)
-            self._start = not text.strip() or (self._thought is not None and not self._thought.over)
+            self._start = not text.strip() or (self._reasoning is not None and not self._reasoning.over)
         call = self._triggers.guide(text[at:] if at >= 0 else opening) if at >= 0 or opening else None
         if call:
             self._call, self._anchored, self._start = call, at < 0, False
-            if self._thought:
-                self._thought.leave()
+            if self._reasoning:
+                self._reasoning.leave()
         else:
             self._tail = self._triggers.tail(text, inside)
 

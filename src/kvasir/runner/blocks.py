@@ -84,6 +84,6 @@ def move_blocks(cache: BlockCache, plan: StepPlan) -> tuple[Exported, ...]:
     return saved
 
 
-def landed(saved: Sequence[Exported]) -> tuple[memoryview, ...]:
-    """Waits for what is on its way."""
+def wait_all(saved: Sequence[Exported]) -> tuple[memoryview, ...]:
+    """Waits for exports in flight; the bytes of all."""
     return tuple(part if isinstance(part, memoryview) else part.result() for part in saved)

@@ -18,7 +18,7 @@ from kvasir.layers.adapters import Pairs, set_adapter
 from kvasir.layers.batch import Batch, Inputs, make_batch
 from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import Join, Work
-from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, landed, move_blocks
+from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, move_blocks, wait_all
 from kvasir.runner.drafts import along
 from kvasir.runner.executor import Entry, Step, Taken
 from kvasir.runner.rows import Row, Rows
@@ -202,7 +202,7 @@ class EagerHandle:
         return _bytes(self.future.result().hidden[at, name])
 
     def saved(self) -> tuple[memoryview, ...]:
-        return landed(self.future.result().saved)
+        return wait_all(self.future.result().saved)
 
 
 def _bytes(rows: Tensor) -> bytes:

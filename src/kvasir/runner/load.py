@@ -55,10 +55,9 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """How a model is to be run. executor: "auto", "program" or "eager". kv_dtype, quantize: as of EngineOptions.
-    hidden: names of the outputs that work may want, "layers.<i>", "last" or
-    "attention.<i>". mesh: of a rank, for its part."""
+class LoadOptions:
+    """How a model is to be run. executor: "auto", "program" or "eager". kv_dtype, quantize: as in EngineOptions.
+    hidden: the outputs that work may ask for, "layers.<i>", "last" or "attention.<i>". mesh: the rank to load for."""
 
     executor: str = "eager"
     block_size: int = 64
@@ -74,36 +73,36 @@ def load_model(
     dtype: str = "auto",
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
-    wish: Wish | None = None,
+    options: LoadOptions | None = None,
     report: Report | None = None,
 ) -> LoadedModel:
     """Reads config and weights. dtype: "auto", "float32", "bfloat16" or (on a GPU) "float16".
 
     What the program executor cannot run is loaded for eager, with a note that says why. report: see `Packer`.
-    Raises UnsupportedModel, ModelFileError, or ConfigError for the dtype or for a wish that cannot be fulfilled.
+    Raises UnsupportedModel, ModelFileError, or ConfigError for a dtype or an option that cannot be had.
     """
-    wish = wish or Wish()
+    options = options or LoadOptions()
     device = torch.device(device)
-    reason = _no_program(wish, device) if wish.executor != "eager" else "eager"
+    reason = _no_program(options, device) if options.executor != "eager" else "eager"
     if not reason:
         try:
-            return _load_program(files, dtype, progress, wish, report)
+            return _load_program(files, dtype, progress, options, report)
         except CannotTrace as error:
             reason = str(error)
-    if wish.executor == "program":
+    if options.executor == "program":
         raise ConfigError(f"the program executor cannot run this: {reason}", "use --executor auto")
-    if wish.quantize:
+    if options.quantize:
         raise ConfigError(f"only the program executor quantizes, and it cannot run this: {reason}")
-    notes = (f"eager executor: {reason}",) if wish.executor != "eager" else ()
-    return _load(files, dtype, device, progress, None, wish, notes)
+    notes = (f"eager executor: {reason}",) if options.executor != "eager" else ()
+    return _load(files, dtype, device, progress, None, options, notes)
 
 
-def _no_program(wish: Wish, device: torch.device) -> str:
+def _no_program(options: LoadOptions, device: torch.device) -> str:
     """Why the program executor cannot serve, before anything is read; "" where it can."""
     if device.type != "cpu":
         return f"programs run on the CPU, not on {device.type}"
-    if wish.block_size % 16:
-        return f"programs need blocks of 16 tokens or a multiple, not {wish.block_size}"
+    if options.block_size % 16:
+        return f"programs need blocks of 16 tokens or a multiple, not {options.block_size}"
     return native.reason()
 
 
@@ -113,11 +112,11 @@ def no_attention(model: Any) -> str:
 
 
 def _load_program(
-    files: ModelFiles, dtype: str, progress: Progress | None, wish: Wish, report: Report | None
+    files: ModelFiles, dtype: str, progress: Progress | None, options: LoadOptions, report: Report | None
 ) -> LoadedModel:
-    packer = partial(Packer, quantize=wish.quantize, threads=wish.threads, report=report)
-    loaded = _load(files, dtype, torch.device("cpu"), progress, packer, wish)
-    traced = trace(loaded.model, wish.hidden)
+    packer = partial(Packer, quantize=options.quantize, threads=options.threads, report=report)
+    loaded = _load(files, dtype, torch.device("cpu"), progress, packer, options)
+    traced = trace(loaded.model, options.hidden)
     lower(traced, 1, 1, prepared)  # raises for an op without a kernel
     return replace(loaded, trace=traced)
 
@@ -128,28 +127,28 @@ def _load(
     device: torch.device,
     progress: Progress | None,
     packer: Callable[[torch.dtype], Packer] | None,
-    wish: Wish,
+    options: LoadOptions,
     notes: tuple[str, ...] = (),
 ) -> LoadedModel:
     config, source = open_checkpoint(files)
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
-    _check_hidden(wish.hidden, model)
+    _check_hidden(options.hidden, model)
     if packer and (reason := no_attention(model)):
         raise CannotTrace(reason)
     if reason := no_op(model.cache_spec()):
         raise UnsupportedModel(f"neither executor can run this model: {reason}")
     weights_dtype = choose_dtype(dtype, source, device.type)
     hold = packer(weights_dtype) if packer else None
-    if wish.mesh.size > 1:
-        split(model, wish.mesh, source, weights_dtype, hold)
+    if options.mesh.size > 1:
+        split(model, options.mesh, source, weights_dtype, hold)
     _check_room(weight_bytes(model, source, weights_dtype, hold), device)
     filled = fill(model, source, weights_dtype, device, progress, hold)
     size = sum(path.stat().st_size for path in files.weights)
     formats, more = (hold.formats, (*hold.notes, *hold.quantize_note())) if hold else ({}, ())
     return LoadedModel(
         model, config, kind.__name__, weights_dtype, filled.parameters, size, None, formats, (*notes, *more),
-        wish.hidden, filled.bytes + sum(formats.values()), filled.mapped,
+        options.hidden, filled.bytes + sum(formats.values()), filled.mapped,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from kvasir.program.cache import NativeCache
 from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.native import records
 from kvasir.program.program import Program
-from kvasir.runner.blocks import landed, move_blocks
+from kvasir.runner.blocks import move_blocks, wait_all
 from kvasir.runner.drafts import along
 from kvasir.runner.executor import Entry, Step, Taken
 from kvasir.runner.rows import Row, Rows
@@ -74,7 +74,7 @@ class ProgramExecutor:
         self.program.settle()
 
     def start(self, step: Step) -> ProgramHandle:
-        saved = landed(move_blocks(self.cache, step.plan))
+        saved = wait_all(move_blocks(self.cache, step.plan))
         works, pieces, first = step.works, self.program.pieces, len(step.decodes)
         sampled = first + len(step.now) + len(step.later)
         kept = PIECE_LOGITS * (sampled <= MAX_CHOSEN)  # else they would not stay in the buffer

@@ -28,9 +28,9 @@ def take_pooled(seq: Sequence, pooled: bytes) -> Delta:
 
 def take_tokens(seq: Sequence, row: RowResult) -> Delta:
     """What was sampled, and what a grammar forces after it. Raises KvasirError where it cannot be followed."""
-    emission, begin = seq.emission, len(seq.tokens) - seq.emission.unsent
+    emission, begin = seq.emission, len(seq.tokens) - seq.emission.unemitted
     sampled = len(seq.tokens) + len(row.tokens)
-    known = [*row.tokens, *(seq.guidance.take_coming() if seq.guidance.coming else ())]
+    known = [*row.tokens, *(seq.guidance.take_pending_forced() if seq.guidance.pending_forced else ())]
     finish, stop = _append(seq, known)
     if seq.guidance.guide and finish is not FinishReason.STOP:
         finish, stop = _follow(seq, known, finish)

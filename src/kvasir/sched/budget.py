@@ -115,7 +115,7 @@ class BudgetFacts:
     decode_context: int  # keys they read
     tpot: float  # seconds: the tightest target among them; without meaning when there are none
     prefills: tuple[tuple[int, int], ...] = ()  # in the order of service: tokens computed already, and those to compute
-    hungry: int = 0  # see `hunger`
+    starved_steps: int = 0  # in a row without a block of prefill; see `count_starved`
 
 
 def step_budget(facts: BudgetFacts) -> int:
@@ -137,7 +137,7 @@ def step_budget(facts: BudgetFacts) -> int:
         within, context = within + piece, context + chunk_context(start, piece)
         if piece < tokens:
             break
-    return max(within, prefill_share(f.hungry, f.block, f.whole))
+    return max(within, prefill_share(f.starved_steps, f.block, f.whole))
 
 
 def read_budget(model: StepTime, decode_rows: int, decode_context: int) -> int:
@@ -154,9 +154,9 @@ def read_budget(model: StepTime, decode_rows: int, decode_context: int) -> int:
     return max(LEAST_READ, int(min(room / row, BESIDE)) if row > 0 else 0)
 
 
-def prefill_share(hungry: int, block: int, whole: int) -> int:
+def prefill_share(starved_steps: int, block: int, whole: int) -> int:
     """Tokens of a step that are for prefills whatever else it could compute: a block in each PATIENCE steps."""
-    return min(block, whole) if hungry >= PATIENCE - 1 else 0
+    return min(block, whole) if starved_steps >= PATIENCE - 1 else 0
 
 
 def _piece(f: BudgetFacts, before: int, context: int, start: int, most: int, limit: float) -> int:
@@ -169,7 +169,7 @@ def _piece(f: BudgetFacts, before: int, context: int, start: int, most: int, lim
     return most if seconds(most) <= limit else bisect_right(range(1, most + 1), limit, key=seconds)
 
 
-def hunger(before: int, wanted: int, given: int, block: int) -> int:
+def count_starved(before: int, wanted: int, given: int, block: int) -> int:
     """Steps in a row in which prefills that had `wanted` tokens to compute were `given` next to nothing: less than
     1 / PATIENCE of a block. So they get a block in PATIENCE**2 steps at the latest."""
     return before + 1 if PATIENCE * given < min(wanted, block) else 0

@@ -43,11 +43,11 @@ class Content:
     """Of a sequence: what it is computed from, and what the prefix tree calls that.
 
     adapted: the adapters by the runner's ids. sources: by content. namespace: of the tree. prompt: the prompt's key.
-    beginning: namespace and first block; who has an equal one begins alike.
+    prefix_key: namespace and first block; who has an equal one begins alike.
     """
 
     __slots__ = (
-        *("_given", "_marks", "_numbers", "adapted", "beginning", "inputs"),
+        *("_given", "_marks", "_numbers", "adapted", "prefix_key", "inputs"),
         *("namespace", "prompt", "sources", "wholes"),
     )
 
@@ -61,7 +61,7 @@ class Content:
         self._given: dict[int, int] = {}  # a sequence's key never changes, whatever the numbers forget
         self.namespace = namespace
         self.prompt = self.key(array("i", request.prompt_ids))
-        self.beginning = namespace + self.prompt[: block_size * ID_BYTES]
+        self.prefix_key = namespace + self.prompt[: block_size * ID_BYTES]
 
     def key(self, tokens: array[int]) -> bytes:
         """The prefix tree's key of the first tokens of the sequence, as long as they are."""

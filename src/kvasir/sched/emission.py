@@ -1,9 +1,9 @@
-"""What deltas have said of an answer, and which log-probabilities they still need.
+"""What deltas have emitted of a sequence, and which log-probabilities they still need.
 
-tokens   ... t  f1  f2  f3         values known on this side
-                unsent .......     no delta has said these: what a grammar forces waits for its log-probabilities
-owed            e1  e2             which have come for the first of them
-unread                      ^      the first id of which no step was planned to read it
+tokens   ... t  f1  f2  f3         values known to the scheduler
+                unemitted ..       in no delta yet: forced ids wait for their log-probabilities
+owed            e1  e2             the log-probabilities that have arrived for the first of them
+unread                      ^      the first id that no step was planned to read
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Emission:
     holds_back: bool
     unread: int
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    unsent: int = 0
+    unemitted: int = 0
     owed: list[TokenLogprob] = field(default_factory=list)
 
     def to_read(self, known: int, prompt_len: int) -> range:
@@ -35,11 +35,11 @@ class Emission:
 
     def hold(self, count: int) -> None:
         """So many of the last ids are known, and no delta comes with them."""
-        self.unsent = count
+        self.unemitted = count
 
     def reread(self, num_tokens: int) -> None:
         """What steps were to read that did not run is to be read again."""
-        told = num_tokens - self.unsent
+        told = num_tokens - self.unemitted
         missing = (i for i, entry in enumerate(self.prompt_logprobs or ()) if i and entry is None)
         self.unread = next(missing, told + len(self.owed))
 
@@ -51,7 +51,7 @@ class Emission:
         self.owed += entries[of_prompt:]
 
     def tell(self, count: int, left: int, entries: Iterable[TokenLogprob]) -> tuple[TokenLogprob, ...]:
-        """A delta says `count` ids, and `left` are unsent after it. Returns what is there for those it says."""
+        """A delta emits `count` ids, and `left` stay unemitted. Returns the log-probabilities of those it emits."""
         found, self.owed = [*self.owed, *entries], []
-        self.unsent = left
+        self.unemitted = left
         return tuple(found[:count])

@@ -4,9 +4,9 @@ Ids that the grammar forces become known at once instead of one by one, each by 
 are computed in the next step. Sampled one by one they would be the same, since the mask of each allows nothing else. So
 it is left where that may not be all: where the sampler has a carry, or banned words.
 
-    tokens   ... t                     known on this side
-    coming          f2 f3 f4           forced after the id that a step under way samples (f1); they wait for its value
-    untold       of both what the runner has not been told of yet
+    tokens          ... t               known to the scheduler
+    pending_forced         f2 f3 f4     forced after the id that a pending step samples (f1); they wait for its value
+    unplanned_ids                       those of both that no plan has carried to the runner yet
 
 Where log-probabilities are wanted, those of forced ids are read from the rows before them when these are computed.
 Until then no delta tells of the ids, and the last of a run is left to be sampled, so that an answer's end has them all.
@@ -61,16 +61,16 @@ def jump(seq: Sequence) -> list[int]:
     assert seq.guidance.guide is not None
     forced = _forced(seq)[seq.counts.in_flight :]
     seq.counts.known += len(forced)
-    seq.guidance.untold += forced
+    seq.guidance.unplanned_ids += forced
     if seq.counts.in_flight:
-        seq.guidance.coming = forced
+        seq.guidance.pending_forced = forced
         return []
     return forced
 
 
 def take_back(seq: Sequence) -> None:
     """What would have come after an id that was never sampled."""
-    seq.counts.known -= len(seq.guidance.take_coming())
+    seq.counts.known -= len(seq.guidance.take_pending_forced())
 
 
 def masked(seq: Sequence) -> bool:

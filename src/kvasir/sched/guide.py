@@ -31,29 +31,30 @@ class Guide(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Guidance:
-    """Where an answer stands that follows a grammar; see the module guidance.
+    """The grammar state of a sequence; see the module `guidance`.
 
-    compiling: what the guide is made of, as long as there is none. astray: why the guide cannot say what may come next.
-    coming: ids that are forced after one that a step under way samples. untold: known ids that the runner has not been
-    told of, and those coming. jumps: whether what is forced is taken at once.
+    compiling: the future of the compiled grammar, None once there is a guide. astray: the error after which the guide
+    cannot say what may come next. pending_forced: ids that are forced after the id that a pending step samples.
+    unplanned_ids: known ids that no plan has carried to the runner yet, and the pending forced ids. jumps: whether
+    forced ids are taken at once.
     """
 
     guide: Guide | None = None
     compiling: Future[Any] | None = None
     astray: KvasirError | None = None
-    coming: list[int] = field(default_factory=list)
-    untold: list[int] = field(default_factory=list)
+    pending_forced: list[int] = field(default_factory=list)
+    unplanned_ids: list[int] = field(default_factory=list)
     jumps: bool = False
 
-    def take_coming(self) -> list[int]:
-        """The id before them is known: they are, too."""
-        coming, self.coming = self.coming, []
-        return coming
+    def take_pending_forced(self) -> list[int]:
+        """Returns and clears the pending forced ids, which are known once the id before them is."""
+        forced, self.pending_forced = self.pending_forced, []
+        return forced
 
     def tell(self) -> list[int]:
-        """The runner is told of all."""
-        untold, self.untold = self.untold, []
-        return untold
+        """Returns and clears the unplanned ids: a plan carries them to the runner."""
+        unplanned, self.unplanned_ids = self.unplanned_ids, []
+        return unplanned
 
 
 class Guides(Protocol):

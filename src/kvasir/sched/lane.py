@@ -216,8 +216,8 @@ def decodes_only(seq: Sequence) -> bool:
         and seq.counts.stored >= seq.prompt_len
         and len(seq.tokens) - seq.prompt_len >= spec.min_tokens
         and not (seq.counts.drafted or seq.suspect or seq.carry or spec.mirostat)
-        and not (guided.guide or guided.compiling or guided.coming or guided.untold)
-        and not (seq.emission.holds_back or seq.emission.unsent or seq.to_read)
+        and not (guided.guide or guided.compiling or guided.pending_forced or guided.unplanned_ids)
+        and not (seq.emission.holds_back or seq.emission.unemitted or seq.to_read)
     )
 
 

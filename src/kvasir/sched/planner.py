@@ -18,8 +18,8 @@ from kvasir.plan import Capacity
 from kvasir.sched import drafts, policy
 from kvasir.sched.drafts import Drafter
 from kvasir.sched.encoders import Outputs
-from kvasir.sched.living import Living
 from kvasir.sched.prefixes import Prefixes
+from kvasir.sched.request_table import RequestTable
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.sched.service import Drawn, Service
 from kvasir.sched.step import Step
@@ -34,7 +34,7 @@ class Planner:
     def __init__(
         self,
         capacity: Capacity,
-        living: Living,
+        table: RequestTable,
         kv: KVManager,
         prefixes: Prefixes,
         tiering: Tiering,
@@ -47,7 +47,7 @@ class Planner:
         """max_chunk: most tokens of one sequence in a step. indivisible: whether prompts are computed in one piece.
         outputs: of encoders. drafter: proposes ids that may come next."""
         self._capacity = capacity
-        self._living, self._kv, self._prefixes, self._tiering = living, kv, prefixes, tiering
+        self._table, self._kv, self._prefixes, self._tiering = table, kv, prefixes, tiering
         self._service = service
         self._max_chunk, self._indivisible = max_chunk, indivisible
         self._outputs, self._drafter = outputs, drafter
@@ -68,7 +68,7 @@ class Planner:
         if suspects:
             self._alone(min(suspects, key=_order), step)
         else:
-            self._service.present(self._living.weights)
+            self._service.present(self._table.weights)
             self.displace()
             kept = max(self._service.share(), self._missed) if self._wants_prefill() else 0
             self._decodes(step, kept)
@@ -86,7 +86,7 @@ class Planner:
 
     def preempt(self, seq: Sequence) -> None:
         """The running sequence leaves its row and gives back its blocks; it waits to join again."""
-        self._living.wait(seq)
+        self._table.wait(seq)
         self._prefixes.leave(seq, keeps=True)
         self._outputs.leave(seq)
         seq.preemptions += 1
@@ -94,17 +94,17 @@ class Planner:
 
     def displace(self) -> None:
         """When all rows are taken, a sequence of a lower class leaves its row to the first of a higher one."""
-        if self._living.free_rows or not self._living.waiting:
+        if self._table.free_rows or not self._table.waiting:
             return
-        if self._service.stands_higher(self._living.waits, self._living.runs):
-            last = max(self._living.running, key=self._service.victim_key)
+        if self._service.stands_higher(self._table.waits, self._table.runs):
+            last = max(self._table.running, key=self._service.victim_key)
             self.preempt(last)
             self.displaced[last.request.slo] += 1
 
     def _wants_prefill(self) -> bool:
         """Whether anything could be computed in this step but answers' next tokens."""
-        joins = bool(self._living.waiting and self._living.free_rows)
-        return joins or any(s.pending > 1 for s in self._living.outside())
+        joins = bool(self._table.waiting and self._table.free_rows)
+        return joins or any(s.pending > 1 for s in self._table.outside())
 
     def _decodes(self, step: Step, kept: int = 0) -> None:
         """One token each for those that want no more, but for `kept` tokens of the step."""
@@ -126,7 +126,7 @@ class Planner:
         """Those outside the lane that want a token and are not yet part of the step. The lane computes its tokens
         together if there are enough of them and all can have one. Else it is dissolved: who goes first, and who gives
         up blocks, is decided one by one. room: tokens."""
-        lane = self._living.lane
+        lane = self._table.lane
         if step.members:
             return self._outside(step)
         lane.part()
@@ -142,10 +142,10 @@ class Planner:
 
     def _has_blocks(self, outside: int) -> bool:
         """Whether there are any for all of the lane that need one, and for so many others."""
-        return self._living.lane.short + outside <= min(pool.available for pool in self._kv.pools)
+        return self._table.lane.short + outside <= min(pool.available for pool in self._kv.pools)
 
     def _outside(self, step: Step) -> list[Sequence]:
-        return [s for s in self._living.outside() if s.pending == 1 and id(s) not in step.planned]
+        return [s for s in self._table.outside() if s.pending == 1 and id(s) not in step.planned]
 
     def _draft(self, seq: Sequence, budget: int) -> Seq[int]:
         """What may follow the sequence's next token and is computed with it: no other gives up blocks for that."""
@@ -163,12 +163,12 @@ class Planner:
 
     def _prefills(self, step: Step) -> None:
         """Pieces of prompts, and of what a preempted sequence computes anew, within the step's allowance."""
-        running = [s for s in self._living.outside() if s.pending > 1]
-        joins = bool(self._living.free_rows and self._living.waiting)
+        running = [s for s in self._table.outside() if s.pending > 1]
+        joins = bool(self._table.free_rows and self._table.waiting)
         if not running and not joins:
             return
-        decodes, budget = step.decoding(self._living.lane), step.budget
-        wanting = Drawn(self._service.order(running, self._living if joins else None, step.now))
+        decodes, budget = step.decoding(self._table.lane), step.budget
+        wanting = Drawn(self._service.order(running, self._table if joins else None, step.now))
         step.prefill, step.reads = self._service.allowance(decodes, wanting), self._service.readable(decodes)
         wanted = self._service.wanted(wanting)
         admitting, left = joins, set(map(id, running))
@@ -182,7 +182,7 @@ class Planner:
                     self._compute(seq, count, step)
             if not left and not admitting:
                 break
-        self._service.fed(wanted, budget - step.budget)
+        self._service.record_prefill(wanted, budget - step.budget)
 
     def _admit(self, seq: Sequence, step: Step) -> bool:
         """Lets a waiting sequence join if it can; False when none after it may, or it would starve."""
@@ -191,7 +191,7 @@ class Planner:
             compiling=seq.guidance.compiling is not None,
             loading=seq.fetch is not None and seq.fetch.open,
         )
-        if not all(gate(own) for gate in policy.OWN_GATES) or self._prefixes.follows(seq):
+        if not all(gate(own) for gate in policy.OWN_GATES) or self._prefixes.waits_for_shared(seq):
             return True
         hit = self._prefixes.find(seq)
         loaded = self._tiering.arrived(seq, hit)
@@ -200,12 +200,12 @@ class Planner:
         found = loaded or (hit.tokens if hit else 0)
         if not step.room(seq, found):  # what may be read in this step is read by others
             return True
-        if self._prefixes.follow(seq, found) or self._tiering.coming(seq, found):
+        if self._prefixes.wait_for_shared_prefix(seq, found) or self._tiering.coming(seq, found):
             return True
         if self._tiering.begin(seq, hit, step.now):
             return True
         facts = self._facts(seq, hit, found, step)
-        if not facts.blocks_fit and not self._living.running:  # alone it fits, if nothing is held on to
+        if not facts.blocks_fit and not self._table.running:  # alone it fits, if nothing is held on to
             self._kv.tree.expire(inf)
             hit, loaded, facts = None, 0, self._facts(seq, None, 0, step)
         if not all(gate(facts) for gate in policy.SHARED_GATES):
@@ -221,7 +221,7 @@ class Planner:
             or self._outputs.reach(seq, found, seq.counts.known, step.encodable) == seq.counts.known
         )
         return policy.AdmitFacts(
-            free_rows=len(self._living.free_rows),
+            free_rows=len(self._table.free_rows),
             budget=step.budget if pending == 1 else min(step.budget, step.prefill),
             first_chunk=chunk if chunk or not self._indivisible else pending,
             indivisible=self._indivisible,
@@ -233,7 +233,7 @@ class Planner:
         """A step for one sequence alone, as long as it is suspected to have broken an earlier one."""
         if seq.counts.in_flight:
             return
-        others = [s for s in self._living.running if s is not seq]
+        others = [s for s in self._table.running if s is not seq]
         for other in others:
             self.preempt(other)
         joined = seq.status is Status.WAITING
@@ -245,7 +245,7 @@ class Planner:
             self._compute(seq, count, step, joined)
 
     def _join(self, seq: Sequence, hit: Hit | None, loaded: int, step: Step) -> None:
-        self._living.join(seq)
+        self._table.join(seq)
         self._prefixes.begin(seq)
         copies, loads = [], []
         if hit is not None:
@@ -259,7 +259,7 @@ class Planner:
         self._outputs.join(seq)
         if not seq.preemptions:
             # What an answer takes from its siblings is no hit: it had not been computed before.
-            first = seq is self._living.requests[seq.request.id][0]
+            first = seq is self._table.requests[seq.request.id][0]
             seq.cached = seq.counts.computed if first else min(seq.counts.computed, seq.expected)
             self.looked_up_tokens += seq.counts.known
             self.cached_tokens += seq.cached
@@ -275,13 +275,13 @@ class Planner:
         """Frees blocks until `seq` can grow to `num_tokens`; False when it has to leave itself, or to wait until a step
         under way has given back what is beyond its window. Who is part of the step already stays."""
         while not self._kv.grows(seq.blocks, num_tokens):
-            others = [s for s in self._living.outside() if id(s) not in step.planned]
+            others = [s for s in self._table.outside() if id(s) not in step.planned]
             last = max(others, key=self._service.victim_key)
             if self._service.victim_key(last) < self._service.victim_key(seq):
                 last = seq
             if last is seq and seq.under_way:
                 return False
-            if len(self._living.running) == 1 and self._kv.tree.expire(inf):  # alone it fits, if nothing is held on to
+            if len(self._table.running) == 1 and self._kv.tree.expire(inf):  # alone it fits, if nothing is held on to
                 continue
             self.preempt(last)
             if last is seq:

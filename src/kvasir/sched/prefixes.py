@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kvasir.kv.node import ID_BYTES, common
 from kvasir.kv.radix import Hit, PrefixTree
 from kvasir.sched.content import Numbers
-from kvasir.sched.sequence import Ahead, Sequence, Status
+from kvasir.sched.sequence import Sequence, SharedPrefix, Status
 from kvasir.types import Request
 
 
@@ -54,31 +54,31 @@ class Prefixes:
             if not neighbours:
                 del self._computing[key]
 
-    def follow(self, seq: Sequence, found: int) -> bool:
-        """Whether a running sequence computes so much that this one, which has its first `found` tokens, could take
-        from it that it lets it go first."""
+    def wait_for_shared_prefix(self, seq: Sequence, found: int) -> bool:
+        """Lets a running sequence go first that computes a longer prefix of this one's prompt than the `found` tokens
+        that are cached. Returns whether there is one."""
         if seq.suspect:
             return False
-        coming, first = 0, None
+        longest, first = 0, None
         for other in self._computing.get(self._key(seq), ()):
             shared = common(other.content.prompt, seq.content.prompt)
-            if shared > coming and not other.suspect:
-                coming, first = shared, other
-        enough = seq.content.stop(min(coming, seq.reusable)) - self._least + 1
+            if shared > longest and not other.suspect:
+                longest, first = shared, other
+        enough = seq.content.stop(min(longest, seq.reusable)) - self._least + 1
         if first is None or found >= enough:
             return False
-        seq.ahead = Ahead(first, first.preemptions, enough)
+        seq.shares_with = SharedPrefix(first, first.preemptions, enough)
         return True
 
-    def follows(self, seq: Sequence) -> bool:
-        """Whether it still lets another go first."""
-        if seq.ahead is None:
+    def waits_for_shared(self, seq: Sequence) -> bool:
+        """Whether another sequence still computes what this one waits for."""
+        if seq.shares_with is None:
             return False
-        first, preemptions, tokens = seq.ahead
+        first, preemptions, tokens = seq.shares_with
         going = first.status is Status.RUNNING and first.preemptions == preemptions and not first.suspect
         if going and first.counts.stored < tokens:
             return True
-        seq.ahead = None
+        seq.shares_with = None
         return False
 
     def remember(self, seq: Sequence, now: float) -> None:

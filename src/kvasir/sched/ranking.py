@@ -73,10 +73,10 @@ class Ranking:
         moved = moved | self._settle()
         for seq in moved:
             self._leave(seq)
-            touched.add(seq.content.beginning)
+            touched.add(seq.content.prefix_key)
         entering = [seq for seq in moved if seq.status is Status.WAITING]
         for seq in entering:
-            self._groups.setdefault(seq.content.beginning, {})[seq] = None
+            self._groups.setdefault(seq.content.prefix_key, {})[seq] = None
         entering += self._regroup(touched, set(entering))
         for seq in entering:
             self._enter(seq, now)
@@ -119,7 +119,7 @@ class Ranking:
 
     def _enter(self, seq: Sequence, now: float) -> None:
         facts = self._facts(seq, now)
-        place = Place(slo.service_key(facts, self._firsts[seq.content.beginning]), facts.prefill, seq)
+        place = Place(slo.service_key(facts, self._firsts[seq.content.prefix_key]), facts.prefill, seq)
         self._places[seq] = place
         insort(self._streams.setdefault((facts.slo, facts.tenant), []), place)
         if _unsettled(seq):
@@ -143,10 +143,10 @@ class Ranking:
             self._remove(seq)
             del self._marks[seq]
             self._unsettled.pop(seq, None)
-            members = self._groups[seq.content.beginning]
+            members = self._groups[seq.content.prefix_key]
             del members[seq]
             if not members:
-                del self._groups[seq.content.beginning]
+                del self._groups[seq.content.prefix_key]
 
     def _remove(self, seq: Sequence) -> None:
         place = self._places.pop(seq)
@@ -166,7 +166,7 @@ class Ranking:
                 looked.append(seq)
         for seq in looked:
             place = self._places[seq]
-            if slo.service_key(self._facts(seq, now), self._firsts[seq.content.beginning]) != place.key or (
+            if slo.service_key(self._facts(seq, now), self._firsts[seq.content.prefix_key]) != place.key or (
                 now > self._doubtful.get(seq, -inf)
             ):
                 self._remove(seq)
@@ -197,7 +197,9 @@ class Ranking:
         until the next update."""
         beside: dict[Stream, list[Place]] = {}
         for facts, seq in running:
-            key = slo.service_key(facts, self._firsts.get(seq.content.beginning, self._running[seq.content.beginning]))
+            key = slo.service_key(
+                facts, self._firsts.get(seq.content.prefix_key, self._running[seq.content.prefix_key])
+            )
             insort(beside.setdefault((facts.slo, facts.tenant), []), Place(key, facts.prefill, seq))
         tagged = [
             _tagged(shares[stream[0]], stream[1], heapq.merge(self._streams.get(stream, ()), beside.get(stream, ())))

@@ -37,9 +37,9 @@ from kvasir.sched.drafts import Drafter
 from kvasir.sched.encoders import Outputs
 from kvasir.sched.guide import Guides
 from kvasir.sched.lane import Members, share_of, tokens_of
-from kvasir.sched.living import Living
 from kvasir.sched.planner import Planner
 from kvasir.sched.prefixes import Prefixes
+from kvasir.sched.request_table import RequestTable
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.sched.service import TARGETS, Served, Service
 from kvasir.sched.step import Step
@@ -105,8 +105,8 @@ class Scheduler:
         self.max_waiting = max_waiting
         usual = Service(targets, capacity.max_tokens_per_step, capacity.block_size, self.max_chunk)
         self.service = service or usual
-        self.living, self.outputs = Living(capacity.max_rows), Outputs(capacity.encoders)
-        parts = self.living, self.kv, self.prefixes, self.tiering, self.service
+        self.table, self.outputs = RequestTable(capacity.max_rows), Outputs(capacity.encoders)
+        parts = self.table, self.kv, self.prefixes, self.tiering, self.service
         self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional, self.outputs, drafter)
         self._under_way: dict[int, UnderWay] = {}
         self._deadlines: list[Sequence] = []  # those that must end in time
@@ -122,7 +122,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Takes a request. Raises InvalidRequest when it can never fit, QueueFull at the queue's bound."""
-        if request.id in self.living.requests:
+        if request.id in self.table.requests:
             raise InvalidRequest(f"request id {request.id!r} is in use", param="request_id")
         refuse_impossible(request, self.capacity, self.kv, self.max_chunk, self.bidirectional)
         if not request.resume_ids and len(self.waiting) + request.params.n > self.max_waiting:
@@ -143,7 +143,7 @@ class Scheduler:
             seq.counts.since = now if request.resume_ids else seq.arrived
             seq.expected = found.tokens if found else 0
         self._deadlines += [s for s in sequences if request.deadline is not None]
-        self.living.enter(request.id, sequences)
+        self.table.enter(request.id, sequences)
 
     def _sequence(self, request: Request, index: int) -> Sequence:
         self._order += 1
@@ -162,7 +162,7 @@ class Scheduler:
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends one answer or all of a request at once; no delta is owed. Unknown ids are no error."""
-        for seq in list(self.living.requests.get(request_id, ())):
+        for seq in list(self.table.requests.get(request_id, ())):
             if index is None or seq.index == index:
                 self._end(seq, FinishReason.ABORT)
                 self.aborted += 1
@@ -171,22 +171,22 @@ class Scheduler:
         """The request's answers compute nothing until `resume`: no one takes what there is. They leave their rows, and
         their blocks to the prefix tree, which gives them to others when it must. What steps under way sample still
         comes, and deadlines go on. Unknown ids are no error."""
-        for seq in list(self.living.requests.get(request_id, ())):
+        for seq in list(self.table.requests.get(request_id, ())):
             if seq.status is Status.RUNNING:
                 self.preempt(seq)
             if seq.status is Status.WAITING:
                 self.tiering.end(seq)
-                seq.ahead = None
+                seq.shares_with = None
                 self.service.demote(seq)
-                self.living.pause(seq)
+                self.table.pause(seq)
                 self.pauses += 1
 
     def resume(self, request_id: str) -> None:
         """Paused answers of the request wait to join again, as if their last token had just come."""
         now = self.clock()
-        for seq in self.living.requests.get(request_id, ()):
+        for seq in self.table.requests.get(request_id, ()):
             if seq.status is Status.PAUSED:
-                self.living.resume(seq)
+                self.table.resume(seq)
                 seq.counts.since = now
 
     def expires(self) -> float | None:
@@ -236,17 +236,17 @@ class Scheduler:
     # -- planning ----------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running or self.living.left)
+        return bool(self.waiting or self.running or self.table.left)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute and no row to free."""
         self.kv.tree.expire(self.clock())
         self.tiering.poll(self.clock())
         step = self.planner.plan(self.clock())
-        return self._complete(step) if step.computes or self.living.left else None
+        return self._complete(step) if step.computes or self.table.left else None
 
     def _complete(self, step: Step) -> StepPlan:
-        plan = step.plan(self._step, self.living.take_left(), self.tiering.saves(self._step))
+        plan = step.plan(self._step, self.table.take_left(), self.tiering.saves(self._step))
         self._under_way[self._step] = UnderWay(tuple((s, s.preemptions) for s in step.sequences), step.members)
         self._step += 1
         return plan
@@ -288,7 +288,7 @@ class Scheduler:
         self, members: Members, plan: StepPlan, result: StepResult, served: list[Served], now: float
     ) -> list[Delta | Tokens]:
         """Of those that are still in the lane all at once, of the others one by one."""
-        lane, tokens = self.living.lane, tokens_of(result.decoded)
+        lane, tokens = self.table.lane, tokens_of(result.decoded)
         odd = lane.odd(members, tokens)
         plain = members if not odd else members.without(odd)
         kept = np.delete(tokens, odd) if odd else tokens
@@ -310,7 +310,7 @@ class Scheduler:
         self, seq: Sequence, work: Work, row: RowResult, current: bool, served: list[Served], now: float
     ) -> list[Delta]:
         """current: the sequence has kept its row and blocks since the step was planned."""
-        self.living.lane.leave(seq)
+        self.table.lane.leave(seq)
         seq.counts.in_flight -= work.sample
         end = work.start + drafts.settle(seq, work, row.accepted, current)
         prompt_tokens = max(0, min(work.start + work.count, seq.prompt_len) - work.start)
@@ -325,7 +325,7 @@ class Scheduler:
         delta = self._take(seq, work, row, end, current)
         if delta is None:
             return []
-        self.living.lane.offer(seq)
+        self.table.lane.offer(seq)
         return [delta]
 
     def _take(self, seq: Sequence, work: Work, row: RowResult, end: int, current: bool) -> Delta | None:
@@ -394,7 +394,7 @@ class Scheduler:
 
     def _take_back(self, seq: Sequence, work: Work) -> None:
         """The step did not come to its end: nothing was sampled."""
-        self.living.lane.leave(seq)
+        self.table.lane.leave(seq)
         seq.counts.in_flight -= work.sample
         seq.counts.known -= work.sample
         seq.counts.drafted = 0
@@ -408,7 +408,7 @@ class Scheduler:
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         self.tiering.end(seq)
-        last = self.living.end(seq)
+        last = self.table.end(seq)
         seq.finish = reason
         self.prefixes.leave(seq, keeps=reason is not FinishReason.ERROR)
         self.outputs.leave(seq)
@@ -420,11 +420,11 @@ class Scheduler:
 
     @property
     def waiting(self) -> list[Sequence]:
-        return self.living.waiting
+        return self.table.waiting
 
     @property
     def running(self) -> list[Sequence]:
-        return self.living.running
+        return self.table.running
 
     @property
     def preemptions(self) -> int:
@@ -451,7 +451,7 @@ class Scheduler:
         return self.tiering.store
 
     def class_stats(self) -> dict[ServiceClass, ClassStats]:
-        runs, waits = self.living.runs, self.living.waits
+        runs, waits = self.table.runs, self.table.waits
         return {
             c: ClassStats(runs[c], waits[c], self.planner.displaced[c], self.planner.queue_seconds[c].copy())
             for c in ServiceClass
@@ -459,8 +459,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Proves that rows and blocks add up. Raises AssertionError."""
-        self.living.check()
-        living = self.living.all()
+        self.table.check()
+        living = self.table.all()
         self.kv.check(s.blocks for s in living)
         self.prefixes.check(self.running)
         self.tiering.check(self.waiting, self.running)

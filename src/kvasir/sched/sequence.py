@@ -24,11 +24,11 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-class Ahead(NamedTuple):
-    """Whom a waiting sequence lets go first: one that computes a beginning of both, until it has `tokens` of it."""
+class SharedPrefix(NamedTuple):
+    """A waiting sequence lets `seq`, which computes a prefix of both, go first until `tokens` of it are computed."""
 
     seq: Sequence
-    preemptions: int  # of that one, then
+    preemptions: int  # of `seq` when the waiting began
     tokens: int
 
 
@@ -36,11 +36,11 @@ class Ahead(NamedTuple):
 class Sequence:
     """Answer `index` of a request.
 
-    tokens: the values known on this side; len(tokens) == known - in_flight - len(guidance.coming)
+    tokens: the values known on this side; len(tokens) == known - in_flight - len(guidance.pending_forced)
     cached: tokens that were found in the prefix tree when it first joined
     expected: tokens that it had of this sequence when it came
     arrived: by the scheduler's clock
-    ahead: while it waits, whom it lets go first
+    shares_with: while it waits, the sequence that computes a prefix of both
     fetch: while it waits, what was asked of a tier; None: nothing yet
     promoted: goes first until it ends, having waited too long
     """
@@ -66,7 +66,7 @@ class Sequence:
     arrived: float = 0.0
     promoted: bool = False
     carry: bytes = b""
-    ahead: Ahead | None = None
+    shares_with: SharedPrefix | None = None
     fetch: Fetch | None = None
     preemptions: int = 0
     suspect: int = 0  # was part of a step that failed: computed alone until it has passed this position

@@ -18,7 +18,7 @@ from kvasir.sched.budget import (
     StepLoad,
     StepTime,
     chunk_context,
-    hunger,
+    count_starved,
     observe,
     prefill_seconds,
     prefill_share,
@@ -26,8 +26,8 @@ from kvasir.sched.budget import (
     step_budget,
 )
 from kvasir.sched.fairness import Fairness
-from kvasir.sched.living import Living
 from kvasir.sched.ranking import Ranking
+from kvasir.sched.request_table import RequestTable
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.types import ServiceClass, Target
 
@@ -82,7 +82,7 @@ class Service:
         self._shares = {c: Fairness() for c in ServiceClass}
         self._leads: dict[tuple[ServiceClass, str], int] = {}  # as far as anybody asked since they changed
         self._promoted: Sequence | None = None  # the last one that was
-        self._hungry = 0
+        self._starved_steps = 0
         self._ranking = Ranking(self._facts, lambda model, tokens: prefill_seconds(model, 0, tokens, chunk))
 
     def present(self, weights: Mapping[ServiceClass, Mapping[str, float]]) -> None:
@@ -91,17 +91,17 @@ class Service:
             self._shares[service_class] = fairness.present(self._shares[service_class], found)
         self._leads.clear()
 
-    def order(self, running: list[Sequence], living: Living | None, now: float) -> Iterable[Sequence]:
-        """Those that want prompt tokens computed, in the order of service: of those that run these, and of `living` all
+    def order(self, running: list[Sequence], table: RequestTable | None, now: float) -> Iterable[Sequence]:
+        """Those that want prompt tokens computed, in the order of service: of those that run these, and of `table` all
         that wait. Good until who waits is ordered again."""
         facts = [self._facts(seq, now) for seq in running]
-        if living:
-            self._ranking.update(living.moved, facts, self.step_time, now)
-            living.moved.clear()
-        candidates = [*running, *(self._ranking.oldest() if living else ())]
+        if table:
+            self._ranking.update(table.moved, facts, self.step_time, now)
+            table.moved.clear()
+        candidates = [*running, *(self._ranking.oldest() if table else ())]
         self._promote(candidates, now)
         facts = [self._facts(seq, now) for seq in running]
-        if living:
+        if table:
             return self._ranking.order(list(zip(facts, running, strict=True)), self._shares)
         return [running[i] for i in slo.service_order(facts, self._shares)]
 
@@ -134,11 +134,11 @@ class Service:
             started=seq.counts.known > seq.prompt_len,
             running=seq.status is Status.RUNNING,
             promoted=seq.promoted,
-            prefix=seq.content.beginning,
+            prefix=seq.content.prefix_key,
         )
 
     def wanted(self, candidates: Iterable[Sequence]) -> int:
-        """Tokens that they have to compute, a block at most: more makes no difference to `fed`."""
+        """Tokens that they have to compute, a block at most: more makes no difference to `record_prefill`."""
         total = 0
         for seq in candidates:
             total += seq.counts.known - (seq.counts.computed or seq.expected)
@@ -157,7 +157,7 @@ class Service:
                 decode_context=decodes.context,
                 tpot=min((self.targets[c].tpot for c in decodes.classes), default=0.0),
                 prefills=self._prefills(wanting) if decodes.rows else (),
-                hungry=self._hungry,
+                starved_steps=self._starved_steps,
             )
         )
 
@@ -182,11 +182,11 @@ class Service:
 
     def share(self) -> int:
         """Tokens of the next step that answers leave to prefills, which want some, even if these would use them up."""
-        return prefill_share(self._hungry, self._block, self._whole)
+        return prefill_share(self._starved_steps, self._block, self._whole)
 
-    def fed(self, wanted: int, given: int) -> None:
+    def record_prefill(self, wanted: int, given: int) -> None:
         """Prefills wanted so many tokens of a step and were given so many."""
-        self._hungry = hunger(self._hungry, wanted, given, min(self._block, self._whole))
+        self._starved_steps = count_starved(self._starved_steps, wanted, given, min(self._block, self._whole))
 
     def charge(self, served: Iterable[Served]) -> None:
         prompt: Counter[tuple[ServiceClass, str]] = Counter()

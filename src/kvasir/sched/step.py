@@ -101,8 +101,8 @@ class Step:
         """The sequence computes `count` more of its tokens, and the draft. blocks: those the runner does not know of
         yet."""
         start, seq.counts.drafted = seq.counts.computed, len(draft)
-        untold = seq.guidance.tell() if seq.guidance.untold else ()
-        appended = pack_ids([*untold, *draft])
+        unplanned = seq.guidance.tell() if seq.guidance.unplanned_ids else ()
+        appended = pack_ids([*unplanned, *draft])
         seq.counts.computed += count
         if seq.content.sources:
             self._encode(seq, start)

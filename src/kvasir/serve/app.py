@@ -1,8 +1,8 @@
 """create_app: the web application over a catalogue of models.
 
 A request passes, from the outside in: its metrics, its id, a net for errors, the bounds on connections and headers,
-Host and Origin, CORS, the doors, the key, its scopes, its limits, the bounds on the body, and then a route. All of it
-is plain ASGI, so a stream's chunks go to the socket without a stop.
+Host and Origin, CORS, the drain gate, the key, its scopes, its limits, the bounds on the body, and then a route. All of
+it is plain ASGI, so a stream's chunks go to the socket without a stop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvasir.serve.audit import AuditLog
 from kvasir.serve.auth import HostGuard, KeyGuard
 from kvasir.serve.catalogue import Catalogue, Leases
 from kvasir.serve.connections import ConnectionGuard, Connections
-from kvasir.serve.doors import DoorGuard, Doors
+from kvasir.serve.drain import DrainGate, DrainGuard
 from kvasir.serve.faults import fault_of, response_of
 from kvasir.serve.keyring import KeyRing
 from kvasir.serve.limits import BodyLimit, HeaderLimit
@@ -49,7 +49,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
     app.state.catalogue = catalogue
     app.state.http_meter = HttpMeter()
-    app.state.doors = Doors()
+    app.state.drain_gate = DrainGate()
     app.state.answer_memory = AnswerMemory(catalogue.settings.answer_memory)
     settings = catalogue.settings
     proxies = networks(settings.trusted_proxies)
@@ -86,7 +86,7 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Manag
     app.add_middleware(QuotaGuard, quotas=quotas)
     app.add_middleware(ScopeGuard, managing=managing)
     app.add_middleware(KeyGuard, ring=app.state.ring)
-    app.add_middleware(DoorGuard, doors=app.state.doors)
+    app.add_middleware(DrainGuard, gate=app.state.drain_gate)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,

@@ -18,7 +18,7 @@ from typing import Protocol
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir.serve.asgi import refuse
-from kvasir.serve.doors import STILL_OPEN
+from kvasir.serve.drain import STILL_OPEN
 from kvasir.serve.faults import Fault
 from kvasir.serve.networks import Network, forwarded, party, trusted
 from kvasir.serve.scopes import Managing

@@ -28,7 +28,7 @@ async def health(request: HTTPRequest) -> Response:
     """200 when the loop of each engine answers, else 503 and what is known of the first that does not: its model, the
     status (starting, restarting, ended, engine does not answer), the reason, how many attempts there were to start it
     again, and when the next one will be (seconds since 1970). 503 too as soon as the server is ending."""
-    if request.app.state.doors.closed:
+    if request.app.state.drain_gate.closed:
         return json_response({"status": "draining"}, 503)
     states = await asyncio.gather(*map(_state, catalogue_of(request).loaded()))
     wrong = [state for state in states if state["status"] != "ok"]

@@ -23,7 +23,7 @@ from kvasir.serve.asgi import settle
 from kvasir.serve.batches import Batches
 from kvasir.serve.catalogue import Catalogue
 from kvasir.serve.connections import Connections, descriptors
-from kvasir.serve.doors import Doors
+from kvasir.serve.drain import DrainGate
 from kvasir.serve.keyring import KeyRing
 from kvasir.serve.metrics import HttpMeter
 from kvasir.serve.protocol import bounded_protocol
@@ -115,7 +115,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=GRACE,
             )
         )
-        self._doors: Doors = app.state.doors
+        self._gate: DrainGate = app.state.drain_gate
         self._connections: Connections = app.state.connections
         self._connections.most = descriptors(settings.max_connections)
         self._batches: Batches = app.state.batches
@@ -235,7 +235,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._doors.close()
+        self._gate.close()
         await self._batches.stop()
         steps = [asyncio.ensure_future(step) for step in (self._empty(), self._force())]
         await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
@@ -246,12 +246,12 @@ class Server(uvicorn.Server):
         """Returns when all requests are answered, or those that are left are beyond help."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain):
-                return await self._doors.empty()
+                return await self._gate.empty()
         log.warning("requests are still running after %g seconds and are ended", self._drain)
         await self._catalogue.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE):
-                await self._doors.empty()
+                await self._gate.empty()
 
     async def _force(self) -> None:
         while not self.force_exit:

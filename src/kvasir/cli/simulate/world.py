@@ -16,7 +16,7 @@ from kvasir.cli.simulate.trace import Asked, Prompts
 from kvasir.errors import QueueFull
 from kvasir.plan import CacheGroup, Capacity, RowResult, StepPlan, StepResult, pack_ids
 from kvasir.sched.budget import StepTime, predict
-from kvasir.sched.living import Living
+from kvasir.sched.request_table import RequestTable
 from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.sequence import Sequence
 from kvasir.sched.service import TARGETS, Decoding, Service, load_of
@@ -89,10 +89,10 @@ class Outcome:
 class WholePrompts(Service):
     """What engines did before chunks: whole prompts in the order of arrival, while others wait for their next token."""
 
-    def order(self, running: list[Sequence], living: Living | None, now: float) -> list[Sequence]:
-        if living:
-            living.moved.clear()
-        return sorted([*running, *(living.waiting if living else ())], key=lambda seq: seq.order)
+    def order(self, running: list[Sequence], table: RequestTable | None, now: float) -> list[Sequence]:
+        if table:
+            table.moved.clear()
+        return sorted([*running, *(table.waiting if table else ())], key=lambda seq: seq.order)
 
     def allowance(self, decodes: Decoding, wanting: Iterable[Sequence]) -> int:
         return max(self._whole, next(iter(wanting)).pending)

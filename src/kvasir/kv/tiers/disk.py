@@ -33,13 +33,13 @@ from kvasir.kv.tiers import record
 from kvasir.kv.tiers.block import Block, Facts, Name
 from kvasir.kv.tiers.connector import Bytes, Failed
 from kvasir.kv.tiers.folder import make_private
-from kvasir.kv.tiers.purse import Purse
 from kvasir.kv.tiers.record import Unusable
 from kvasir.kv.tiers.transfers import Loads, Meter, Worker
+from kvasir.kv.tiers.write_budget import WriteBudget
 from kvasir.memory import QUEUE_BYTES
 from kvasir.types import TierStats
 
-Save = tuple[Block, int, memoryview, float]  # with the seconds that the purse gave for it
+Save = tuple[Block, int, memoryview, float]  # with the seconds that the write budget gave for it
 
 SCAN_SECONDS = 60.0  # so often the folder is listed anew, for what other engines wrote and removed
 SCAN_SHARE = 16  # and whenever we have written this part of the bound, so that they and we keep it together
@@ -115,7 +115,7 @@ class DiskTier:
         self._max_bytes = max_bytes
         self._index = Index()
         self._meter = Meter()
-        self._purse = Purse(share)
+        self._write_budget = WriteBudget(share)
         self._pace = 0.0  # as it was set last
         self._ending = False
         self._queued: set[Name] = set()
@@ -144,11 +144,11 @@ class DiskTier:
             return False
         if pace > 0:
             self._pace = pace
-            self._purse.computed(self.facts.groups[group].num_bytes / pace)
+            self._write_budget.computed(self.facts.groups[group].num_bytes / pace)
         if 0 < self._meter.read_rate() < pace:
             self._meter.save("slow")
             return False
-        if not (self._ending or self._purse.affords(depth)):
+        if not (self._ending or self._write_budget.affords(depth)):
             self._meter.save("dear")
             return False
         return True
@@ -174,10 +174,10 @@ class DiskTier:
             self._meter.save(refusal)
             return False
         self._queued.add(name)
-        taken = self._purse.take(payload.nbytes)
+        taken = self._write_budget.take(payload.nbytes)
         if self._saver.put((block, group, payload, taken), payload.nbytes):
             return True
-        self._purse.spend(taken, 0, 0.0)
+        self._write_budget.spend(taken, 0, 0.0)
         self._queued.discard(name)
         self._meter.save("full")
         return False
@@ -235,7 +235,7 @@ class DiskTier:
             raise
         self._index.touch(name)
         if self._pace > 0:
-            self._purse.saved(payload.nbytes / self._pace - (time.perf_counter() - begin))
+            self._write_budget.saved(payload.nbytes / self._pace - (time.perf_counter() - begin))
         return payload
 
     def _open_and_read(self, block: Block, group: int) -> memoryview:
@@ -274,7 +274,7 @@ class DiskTier:
             self._meter.save("error")
         finally:
             self._queued.discard(name)
-            self._purse.spend(taken, written, time.perf_counter() - begin)
+            self._write_budget.spend(taken, written, time.perf_counter() - begin)
         if written and not self._meter.read_rate():
             self._try_reading(block, group)
 

@@ -25,7 +25,7 @@ class Blocks:
         self._omitted = omitted
         self._index = -1
         self._kind = ""  # of the block that is open
-        self._thought: list[str] = []
+        self._reasoning: list[str] = []
         self.called = False
 
     def push(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
@@ -36,7 +36,7 @@ class Blocks:
                     yield self._delta({"type": "text_delta", "text": text})
                 case Reasoning(text):
                     yield from self._open("thinking", {"thinking": "", "signature": ""})
-                    self._thought.append(text)
+                    self._reasoning.append(text)
                     if not self._omitted:
                         yield self._delta({"type": "thinking_delta", "thinking": text})
                 case CallStart(_, name, id):
@@ -54,9 +54,9 @@ class Blocks:
         if not self._kind:
             return
         if self._kind == "thinking":
-            text = "".join(self._thought)
+            text = "".join(self._reasoning)
             yield self._delta({"type": "signature_delta", "signature": signature(text, self._omitted)})
-            self._thought = []
+            self._reasoning = []
         self._kind = ""
         yield {"type": "content_block_stop", "index": self._index}
 

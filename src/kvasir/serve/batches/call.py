@@ -1,4 +1,4 @@
-"""A route of the application called from within, as its owner would call it, but for the doors in front."""
+"""A route of the application called from within, as its owner would call it, but without the drain gate."""
 
 from __future__ import annotations
 

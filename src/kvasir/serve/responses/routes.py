@@ -95,7 +95,7 @@ async def _run(wire: ResponseRequest, making: Making, request: HTTPRequest) -> b
             raise AnswerFailed("the response cannot be stored", "the server's log has the details") from error
         raise
     work = run.start(catalogue_of(request), wire.model, responses)
-    request.app.state.doors.hold(work)
+    request.app.state.drain_gate.hold(work)
     hold_place(request.scope, work)
     request.scope["state"]["reservation"].hold(work)
     await run.leased.wait()  # the model, before this request gives its own lease back

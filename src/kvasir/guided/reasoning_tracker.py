@@ -1,4 +1,4 @@
-"""Thought: whether an answer is inside its reasoning, from token to token."""
+"""Tracks, token by token, whether an answer is inside its reasoning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvasir.guided.rule import Reasoning
 from kvasir.parse.tape import MAX_SPACE
 
 
-class Thought:
+class ReasoningTracker:
     """A function of the tokens' bytes. Reasoning begins as the first thing of an answer, or where the prompt has opened
     it, as `parse.parser` reads it; several pieces may follow each other.
 
@@ -28,8 +28,8 @@ class Thought:
         self._blanks = 0  # before all that is said
         self.rest: bytes | None = None
 
-    def copy(self) -> Thought:
-        other = Thought.__new__(Thought)
+    def copy(self) -> ReasoningTracker:
+        other = ReasoningTracker.__new__(ReasoningTracker)
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
         return other

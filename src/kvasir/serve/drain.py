@@ -1,4 +1,4 @@
-"""Doors: how a server ends. Once they are closed no request comes in, and those that are inside are waited for."""
+"""How a server drains: once the gate is closed, it refuses new requests and waits for those in flight."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvasir.serve.asgi import refuse
 from kvasir.serve.faults import Fault
 
-STILL_OPEN = frozenset(("/health", "/v1/health", "/metrics"))  # what those who watch the server ask
+STILL_OPEN = frozenset(("/health", "/v1/health", "/metrics"))  # what monitoring asks
 
 
-class Doors:
-    """All on one event loop."""
+class DrainGate:
+    """Counts the requests in flight. Not thread-safe: one event loop uses it."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -34,30 +34,30 @@ class Doors:
             self._empty.set()
 
     def hold(self, work: asyncio.Task) -> None:
-        """Work that continues when its request is answered counts as inside."""
+        """Counts work that goes on after its request was answered."""
         self.enter()
         work.add_done_callback(lambda _: self.leave())
 
     async def empty(self) -> None:
-        """Returns when no one is inside."""
+        """Returns once nothing is in flight."""
         await self._empty.wait()
 
 
-class DoorGuard:
-    """503 for what comes after the doors were closed, and for the next request of a connection as well."""
+class DrainGuard:
+    """Answers 503 after the gate was closed, also to the next request of an open connection."""
 
-    def __init__(self, app: ASGIApp, doors: Doors):
+    def __init__(self, app: ASGIApp, gate: DrainGate):
         self.app = app
-        self.doors = doors
+        self.gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in STILL_OPEN:
             return await self.app(scope, receive, send)
-        if self.doors.closed:
+        if self.gate.closed:
             fault = Fault(503, "the server is ending", "shutting_down", headers={"Retry-After": "1"})
             return await refuse(fault, scope, receive, send)
-        self.doors.enter()
+        self.gate.enter()
         try:
             await self.app(scope, receive, send)
         finally:
-            self.doors.leave()
+            self.gate.leave()

@@ -25,11 +25,11 @@ from kvasir.errors import (
     ModelNotFound,
     UnsupportedModel,
 )
+from kvasir.serve.admission_queue import AdmissionQueue
 from kvasir.serve.catalogue import Card, Catalogue
 from kvasir.serve.held import FOREVER, Held
+from kvasir.serve.memory_budget import MemoryBudget
 from kvasir.serve.offers import Offer, Offers
-from kvasir.serve.places import Places
-from kvasir.serve.room import Room
 from kvasir.serve.serving import Serving
 from kvasir.serve.settings import ServeSettings
 from kvasir.store.store import Store
@@ -42,7 +42,7 @@ PATIENCE = 60.0  # seconds for which a model waits for the place of another that
 Launch = Callable[[EngineOptions], Awaitable[Front]]
 
 
-class Several(Catalogue):
+class ModelManager(Catalogue):
     """keep_alive: seconds for which a model stays after its last lease, below 0 for ever. max_loaded: models at once.
     available: bytes of memory on the host now, None where that says nothing."""
 
@@ -64,8 +64,8 @@ class Several(Catalogue):
         self._offers = offers
         self._launch = launch
         self._keep_alive = keep_alive
-        self._room = Room(available, max_loaded)
-        self._places = Places(self._room, max_loaded, patience, self._all, self._begin_leaving)
+        self._budget = MemoryBudget(available, max_loaded)
+        self._queue = AdmissionQueue(self._budget, max_loaded, patience, self._all, self._begin_leaving)
         self._held: dict[str, Held] = {}  # by name: those that may be leased
         self._leaving: set[Held] = set()
         self._one_look = asyncio.Lock()
@@ -180,7 +180,7 @@ class Several(Catalogue):
         """What is to happen with a model that no one has leased."""
         if held.leases:
             return
-        self._places.freed()
+        self._queue.freed()
         if not held.idle:
             return
         left = max(held.until.values(), default=0.0) - time.monotonic()
@@ -212,8 +212,8 @@ class Several(Catalogue):
         offer = held.offer
         try:
             options = await asyncio.to_thread(offer.options)
-            free, others = await self._places.take(held, options)
-            options, held.reserved = self._room.sized(offer, options, free, others)
+            free, others = await self._queue.take(held, options)
+            options, held.reserved = self._budget.sized(offer, options, free, others)
             # Engines share a memory that is not seen by what is free of it when they start: one at a time.
             async with self._one_load if free is None else nullcontext():
                 front = await self._launch(options)
@@ -260,4 +260,4 @@ class Several(Catalogue):
         self._leaving.discard(held)
         if self._held.get(held.offer.name) is held:
             del self._held[held.offer.name]
-        self._places.freed()
+        self._queue.freed()

@@ -1,4 +1,4 @@
-"""Purse: the time that a tier may spend on writing, so that it costs little where it brings nothing."""
+"""The time that a tier may spend on writing, so that it costs little where no request reads what it wrote."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GUESS = 2e8  # bytes a second, until the first part was written
 DECAY = 0.9  # per part: about the last ten count
 
 
-class Purse:
+class WriteBudget:
     """Seconds, earned by computing and by reading, spent on writing. Any thread may call.
 
     share: of what computing takes, so much may be spent; None: all that is wished.

@@ -1,4 +1,4 @@
-"""What an engine counted over all its lives: totals never fall when it dies and is started again."""
+"""An engine's totals across restarts: they never fall when its process dies and is started again."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ GAUGES = frozenset(
 )
 
 
-class Lives:
-    """The totals of the lives before this one, as far as the dead had reported them."""
+class CumulativeStats:
+    """Adds up the totals of one engine's successive processes, as far as each had reported them."""
 
     def __init__(self) -> None:
         self._before = EngineStats()
-        self._last = EngineStats()  # of the present life
+        self._last = EngineStats()  # of the present process
 
     def add(self, stats: EngineStats) -> EngineStats:
-        """What the present life tells, with the totals of all."""
+        """The stats of the present process, with the totals of all."""
         self._last = stats
         return total(self._before, stats)
 
     def end(self) -> None:
-        """The present life is over."""
+        """The present process has ended."""
         self._before, self._last = total(self._before, self._last), EngineStats()
 
 

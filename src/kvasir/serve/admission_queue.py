@@ -1,7 +1,7 @@
-"""Places: which model is loaded next, and which ones go for it.
+"""Which model is loaded next, and which idle models are unloaded for it.
 
-Those that wait for memory hold up no one: one that comes later and fits goes before them. Idle models go only where one
-that waits fits then, and what they leave is promised to it.
+A model that waits for memory holds up no other: a later one that fits is loaded first. Idle models are unloaded only if
+that makes a waiting model fit, and the memory they free is promised to it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Callable, Sequence
 from kvasir.config import EngineOptions
 from kvasir.errors import EngineDead
 from kvasir.serve.held import Held
+from kvasir.serve.memory_budget import MemoryBudget, needed, unloading
 from kvasir.serve.offers import Offer
-from kvasir.serve.room import Room, needed, unloading
 
 
-class Places:
-    """room: of the memory. most: models at once. patience: seconds for which one waits. all: the models that there are.
-    leave: begins to unload one."""
+class AdmissionQueue:
+    """budget: of the memory. most: models loaded at once. patience: seconds that a model waits at most. all: returns
+    the models that exist. leave: begins to unload one."""
 
     def __init__(
         self,
-        room: Room,
+        budget: MemoryBudget,
         most: int,
         patience: float,
         all: Callable[[], Sequence[Held]],
         leave: Callable[[Held], None],
     ):
-        self._room = room
+        self._budget = budget
         self._most = most
         self._patience = patience
         self._all = all
@@ -64,7 +64,7 @@ class Places:
         """A place for one that waits, if there is one that is not promised to others; else those begin to leave that
         make one. Raises EngineDead where there never will be one."""
         placed = [other for other in self._all() if other.placed]
-        free = self._room.free(other.reserved for other in placed)
+        free = self._budget.free(other.reserved for other in placed)
         if free is not None and need > free + sum(other.reserved for other in placed):
             raise self._no_room(held.offer, need)
         before = [other for other in self._waiting[: self._waiting.index(held)] if other.promised]
@@ -93,6 +93,6 @@ class Places:
         if len(placed) >= self._most:
             problem = f"{len(placed)} models are answering, and no more may be loaded at once"
             return EngineDead(f"{offer.name} is not loaded: {problem}", "try again later, or raise --max-loaded-models")
-        free = self._room.free(other.reserved for other in placed) or 0
+        free = self._budget.free(other.reserved for other in placed) or 0
         room = f"it takes about {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
         return EngineDead(f"{offer.name} is not loaded: {room}", "free memory, or use a smaller or quantized model")

@@ -1,4 +1,4 @@
-"""Living: who waits, who runs and in which row, who is paused, and of each request the answers still to come."""
+"""The status of every sequence, the rows of the running ones, and the unfinished sequences of each request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvasir.sched.sequence import Sequence, Status
 from kvasir.types import Request, ServiceClass
 
 
-class Living:
+class RequestTable:
     """Owns the status of all sequences and the rows. waits, runs: how many there are of each class. weights: by class,
     of the tenants that have any. Paused sequences count for neither: they ask for nothing."""
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvasir.kv.tiers import disk, transfers
 from kvasir.kv.tiers.block import Block
 from kvasir.kv.tiers.disk import DiskTier
-from kvasir.kv.tiers.purse import FACTOR, FIRST, MOST, Purse
+from kvasir.kv.tiers.write_budget import FACTOR, FIRST, MOST, WriteBudget
 from tests.kv._tiers import blocks_of, facts_of, load, payload_of, until
 
 FACTS = facts_of(1000)
@@ -26,14 +26,14 @@ SECONDS = st.floats(0.0, 0.06)
 @given(st.lists(st.tuples(SECONDS, SECONDS, SECONDS), max_size=200), st.floats(0.001, 1.0))
 def test_never_more_is_spent_than_was_earned(offers, share):
     """Parts are offered one after the other: computing each took so long, writing it would, reading another saved."""
-    purse = Purse(share)
+    write_budget = WriteBudget(share)
     earned, spent, dearest = FIRST, 0.0, 0.0
     for computing, writing, saving in offers:
-        purse.computed(computing)
-        purse.saved(saving)
+        write_budget.computed(computing)
+        write_budget.saved(saving)
         earned += share * computing + saving
-        if purse.affords(0):
-            purse.spend(purse.take(1000), 1000, writing)
+        if write_budget.affords(0):
+            write_budget.spend(write_budget.take(1000), 1000, writing)
             spent += FACTOR * writing
             dearest = max(dearest, FACTOR * writing)
     assert spent <= earned + dearest + 1e-9
@@ -41,31 +41,31 @@ def test_never_more_is_spent_than_was_earned(offers, share):
 
 @given(st.lists(SECONDS, min_size=20, max_size=50))
 def test_all_that_is_cheap_enough_is_written(computing):
-    purse = Purse(0.5)
+    write_budget = WriteBudget(0.5)
     for seconds in computing:
-        purse.computed(seconds)
-        assert purse.affords(0)
-        purse.spend(purse.take(1000), 1000, 0.5 * seconds / FACTOR)
+        write_budget.computed(seconds)
+        assert write_budget.affords(0)
+        write_budget.spend(write_budget.take(1000), 1000, 0.5 * seconds / FACTOR)
 
 
 def test_what_is_put_by_is_bounded_and_what_was_not_written_is_given_back():
-    purse = Purse(0.5)
-    purse.computed(1000.0)
-    purse.saved(1000.0)
-    purse.spend(purse.take(10**6), 0, 0.0)
-    purse.spend(purse.take(10**6), 10**6, MOST / FACTOR)
-    assert not purse.affords(0), "all that was put by is spent"
+    write_budget = WriteBudget(0.5)
+    write_budget.computed(1000.0)
+    write_budget.saved(1000.0)
+    write_budget.spend(write_budget.take(10**6), 0, 0.0)
+    write_budget.spend(write_budget.take(10**6), 10**6, MOST / FACTOR)
+    assert not write_budget.affords(0), "all that was put by is spent"
 
 
 def test_where_not_all_can_be_written_it_is_what_prefixes_begin_with():
     """A third of all blocks; sequences of twelve lose the last first."""
-    purse, written, usable = Purse(0.5), 0, 0
+    write_budget, written, usable = WriteBudget(0.5), 0, 0
     for _ in range(300):
         found = set()
         for depth in reversed(range(12)):
-            purse.computed(0.02)
-            if purse.affords(depth):
-                purse.spend(purse.take(1000), 1000, 0.03 / FACTOR)
+            write_budget.computed(0.02)
+            if write_budget.affords(depth):
+                write_budget.spend(write_budget.take(1000), 1000, 0.03 / FACTOR)
                 found.add(depth)
         written += len(found)
         usable += next(i for i in itertools.count() if i not in found)
@@ -75,10 +75,10 @@ def test_where_not_all_can_be_written_it_is_what_prefixes_begin_with():
 
 @given(st.lists(SECONDS, max_size=20))
 def test_without_a_share_all_is_written(writing):
-    purse = Purse(None)
+    write_budget = WriteBudget(None)
     for seconds in writing:
-        purse.spend(purse.take(1000), 1000, 1000 * seconds)
-        assert purse.affords(0)
+        write_budget.spend(write_budget.take(1000), 1000, 1000 * seconds)
+        assert write_budget.affords(0)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Whether a model fits into memory beside those that are loaded, and how much of it its keys and values get."""
+"""Whether a model fits into memory beside the loaded ones, and how many bytes its KV cache gets."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ SHARE = 0.5  # of what the weights leave, for all keys and values together
 GPU_SHARE = 0.9
 
 
-class Room:
-    """Owns no memory, only the estimate. available: bytes that the host has now; None where no one knows, as of a GPU
-    before its libraries are loaded: then the number of models is the only bound, and the engine's own check."""
+class MemoryBudget:
+    """An estimate; it owns no memory. available: returns the bytes that the host has now, or None where that is
+    unknown, as for a GPU before its libraries are loaded. Then the number of models and the engine's own check are the
+    bounds."""
 
     def __init__(self, available: Callable[[], int | None], max_models: int):
         self._available = available

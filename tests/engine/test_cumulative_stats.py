@@ -10,7 +10,7 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.engine.lives import GAUGES, Lives, total
+from kvasir.engine.cumulative_stats import GAUGES, CumulativeStats, total
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.metrics import Histogram
 from kvasir.types import ClassStats, EngineStats, ServiceClass, TierStats
@@ -39,7 +39,7 @@ STATS = st.builds(
 
 @given(st.lists(st.lists(STATS, max_size=3), max_size=4), STATS)
 def test_totals_are_the_sums_of_what_each_life_told_last(dead, now):
-    lives = Lives()
+    lives = CumulativeStats()
     for life in dead:
         for told in life:
             lives.add(told)
@@ -64,7 +64,7 @@ def test_totals_are_the_sums_of_what_each_life_told_last(dead, now):
 
 @given(STATS)
 def test_one_life_alone_is_as_it_tells(told):
-    assert total(EngineStats(), told) == told == Lives().add(told)
+    assert total(EngineStats(), told) == told == CumulativeStats().add(told)
 
 
 async def test_the_totals_of_an_engine_do_not_fall_when_it_dies():
