@@ -63,8 +63,8 @@ class Lark:
         if first:
             return f" {between} ".join(items[k] for k in first) + "".join(f" ({between} {items[k]})?" for k in rest)
         for i, key in reversed(list(enumerate(rest))):
-            behind = "".join(f" ({between} {items[k]})?" for k in rest[i + 1 :])
-            self.rule(f"{rule}_{i}", f"{items[key]}{behind}")
+            after = "".join(f" ({between} {items[k]})?" for k in rest[i + 1 :])
+            self.rule(f"{rule}_{i}", f"{items[key]}{after}")
         return f"({' | '.join(f'{rule}_{i}' for i in range(len(rest)))})?" if rest else ""
 
     def lead(self, format: Format, opened: bool) -> str:
@@ -92,7 +92,7 @@ def behind_reasoning(
 ) -> str:
     """A grammar of answers that may think first, and then follow `grammar`."""
     lark = Lark(specials, ends)
-    lead, (before, behind) = lark.lead(format, opened), lark.around(format)
-    lark.rule("start", f"{lead} {before} @answer {behind}")
+    lead, (before, after) = lark.lead(format, opened), lark.around(format)
+    lark.rule("start", f"{lead} {before} @answer {after}")
     answer = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
     return json.dumps({"grammars": [{"name": "main", "lark_grammar": lark.text()}, {**answer, "name": "answer"}]})

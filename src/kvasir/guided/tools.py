@@ -90,7 +90,7 @@ def free_text(format: Format) -> Free:
     before the name, since there a mark may be spoken of, too."""
     calls, whole = format.calls, format.calls.texts.open + format.calls.texts.begin
     lead = whole.partition("{name}")[0].partition("{index}")[0]
-    inside = tuple(mark + behind for mark, behind in _openings(format, lead)) if format.thinking else ()
+    inside = tuple(mark + after for mark, after in _openings(format, lead)) if format.thinking else ()
     first = "{[" if calls.style is Style.OBJECTS else whole[:1]
     return Free(calls.begins, inside, first if calls.bare else "")
 
@@ -117,16 +117,16 @@ class _Grammar(Lark):
     def made(self, required: bool, parallel: bool, lead: str, content: Mapping[str, Any] | bool | None) -> str:
         several = parallel and not self.ends_turn
         separator, close = (self.words(getattr(self.parts[0], name)) for name in ("separator", "close"))
-        self.rule("behind", (f"({separator} ({self._calls('begin_next')}))* " if several else "") + close)
+        self.rule("after", (f"({separator} ({self._calls('begin_next')}))* " if several else "") + close)
         channels = self.format.calls.style is Style.CHANNELS
         header = self.words(self.format.calls.texts.separator.removeprefix(TURN)) if channels else ""
-        at_once = f"({header} ({self._calls('begin')}) behind)"
+        at_once = f"({header} ({self._calls('begin')}) after)"
         if required:
             again = "(/[ \\n]*/ " + at_once + ")*" if several and not close else ""
             self.rule("start", f"{lead} {at_once} {again}")
         elif content is not None:
-            before, behind = self.around(self.format)
-            said = f"{before} %json {spelt(content)} {behind}"
+            before, after = self.around(self.format)
+            said = f"{before} %json {spelt(content)} {after}"
             self.rule("start", f"{lead} ({at_once} | {said})")
         else:
             self._start_free(at_once, parallel)
@@ -138,9 +138,9 @@ class _Grammar(Lark):
         marks = self.format.calls.begins
         openings = [_openings(self.format, part.begin) for part in self.parts]
         for i, mark in enumerate(marks):
-            calls = zip((behind[i][1] for behind in openings), self.arguments, self.parts, strict=True)
+            calls = zip((after[i][1] for after in openings), self.arguments, self.parts, strict=True)
             options = [f"{self.words(begin)} {name} {self.words(part.end)}" for begin, name, part in calls]
-            self.rule(f"section_{i}", f"{self.words(mark)} ({' | '.join(options)}) behind")
+            self.rule(f"section_{i}", f"{self.words(mark)} ({' | '.join(options)}) after")
         self.rule("section", " | ".join(f"section_{i}" for i in range(len(marks))))
         more = "free?" if parallel else ""
         if not self.format.calls.bare:
@@ -152,7 +152,7 @@ class _Grammar(Lark):
         self.lines.append(f"TEXT: {unmarked}")
         self.lines.append(f"PLAIN: {unmarked} & ~/{self._call_begun()}(.|\\n)*/")
         self.rule("rest", "(free | section)*" if parallel else "free* section?")
-        also = f"({self._calls_of_a_type()} behind) | " if self.format.calls.style is Style.OBJECTS else ""
+        also = f"({self._calls_of_a_type()} after) | " if self.format.calls.style is Style.OBJECTS else ""
         called = f"({also}{at_once}) {more if self.parts[0].close else ''}"
         # No TEXT comes right after PLAIN: what PLAIN may not become could be cut in two.
         special = self.free("", marks).removeprefix(" | ")

@@ -86,10 +86,10 @@ def _is_clean(events: Sequence[Event], thinking: Thinking | None, turn_end: str)
     said = "".join(event.text for event in events[:last] if isinstance(event, Content | Reasoning))
     for mark in (thinking.start, thinking.end, *thinking.answer) if thinking else ():
         said = said.replace(mark, "") if mark else said
-    behind = "".join(event.text for event in events[last:] if isinstance(event, Content))
-    while behind and turn_end and behind[-1] == turn_end[-1]:
-        behind, turn_end = behind[:-1], turn_end[:-1]
-    return not said.strip() and _TURN_ENDS.fullmatch(behind) is not None
+    after = "".join(event.text for event in events[last:] if isinstance(event, Content))
+    while after and turn_end and after[-1] == turn_end[-1]:
+        after, turn_end = after[:-1], turn_end[:-1]
+    return not said.strip() and _TURN_ENDS.fullmatch(after) is not None
 
 
 _TURN_ENDS = re.compile(r"(?:\s*[<\[][^<>\[\]\s]{1,40}(?:[>\]]|\Z))*\s*")

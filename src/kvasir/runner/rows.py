@@ -46,7 +46,7 @@ class Row:
 
     def read(self, first: int, end: int) -> tuple[list[int], list[int]]:
         """The ids after the positions [first, end), and how many of the best are wanted beside each."""
-        assert end < self.known, "there is no known id behind the last position"
+        assert end < self.known, "there is no known id after the last position"
         split = min(max(self.prompt_len - 1 - first, 0), end - first)
         best = [self.spec.prompt_logprobs] * split + [self.spec.logprobs] * (end - first - split)
         return self.ids[first + 1 : end + 1].tolist(), best
