@@ -1,14 +1,14 @@
-"""What a layer remembers of a sequence: a class for each kind of cache.
+"""The kinds of KV cache that a layer can have, one class for each.
 
-kind      a block holds, of each layer              to continue from token t, a sequence needs
+kind      a block holds, for each layer             to continue from token t, a sequence needs
 PagedKV   keys and values of its tokens             all blocks of [0, t)
 Window    the same                                  the blocks of the last tokens that t sees
-Latent    one row of each token, for all heads      all blocks of [0, t)
+Latent    one row per token, shared by all heads    all blocks of [0, t)
 State     a state at its start, the inputs since    the block of token t - 1
-Cross     keys and values of an encoder's output    all its blocks, wherever t is
+Cross     keys and values of an encoder's output    all its blocks, for any t
 
-No other module knows which kinds there are: the block tables, the prefix tree and the tiers ask a kind where its blocks
-lie in a sequence, and the executors' memories ask it what lies in a block. So a new kind is a new class.
+No other module depends on the set of kinds: block tables, prefix tree and tiers ask a kind which blocks a sequence
+needs, and the executors' memories ask it what a block consists of. So a new kind is a new class.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Arrays that a block has of each layer, `copies` of one shape.
+    """A component of a block in each layer: `copies` arrays of one shape.
 
-    exported: the axes of the shape in the order in which they leave the cache; axes: their names, in this order. exact:
-    float32, whatever the type of keys and values.
+    exported: the permutation of the shape's axes in which a block is exported. axes: names of the axes in that order.
+    exact: float32, regardless of the dtype of keys and values.
     """
 
     name: str
@@ -35,27 +35,27 @@ class Field:
     exact: bool = False
 
     def num_bytes(self, item: int) -> int:
-        """item: bytes of a number of the type of keys and values."""
+        """Bytes in one layer. item: bytes per number of keys and values."""
         return self.copies * prod(self.shape) * (4 if self.exact else item)
 
     @property
     def order(self) -> str:
-        """The axes of the exported numbers, outermost first."""
+        """The axes of the exported arrays, outermost first."""
         return ",".join(("layer", self.name, *self.axes))
 
 
 class Kind:
-    """What is common to all kinds; a kind is a frozen value. Positions and counts are in tokens, `size` is that of a
-    block.
+    """The base of all cache kinds; a kind is a frozen value. Positions and counts are in tokens; `size` is the block
+    size.
 
-    name: for people. needs: what an executor must be able to compute. reach: so many of the last positions, the next
-    one included, are enough to continue, 0 for all. window: so many of them a row sees, 0 for all. fixed: positions
-    that it has from the first step on, 0 where it grows with the sequence. keeps_starts: a block also holds what was at
-    its start. heads, key_dim, value_dim: what attention reads of a position, 0 where it reads nothing. row_shape: of
-    what a row of the runner has beside the blocks, float32.
+    name: for display. needs: what an executor must be able to compute. reach: how many of the last positions, the next
+    one included, suffice to continue, 0 for all. window: how many of the last positions a token attends to, 0 for all.
+    fixed: number of positions if it is constant from the first step on, 0 if the cache grows with the sequence.
+    keeps_starts: a block also holds the state at its start. heads, key_dim, value_dim: what attention reads per
+    position, 0 if it reads nothing. row_shape: shape of the float32 array that each row of the runner has in addition.
     """
 
-    owns = True  # memory, which a layer that shares has not
+    owns = True  # has memory of its own, unlike Shared
     name: str = ""
     needs: str = ""
     reach: int = 0
@@ -68,58 +68,59 @@ class Kind:
     row_shape: tuple[int, ...] = ()
 
     def source(self, model: str, layer: int) -> tuple[str, int]:
-        """Whose memory a layer with this kind uses: (model, layer)."""
+        """The owner (model, layer) of the memory that a layer with this kind uses."""
         return model, layer
 
     # -- where its blocks lie in a sequence --------------------------------------------------------------------
 
     @property
     def table(self) -> Hashable:
-        """Layers whose kinds have equal values here share a block table."""
+        """A key: layers whose kinds have equal keys share a block table."""
         return self
 
     @property
     def forgets(self) -> bool:
-        """Whether blocks are of no more use once the sequence is far beyond them."""
+        """Whether blocks are not needed any more once the sequence is far beyond them."""
         return self.reach > 0
 
     @property
     def bound(self) -> int:
-        """Positions whose blocks are of use at most, 0 for all of the sequence."""
+        """The greatest number of positions whose blocks are needed, 0 for the whole sequence."""
         return self.fixed or self.reach
 
     def low(self, tokens: int) -> int:
-        """The first position that is needed to continue from `tokens`; it never falls when `tokens` rises."""
+        """The first position needed to continue from `tokens`; it never decreases as `tokens` increases."""
         return max(0, tokens - self.reach + 1) if self.reach else 0
 
     def first(self, tokens: int, size: int) -> int:
-        """Index of the first block that is needed to continue from `tokens`. The last one always is."""
+        """Index of the first block needed to continue from `tokens`. The last block is always needed."""
         return max(0, min(self.low(tokens), tokens - 1)) // size
 
     def blocks(self, tokens: int, size: int) -> int:
-        """Entries of the block table of a sequence that holds `tokens`."""
+        """Length of the block table of a sequence with `tokens` tokens."""
         return -(-(self.fixed or tokens) // size)
 
     def needed(self, tokens: int, size: int) -> range:
-        """The entries that are needed to continue from `tokens`."""
+        """The table entries needed to continue from `tokens`."""
         return range(self.first(tokens, size), self.blocks(tokens, size))
 
     def added(self, first: int, end: int, size: int) -> range:
-        """The entries that are needed to continue from block `end`, without those needed to continue from `first`."""
+        """The table entries needed to continue from block `end`, without those that a sequence with its first `first`
+        blocks has already."""
         if self.fixed:
             return range(0 if first else self.blocks(0, size))
         return range(max(first, self.first(end * size, size)), end)
 
     def kept(self, tokens: int, size: int) -> int:
-        """Entries that a sequence that continues from `tokens` does not write to."""
+        """The number of table entries that a sequence continuing from `tokens` does not write to."""
         return self.blocks(tokens, size) if self.fixed else tokens // size
 
     def most(self, tokens: int, chunk: int, size: int) -> int:
-        """Blocks that are held at once while `tokens` are computed, `chunk` a step."""
+        """The greatest number of blocks held at once while `tokens` are computed in chunks of `chunk`."""
         return self.blocks(min(tokens, self.reach + chunk + size) if self.reach else tokens, size)
 
     def comes_to(self, blocks: int, tokens: int, chunk: int, size: int) -> int:
-        """How far of `tokens` a sequence comes in so many blocks, computed `chunk` a step."""
+        """How many of `tokens` a sequence can compute in chunks of `chunk` with this number of blocks."""
         if blocks >= self.most(tokens, chunk, size):
             return tokens
         return 0 if self.fixed else blocks * size
@@ -128,44 +129,45 @@ class Kind:
 
     @property
     def width(self) -> int:
-        """Numbers that attention reads of a position."""
+        """Numbers that attention reads per position."""
         return self.heads * (self.key_dim + self.value_dim)
 
     def fields(self, size: int) -> tuple[Field, ...]:
-        """What a block of one layer consists of. Raises AssertionError for a block size that cannot be."""
+        """The components of a block of one layer. Raises AssertionError for an invalid block size."""
         raise NotImplementedError
 
     def keys(self, arrays: Sequence[Any]) -> Any:
-        """Of tensors [copies, blocks, *shape], one of each field: the keys [blocks, size, heads, key_dim]."""
+        """The keys [blocks, size, heads, key_dim]. arrays: one tensor [copies, blocks, *shape] per field. Raises
+        NotImplementedError for a kind without keys."""
         raise NotImplementedError(f"{self.name} caches have no keys")
 
     def values(self, arrays: Sequence[Any]) -> Any:
-        """The same of the values, [blocks, size, heads, value_dim]."""
+        """The values [blocks, size, heads, value_dim]; see `keys`."""
         raise NotImplementedError(f"{self.name} caches have no values")
 
     def writes(self, arrays: Sequence[Any], k: Any, v: Any) -> tuple[tuple[Any, Any], ...]:
-        """What storing keys and values of tokens writes: (array, rows)."""
+        """The writes (array, rows) that store the keys `k` and values `v` of tokens."""
         return (self.keys(arrays), k), (self.values(arrays), v)
 
     def block_bytes(self, size: int, item: int) -> int:
-        """Of a block of one layer; item: bytes of a number of the type of keys and values."""
+        """Bytes of a block of one layer. item: bytes per number of keys and values."""
         return sum(field.num_bytes(item) for field in self.fields(size))
 
     @property
     def row_bytes(self) -> int:
-        """Of what a row of the runner has beside the blocks, in one layer."""
+        """Bytes of the additional array of a row of the runner, in one layer."""
         return 4 * prod(self.row_shape) if self.row_shape else 0
 
     @property
     def facts(self) -> str:
-        """What tells its bytes from those of others of its name."""
+        """The dimensions that distinguish its bytes from those of other kinds with the same name."""
         dims = f"{self.key_dim}" if self.key_dim == self.value_dim else f"{self.key_dim}/{self.value_dim}"
         return f"heads={self.heads} dim={dims}"
 
 
 @dataclass(frozen=True)
 class PagedKV(Kind):
-    """Keys and values of every token. value_dim: as wide as keys if not given."""
+    """Keys and values of all tokens. value_dim: 0 for that of keys."""
 
     heads: int = 0
     key_dim: int = 0
@@ -199,8 +201,8 @@ def _rows(name: str, size: int, heads: int, dim: int, copies: int = 1) -> Field:
 
 @dataclass(frozen=True)
 class Window(PagedKV):
-    """Keys and values of the last `window` tokens, the row's own included. A window of 1 keeps the block of the token
-    before, so that there is always one to continue from."""
+    """Keys and values of the last `window` tokens, the current one included. A window of 1 keeps the block of the token
+    before it as well, so that there is always a block to continue from."""
 
     window: int = 1
 
@@ -221,8 +223,8 @@ class Window(PagedKV):
 
 @dataclass(frozen=True)
 class Latent(Kind):
-    """One row of each token, `key_dim` wide, that all heads read as their key; its first `value_dim` numbers are their
-    value."""
+    """One row of `key_dim` numbers per token, which all heads read as their key; its first `value_dim` numbers are
+    their value."""
 
     key_dim: int = 0
     value_dim: int = 0
@@ -253,12 +255,12 @@ class Latent(Kind):
 
 @dataclass(frozen=True)
 class State(Kind):
-    """A recurrent state at the start of the block and the inputs that lead from there to each of its tokens, so that a
-    row is computed with the same arithmetic wherever a chunk begins. All of it is float32.
+    """A recurrent state at the start of the block and the inputs of its tokens, from which the later states follow. So
+    a token is computed with the same arithmetic wherever a chunk begins. Everything is float32.
 
-    state: the shape of the state. inputs: numbers of a token that bring the state from one token to the next; before:
-    how many tokens before the block they are kept of as well (the reach of a convolution). running: each row of the
-    runner also has the state after its last token, so that decoding need not start at the block's beginning.
+    state: shape of the state. inputs: numbers per token that update the state. before: the number of tokens before the
+    block whose inputs the block keeps too (the reach of a convolution). running: each row of the runner also has the
+    state after its last token, so that decoding does not start again at the block's start.
     """
 
     state: tuple[int, ...] = ()
@@ -268,7 +270,7 @@ class State(Kind):
 
     name = "state"
     needs = "recurrent layers"
-    reach = 2  # a state is reached from the start of the block that the token before lies in
+    reach = 2  # a state is computed from the start of the block that holds the token before
     keeps_starts = True
 
     @property
@@ -286,18 +288,18 @@ class State(Kind):
         return (Field(order, (numbers,), (0,), exact=True),)
 
     def states(self, arrays: Sequence[Any]) -> Any:
-        """[blocks, *state]: at the start of each block."""
+        """The states at the start of each block, [blocks, *state]."""
         return arrays[0][0][:, : prod(self.state)].unflatten(1, self.state)
 
     def inputs_of(self, arrays: Sequence[Any]) -> Any:
-        """[blocks, before + size, inputs]"""
+        """The inputs of each block's tokens and of those before it, [blocks, before + size, inputs]."""
         return arrays[0][0][:, prod(self.state) :].unflatten(1, (-1, self.inputs))
 
 
 @dataclass(frozen=True)
 class Cross(PagedKV):
     """Keys and values of the `length` positions of an encoder's output: written once, in the sequence's first step, and
-    read by all its tokens. What they are follows from the namespace of the sequence alone."""
+    read by all its tokens. They depend only on the namespace of the sequence."""
 
     length: int = 1
 
@@ -319,8 +321,8 @@ class Cross(PagedKV):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """In the place of a kind: the layer has no memory of its own and reads that of `layer`, in its own model or in the
-    one of that name beside which it is laid out."""
+    """Replaces a kind for a layer without memory of its own: it reads that of `layer`, in its own model or in the
+    `model` that it shares a cache layout with."""
 
     layer: int
     model: str | None = None
@@ -328,9 +330,10 @@ class Shared:
     owns = False
 
     def source(self, model: str, layer: int) -> tuple[str, int]:
+        """See Kind.source."""
         return model if self.model is None else self.model, self.layer
 
 
 def attention(heads: int, dim: int, window: int = 0) -> PagedKV:
-    """What a layer of self-attention remembers; window: 0 for all tokens."""
+    """The cache kind of a self-attention layer. window: in tokens, 0 for all."""
     return Window(heads, dim, window=window) if window else PagedKV(heads, dim)

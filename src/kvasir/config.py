@@ -1,7 +1,8 @@
-"""Options grouped by room, the reader of the environment, and `resolve`: what the engine decided, complete and frozen.
+"""Options by package, the reader of the environment, and `resolve`: the engine's decisions, complete and frozen.
 
-Users give `EngineOptions` (None means: decide for me). `resolve` joins them with the facts of the model and of the
-machine into an `EngineConfig`, which is printed at the start. Rooms receive single values of it, not the whole.
+Users give `EngineOptions` (None means: decide automatically). `resolve` combines them with the facts of the model and
+of the machine into an `EngineConfig`, which is printed at the start. Packages receive single values of it, not the
+whole.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ EVICTIONS = ("lru", "lfu", "fifo", "priority")
 
 
 def option(default: Any, help: str, *flags: str) -> Any:
-    """A field of an option group: command-line flags are made from its help (`flags` where the name is not enough)."""
+    """A field of an option group: command-line flags are made from its help (`flags` if the name is not enough)."""
     return field(default=default, metadata={"help": help, "flags": flags})
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What a user may ask of an engine; None means: decide for me. Sizes are in tokens unless they say bytes."""
+    """A user's options for an engine; None means: decide automatically. Sizes are in tokens unless stated as bytes."""
 
     model: str
     served_model_name: str | None = option(None, "Name of the model in the API (default: as given).")
@@ -74,12 +75,13 @@ class EngineOptions:
     trust_special_tokens: bool = option(False, "Let what is said in chats be control tokens, where it looks like them.")
     executor: str = option("auto", "auto (program where it can run), program or eager.")
     quantize: str | None = option(None, "Quantize float weights while loading: q8 or q4.")
-    host_share: float = 1.0  # of what an engine takes of the host's memory unasked, where several share a machine
+    host_share: float = 1.0  # of the host memory that an engine takes by default, if several share a machine
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What `resolve` must know of a loaded model. groups: of its caches. footprint: of steps of so many tokens."""
+    """The facts of a loaded model for `resolve`. groups: its cache groups. footprint: memory of steps of so many
+    tokens."""
 
     max_positions: int
     dtype: str
@@ -91,16 +93,15 @@ class ModelFacts:
 
     @property
     def bytes_per_block(self) -> tuple[int, ...]:
-        """Over all layers, one per cache group."""
+        """Bytes of a block over all layers, one number per cache group."""
         return tuple(group.bytes_per_block for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What `resolve` must know of the machine. memory_available: bytes, within the cgroup's limit, that are free once
-    the weights are loaded. processors: those
-    this process may run on, whereas `threads` is how many compute. host_available: of the host's memory, where the
-    device has its own."""
+    """The facts of the machine for `resolve`. memory_available: bytes, within the cgroup's limit, that are free once
+    the weights are loaded. threads: how many compute. processors: those that this process may run on. host_available:
+    free bytes of host memory, if the device has memory of its own."""
 
     kind: str
     memory_available: int
@@ -111,7 +112,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The resolution: every value the engine runs with. `notes` say what was decided and why, for people."""
+    """Every value that the engine runs with. `notes`: decisions and their reasons, for users."""
 
     model: str
     served_model_name: str
@@ -139,16 +140,16 @@ class EngineConfig:
     cache_write_share: float
     cache_offer: str | None
     cache_peer: str | None
-    load_bytes: int  # that may be on their way from a tier, if there is one
+    load_bytes: int  # that may be in flight from a tier, if there is one
     save_bytes: int  # that may wait to be written to it
     footprint: Footprint
-    memory_left: int  # of the device's memory, in the end
+    memory_left: int  # bytes of the device's memory that stay free
     targets: dict[ServiceClass, Target]
     notes: tuple[str, ...] = ()
 
 
 def check(options: EngineOptions) -> None:
-    """Refuses values that can never work, before a model is read. Raises ConfigError."""
+    """Refuses values that can never work, before the model is read. Raises ConfigError."""
 
     def at_least(name: str, low: int) -> None:
         value = getattr(options, name)
@@ -206,7 +207,7 @@ def slo_targets(options: EngineOptions) -> dict[ServiceClass, Target]:
 
 
 def _target(name: str, text: str) -> Target:
-    """A target from "TTFT/TPOT" in milliseconds."""
+    """Parses a target from "TTFT/TPOT" in milliseconds. Raises ConfigError."""
     try:
         ttft, tpot = (float(part) / 1000 for part in text.split("/"))
     except ValueError:
@@ -217,7 +218,7 @@ def _target(name: str, text: str) -> Target:
 
 
 def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> EngineConfig:
-    """Joins wishes and facts. Raises ConfigError when they contradict each other."""
+    """Combines options and facts. Raises ConfigError if they contradict each other."""
     check(options)
     notes = list(model.notes)
     length = options.max_model_len or model.max_positions
@@ -273,7 +274,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
 
 
 def _refuse_parts(options: EngineOptions, length: int) -> None:
-    """A model that reads whole texts computes none in parts. Raises ConfigError for a wish that would need it."""
+    """A bidirectional model computes no text in parts. Raises ConfigError for an option that would need that."""
     if options.max_chunk or (options.max_num_batched_tokens or length) < length:
         raise ConfigError(
             f"this model reads whole texts, of up to {length} tokens",
@@ -282,7 +283,8 @@ def _refuse_parts(options: EngineOptions, length: int) -> None:
 
 
 def _cache_host(options: EngineOptions, device: DeviceFacts) -> int:
-    """Bytes. Raises ConfigError where the pool itself is host memory, and for more than is free."""
+    """Bytes of the host tier. Raises ConfigError if the pool itself is host memory, or if more is requested than is
+    free."""
     if device.kind == "cpu" and options.cache_host:
         raise ConfigError(
             "cache_host is for devices with memory of their own, and this is the CPU: its KV memory is the host's",
@@ -311,7 +313,7 @@ def _kv_dtype(wish: str, dtype: str) -> str:
 
 
 def _queues(options: EngineOptions, device: DeviceFacts, left: int, kv_bytes: int, block_bytes: int) -> tuple[int, int]:
-    """Bytes that may be on their way from a tier, and to it; at least a block. left: of the device, beside keys
+    """Bytes that may be in flight from a tier and to a tier; at least one block. left: bytes of the device beside keys
     and values."""
     spare = left - HEADROOM if device.kind == "cpu" else device.host_available // 4
     room = max(spare // 2, block_bytes)
@@ -331,9 +333,9 @@ def _size_pools(
     batched: int,
     notes: list[str],
 ) -> tuple[tuple[int, ...], int, int]:
-    """Blocks per cache group (scratch included), the context that fits, and the bytes of both.
+    """Blocks per cache group (scratch block included), the context that fits, and the bytes of all blocks.
 
-    Never more than max_num_seqs sequences of full length can use; else a share of what the weights and all else leave.
+    Never more than max_num_seqs sequences of full length can use; otherwise a share of the memory that is left.
     """
     size = options.block_size
     length = _reachable(options, model, device, footprint, length)
@@ -349,7 +351,7 @@ def _size_pools(
                 "lower max_model_len, or raise kv_memory or memory_fraction",
             )
         notes.append(f"the context is cut from {length} to {fits} tokens: that is what the KV memory holds")
-        length = fits  # whose angles take less
+        length = fits  # whose rotary angles take less memory
         blocks, share = _blocks(options, model, wanted, _budget(options, device, footprint, length))
     if share < 1:
         notes.append(f"KV memory holds {share:.1%} of {options.max_num_seqs} full contexts")
@@ -359,7 +361,7 @@ def _size_pools(
 
 
 def _blocks(options: EngineOptions, model: ModelFacts, wanted: list[int], budget: int) -> tuple[list[int], float]:
-    """Of each group, and their share of what is wanted."""
+    """Blocks of each group, and their share of `wanted`."""
     if options.num_blocks:
         return [options.num_blocks] * len(wanted), 1.0
     need = sum(n * b for n, b in zip(wanted, model.bytes_per_block, strict=True))
@@ -368,8 +370,8 @@ def _blocks(options: EngineOptions, model: ModelFacts, wanted: list[int], budget
 
 
 def _budget(options: EngineOptions, device: DeviceFacts, footprint: Footprint, length: int) -> int:
-    """Bytes for keys and values, where nothing else is said: a share of what is left, and some stays free in any case,
-    more where tiers have queues in the same memory."""
+    """Bytes for keys and values; by default a share of the memory left, where some stays free in any case, more if
+    tiers have queues in the same memory."""
     if options.kv_memory:
         return options.kv_memory
     spare = device.memory_available - footprint.to_come(length)
@@ -382,7 +384,7 @@ def _budget(options: EngineOptions, device: DeviceFacts, footprint: Footprint, l
 def _reachable(
     options: EngineOptions, model: ModelFacts, device: DeviceFacts, footprint: Footprint, length: int
 ) -> int:
-    """The context, halved until angles and rows for it leave room for keys and values. Raises ConfigError."""
+    """The context, halved until its angles and rows leave room for keys and values. Raises ConfigError."""
     least = 2 * sum(model.bytes_per_block)
     while not (options.num_blocks or _budget(options, device, footprint, length) >= least):
         if options.max_model_len or model.bidirectional or length <= options.block_size:
@@ -397,7 +399,7 @@ def _reachable(
 
 
 def _refuse_too_much(device: DeviceFacts, footprint: Footprint, length: int, kv_bytes: int) -> None:
-    """Raises ConfigError where what was asked for does not fit beside the weights."""
+    """Raises ConfigError if the requested KV memory does not fit beside the weights."""
     if footprint.to_come(length) + kv_bytes > device.memory_available:
         raise ConfigError(
             f"keys and values of {_mib(kv_bytes)} do not fit: of {_mib(device.memory_available)} that are free beside "
@@ -414,16 +416,16 @@ def _mib(size: int) -> str:
 
 
 def env(name: str, default: str = "") -> str:
-    """A variable of the environment. Every use in the package passes here, with a constant name."""
+    """A variable of the environment. All reads in the package go through here, with a constant name."""
     return os.environ.get(name, default)
 
 
-# Before torch is imported: its idle threads sleep instead of spinning beside the next step, and MKL's sums do not
-# depend on the instruction set's fast paths or on where a row lies (exactness.md).
+# Set before torch is imported: its idle threads sleep instead of spinning beside the next step, and MKL's sums do not
+# depend on the instruction set's fast paths or on the position of a row (exactness.md).
 _COMPUTING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "MKL_CBWR": "AUTO,STRICT"}
 
 
-# What the libraries under torch read themselves, and choose kernels by.
+# Variables that the libraries under torch read themselves, and by which they choose kernels.
 _LIBRARY_SETTINGS = (
     *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_CPU_ISA_HINTS", "DNNL_CPU_ISA_HINTS"),
     *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY", "OPENBLAS_CORETYPE"),
@@ -434,12 +436,13 @@ _LIBRARY_SETTINGS = (
 
 
 def library_settings() -> dict[str, str]:
-    """Those variables that change which kernels the libraries under torch take, by name; "" where not set."""
+    """The variables that change which kernels the libraries under torch choose, by name; "" if not set."""
     return {name: os.environ.get(name, "") for name in _LIBRARY_SETTINGS}
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment of an engine process: this one's, finding this very package, fit for exact computing."""
+    """The environment of an engine process: this process's, in which this very package is found, set for exact
+    computing."""
     home = str(Path(__file__).resolve().parents[1])
     paths = [home, *(p for p in env("PYTHONPATH").split(os.pathsep) if p and p != home)]
     return {**_COMPUTING, **os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
@@ -452,11 +455,11 @@ def prepare_torch() -> None:
 
 
 def models_dir() -> Path:
-    """Where the store of models is, which may not exist yet."""
+    """The folder of the model store, which may not exist yet."""
     own, data = env("KVASIR_MODELS"), env("XDG_DATA_HOME")
     return Path(own).expanduser() if own else Path(data or Path.home() / ".local" / "share") / "kvasir" / "models"
 
 
 def socket_base() -> Path:
-    """Where the folders of sockets are made."""
+    """The folder in which folders for sockets are made."""
     return Path(env("XDG_RUNTIME_DIR") or env("TMPDIR") or "/tmp")

@@ -1,25 +1,25 @@
-"""Errors a user can act on: what was wrong, what was expected, what to do.
+"""Errors that a user can act on: what was wrong, what was expected, what to do.
 
-Messages quote values that come from clients and files. `quoted` shows such a value in few, printable characters; every
-error bounds its own text too, so that a message never carries a hostile value to a terminal, a log or a client.
+Messages quote values from clients and files. `quoted` shows such a value in few, printable characters; every error also
+bounds its own text, so that a message never carries a hostile value to a terminal, a log or a client.
 """
 
 from __future__ import annotations
 
 import reprlib
 
-MAX_QUOTED = 200  # characters of one foreign value
-MAX_MESSAGE = 1000  # of a message, and of a hint
-_MAX_BITS = 1024  # of an integer whose digits are worth reading
+MAX_QUOTED = 200  # characters of one quoted value
+MAX_MESSAGE = 1000  # characters of a message, and of a hint
+_MAX_BITS = 1024  # of an integer that is quoted in digits
 
 
 def quoted(value: object, most: int = MAX_QUOTED) -> str:
-    """A foreign value as `repr` shows it, in at most `most` printable characters. Cheap for values of any size."""
+    """A value as `repr` shows it, in at most `most` printable characters. Cheap for values of any size."""
     return bounded(_QUOTE.repr(value), most)
 
 
 def bounded(text: str, most: int = MAX_MESSAGE) -> str:
-    """`text` in at most `most` characters: what is not printable is escaped, and a long middle is left out."""
+    """`text` in at most `most` characters: unprintable characters are escaped, and a long middle is left out."""
     text = _cut(text, most)
     if not text.isprintable():
         text = _cut("".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text), most)
@@ -46,7 +46,7 @@ class _Quote(reprlib.Repr):
         self.maxstring = self.maxother = self.maxlong = MAX_QUOTED
 
     def repr_int(self, x: int, level: int) -> str:
-        bits = x.bit_length()  # Python refuses to write numbers of more than 4300 digits
+        bits = x.bit_length()  # Python refuses to print integers of more than 4300 digits
         return super().repr_int(x, level) if bits <= _MAX_BITS else f"an integer of {bits} bits"
 
     def repr_bytes(self, x: bytes, level: int) -> str:
@@ -57,8 +57,8 @@ _QUOTE = _Quote()
 
 
 class KvasirError(Exception):
-    """Base of all errors meant for users. `hint` says what to do next, `usual_hint` where an error brings none of its
-    own. Both are bounded."""
+    """Base of all errors meant for users. `hint` says what to do next; `usual_hint` replaces an empty hint. Both are
+    bounded."""
 
     usual_hint = ""
 
@@ -80,7 +80,7 @@ class InvalidRequest(KvasirError, ValueError):
 
 
 class PromptTooLong(InvalidRequest):
-    """A prompt that does not fit into the context. tokens: of the prompt. context: the tokens that it holds."""
+    """A prompt that does not fit into the context. tokens: of the prompt. context: its size in tokens."""
 
     def __init__(self, message: str, hint: str = "", param: str | None = None, *, tokens: int, context: int):
         super().__init__(message, hint, param)
@@ -89,16 +89,16 @@ class PromptTooLong(InvalidRequest):
 
 
 class TextTooLong(PromptTooLong):
-    """A text that cannot fit into the context, whatever its tokens are: it was not tokenized to its end. tokens: the
-    fewest that it can have."""
+    """A text that cannot fit into the context, whatever its tokens are: it was not tokenized completely. tokens: a
+    lower bound."""
 
 
 class ModelNotFound(InvalidRequest):
-    """A request names a model that there is not: HTTP 404."""
+    """A request names an unknown model: HTTP 404."""
 
 
 class QueueFull(KvasirError):
-    """The waiting queue is at its bound: HTTP 429 with `Retry-After: retry_after` seconds."""
+    """The waiting queue is full: HTTP 429 with `Retry-After: retry_after` seconds."""
 
     def __init__(self, message: str, hint: str = "", retry_after: float = 1.0):
         super().__init__(message, hint)
@@ -106,7 +106,7 @@ class QueueFull(KvasirError):
 
 
 class LimitExceeded(KvasirError):
-    """A key is at one of its limits: HTTP 429; `retry_after` in seconds, None when waiting would not help."""
+    """A key is at one of its limits: HTTP 429; `retry_after` in seconds, None if waiting would not help."""
 
     def __init__(self, message: str, hint: str = "", retry_after: float | None = None):
         super().__init__(message, hint)
@@ -114,17 +114,17 @@ class LimitExceeded(KvasirError):
 
 
 class DeadlineExceeded(KvasirError):
-    """The request's own deadline passed before its answer was complete: HTTP 408."""
+    """The request's deadline passed before its choices were complete: HTTP 408."""
 
 
 class ModelFileError(KvasirError, ValueError):
-    """A model file is malformed, truncated, hostile, or of a kind that cannot be read."""
+    """A model file is malformed, truncated, hostile, or of an unknown kind."""
 
     usual_hint = "the file is damaged or does not belong to this model: download the model again"
 
 
 class UnsupportedModel(KvasirError, ValueError):
-    """An architecture, tokenizer or feature of a model that this engine does not have."""
+    """A model's architecture, tokenizer or feature that this engine does not support."""
 
     usual_hint = "choose a model without it; docs/howto/add-a-model.md shows what is supported"
 
@@ -134,11 +134,11 @@ class TemplateError(InvalidRequest):
 
 
 class TemplateLimit(TemplateError):
-    """A template passed its limit of time, memory or output, or ended its process."""
+    """A template exceeded its limit of time, memory or output, or ended its process."""
 
 
 class TemplateTooLong(TemplateLimit):
-    """A template wrote more than `size` characters, the most that it may."""
+    """A template wrote more than its limit of `size` characters."""
 
     def __init__(self, size: int):
         super().__init__(f"the chat template wrote more than {size} characters", "shorten the conversation", "messages")
@@ -146,8 +146,8 @@ class TemplateTooLong(TemplateLimit):
 
 
 class ConfigError(KvasirError, ValueError):
-    """An option has a value that cannot work on this machine or with this model."""
+    """An option's value cannot work on this machine or with this model."""
 
 
 class EngineDead(KvasirError):
-    """The engine process ended while this request ran and it could not be resumed: HTTP 503."""
+    """The engine process ended during the request, which could not be resumed: HTTP 503."""

@@ -1,13 +1,13 @@
-"""What a sequence is computed from beside its token ids: embeddings, positions, a bias by distance, adapters.
+"""The inputs of a sequence besides its token ids: embeddings, positions, a bias by distance, adapters.
 
     position    0    1    2    3    4    5    6    7
     ids         t0   t1   .    .    .    .    t6   t7
-    span                  [ one content      ]            in the place of ids, or added to them
+    span                  [ one content      ]            replaces the ids' embeddings, or is added to them
     adapter                         x, from 4 on ....
 
-Keys and values at a position depend on everything up to it. What holds from the first position on is a `scope`: it
-separates sequences altogether. What begins later is a *mark* at the position where it begins: what lies before is the
-same as without it.
+Keys and values at a position depend on all inputs up to it. Inputs that apply from the first position on make up the
+`scope`: sequences of different scopes share no prefix. An input that begins later is a *mark* at its first position:
+everything before it is the same as without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvasir.errors import InvalidRequest
 
 HASH_BYTES = 32
 
-# What inputs may ask for and not every executor computes, in the words of an error.
+# Features of inputs that not every executor supports, with their names in error messages.
 FEATURES = {
     "spans": "embeddings in the place of tokens",
     "added": "embeddings that are added to tokens",
@@ -39,12 +39,12 @@ FEATURES = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Embeddings at the positions [start, start + length): an image, a piece of audio, or a part of one.
+    """Embeddings at the positions [start, start + length): an image, a clip of audio, or a part of one.
 
-    content: hash of what an encoder makes them of. first: the first of the content's embeddings that is here. added: to
-    the embeddings of the ids there, not in their place. layers: those before which further embeddings of the same
-    content are added to the hidden state. both_ways: its positions attend to each other in both directions, so a step
-    computes all of it or nothing.
+    content: hash of the encoder's input. first: index of the span's first embedding in those of the content. added: the
+    embeddings are added to those of the ids and do not replace them. layers: before these, further embeddings of the
+    same content are added to the hidden state. both_ways: its positions attend to each other in both directions, so a
+    step computes the whole span or nothing of it.
     """
 
     start: int
@@ -62,7 +62,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What an encoder makes `length` embeddings of. content: SHA-256 of `data`, under which the output is kept."""
+    """The encoder input `data`, which gives `length` embeddings. content: SHA-256 of `data`, the key of the output."""
 
     content: bytes
     length: int
@@ -80,12 +80,13 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Beside ids and adapters. spans: in ascending order, apart from each other.
+    """All inputs besides ids and adapters. spans: ascending, without overlaps.
 
     positions: int32, one or three (`axes`) for each token of the prompt, which rotate its queries and keys; empty for
-    0, 1, 2 ... Each later token has one more than the greatest before it, on all axes.
-    bias: float32 by distance, the last for all greater ones: added to the score of a key so far before the query.
-    encoded: hash of the content whose encoder output the layers with cross-attention read.
+    0, 1, 2 ... Each later token gets the greatest position so far plus one, on all axes.
+    bias: float32, indexed by the distance from a query back to a key, added to their attention score; the last value
+    applies to all greater distances.
+    encoded: hash of the content whose encoder output the cross-attention layers read.
     """
 
     spans: tuple[Span, ...] = ()
@@ -102,7 +103,7 @@ NONE = Inputs()
 
 
 def asked(inputs: Inputs, adapters: Sequence[tuple[float, int]]) -> Iterator[str]:
-    """Which FEATURES must be there. adapters: (scale, start) of each."""
+    """The FEATURES that an executor needs for these inputs. adapters: (scale, start) of each."""
     spans = inputs.spans
     found = {
         "spans": any(not s.added for s in spans),
@@ -119,7 +120,7 @@ def asked(inputs: Inputs, adapters: Sequence[tuple[float, int]]) -> Iterator[str
 
 
 def check(inputs: Inputs, adapters: Sequence[Adapter], prompt_len: int) -> None:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest if an input or an adapter is invalid. prompt_len: in tokens."""
     end = 0
     for span in inputs.spans:
         if not end <= span.start < span.end <= prompt_len:
@@ -145,7 +146,7 @@ def check(inputs: Inputs, adapters: Sequence[Adapter], prompt_len: int) -> None:
 
 
 def check_sources(inputs: Inputs, sources: Sequence[Source]) -> None:
-    """Whether each content has a source. Raises InvalidRequest."""
+    """Raises InvalidRequest unless each content has exactly one source, with the right hash and enough embeddings."""
     lengths = {source.content: source.length for source in sources}
     if len(lengths) < len(sources):
         raise InvalidRequest("a source is given twice", "give each content once", "sources")
@@ -175,19 +176,19 @@ def _check_positions(inputs: Inputs, prompt_len: int) -> None:
 
 
 def in_effect(adapters: Sequence[Adapter], position: int) -> tuple[tuple[str, float], ...]:
-    """(name, scale) of the adapters that a position is computed with, in their order."""
+    """(name, scale) of the adapters that apply at a position, in their order."""
     return tuple((a.name, a.scale) for a in adapters if a.start <= position)
 
 
 def scope(inputs: Inputs, adapters: Sequence[Adapter]) -> bytes:
-    """A hash of what holds for the whole sequence; empty for nothing."""
+    """A hash of the inputs that apply to the whole sequence; empty if there are none."""
     found = inputs.bias, inputs.encoded, in_effect(adapters, 0)
     return _hash(found) if any(found) else b""
 
 
 def marks(inputs: Inputs, adapters: Sequence[Adapter]) -> dict[int, bytes]:
-    """By ascending position, a hash of what begins there. Sequences with equal ids, scopes and marks up to a position
-    have equal keys and values up to it."""
+    """For each position where inputs begin, in ascending order, their hash. Sequences with equal ids, scopes and marks
+    up to a position have equal keys and values up to it."""
     found: dict[int, list] = defaultdict(list)
     odd = {p: at for p, (at, usual) in enumerate(places(inputs)) if any(x != usual for x in at)}
     for span in inputs.spans:
@@ -202,7 +203,7 @@ def marks(inputs: Inputs, adapters: Sequence[Adapter]) -> dict[int, bytes]:
 
 
 def places(inputs: Inputs) -> Iterator[tuple[tuple[int, ...], int]]:
-    """For each token whose positions are given: those, and what they would be on each axis without being given."""
+    """For each token with given positions: (the positions on all axes, the default position)."""
     numbers, axes, usual = _ints(inputs.positions), inputs.axes, 0
     for i in range(0, len(numbers), axes):
         at = tuple(numbers[i : i + axes])

@@ -1,5 +1,5 @@
-"""How much memory this process may use on the host: what the machine has, within its control group's limit. And what an
-engine needs of it beside keys and values.
+"""The host memory that this process may use, from the machine's memory and the control group's limit; and the memory
+that an engine needs besides its KV cache.
 
 Sources: the Linux kernel's documentation of /proc/meminfo and of control groups, version 1 and 2.
 """
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
-_UNLIMITED = 1 << 60  # version 1 says "no limit" by a number close to 2^63
+_UNLIMITED = 1 << 60  # version 1 reports "no limit" as a number close to 2^63
 
 
-# Kept free on the device, for what grows under load and cannot be counted before: requests and their text, the prefix
-# tree, tokenizers, processes for templates and grammars; on a GPU the library's workspaces and fragments.
+# Kept free on the device, for memory that grows under load and cannot be counted in advance: requests and their text,
+# the prefix tree, tokenizers, processes for templates and grammars; on a GPU, library workspaces and fragmentation.
 HEADROOM = 192 << 20
-QUEUE_BYTES = 256 << 20  # of each queue to and from a tier, where the memory is there
+QUEUE_BYTES = 256 << 20  # of each queue to and from a tier, if there is enough memory
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of an engine beside keys and values. The weights are loaded when it is made.
+    """Bytes that an engine needs besides its KV cache. The weights are loaded already when it is created.
 
-    mapped: of the weights, what stays in pages of its file: the system counts them as free, each step reads them.
-    buffers: of a step. samplers: of choosing tokens. angles, rows: per position of the served context.
+    weights: all weights. mapped: weights in mapped pages of their file: the system counts these as free, but each step
+    reads them. buffers: of a step. samplers: of sampling. angles, rows: bytes per position of the served context.
     """
 
     weights: int = 0
@@ -36,12 +36,12 @@ class Footprint:
     rows: int = 0
 
     def to_come(self, length: int) -> int:
-        """What is not taken yet, for contexts of `length` tokens."""
+        """Bytes that are not allocated yet, for contexts of `length` tokens."""
         return self.mapped + self.buffers + self.samplers + (self.angles + self.rows) * length
 
 
 def host_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> tuple[int, int]:
-    """(total, available) bytes. Page cache that can be given back counts as available."""
+    """(total, available) bytes of host memory. Reclaimable page cache counts as available."""
     total, available = _machine(meminfo)
     for limit, used in _cgroup(cgroup):
         total = min(total, limit)
@@ -59,7 +59,7 @@ def _machine(meminfo: Path) -> tuple[int, int]:
 
 
 def _cgroup(root: Path) -> list[tuple[int, int]]:
-    """(limit, used) of the process's own group and of the groups above it, where they can be seen."""
+    """(limit, used) in bytes of the process's control group and its ancestors, as far as they are visible."""
     found = []
     for folder in _groups(root):
         for limit_name, used_name, prefix in (
@@ -75,7 +75,7 @@ def _cgroup(root: Path) -> list[tuple[int, int]]:
 
 
 def _groups(root: Path) -> list[Path]:
-    """Every folder from the process's own control group up to the root, of both versions."""
+    """All folders from the process's control group up to the root, for both versions."""
     own = Path("/proc/self/cgroup")
     folders = {root, root / "memory"}
     for line in own.read_text().splitlines() if own.exists() else ():
@@ -87,7 +87,7 @@ def _groups(root: Path) -> list[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """None where the file is absent or says "max"."""
+    """The number in a file; None if the file is absent or contains "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

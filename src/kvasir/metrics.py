@@ -1,4 +1,4 @@
-"""Histogram: counts per bucket as a plain value, which crosses processes."""
+"""Histogram: counts per bucket, as a plain value that can be sent between processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 
 @dataclass(slots=True)
 class Histogram:
-    """`bounds` are the buckets' inclusive upper ends, in ascending order; `counts` has one more, for what is above."""
+    """bounds: inclusive upper bounds of the buckets, ascending. counts: per bucket, plus one for greater values."""
 
     bounds: tuple[float, ...] = SECONDS
     counts: list[int] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Histogram:
         self.sum += value
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """(upper end, how many are at most so large), the last with an infinite end."""
+        """(upper bound, number of values up to it) for each bucket; the last bound is infinite."""
         total, result = 0, []
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             total += count

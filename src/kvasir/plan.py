@@ -1,11 +1,11 @@
-"""The contract between the thinking and the computing half: plans go down, results come back.
+"""The interface between scheduler and runner: plans go down, results come back.
 
-A plan is immutable, small, made of ints, tuples and bytes, and complete when it is created. It crosses a process or
-a network unchanged. Every rank gets the same plan.
+A plan is immutable, small, made of ints, tuples and bytes, and complete when it is created. It can be passed to another
+process or over a network unchanged. Every rank gets the same plan.
 
-The life of a sequence in plans: it is *joined* (in full) with a row of the runner, then named in `work` of every step
-that computes some of its tokens, and at the end its row is *left*. Preemption is leaving and later joining again.
-Token values travel once, when a sequence joins; sampled ones stay in the runner's rows and come back in results.
+The life of a sequence in plans: it *joins* (with all its ids) and gets a row of the runner, then appears in `work` of
+every step that computes some of its tokens, and at the end its row is *left*. Preemption is leaving and later joining
+again. Known ids are sent once, when a sequence joins; sampled ids stay in the runner's rows and come back in results.
 
     known     0 ........................ prompt ........ sampled ...... (values in the row)
     computed  0 ....... c                                               (keys and values in the cache)
@@ -25,7 +25,7 @@ Bytes = bytes | memoryview  # read-only
 
 
 def pack_ids(ids: list[int] | tuple[int, ...]) -> bytes:
-    """Token ids as little-endian int32 (the byte order of every machine the engine runs on)."""
+    """Token ids as little-endian int32 (the byte order of every machine that the engine runs on)."""
     return array("i", ids).tobytes()
 
 
@@ -37,16 +37,16 @@ def unpack_ids(data: bytes) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSpec:
-    """The sampler's part of SamplingParams, in ids. `seed` is the answer's own: hash(request seed, answer index).
+    """The sampler's part of SamplingParams, in ids. seed: the choice's own, hash(request seed, choice index).
 
     stop_ids: ids that end the sequence; they are forbidden while fewer than `min_tokens` are sampled.
-    repetition_last_n: how many of the last ids repetition_penalty looks at, the prompt's among them; -1: all.
-    occurrence_last_n: the same for presence_penalty and frequency_penalty; 0: the sampled ids alone.
-    bad_words: sequences of ids; the last of one is forbidden where the sampled ids end with the others.
-    dry_breakers: which ids no repetition goes across, bit i & 31 of int32 word i >> 5; dry_breaker_sequences: the same
-    of sequences.
-    guided: a mask may come with any step that samples.
-    logprobs / prompt_logprobs: -1 for none, else how many of the best beside the chosen one.
+    repetition_last_n: how many of the last ids repetition_penalty considers, prompt ids included; -1: all.
+    occurrence_last_n: the same for presence_penalty and frequency_penalty; 0: only the sampled ids.
+    bad_words: sequences of ids; the last id of one is forbidden where the sampled ids end with its other ids.
+    dry_breakers: bit set of ids that no repetition extends across, bit i & 31 of int32 word i >> 5.
+    dry_breaker_sequences: sequences of ids with the same effect.
+    guided: any step that samples may come with a mask.
+    logprobs, prompt_logprobs: -1 for none, else the number of top entries besides the token itself.
     """
 
     temperature: float = 0.0
@@ -84,7 +84,7 @@ class SamplingSpec:
 
 
 class Adapted(NamedTuple):
-    """An adapter (0: none) by its id, its scale, and the first position that it is for."""
+    """An adapter: its id (0: none), its scale, and the first position that it applies to."""
 
     adapter: int
     scale: float = 1.0
@@ -93,15 +93,15 @@ class Adapted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A sequence takes row `row`. `ids` are all known ids (pack_ids), `prompt_len` of them are the prompt. inputs:
-    what it is computed from beside them. adapters: in the order in which they are added."""
+    """A sequence takes row `row`. ids: all known ids (pack_ids), of which the first `prompt_len` are the prompt.
+    inputs: what it is computed from besides its ids. adapters: in the order in which they are added."""
 
     row: int
     ids: bytes
     prompt_len: int
     spec: SamplingSpec
     adapters: tuple[Adapted, ...] = ()
-    carry: bytes = b""  # the sampler's carry at the last known position (mirostat's mu and its like)
+    carry: bytes = b""  # the sampler's carry at the last known position (such as Mirostat's mu)
     inputs: Inputs = NONE
 
 
@@ -109,13 +109,14 @@ class Join:
 class Work:
     """Compute tokens [start, start + count) of the sequence in row `row`.
 
-    blocks: per cache group the block ids added to the row's table since the last plan, as (first index, ids).
-    appended: ids that become known with this plan without being sampled, packed; the last `drafted` of them are
-    proposals: the rows before and at each of them are sampled too, and those from the first difference on are dropped.
-    sample: the last computed row's logits are sampled. Else the step only fills the cache.
-    masked: most probably a mask comes with it, for which the sampler has to wait; a guess that decides nothing else.
-    read: positions [first, end) of those computed: the log-probabilities of the known ids after them come back.
-    want_hidden: outputs of which all computed rows come back: hidden states, or the weights of attention, by name.
+    blocks: per cache group, the block ids added to the row's table since the last plan, as (first index, ids).
+    appended: ids that become known with this plan without being sampled, packed. The last `drafted` of them are a
+    draft: an id is sampled at the position before the draft and at each of its positions, and the draft is dropped from
+    the first mismatch on.
+    sample: sample from the logits of the last computed token. Otherwise the step only fills the cache.
+    masked: a mask will probably come, and the sampler has to wait for it; only a hint.
+    read: positions [first, end) among the computed ones; log-probabilities of the known ids after them are returned.
+    want_hidden: names of outputs to return for all computed tokens: hidden states or attention weights.
     indivisible: the tokens attend to each other in both directions and must be computed in one step.
     pending: transfers of a connector that must have arrived before the step reads these blocks.
     """
@@ -141,7 +142,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Make the `length` embeddings of a content from `data`, an encoder's input. They stay until `dropped` names it."""
+    """Make the `length` embeddings of `content` from `data`, an encoder's input. The runner holds them until a plan's
+    `dropped` names the content."""
 
     content: bytes
     length: int
@@ -150,11 +152,11 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """Work of many rows as columns: each computes the one known token that it lacks and samples the next, without a
-    mask, a carry or log-probabilities. The same as a Work of one token for each.
+    """Work of many rows as columns: each row computes its last known token and samples the next, without a mask, a
+    carry or log-probabilities. Equivalent to a Work of one token for each row.
 
-    rows, starts: packed int32 of one length. blocks: those added to tables, as (place in `rows`, cache group, index in
-    the table, block id).
+    rows, starts: packed int32 of equal length. blocks: added to block tables, as (place in `rows`, cache group, index
+    in the table, block id).
     """
 
     rows: bytes = b""
@@ -165,7 +167,7 @@ class Decodes:
         return len(self.rows) // 4
 
     def works(self) -> tuple[Work, ...]:
-        """The same, row by row."""
+        """The same as one Work per row."""
         added: dict[int, dict[int, tuple[int, tuple[int, ...]]]] = {}
         for place, group, index, block in self.blocks:
             added.setdefault(place, {})[group] = index, (block,)
@@ -179,12 +181,13 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of execution: `left` rows are freed, `joined` rows set, `dropped` outputs of encoders let go,
-    `encodes` made, `saves` read, `copies` made, `loads` written, `decodes` and `work` computed. No row is in both.
+    """One step. Order of execution: `left` rows are freed, `joined` rows set, `dropped` encoder outputs dropped,
+    `encodes` made, `saves` read, `copies` made, `loads` written, `decodes` and `work` computed. No row is in both of
+    the last two.
 
-    saves: (cache group, block) whose bytes come back in the result, in the cache's portable order.
+    saves: (cache group, block) whose bytes are returned in the result, in the cache's portable order.
     copies: (cache group, source block, target block), all read before any is written.
-    loads: (cache group, block, the bytes that such a save gave).
+    loads: (cache group, block, the bytes of an earlier save).
     """
 
     step: int
@@ -195,7 +198,7 @@ class StepPlan:
     saves: tuple[tuple[int, int], ...] = ()
     loads: tuple[tuple[int, int, Bytes], ...] = ()
     encodes: tuple[Encode, ...] = ()
-    dropped: tuple[bytes, ...] = ()  # contents; there may be none of it
+    dropped: tuple[bytes, ...] = ()  # contents; the runner may not hold all of them
     decodes: Decodes = Decodes()
 
     @property
@@ -208,26 +211,26 @@ class StepPlan:
 
     @property
     def works(self) -> tuple[Work, ...]:
-        """Of all rows: the decodes, one by one, and `work`."""
+        """The works of all rows: the decodes as one Work each, then `work`."""
         return (*self.decodes.works(), *self.work) if self.decodes else self.work
 
     def expanded(self) -> StepPlan:
-        """The same without columns."""
+        """The same plan without columns."""
         return replace(self, work=self.works, decodes=Decodes())
 
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What row `row` of the plan brought. `tokens` are the sampled ids (several after an accepted draft).
+    """The result of row `row` of the plan. tokens: the sampled ids (several after an accepted draft).
 
     logprobs: one entry per sampled token: (token, logprob, rank, ((id, logprob), ...)).
-    read: the same for each position of the work's `read`, with as many of the best as the spec wants of a prompt's ids,
-    or of an answer's.
-    pooled: float32 bytes of the pooled hidden state. accepted: how many drafted ids were what the target itself
-    sampled; `tokens` then holds them and one more. error: the row failed alone, the others are sound. A failure at a
-    drafted id ends the draft before it instead: the next step meets it again.
-    hidden: by the names of the wanted outputs, float32 bytes: [count, width] of a hidden state, and of a layer's
-    weights [count, heads, start + count].
+    read: one such entry for each position of the work's `read`, with as many top entries as the spec wants for prompt
+    ids or for sampled ids.
+    pooled: float32 bytes of the pooled hidden state. accepted: number of drafted ids that match the sampled ids;
+    `tokens` then holds these and one more. error: this row failed, the other rows are sound. A failure at a drafted id
+    ends the draft before it instead: the next step meets it again.
+    hidden: float32 bytes by output name: [count, width] for a hidden state, [count, heads, start + count] for a layer's
+    attention weights.
     """
 
     row: int
@@ -245,8 +248,8 @@ class RowResult:
 class StepResult:
     """The results of the plan's `work`, and the bytes of its `saves`, in their orders.
 
-    decoded: the ids sampled for the plan's `decodes`, packed, -1 for each row that failed alone. failed: the results of
-    these.
+    decoded: the ids sampled for the plan's `decodes`, packed, -1 for each row that failed. failed: the results of the
+    failed rows.
     """
 
     step: int
@@ -269,9 +272,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that share one block table. kind: says where its blocks lie in a sequence; that of the first layer.
-
-    bytes_per_block counts all layers of the group.
+    """Layers that share one block table. kind: the first layer's; determines which positions the blocks cover.
+    bytes_per_block: of all layers of the group together.
     """
 
     kind: Kind
@@ -281,8 +283,8 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class Encoders:
-    """What a runner's encoders can do. max_bytes: of the outputs that it holds. bytes_each: of one embedding, with
-    those for further layers. per_step: embeddings that a step may make."""
+    """Limits of a runner's encoders. max_bytes: of all outputs that it holds. bytes_each: of one embedding, those for
+    further layers included. per_step: most embeddings that a step may make."""
 
     max_bytes: int
     bytes_each: int
@@ -291,7 +293,8 @@ class Encoders:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a runner can hold: the scheduler plans within it, nothing else tells the halves about each other."""
+    """Limits of a runner, within which the scheduler plans. The only description of the runner that the scheduler
+    gets."""
 
     max_rows: int
     max_tokens_per_step: int
@@ -300,7 +303,7 @@ class Capacity:
     groups: tuple[CacheGroup, ...] = field(default_factory=tuple)
     num_blocks: tuple[int, ...] = ()
     vocab_size: int = 0
-    adapters: tuple[str, ...] = ()  # that requests may name; their ids in a Join are 1, 2, ...
-    max_drafted: int = 0  # ids that a row may have drafted in a step
-    computes: tuple[str, ...] = ()  # of inputs.FEATURES
+    adapters: tuple[str, ...] = ()  # names that requests may use; their ids in a Join are 1, 2, ...
+    max_drafted: int = 0  # most drafted ids of a row in a step
+    computes: tuple[str, ...] = ()  # names of inputs.FEATURES
     encoders: Encoders | None = None

@@ -1,4 +1,4 @@
-"""What an engine looks like at one moment, for people who watch it: bounded values that cross processes."""
+"""A snapshot of an engine for monitoring: values of bounded size that can be sent between processes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from kvasir.types import EngineStats, ServiceClass
 
 @dataclass(frozen=True, slots=True)
 class AnswerState:
-    """One answer in hand. row: of the runner, -1 while it waits. known, computed: counts of tokens, prompt included.
-    age: seconds since its request arrived."""
+    """One unfinished sequence. id, index: of its request, and of the choice in it. row: of the runner, -1 while it
+    waits. prompt: tokens of the prompt. known, computed: counts of tokens, prompt included. age: seconds since its
+    request arrived."""
 
     id: str
     index: int
@@ -27,11 +28,11 @@ class AnswerState:
 
 @dataclass(frozen=True, slots=True)
 class BlockMap:
-    """The blocks of a cache group (without scratch) in the order of their ids, `per_cell` of them in a cell: the state
-    that most of them are in. total: blocks. runs: run lengths, (cell, count, cell, count, ...).
+    """The blocks of a cache group (without scratch) in the order of their ids. A cell is the most common state of
+    `per_cell` blocks. total: blocks. runs: run lengths, (cell, count, cell, count, ...).
 
-    A cell is 2 * owner + cached; owner is 0 for none, 1 for a pin alone, 2 for several answers, and 3 + r for row r;
-    cached is 1 where the prefix tree holds the block, too. So 0 is free, and 1 is cached and idle.
+    A cell is 2 * owner + cached. owner: 0 for none, 1 for only a pin, 2 for several sequences, 3 + r for row r. cached:
+    1 if the prefix tree holds the block too. So 0 is free, and 1 is cached and idle.
     """
 
     kind: str
@@ -43,7 +44,7 @@ class BlockMap:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A step that ran. decode_rows: sequences that got one token; prefill_tokens: those of the others."""
+    """A completed step. decode_rows: sequences that computed one token. prefill_tokens: tokens of all others."""
 
     step: int
     seconds: float
@@ -53,8 +54,9 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """now: the engine's monotonic clock, in seconds. answers: running ones first, the first ones alone when there are
-    very many. steps: the last ones, in their order. rows: how many answers can run at once."""
+    """The state of an engine. now: its monotonic clock, in seconds. answers: unfinished sequences, running ones first;
+    cut off if there are very many. groups: one map per cache group. steps: the last steps, in order. rows: how many
+    sequences can run at once."""
 
     now: float
     stats: EngineStats

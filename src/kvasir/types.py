@@ -1,7 +1,7 @@
-"""The vocabulary that crosses rooms: what is asked of the engine and what comes back.
+"""Types shared by all packages: requests to the engine and its results.
 
-Everything here is a frozen value of plain types, so that it crosses a thread, a process (msgspec) or a network
-unchanged. Ids in, ids out: text appears only in `text/`, `engine/front.py` and the edges.
+Everything here is a frozen value of plain types, so that it can be passed to another thread or process (msgspec) or
+over a network unchanged. Ids in, ids out: text appears only in `text/`, `engine/front.py` and the edges.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from kvasir.inputs import NONE, Adapter, Inputs, Source
 from kvasir.metrics import Histogram
 from kvasir.validate import check_sampling, check_structured
 
-NO_TOKEN = -1  # a token id whose value is not known on this side
+NO_TOKEN = -1  # stands for a token id whose value is not known yet
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended. The names are those of the OpenAI API where it has one."""
+    """Why a choice ended. The names are those of the OpenAI API where it has one."""
 
     STOP = "stop"  # an end-of-sequence id, a stop id or a stop string
-    LENGTH = "length"  # max_tokens or the context's end
-    ABORT = "abort"  # the client left, or asked to cancel
-    ERROR = "error"  # `Delta.error` says which, and `Delta.refused` whether the request is why
-    TIMEOUT = "timeout"  # the request's deadline passed; what was answered by then stands
+    LENGTH = "length"  # max_tokens or the end of the context
+    ABORT = "abort"  # the client disconnected or cancelled
+    ERROR = "error"  # see `Delta.error`; `Delta.refused`: whether the request caused it
+    TIMEOUT = "timeout"  # the request's deadline passed; the tokens emitted by then are valid
 
 
 class ServiceClass(StrEnum):
-    """Who goes first when not all can be served at once; in this order."""
+    """How urgent a request is. Classes are served in this order."""
 
-    INTERACTIVE = "interactive"  # a person watches the answer grow
-    BATCH = "batch"  # its client waits for the whole answer
-    BACKGROUND = "background"  # no one waits; what is left over is enough
+    INTERACTIVE = "interactive"  # a person reads the answer as it is generated
+    BATCH = "batch"  # the client waits for the whole answer
+    BACKGROUND = "background"  # nothing waits for it; it gets the capacity that is left
 
     @property
     def rank(self) -> int:
-        """0 for the class that goes first."""
+        """0 for the class that is served first."""
         return _RANKS[self]
 
 
@@ -47,7 +47,8 @@ _RANKS = {service_class: rank for rank, service_class in enumerate(ServiceClass)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a class aims at, in seconds: `ttft` from arrival to the first token, `tpot` from each to the next."""
+    """Latency targets of a class, in seconds. ttft: from arrival to the first token. tpot: from each token to the
+    next."""
 
     ttft: float
     tpot: float
@@ -69,11 +70,11 @@ class StructuralTag:
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """What an answer must follow: exactly one of the first six. Names are vLLM's where it has one.
+    """The structure that a choice must follow: exactly one of the first six fields. Names are vLLM's where it has one.
 
     json: a JSON schema, as an object or as text. grammar: Lark, or llama.cpp's GBNF. tags: free text in which one of
-    the `triggers` must go on as a tag that begins with it; at_least_one, at_most_one: how many tags there are.
-    lenient: keywords of a schema that cannot be enforced are ignored instead of refused.
+    the `triggers` must continue as a tag that begins with it; at_least_one, at_most_one: bounds on the number of tags.
+    lenient: schema keywords that cannot be enforced are ignored instead of refused.
     """
 
     json: dict[str, Any] | bool | str | None = None
@@ -95,14 +96,14 @@ class StructuredOutputs:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the answer's tokens are chosen. Names and defaults are vLLM's, and llama.cpp's for what vLLM has not;
-    docs/sampling.md says what each does.
+    """How tokens are sampled. Names and defaults are vLLM's, or llama.cpp's for parameters that vLLM lacks;
+    docs/sampling.md describes each.
 
-    temperature 0 is greedy. top_k 0 or -1 keeps all. mirostat is 0 (off) or 2 (its second version). `seed=None` is
-    drawn by the front half and returned.
-    logprobs: None for none, 0 for the chosen token's alone, k for the k best beside it; of the raw float32 logits.
-    `stop` strings are matched in the front half; the core sees ids alone.
-    thinking_token_budget: tokens of reasoning after which its end is forced; None: as many as there come.
+    temperature: 0 is greedy. top_k: 0 or -1 keeps all. mirostat: 0 (off) or 2 (its second version). seed: if None, the
+    front draws one and returns it.
+    logprobs: None for none, 0 for the sampled token's only, k for the k best besides; of the raw float32 logits.
+    stop: strings, matched in the front; the core sees only ids.
+    thinking_token_budget: reasoning tokens after which the end of reasoning is forced; None: no limit.
     """
 
     n: int = 1
@@ -161,17 +162,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as the core takes it. `prompt_ids` are token ids, `params.seed` is set, `params.max_tokens` too.
+    """A request as the core takes it. prompt_ids: token ids. `params.seed` and `params.max_tokens` must be set.
 
-    resume_ids: for each answer the ids already streamed before an engine died; they are taken as known, and the
-    stream continues after them with the same tokens as if nothing had happened. Not empty: it was accepted by then, and
-    the queue's bound is not for it. resume_carries: for each answer the carry of its last delta.
-    done: answers not to be made (again).
+    resume_ids: for each choice, the ids streamed before an engine died; they are taken as known, and the stream
+    continues after them with the same tokens as without the crash. If not empty, the request was accepted before, and
+    the queue's bound does not apply to it. resume_carries: for each choice, the carry of its last delta.
+    done: indexes of choices that are not to be computed (again).
     tenant: whose request this is (the name of a key); tenants share a class by their weights.
-    deadline: seconds from its arrival; an answer that is not complete by then ends with TIMEOUT.
-    waited: seconds that had gone by since its arrival when the engine got it.
+    deadline: seconds from arrival; a choice that is not complete by then ends with TIMEOUT.
+    waited: seconds from the request's arrival until the engine got it.
     eos_ids: the tokenizer's end-of-sequence ids; None for those of the model's own configuration.
-    bad_word_ids, dry_breakers, dry_breaker_sequences: the params' texts in ids, as `plan.SamplingSpec` has them.
+    bad_word_ids, dry_breakers, dry_breaker_sequences: the params' texts as ids, as in `plan.SamplingSpec`.
     """
 
     id: str
@@ -179,22 +180,22 @@ class Request:
     params: SamplingParams
     task: Task = Task.GENERATE
     slo: ServiceClass = ServiceClass.INTERACTIVE
-    priority: int = 0  # among those of one tenant in one class: lower goes first
+    priority: int = 0  # within its tenant and class: lower goes first
     tenant: str = ""
-    weight: float = 1.0  # the tenant's share beside others, the same in all its requests
+    weight: float = 1.0  # the tenant's share relative to other tenants, the same in all its requests
     deadline: float | None = None
     waited: float = 0.0
     adapters: tuple[Adapter, ...] = ()  # in the order in which they are added
-    inputs: Inputs = NONE  # what the prompt is computed from beside its ids
-    sources: tuple[Source, ...] = ()  # of the contents that `inputs` names
-    cache_salt: str | None = None  # requests with different ones share no cached prefix
-    no_cache: bool = False  # neither use nor leave a cached prefix
-    cache_ttl: float | None = None  # seconds for which the prompt stays cached, whatever comes
+    inputs: Inputs = NONE  # what the prompt is computed from besides its ids
+    sources: tuple[Source, ...] = ()  # encoder inputs of the contents that `inputs` names
+    cache_salt: str | None = None  # requests with different salts share no cached prefix
+    no_cache: bool = False  # neither use cached prefixes nor add any
+    cache_ttl: float | None = None  # seconds for which the prompt is pinned in the prefix cache
     resume_ids: tuple[tuple[int, ...], ...] = ()
     resume_carries: tuple[bytes, ...] = ()
     done: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] | None = None
-    grammar: str | None = None  # which the answer follows, as guided.guide reads it
+    grammar: str | None = None  # that the choices follow, in the form that guided.guide reads
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     dry_breakers: bytes = b""
     dry_breaker_sequences: tuple[tuple[int, ...], ...] = ()
@@ -202,9 +203,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of one token and the best ones at its place: natural log, float32 of the raw logits.
+    """Log-probability of a token and of the best tokens at its position: natural log, float32, of the raw logits.
 
-    `rank` counts from 1 (1 = most probable). `top` is sorted by descending log-probability, ties by ascending id.
+    rank: from 1 (most probable). top: sorted by descending log-probability, ties by ascending id.
     """
 
     token: int
@@ -223,15 +224,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one step adds to answer `index` of request `id`. The last one carries a finish reason.
+    """What one step adds to choice `index` of request `id`. The last delta carries a finish reason.
 
-    stop_token: the id that ended the answer, when one did (it is not in token_ids unless it belongs to the output:
+    stop_token: the id that ended the choice, if one did (it is not in token_ids unless it belongs to the output:
     an end-of-sequence id is in `token_ids` and left out of the text).
-    prompt_logprobs come once, with the first delta of answer 0: one entry per prompt token, the first None.
+    prompt_logprobs: only in the first delta of choice 0: one entry per prompt token, the first None.
     embedding: for Task.EMBED, float32 values.
-    carry: the sampler's state after these tokens, where it has one: what is resumed there needs it.
-    refused: what the request asked for is why it ends with an error, and no fault of the engine.
-    at: when the tokens were there, in seconds of the engine's time.monotonic; 0 where that is not known.
+    carry: the sampler's state after these tokens, if it has one; needed to resume from here.
+    refused: whether the error is caused by the request rather than by the engine.
+    at: when the tokens were available, in seconds of the engine's time.monotonic; 0 if not known.
     """
 
     id: str
@@ -251,8 +252,8 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What one step adds to many answers of which nothing else is to be said: one token to each, packed as int32. It
-    stands for as many Deltas. at: as in a Delta."""
+    """What one step adds to many choices that each get a single token and nothing else: stands for one Delta each.
+    ids: of requests. tokens: packed int32. at: as in a Delta."""
 
     ids: tuple[str, ...]
     indexes: tuple[int, ...]
@@ -266,13 +267,13 @@ class Tokens:
 
 
 def each_delta(parts: Iterable[Delta | Tokens]) -> list[Delta]:
-    """One Delta for each answer."""
+    """The same as Deltas, one for each choice."""
     return [d for part in parts for d in (part.deltas() if isinstance(part, Tokens) else (part,))]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the front half and the edges need to know of the model of an engine."""
+    """What the front and the edges need to know of an engine's model."""
 
     name: str
     architecture: str
@@ -282,23 +283,23 @@ class ModelInfo:
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     device: str = "cpu"
-    # Whether bits are independent of batch, chunk and threads here: "exact", "close", or "untested" where the engine is
+    # Whether bits are independent of batch, chunk and threads here: "exact", "close", or "untested" if the engine is
     # too small for the self-test.
     grade: str = "exact"
-    numerics: str = ""  # the version of what computes, in hexadecimal: what others computed has these bits too
+    numerics: str = ""  # the numerics version, in hexadecimal: engines with an equal one compute equal bits
     executor: str = "eager"
     num_parameters: int = 0
     embedding_size: int = 0
     default_sampling: dict[str, float] = field(default_factory=dict)  # from generation_config.json
-    weight_bytes_read: int = 0  # of matrices, by a step of one row; 0 where the executor does not know
+    weight_bytes_read: int = 0  # of matrices, by a step of one row; 0 if the executor does not know
     kv_bytes_per_token: tuple[tuple[int, int], ...] = ()  # (window, or 0 for all tokens; bytes) of each cache group
-    targets: dict[ServiceClass, Target] = field(default_factory=dict)  # what each class aims at
+    targets: dict[ServiceClass, Target] = field(default_factory=dict)  # of each class
 
 
 @dataclass(frozen=True, slots=True)
 class ClassStats:
-    """Of one service class. queue_seconds: from arrival to the first row, of answers that got one. displaced: answers
-    that left their row to a higher class."""
+    """Statistics of one service class. queue_seconds: from arrival to the first row, of sequences that got one.
+    displaced: sequences preempted for a higher class."""
 
     running: int = 0
     waiting: int = 0
@@ -308,14 +309,14 @@ class ClassStats:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Of one tier, which keeps evicted blocks in parts, one for each cache group: counts since the start, by outcome,
-    and the present state.
+    """Statistics of one tier, which keeps evicted blocks in parts, one for each cache group: counts since the start, by
+    outcome, and the present state.
 
-    loads: "loaded", and why not: the reasons of kv.tiers.record.Unusable. saves: "saved", and why a part was not:
-    "known" (it is there already), "full" (the queue), "large" (more than the tier), "slow" (to compute it is faster
-    than to read it), "dear" (writing would take more than its share of the time), "paused" (after an error), "error",
-    "closed".
-    read_rate: bytes a second, 0 when not known.
+    loads: "loaded", or why not: the reasons of kv.tiers.record.Unusable. saves: "saved", or why a part was not saved:
+    "known" (the tier has it already), "full" (the queue), "large" (larger than the tier), "slow" (computing it is
+    faster than reading it), "dear" (writing would take more than its share of the time), "paused" (after an error),
+    "error", "closed".
+    read_rate: bytes per second, 0 if not known.
     """
 
     loads: dict[str, int] = field(default_factory=dict)
@@ -325,48 +326,48 @@ class TierStats:
     evicted: int = 0
     read_rate: float = 0.0
     open_loads: int = 0  # tickets
-    open_bytes: int = 0  # of the parts that they name
-    queued_bytes: int = 0  # to be saved
+    open_bytes: int = 0  # of the parts of open loads
+    queued_bytes: int = 0  # waiting to be saved
     num_parts: int = 0
     num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot of the engine's counters and gauges; totals count from its start, over all its lives where it dies and
-    is started again."""
+    """A snapshot of the engine's counters and gauges; totals count from its first start, across restarts after a
+    crash."""
 
     running: int = 0
     waiting: int = 0
-    paused: int = 0  # answers whose readers have not taken what there is
+    paused: int = 0  # sequences whose clients have not read their deltas
     blocks_total: int = 0
     blocks_used: int = 0  # by sequences
-    blocks_cached: int = 0  # by the prefix cache alone
+    blocks_cached: int = 0  # by the prefix cache only
     block_size: int = 0
     steps: int = 0
-    step_seconds: float = 0.0  # sum
-    kernel_seconds: float = 0.0  # of it inside native programs; 0 where another executor computes
+    step_seconds: float = 0.0  # sum over all steps
+    kernel_seconds: float = 0.0  # part of step_seconds inside native programs; 0 with other executors
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    looked_up_tokens: int = 0  # of sequences that joined for the first time
-    cached_tokens: int = 0  # of them found in the prefix cache
+    looked_up_tokens: int = 0  # known tokens of sequences that joined for the first time
+    cached_tokens: int = 0  # part of looked_up_tokens found in the prefix cache
     evicted_blocks: int = 0
     preemptions: int = 0
-    pauses: int = 0  # of answers, by slow readers
+    pauses: int = 0  # of sequences, because of slow clients
     masked_rows: int = 0  # sampled under a grammar's mask
-    forced_tokens: int = 0  # that a grammar left no choice for, taken without a step each
+    forced_tokens: int = 0  # forced by a grammar, taken without a step each
     classes: dict[ServiceClass, ClassStats] = field(default_factory=dict)
     finished: int = 0
     aborted: int = 0
     # Sums over all tiers.
-    tier_loaded_tokens: int = 0  # of cached_tokens and of resumed sequences, those that were read from it
+    tier_loaded_tokens: int = 0  # read from tiers, for cached_tokens and resumed sequences
     tier_loads: dict[str, int] = field(default_factory=dict)  # by outcome: "loaded", "late", "slow", "corrupt" ...
     tier_saves: dict[str, int] = field(default_factory=dict)  # by outcome: "saved", "known", "full" ...
     tier_bytes_loaded: int = 0
     tier_bytes_saved: int = 0
-    tier_bytes: int = 0  # in it now
-    tier_queued_bytes: int = 0  # on their way into it
-    tier_evicted: int = 0  # parts that it gave up for others
-    tier_unused: dict[str, int] = field(default_factory=dict)  # of tier_loads, those of no tier: "late", "slow"
-    tiers: dict[str, TierStats] = field(default_factory=dict)  # each of them: "host", "disk", "peer"
+    tier_bytes: int = 0  # held now
+    tier_queued_bytes: int = 0  # waiting to be saved
+    tier_evicted: int = 0  # parts evicted for others
+    tier_unused: dict[str, int] = field(default_factory=dict)  # part of tier_loads that no tier counts: "late", "slow"
+    tiers: dict[str, TierStats] = field(default_factory=dict)  # by tier: "host", "disk", "peer"
     pid: int = 0

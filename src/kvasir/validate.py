@@ -1,4 +1,4 @@
-"""Range checks of sampling parameters: at the edge, with the field named, before any work."""
+"""Range checks of sampling parameters, made before any work; errors name the field."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_BREAKER_CHARS = 40
 
 
 class Sampling(Protocol):
-    """Of types.SamplingParams, the fields with rules of their own; the others are read by name."""
+    """The fields of types.SamplingParams with special rules; the others are read by name."""
 
     @property
     def mirostat(self) -> int: ...
@@ -66,7 +66,7 @@ def _texts(p: object, name: str, most: int, chars: int) -> None:
 
 
 def check_sampling(p: Sampling) -> None:
-    """Raises InvalidRequest with `param` set at the first field out of its range."""
+    """Raises InvalidRequest, with `param` set, for the first field that is out of range."""
     _integer(p, "n", 1, MAX_N)
     _number(p, "temperature", 0.0, 100.0)
     _number(p, "top_p", 0.0, 1.0, open_low=True)
@@ -121,7 +121,7 @@ def check_sampling(p: Sampling) -> None:
 
 
 def check_structured(wanted: object) -> None:
-    """wanted: types.StructuredOutputs. Raises InvalidRequest unless exactly one kind is asked for."""
+    """wanted: types.StructuredOutputs. Raises InvalidRequest unless exactly one kind is given."""
     kinds = ("json", "json_object", "regex", "choice", "grammar", "tags")
     given = [name for name in kinds if getattr(wanted, name) not in (None, False)]
     if len(given) != 1:

@@ -1,10 +1,10 @@
-"""The command line. `main` starts fast: each command imports what it needs when it runs."""
+"""The command line. `main` starts fast: each command imports its dependencies when it runs."""
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """Entry point of `kvasir`. Errors meant for users are printed without a trace; the exit status is then 2."""
+    """Entry point of `kvasir`. Errors meant for users are printed without a traceback; the exit status is then 2."""
     import sys
 
     from kvasir.cli.app import app

@@ -1,4 +1,4 @@
-"""What is wrong with a question can be said before the model is loaded, as far as its text half knows."""
+"""Checks of a request before the model is loaded, as far as the front of the engine can check it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvasir.weights.find import find_model
 
 
 def check_asked(front: Front, params: SamplingParams, chat: bool) -> None:
-    """Raises InvalidRequest, UnsupportedModel."""
+    """Raises InvalidRequest or UnsupportedModel if the model's text side cannot serve these parameters."""
     if front.tokenizer is None:
         raise UnsupportedModel("this model has no tokenizer", "give one with --tokenizer")
     if chat:
@@ -32,10 +32,10 @@ def check_asked(front: Front, params: SamplingParams, chat: bool) -> None:
 
 
 def check_length(options: EngineOptions, max_tokens: int | None) -> None:
-    """Of an answer to a prompt of one token, by the model's configuration. Raises KvasirError."""
+    """Checks max_tokens for a prompt of one token against the model's configuration. Raises KvasirError."""
     if max_tokens is None:
         return
-    from kvasir.models.registry import model_class_for  # which imports torch
+    from kvasir.models.registry import model_class_for  # imports torch
     from kvasir.runner.load import open_checkpoint
 
     config, source = open_checkpoint(find_model(options.model, options.revision))
@@ -48,7 +48,7 @@ def check_length(options: EngineOptions, max_tokens: int | None) -> None:
 
 
 def _check_structured(tokenizer: Tokenizer, wanted: StructuredOutputs) -> None:
-    """Compiles it for the tokenizer's ids; the model's may be more."""
+    """Compiles the grammar for the tokenizer's ids; the model may have more ids."""
     with closing(Grammars(lambda: Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids))) as grammars:
         grammars.of(wanted)
 

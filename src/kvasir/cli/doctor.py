@@ -1,4 +1,4 @@
-"""`kvasir doctor`: the machine, the installation, a real start of the engine, and what is wrong."""
+"""`kvasir doctor`: the machine, the installation, a real start of the engine, and the problems found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEEDED = """
     torch numpy safetensors tokenizers huggingface_hub jinja2 llguidance msgspec typer rich fastapi uvicorn
     pydantic pyzmq prometheus-client psutil
     """.split()
-# Extra -> the distribution that shows whether it is installed, and what is missing without it.
+# Extra -> (a distribution whose presence shows that it is installed, the feature that needs it).
 EXTRAS = {
     "chat": ("prompt_toolkit", "line editing and history in kvasir chat"),
     "bench": ("matplotlib", "plots of kvasir bench"),
@@ -31,7 +31,7 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """fatal: the engine cannot be used; else it works, but not as well as it could."""
+    """fatal: the engine cannot be used; otherwise it works with limitations."""
 
     message: str
     next: str
@@ -40,7 +40,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The engine with the bundled model in one dtype: what it decided, or why it did not start."""
+    """A start of the engine with the bundled model in one dtype: its choices, or why it did not start."""
 
     dtype: str
     grade: str = ""
@@ -52,7 +52,7 @@ class Start:
 
 
 def run(json: bool, models: Sequence[str] = ()) -> None:
-    """models: those whose chat templates are looked at, besides the store's."""
+    """models: additional models, besides the store's, whose chat templates are examined."""
     facts, problems = examine(models)
     if json:
         print_json({**facts, "problems": [asdict(problem) for problem in problems]})
@@ -62,7 +62,7 @@ def run(json: bool, models: Sequence[str] = ()) -> None:
 
 
 def examine(models: Sequence[str] = ()) -> tuple[dict[str, Any], list[Problem]]:
-    """All that is known, and what is wrong with it. Raises nothing that a part of the examination raises."""
+    """All facts, and the problems found. Failures of a part of the examination are reported as problems, not raised."""
     prepare_torch()
     broken = _broken_installation()
     if broken:
@@ -87,13 +87,14 @@ def _broken_installation() -> Problem | None:
         return Problem(f"not installed: {', '.join(missing)}", hint, fatal=True)
     try:
         import torch  # noqa: F401
-    except Exception as error:  # a damaged library fails in many ways
+    except Exception as error:  # a damaged library can raise anything
         return Problem(f"torch cannot be imported: {error}", "reinstall torch", fatal=True)
     return None
 
 
 def native_facts() -> dict[str, Any]:
-    """Whether programs run here, and on which instruction set. lower: those that KVASIR_ISA can force instead."""
+    """Whether programs run here, and with which instruction set. lower: the instruction sets that KVASIR_ISA can force
+    instead."""
     from kvasir.ops import native
 
     facts: dict[str, Any] = {"available": native.available(), "reason": native.reason(), "isa": None, "features": []}
@@ -106,14 +107,14 @@ def native_facts() -> dict[str, Any]:
 
 
 def op_table() -> list[dict[str, Any]]:
-    """Which implementation each op runs as after an engine's start in this process, and why not another."""
+    """The implementation chosen for each op by an engine started in this process, and why others were refused."""
     from kvasir import ops
 
     return [{"op": c.op, "device": c.device, "chosen": c.chosen, "refused": dict(c.refused)} for c in ops.table()]
 
 
 def start(dtype: str) -> Start:
-    """Starts the engine on the bundled model, self-test included, and lets it answer."""
+    """Starts the engine on the bundled model, including the self-test, and generates a few tokens."""
     from kvasir.engine.build import build_core
 
     try:
@@ -121,7 +122,7 @@ def start(dtype: str) -> Start:
         params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, seed=0)
         core.add(Request("doctor", (1, 2, 3), params))
         deltas = [delta for _ in range(8) if core.has_work() for delta in core.step()]
-    except Exception as error:  # whatever it is, the doctor continues and tells it
+    except Exception as error:  # the doctor continues after any error and reports it
         kind = "" if isinstance(error, KvasirError) else f"{type(error).__name__}: "
         return Start(dtype, error=f"{kind}{error}")
     failed = next((delta.error for delta in deltas if delta.error), "")
@@ -190,7 +191,7 @@ def show(facts: dict[str, Any], problems: list[Problem]) -> None:
 
 
 def _executor(native: dict[str, Any], cores: int) -> Iterator[tuple[str, str]]:
-    """What computes on the CPU, unless --executor or --threads say otherwise."""
+    """The executor on the CPU, unless --executor or --threads override it."""
     threads = f"{cores} thread{'s' if cores > 1 else ''}"
     if not native["available"]:
         yield "on the CPU", f"eager executor on {threads}; no program executor: {native['reason']}"

@@ -1,4 +1,4 @@
-"""Command-line flags made from option groups: one source for the name, the type, the default and the help."""
+"""Command-line flags made from option groups: one source for the name, the type, the default and the help text."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from kvasir.config import EngineOptions
 
 
 def engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command that takes `model: str` and `engine: EngineOptions` the flags of all engine options."""
+    """Adds the flags of all engine options to a command that takes `model: str` and `engine: EngineOptions`."""
 
     def make(chosen: Mapping[str, Any], kwargs: Mapping[str, Any]) -> EngineOptions:
-        model = kwargs["model"]  # `serve` takes several, or none
+        model = kwargs["model"]  # `serve` takes any number of models
         return EngineOptions(model=model if isinstance(model, str) else next(iter(model or ()), ""), **chosen)
 
     return _with_flags(command, "engine", EngineOptions, make)
 
 
 def operation_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command that takes `operation: OperationOptions` their flags."""
+    """Adds the flags of OperationOptions to a command that takes `operation: OperationOptions`."""
     return _with_flags(command, "operation", OperationOptions, lambda chosen, kwargs: OperationOptions(**chosen))
 
 
 def models_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command that takes `models: ModelsOptions` their flags."""
+    """Adds the flags of ModelsOptions to a command that takes `models: ModelsOptions`."""
     return _with_flags(command, "models", ModelsOptions, lambda chosen, kwargs: ModelsOptions(**chosen))
 
 
 def sampler_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command that takes `sampler: SamplerOptions` their flags."""
+    """Adds the flags of SamplerOptions to a command that takes `sampler: SamplerOptions`."""
     return _with_flags(command, "sampler", SamplerOptions, lambda chosen, kwargs: SamplerOptions(**chosen))
 
 
 def _with_flags(command: Callable[..., Any], name: str, group: type, make: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with a flag for each option of the group in place of its parameter `name`, which `make` makes."""
+    """The command with a flag for each option of the group instead of its parameter `name`; `make` builds that
+    argument."""
     fields = [f for f in dataclasses.fields(group) if "help" in f.metadata]
     hints = get_type_hints(group)
 

@@ -1,4 +1,4 @@
-"""How models write calls of tools and reasoning, as their chat templates show."""
+"""The formats of tool calls and reasoning, detected from models' chat templates."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kvasir.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Names of formats, "none" where there is none. fault: why calls are not recognised in text, or what is wrong with
-    the model; "" where nothing is."""
+    """Names of formats, "none" if there is none. fault: why calls in text are not recognized, or the problem with the
+    model; "" if there is no problem."""
 
     model: str
     tools: str = "none"
@@ -25,7 +25,8 @@ class Formats:
 
 
 def formats(models: Sequence[str] = ()) -> Iterator[Formats]:
-    """Of these models and the store's that have a chat template. Raises nothing."""
+    """The formats of these models, and of the store's models with a chat template. Problems with a model are reported
+    as its `fault`."""
     for model in dict.fromkeys((*models, *_stored())):
         try:
             found = _formats(model)
@@ -38,7 +39,7 @@ def formats(models: Sequence[str] = ()) -> Iterator[Formats]:
 def _stored() -> list[str]:
     try:
         return [entry.name for entry in Store().list()]
-    except (KvasirError, OSError):  # nothing is kept here, or not for this user
+    except (KvasirError, OSError):  # there is no store, or this user may not read it
         return []
 
 

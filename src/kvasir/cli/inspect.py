@@ -1,4 +1,4 @@
-"""`kvasir inspect`: what a model's files hold and the memory that running it takes."""
+"""`kvasir inspect`: the contents of a model's files and the memory needed to run it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvasir.errors import ConfigError, KvasirError
 
 
 def prepare() -> None:
-    """Before a model is loaded: what computing needs of the environment."""
+    """Prepares the environment for computing; call it before loading a model."""
     prepare_torch()
 
 
@@ -33,7 +33,7 @@ def run(model: str, tensors: bool, max_model_len: int | None, json: bool) -> Non
 def as_dict(
     model: str, stored: Stored, needs: Needs | None, problem: dict[str, str] | None, tensors: bool
 ) -> dict[str, Any]:
-    """The answer as plain values; sizes in bytes."""
+    """The facts as plain values; sizes in bytes."""
     files = stored.files
     value: dict[str, Any] = {
         "model": model,

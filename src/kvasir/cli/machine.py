@@ -1,4 +1,4 @@
-"""What this machine and this installation are, as plain values: for the doctor and beside measurements."""
+"""Facts about this machine and this installation as plain values: for the doctor and for benchmark results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def machine_facts() -> dict[str, Any]:
-    """The processor, cores and memory (within the control group's limits), the system, the GPU or None."""
+    """The processor, cores and memory (within the control group's limits), the operating system, and the GPU or
+    None."""
     from kvasir.device import detect
 
     cpu, best = detect("cpu"), detect("auto")
@@ -33,7 +34,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def versions(names: Iterable[str]) -> dict[str, str | None]:
-    """Installed versions by distribution name; None for what is not installed. Imports nothing."""
+    """Installed versions by distribution name; None for a distribution that is not installed. Imports nothing."""
     return {name: _version(name) for name in names}
 
 
@@ -47,7 +48,8 @@ def software_facts() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that the package runs from, "+changes" where files differ; else None."""
+    """The commit of the checkout that the package runs from, with "+changes" if files are modified; None without a
+    checkout."""
     root = PACKAGE.parents[1]
     if not (root / ".git").exists() or PACKAGE.parent.name != "src":
         return None

@@ -1,7 +1,7 @@
-"""What a model's files hold and what computing it needs, without reading a weight.
+"""Facts about a model's files and the resources needed to run it, without reading weights.
 
-What lies in the files is shown for every model, also for one that this engine cannot run; what it needs comes
-from the very classes that would run it.
+The contents of the files are shown for every model, including models that this engine cannot run; the needs come from
+the same classes that would run the model.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from kvasir.weights.safetensors import SafetensorsFolder
 
 _TOKENIZERS = {"llama": "SentencePiece", "gpt2": "byte-level BPE", "bert": "WordPiece", "t5": "Unigram"}
 _SHOWN = 8  # elements of a long array
-# Rows of these are looked up, not multiplied; the names are those of checkpoints and of GGUF files.
+# Tables whose rows are looked up, not multiplied; names from checkpoints and from GGUF files.
 _LOOKED_UP = re.compile(r"embed_tokens|embeddings|\bwte\b|\bwpe\b|_embd\.|token_types")
 _HEAD = re.compile(r"(^|\.)(lm_head|output)\.weight$")
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the files hold. `metadata` has arrays cut short; `tokenizer` says what kind it is."""
+    """The contents of the files. `metadata` has truncated arrays; `tokenizer` is the kind of the tokenizer."""
 
     files: ModelFiles
     architecture: str
@@ -52,7 +52,7 @@ class Stored:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def by_type(self) -> list[tuple[str, int, int, int]]:
-        """(type, tensors, parameters, bytes), the largest first."""
+        """(type, tensors, parameters, bytes), the most bytes first."""
         sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         for tensor in self.tensors:
             for i, amount in enumerate((1, prod(tensor.shape), tensor.nbytes)):
@@ -62,7 +62,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes for one dtype of the arithmetic: weights, keys and values of a token, and of a full context."""
+    """Bytes for one compute dtype: of the weights, and of keys and values for one token and for a full context."""
 
     dtype: str
     weights: int
@@ -72,8 +72,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What running the model on this machine's CPU takes. `context` is what the memory is counted for, at most
-    `max_context`. executor: "program" or "eager", and `reason` why not the former."""
+    """The resources for running the model on this machine's CPU. `context` is the number of tokens that the memory is
+    computed for, at most `max_context`. executor: "program" or "eager"; `reason` says why not "program"."""
 
     architecture: str
     tasks: tuple[str, ...]
@@ -86,11 +86,11 @@ class Needs:
     memory: tuple[Memory, ...] = field(default=())
 
 
-# -- what the files hold ---------------------------------------------------------------------------------
+# -- contents of the files -------------------------------------------------------------------------------
 
 
 def read_stored(model: str, revision: str | None = None) -> Stored:
-    """Raises ModelFileError. A model on the hub is looked for in the local cache alone."""
+    """Raises ModelFileError. A model on the hub is only searched in the local cache."""
     files = find_model(model, revision, allow_download=False)
     return _stored_gguf(files) if files.kind == "gguf" else _stored_folder(files)
 
@@ -134,7 +134,7 @@ def _stored_gguf(files: ModelFiles) -> Stored:
 
 
 def _short(value: Any) -> Any:
-    """A value with long arrays and texts cut, saying how long they were."""
+    """A value with long arrays and texts truncated and their lengths stated."""
     if isinstance(value, list | tuple | np.ndarray):
         first = [_short(item) for item in list(value[:_SHOWN])]
         return first if len(value) <= _SHOWN else f"[{', '.join(map(str, first))}, ... {len(value)} in all]"
@@ -147,14 +147,14 @@ def _short(value: Any) -> Any:
     return value
 
 
-# -- what running it takes -------------------------------------------------------------------------------
+# -- resources to run it --------------------------------------------------------------------------------
 
 
 def read_needs(files: ModelFiles, max_model_len: int | None = None) -> Needs:
-    """Builds the model without weights and asks it. Imports torch.
+    """Builds the model without weights and reads its needs. Imports torch.
 
-    Raises UnsupportedModel or ModelFileError where this engine does not run it, ConfigError for a context
-    beyond the model's positions.
+    Raises UnsupportedModel or ModelFileError if this engine cannot run the model, ConfigError for a context beyond the
+    model's positions.
     """
     from kvasir.models.registry import model_class_for
     from kvasir.ops import native
@@ -188,7 +188,8 @@ def read_needs(files: ModelFiles, max_model_len: int | None = None) -> Needs:
 
 
 def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> Memory:
-    """Keys and values have the dtype of the weights by default. packed: as programs have both."""
+    """Keys and values have the dtype of the weights by default. packed: weights and KV cache in the form that programs
+    use."""
     import torch
 
     from kvasir.layers.kv_cache import cache_groups
@@ -209,8 +210,8 @@ def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class TokenWork:
-    """What computing cannot do without: bytes of weights read for a step of any size (here as they are in the
-    file), multiply-adds of a token, and those of choosing the next one (the output matrix)."""
+    """The minimum work of a step: bytes of weights read for a step of any size (as stored in the file), multiply-adds
+    per token, and multiply-adds per sampled token (the output matrix)."""
 
     weight_bytes: int
     body_macs: int
@@ -218,13 +219,13 @@ class TokenWork:
 
 
 def token_work(tensors: Iterable[TensorInfo], vocab_size: int) -> TokenWork:
-    """For dense models: every matrix but the looked-up tables is multiplied by every token's row."""
+    """For dense models: every matrix except lookup tables is multiplied with every token's row."""
     looked_up, heads, body, vectors = [], [], [], []
     for tensor in tensors:
         is_table = bool(_LOOKED_UP.search(tensor.name)) and "norm" not in tensor.name.lower()
         group = looked_up if is_table else heads if _HEAD.search(tensor.name) else body
         (group if len(tensor.shape) > 1 else vectors).append(tensor)
-    if not heads:  # tied: the token table is the output matrix too
+    if not heads:  # tied: the token embedding is the output matrix too
         heads = [tensor for tensor in looked_up if tensor.shape[0] == vocab_size][:1]
     return TokenWork(
         sum(tensor.nbytes for tensor in (*heads, *body, *vectors)),

@@ -1,4 +1,4 @@
-"""The options of `kvasir serve` for the models that it loads by itself; docs/models.md says more."""
+"""The options of `kvasir serve` for models that it loads on demand; see docs/models.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator may ask of `kvasir serve` beside addresses and keys; docs/operation.md tells more."""
+"""Options of `kvasir serve` for its operator, in addition to addresses and keys; see docs/operation.md."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OperationOptions:
     share_cache: bool = option(False, "Let all keys share one prefix cache instead of having one each.")
 
     def settings(self) -> dict[str, Any]:
-        """These as fields of ServeSettings."""
+        """The options as fields of ServeSettings."""
         fields: dict[str, Any] = {
             "tls_cert": self.tls_cert,
             "tls_key": self.tls_key,

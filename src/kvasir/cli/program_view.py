@@ -1,4 +1,4 @@
-"""`kvasir inspect --program`: the instructions that a step of the model runs, as the program executor has them."""
+"""`kvasir inspect --program`: the instructions of a model's step in the program executor."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _ROWS = 512
 
 
 def program_facts(model: str, quantize: str = "", dtype: str = "auto") -> dict[str, Any]:
-    """Loads the model, quantized if asked, and lays out its program for steps of 512 rows.
+    """Loads the model, quantized if `quantize` is given, and builds its program for steps of 512 rows.
 
-    Raises KvasirError where it cannot run as one.
+    Raises KvasirError if the model cannot run as a program.
     """
     from kvasir.layers.kv_layout import Layout
     from kvasir.ops import native

@@ -1,4 +1,4 @@
-"""`kvasir inspect --quantize`: what quantizing while loading makes of each matrix, and how far its weights move."""
+"""`kvasir inspect --quantize`: the result of load-time quantization for each matrix, and the errors of its weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def quantize_facts(model: str, quantize: str, dtype: str = "auto") -> dict[str, Any]:
-    """Loads the model for the program executor. Errors are relative to the rms of a matrix's weights before; the
-    total's mean is over all weights. Raises KvasirError where it cannot run as a program, or for an unknown name."""
+    """Loads the model for the program executor. Errors are relative to the RMS of a matrix's original weights; the
+    total's mean is over all weights. Raises KvasirError if the model cannot run as a program, or for an unknown
+    name."""
     from kvasir.device import detect
     from kvasir.ops.linear.packed import error_of
     from kvasir.runner.load import LoadOptions, load_model

@@ -1,5 +1,5 @@
-"""From what a user names to how an engine loads it: a path and a bundled model come before a name of the store, and
-that before a repository of the hub."""
+"""From a user's reference to the engine's load options: paths and bundled models have precedence over names in the
+store, and these over repositories of the hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvasir.weights.find import BUNDLED
 
 
 def resolve(options: EngineOptions) -> tuple[EngineOptions, Entry | None]:
-    """The options with the store's model in them, and what the store says of it; as they are for any other model.
+    """The options with the store's model inserted, and its entry; for any other model the options unchanged, and None.
     Raises KvasirError."""
     ref = options.model
     if ref in BUNDLED or is_path(ref) or os.path.lexists(ref):

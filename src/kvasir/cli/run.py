@@ -51,7 +51,7 @@ def run(
 
 
 def _standard_input() -> str:
-    """All of it, but for a newline at its end. Raises ConfigError."""
+    """The whole standard input, without a newline at its end. Raises ConfigError if it is empty or not UTF-8."""
     try:
         text = sys.stdin.buffer.read().decode().removesuffix("\n")
     except UnicodeDecodeError as error:
@@ -71,7 +71,7 @@ async def _run(
         messages = [{"role": "user", "content": prompt}]
         messages = entry.conversation(messages) if entry else messages
         ids: Sequence[int] = await (front.encode_chat(messages) if chat else front.encode(prompt))
-        # What the model recommends, over it what the store has for it, over that what the user asks for.
+        # The model's recommendations, overridden by the store's parameters, overridden by the user's options.
         params = SamplingParams(**{"max_tokens": None, **llm.info.default_sampling, **wanted})
         await front.learn(params)
         thinks = params.structured_outputs is None or await may_think(front, messages)
@@ -80,7 +80,7 @@ async def _run(
 
 
 async def _stream(front, request, quiet: bool) -> None:
-    """Raises KvasirError where the engine fails; what came before is printed."""
+    """Raises KvasirError if the engine fails; the text before that is printed."""
     pace, reason, error = Pace(), None, ""
     async for delta in front.stream(request):
         pace.saw(delta)

@@ -1,4 +1,4 @@
-"""How answers are sampled, the options of `kvasir run` and `kvasir chat` beside --temperature and --seed."""
+"""Sampling options of `kvasir run` and `kvasir chat`, in addition to --temperature and --seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES = ("json_schema", "grammar")
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """docs/sampling.md tells more."""
+    """See docs/sampling.md."""
 
     top_p: float | None = option(None, "Keep the most probable tokens up to this mass.")
     top_k: int | None = option(None, "Keep so many of the most probable tokens; 0: all.")
@@ -32,7 +32,8 @@ class SamplerOptions:
     grammar: Path | None = option(None, "File with a grammar in Lark or GBNF; the answer is a sentence of it.")
 
     def params(self) -> dict[str, Any]:
-        """Those that are given, as fields of SamplingParams. Raises ConfigError for a file that is no such thing."""
+        """The given options, as fields of SamplingParams. Raises ConfigError for a file without a valid schema or
+        grammar."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
         structures = [structure(name, given.pop(name)) for name in FILES if name in given]
         if len(structures) > 1:
@@ -41,7 +42,7 @@ class SamplerOptions:
 
 
 def structure(name: str, path: Path) -> StructuredOutputs:
-    """What a file says that answers follow. name: json_schema or grammar. Raises ConfigError."""
+    """The structured-output constraint in a file. name: json_schema or grammar. Raises ConfigError."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")

@@ -1,4 +1,4 @@
-"""`kvasir serve`: the API process. It starts and supervises the engine processes, and imports no torch itself."""
+"""`kvasir serve`: the API process. It starts and supervises the engine processes, and does not import torch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def run(
 
 
 def _check(engine: EngineOptions, given: list[str], shelf: ModelsOptions) -> None:
-    """Raises ConfigError for options that say nothing, or too much, beside these models."""
+    """Raises ConfigError for options that have no effect with these models, or conflict with them."""
     if shelf.max_loaded_models < 1 or not math.isfinite(shelf.keep_alive):
         raise ConfigError("max_loaded_models is below 1, or keep_alive is no number", "give 1 or more, and seconds")
     if given and shelf.model_root:
@@ -96,7 +96,8 @@ def _check(engine: EngineOptions, given: list[str], shelf: ModelsOptions) -> Non
 
 
 def _offer(engine: EngineOptions, ref: str) -> Offer:
-    """A model of the command line. Raises KvasirError where it is not there; the hub is asked for what is not here."""
+    """A model from the command line. Raises KvasirError if it is not available; models that are not local are fetched
+    from the hub."""
     options, entry = resolve(replace(engine, model=ref))
     if entry is not None:
         return replace(offer_of(Store(), entry, engine), name=ref)
@@ -106,10 +107,10 @@ def _offer(engine: EngineOptions, ref: str) -> Offer:
 
 
 class FrontMaker:
-    """Makes the text half of a model and its engine, in a process of its own."""
+    """Creates the front of a model, and its engine in a separate process."""
 
     def __init__(self, seed: int | None, tool_format: str, reasoning_format: str, engine_timeout: float):
-        """Raises ConfigError."""
+        """Raises ConfigError if engine_timeout (seconds) is out of range."""
         if not 0.1 <= engine_timeout <= 86400:
             raise ConfigError(f"engine_timeout is {engine_timeout}", "expected seconds in [0.1, 86400]")
         self._engine_timeout = engine_timeout
@@ -122,7 +123,7 @@ class FrontMaker:
         return self._front(options, engine, tokenizer, template)
 
     async def __call__(self, options: EngineOptions) -> Front:
-        """One that was started. Raises KvasirError."""
+        """A started front. Raises KvasirError."""
         check(options)
         tokenizer, template = await asyncio.to_thread(load_text, options)
         engine = ProcessEngine(options, hang_seconds=self._engine_timeout)
@@ -140,7 +141,7 @@ def _available() -> int:
 
 
 def _has_gpu() -> bool:
-    """Whether an engine may choose a GPU, whose memory this process cannot see: it imports no torch."""
+    """Whether an engine may choose a GPU. This process cannot see the GPU's memory, since it does not import torch."""
     return Path("/dev/nvidiactl").exists()
 
 

@@ -1,4 +1,4 @@
-"""What commands put on the terminal: tables, amounts in words, and text from outside made harmless."""
+"""Terminal output of commands: tables, formatted numbers, and sanitized text from outside."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_WIDTH_OF_FILES = 160  # columns where the output is no terminal
+_WIDTH_OF_FILES = 160  # columns if the output is not a terminal
 _VISIBLE = "\ufffd"
-_SURROGATES = range(0xD800, 0xE000)  # which no encoding of a terminal has
+_SURROGATES = range(0xD800, 0xE000)  # no terminal encoding can represent them
 _CONTROLS = {i: _VISIBLE for i in (*range(32), *range(127, 160), *_SURROGATES) if chr(i) not in "\n\t"}
 
 
 def plain(text: str) -> str:
-    """The text without control characters, since no model and no file may drive the terminal.
+    """The text with control characters replaced, so that no model and no file can control the terminal.
 
     Newlines and tabs stay.
     """
@@ -40,7 +40,7 @@ def count_text(count: int) -> str:
 
 
 def number_text(value: float) -> str:
-    """Three significant digits, without an exponent between a millionth and a billion."""
+    """Three significant digits, without an exponent between 1e-6 and 1e9."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -48,7 +48,7 @@ def number_text(value: float) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Prints rows under columns; a column whose name begins with ">" is set to the right."""
+    """Prints rows under columns; a column whose name begins with ">" is right-aligned."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -65,18 +65,18 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
 
 
 def print_pairs(pairs: Iterable[tuple[str, Any]]) -> None:
-    """Lines of a name and a value, for what is read from top to bottom."""
+    """Prints one line per (name, value) pair."""
     for name, value in pairs:
         print(f"{plain(name):<14} {plain(str(value))}".rstrip())
 
 
 def print_json(value: Any) -> None:
-    """Strict JSON: numbers that JSON does not have become texts."""
+    """Prints strict JSON: numbers that JSON cannot represent become strings."""
     print(json_text(value))
 
 
 def json_text(value: Any) -> str:
-    """Lone surrogates are escaped, since they cannot be printed."""
+    """Strict JSON. Lone surrogates are escaped, since they cannot be printed."""
     text = json.dumps(_strict(value), indent=2, ensure_ascii=False, allow_nan=False)
     return text.encode(errors="backslashreplace").decode()
 

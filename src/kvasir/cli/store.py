@@ -1,4 +1,5 @@
-"""The commands of the store of models: pull, create, list, show, cp and rm; ps and stop ask a running server."""
+"""The commands of the model store: pull, create, list, show, cp and rm; ps and stop send requests to a running
+server."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _MAX_ANSWER = 16 << 20
 
 
 def store() -> Store:
-    """The user's own: any path that they may read is theirs to name."""
+    """The user's own store: it accepts any path that the user may read."""
     return Store(any_path=True)
 
 
@@ -47,7 +48,7 @@ def create(name: str, file: Path, quantize: str | None) -> None:
 
 
 def _read_modelfile(file: Path) -> str:
-    """Raises InvalidRequest."""
+    """The text of the file, or of standard input for "-". Raises InvalidRequest if it cannot be read."""
     try:
         if str(file) == "-":
             return sys.stdin.read(MAX_CHARS + 1)
@@ -97,7 +98,7 @@ def show(name: str, modelfile: bool, as_json: bool) -> None:
 
 
 def recipe_of(entry: Entry) -> Modelfile:
-    """What would make the same model again."""
+    """The recipe that would create the same model again."""
     own = (entry.parameters, entry.template, entry.system, entry.messages, entry.license, entry.requires)
     return Modelfile((entry.weights.path,), *own)
 
@@ -116,7 +117,7 @@ def _told(entry: Entry) -> dict[str, Any]:
 
 
 def _ago(then: float) -> str:
-    """How long ago a moment was, in the largest whole unit."""
+    """The time since `then` (seconds since 1970), in the largest whole unit."""
     seconds = max(0.0, time.time() - then)
     for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= size:
@@ -129,8 +130,8 @@ def _ago(then: float) -> str:
 
 
 def _changed(change: Callable[[Report, Event], Entry]) -> None:
-    """Runs a long change with a bar for each file, or a line for each status where there is no terminal.
-    Ctrl-C ends it."""
+    """Runs a long change with a bar for each file, or with a line for each status if there is no terminal. Ctrl-C stops
+    it."""
     stop = Event()
     shown: AbstractContextManager[Report] = _Bars() if sys.stderr.isatty() else nullcontext(_Lines())
     try:
@@ -152,7 +153,7 @@ class _Lines:
 
 
 class _Bars:
-    """A line for each status, with a bar where bytes are counted."""
+    """A line for each status, with a bar if bytes are counted."""
 
     def __enter__(self) -> Report:
         from rich.console import Console
@@ -202,7 +203,7 @@ def stop(name: str, url: str, key: str | None) -> None:
 
 
 def _ask(url: str, key: str | None, method: str, path: str, body: dict | None = None) -> Any:
-    """The JSON that the server answers. Raises KvasirError with what it says is wrong."""
+    """The JSON in the server's response. Raises KvasirError with the server's error message."""
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     data = None if body is None else json.dumps(body).encode()
     try:

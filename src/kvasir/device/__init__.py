@@ -1,6 +1,6 @@
-"""The one room that knows what machine this is: everything else asks the `Device` record.
+"""The only package that knows the machine: everything else reads the `Device` record.
 
-The vendor's names (torch.cuda) are spelled here alone.
+The vendor's names (torch.cuda) occur only here.
 """
 
 from kvasir.device.capability import Device, detect

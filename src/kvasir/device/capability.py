@@ -1,4 +1,4 @@
-"""The capability record: what the machine offers, found once at start."""
+"""The capability record: what the machine offers, detected once at start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from kvasir.errors import ConfigError
 from kvasir.memory import host_memory
 
-# Features worth knowing, by the names of /proc/cpuinfo.
+# Relevant features, by the names of /proc/cpuinfo.
 _FEATURES = """
     avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni avx512_bf16 avx512_fp16 avx_vnni amx_bf16 amx_int8
     asimd asimddp bf16 i8mm sve
@@ -21,11 +21,11 @@ _FEATURES = """
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a model runs. kind: "cpu" or "cuda". Memory in bytes, as it was when the record was made.
+    """The device on which a model runs. kind: "cpu" or "cuda". Memory in bytes, when the record was made.
 
-    threads: physical cores this process may run on; processors: the same with each core's hardware threads counted,
-    both within the time that its control group grants. features: instruction set extensions of the CPU, or the compute
-    capability ("sm_90") of the GPU.
+    threads: physical cores that this process may run on; processors: their hardware threads; both within the CPU quota
+    of its control group. features: instruction set extensions of the CPU, or the compute capability ("sm_90") of the
+    GPU.
     """
 
     kind: str
@@ -49,9 +49,9 @@ class Device:
 
 
 def detect(kind: str = "auto") -> Device:
-    """The record of the wanted device; "auto" is a GPU where torch sees one, else the CPU.
+    """Makes the record of the requested device; "auto" is a GPU if torch finds one, else the CPU.
 
-    Raises ConfigError for an unknown kind, or for "cuda" where there is none.
+    Raises ConfigError for an unknown kind, or for "cuda" without a GPU.
     """
     if kind not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device {kind!r} is not known", "choose auto, cpu or cuda")
@@ -75,7 +75,7 @@ def _gpu() -> Device:
 
 
 def _cores(root: Path = Path("/sys")) -> tuple[int, int]:
-    """Physical cores and processors of this process's affinity mask, within its control group's quota."""
+    """Physical cores and processors in this process's affinity mask, within its control group's quota."""
     if hasattr(os, "sched_getaffinity"):
         allowed = os.sched_getaffinity(0)
         cores = len({_siblings(root, processor) for processor in allowed})
@@ -91,7 +91,7 @@ def _cores(root: Path = Path("/sys")) -> tuple[int, int]:
 
 
 def _siblings(root: Path, processor: int) -> str:
-    """The hardware threads of a processor's core; the processor alone where the system does not say."""
+    """The hardware threads of a processor's core; the processor alone if the system does not report them."""
     try:
         path = root / f"devices/system/cpu/cpu{processor}/topology/thread_siblings_list"
         return path.read_text().strip()
@@ -100,7 +100,7 @@ def _siblings(root: Path, processor: int) -> str:
 
 
 def processor_flags() -> set[str]:
-    """The instruction set extensions of the processor, by the names of /proc/cpuinfo; empty where there is none."""
+    """The instruction set extensions of the processor, by the names of /proc/cpuinfo; empty without that file."""
     return _cpuinfo()[1]
 
 

@@ -1,4 +1,4 @@
-"""What is done to a device: its threads, its queue, its memory."""
+"""Operations on a device: its threads, its queue, its memory."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ MAX_THREADS = 1024
 
 
 def set_threads(count: int) -> None:
-    """How many threads torch's own operations use in this process. Raises ConfigError out of [1, 1024]."""
+    """Sets how many threads torch's own operations use in this process. Raises ConfigError outside [1, 1024]."""
     if not 1 <= count <= MAX_THREADS:
         raise ConfigError(f"threads is {count}", f"expected a number in [1, {MAX_THREADS}]")
     torch.set_num_threads(count)
 
 
 def synchronize(device: Device) -> None:
-    """Returns when everything queued on the device has run."""
+    """Returns when all work queued on the device is done."""
     if device.kind == "cuda":
         torch.cuda.synchronize()
 
 
 def available(kind: str) -> int:
-    """Bytes that can be had on the device now; what torch only keeps in reserve is given back first."""
+    """Free bytes of the device; memory that torch only holds in reserve is released first."""
     if kind != "cuda":
         return host_memory()[1]
     torch.cuda.empty_cache()

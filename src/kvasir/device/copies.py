@@ -1,16 +1,16 @@
-"""Copies between a GPU's memory and the host's that run beside its computing.
+"""Copies between GPU memory and host memory that run beside the GPU's computing.
 
-Each goes through a slot: a piece of the GPU's memory and a pinned piece of the host's.
+Each copy goes through a slot: a buffer in GPU memory and a pinned buffer in host memory.
 
-read    its queue     source -> slot, before whatever is queued later can write to the source
-        side queue            slot -> pinned
+read    main stream   source -> slot, before work queued later can write to the source
+        side stream           slot -> pinned
         a thread                      pinned -> bytes
 write   the caller    bytes -> pinned
-        side queue            pinned -> slot
-        its queue                     slot -> target, before whatever is queued later can read it
+        side stream           pinned -> slot
+        main stream                   slot -> target, before work queued later can read it
 
-So the queue that computes waits for copies within the GPU's memory, and for the bus only where it needs what comes, or
-where there are more copies than slots.
+So the computing stream waits for copies within GPU memory, and for the bus only if it needs the incoming data, or if
+there are more copies than slots.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SLOT_BYTES = 64 << 20  # of all slots, on either side, unless two need more
+SLOT_BYTES = 64 << 20  # of all slots, on either side, unless two slots need more
 MOST_SLOTS = 32
 
 
 class Copier:
-    """For one thread, whose current queue is the one that computes. max_bytes: of the largest tensor."""
+    """Copies tensors. To be used from one thread, whose current stream computes. max_bytes: of the largest tensor."""
 
     def __init__(self, max_bytes: int):
         self._slots = [_Slot(max_bytes) for _ in range(min(MOST_SLOTS, max(2, SLOT_BYTES // max_bytes)))]
@@ -36,7 +36,7 @@ class Copier:
         self._thread = ThreadPoolExecutor(1, "kvasir-copies")
 
     def read(self, source: Tensor) -> Future[memoryview]:
-        """Begins to copy what the tensor holds, its numbers in the order of its axes."""
+        """Starts to copy the contents of the tensor, in the order of its axes; returns the future bytes."""
         slot = self._free_slot()
         pinned = slot.pinned[: source.nbytes]
         slot.view(source).copy_(source)
@@ -49,7 +49,7 @@ class Copier:
         return slot.taken
 
     def write(self, target: Tensor, data: bytes | bytearray | memoryview) -> None:
-        """Fills the tensor with bytes as `read` gave them; `data` may be let go of at once."""
+        """Fills the tensor with bytes from `read`; `data` may be freed when this returns."""
         slot = self._free_slot()
         slot.pinned[: target.nbytes].numpy()[:] = np.frombuffer(data, np.uint8)
         with torch.cuda.stream(self._side):
@@ -61,7 +61,7 @@ class Copier:
         slot.done.record(main)
 
     def _free_slot(self) -> _Slot:
-        """The one whose last copy began before all others'; waits until that has ended."""
+        """The slot whose last copy started first; waits until that copy has ended."""
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % len(self._slots)
         slot.done.synchronize()
@@ -78,7 +78,7 @@ class _Slot:
     def __init__(self, num_bytes: int):
         self.memory = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
         self.pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        self.done = torch.cuda.Event(blocking=True)  # who waits sleeps
+        self.done = torch.cuda.Event(blocking=True)  # waiting threads sleep
         self.taken: Future[memoryview] | None = None
 
     def view(self, like: Tensor) -> Tensor:
@@ -91,5 +91,5 @@ def _take(pinned: Tensor, done: torch.cuda.Event) -> memoryview:
 
 
 def copier(device: torch.device, max_bytes: int) -> Copier | None:
-    """None for the CPU, whose memory is the host's."""
+    """A copier; None for the CPU, whose memory is the host's."""
     return Copier(max_bytes) if device.type == "cuda" else None

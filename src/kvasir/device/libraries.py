@@ -1,5 +1,4 @@
-"""What the libraries under torch are, what they were built for, and how they are set: all that their kernels are chosen
-by."""
+"""The libraries under torch: their versions, builds and settings, which determine their choice of kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from kvasir.device.capability import processor_flags
 
 
 def library_facts(kind: str) -> list[str]:
-    """Lines of text. kind: "cpu" or "cuda"."""
+    """These facts as lines of text. kind: "cpu" or "cuda"."""
     backends = torch.backends
     lines = [
         torch.__config__.show(),

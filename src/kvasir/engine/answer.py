@@ -1,6 +1,6 @@
-"""One answer's way from ids to text: a state machine without asyncio, used by the servers and by `LLM` alike.
+"""Turns the ids of one choice into text: a state machine without asyncio, shared by the servers and `LLM`.
 
-Delta (ids) -> AnswerText.push -> TextDelta (text, and the events read from it) -> Answer.add (the whole)
+Delta (ids) -> AnswerText.push -> TextDelta (text and parsed events) -> Answer.add (the complete choice)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvasir.types import Delta, FinishReason, SamplingParams, TokenLogprob, Usag
 
 
 class Candidate(NamedTuple):
-    """One of the most probable tokens at a place. `bytes` is exact where `text` has U+FFFD for half a
+    """One of the most probable tokens at a position. `bytes` is exact even where `text` has U+FFFD for an incomplete
     character."""
 
     token: int
@@ -30,10 +30,10 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """A token with its log-probability (None for a prompt's first token, which nothing precedes).
+    """A token with its log-probability (None for the first token of a prompt).
 
-    `offset`: where its text begins, in characters of the whole completion (of the prompt, for a prompt's
-    token).
+    `offset`: where its text begins, in characters from the start of the completion (for a prompt token, of the
+    prompt).
     """
 
     token: int
@@ -47,15 +47,15 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What one step adds to answer `index`, as text.
+    """What one step adds to choice `index`, as text.
 
-    `text` may lag behind `token_ids`: half a character, or what may begin a stop string, is held back.
-    `events` is the text taken apart: only content where the request is not read. It may lag behind the text.
-    `settled` says of each event how many of the answer's tokens had been read when it was whole; however the answer
-    is cut into deltas, a token belongs to the same kind of event.
-    `logprobs` runs parallel to `token_ids` where it was asked for. The last delta of an answer has a finish
-    reason; `stop_reason` is the stop string or the asked-for stop id that ended it. `usage` is the answer's
-    own so far. `at`: the moment of its tokens, as Delta has it.
+    `text` may lag behind `token_ids`: an incomplete character or a possible prefix of a stop string is held back.
+    `events` is the parsed text, only content if the request is not parsed. It may lag behind the text.
+    `settled` holds for each event the number of tokens of the choice read when the event was complete; a token belongs
+    to the same kind of event however the choice is split into deltas.
+    `logprobs` runs parallel to `token_ids` if it was requested. The last delta of a choice has a finish reason;
+    `stop_reason` is the stop string or the requested stop id that ended it. `usage` counts this choice only, so far.
+    `at`: the time of its tokens, as in Delta.
     """
 
     index: int
@@ -69,13 +69,13 @@ class TextDelta:
     stop_reason: str | int | None = None
     usage: Usage = field(default_factory=Usage)
     error: str | None = None
-    refused: bool = False  # what was asked for is why
+    refused: bool = False  # the error is due to the request itself
     at: float = field(default=0.0, compare=False)
 
 
 class AnswerText:
-    """The text of one answer. When a stop string completes in the middle of a delta, the tokens up to and
-    including the one that completed it belong to the answer, the later ones do not."""
+    """The text of one choice. If a stop string completes in the middle of a delta, the choice ends with the token that
+    completed it; later tokens are dropped."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class AnswerText:
         params: SamplingParams,
         reading: Reading | None = None,
     ):
-        """Without a tokenizer all text is empty; stop strings are refused then (InvalidRequest)."""
+        """Without a tokenizer all text is empty, and stop strings raise InvalidRequest."""
         if tokenizer is None and params.stop:
             raise InvalidRequest("stop strings need a tokenizer, which this model has not", param="stop")
         self._tokenizer = tokenizer
@@ -102,8 +102,8 @@ class AnswerText:
         self.done = False
 
     def push(self, delta: Delta) -> TextDelta:
-        """The delta's text. `done` afterwards says whether the answer has ended, also by a stop string, of
-        which the core knows nothing: the caller aborts the answer there, and pushes no more."""
+        """Returns the delta as text. Sets `done` when the choice has ended, also by a stop string, which the core does
+        not know of: the caller must then abort the choice and push nothing more."""
         assert not self.done, "the answer has ended"
         pieces: list[str] = []
         read: list[tuple[Event, int]] = []
@@ -151,7 +151,7 @@ class AnswerText:
         return self._settled([Content(text)] if self._parser is None else self._parser.push(text))
 
     def _settled(self, events: Sequence[Event]) -> list[tuple[Event, int]]:
-        """The events, each with the number of tokens that were read by now."""
+        """Pairs each event with the number of tokens read so far."""
         for event in events:
             if isinstance(event, Reasoning):
                 self._num_reasoning += self.num_tokens - self._num_settled
@@ -163,17 +163,17 @@ class AnswerText:
         return self._detokenizer.num_chars if self._detokenizer else 0
 
     def _is_silent(self, delta: Delta, i: int) -> bool:
-        """Whether this is the id that ended the answer and is to leave no text."""
+        """Whether token `i` ended the choice and must leave no text."""
         ends = delta.stop_token is not None and i == len(delta.token_ids) - 1
         return ends and not self._params.include_stop_str_in_output
 
     def _take(self, token: int) -> tuple[str, str | None]:
         text = self._detokenizer.push((token,)) if self._detokenizer else ""
-        # Before min_tokens nothing may end the answer, so stop strings are not looked for.
+        # Nothing may end the choice before min_tokens, so stop strings are not searched.
         return (text, None) if self.num_tokens <= self._params.min_tokens else self._stop.push(text)
 
     def _end(self) -> tuple[str, str | None]:
-        """What was held back, and the stop string that it completes."""
+        """The text held back, and the stop string that it completes."""
         text, matched = self._stop.push(self._detokenizer.flush() if self._detokenizer else "")
         return text + self._stop.flush(), matched
 
@@ -201,13 +201,12 @@ class AnswerText:
 
 
 def prompt_text(tokenizer: Tokenizer | None, prompt_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-    """The prompt as it stands before an answer's text: without half a character at its end, which the
-    answer has."""
+    """The prompt's text before a choice's text. An incomplete character at its end is left to the choice."""
     return Detokenizer(tokenizer, (), skip_special_tokens).push(prompt_ids) if tokenizer else ""
 
 
 def prompt_offsets(tokenizer: Tokenizer | None, prompt_ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-    """Where each prompt token's text begins in `prompt_text`."""
+    """Where the text of each prompt token begins in `prompt_text`, in characters."""
     if tokenizer is None:
         return [0] * len(prompt_ids)
     detokenizer, offsets = Detokenizer(tokenizer, (), skip_special_tokens), []
@@ -219,7 +218,7 @@ def prompt_offsets(tokenizer: Tokenizer | None, prompt_ids: Sequence[int], skip_
 
 @dataclass(slots=True)
 class Answer:
-    """A whole answer, or what there is of it so far."""
+    """A choice, complete or so far."""
 
     index: int = 0
     token_ids: list[int] = field(default_factory=list)
@@ -229,7 +228,7 @@ class Answer:
     stop_reason: str | int | None = None
     usage: Usage = field(default_factory=Usage)
     error: str | None = None
-    refused: bool = False  # what was asked for is why
+    refused: bool = False  # the error is due to the request itself
     _pieces: list[str] = field(default_factory=list, compare=False)
     _events: list[Event] = field(default_factory=list, compare=False)
 
@@ -241,7 +240,7 @@ class Answer:
 
     @property
     def message(self) -> Message:
-        """The answer taken apart."""
+        """The choice, parsed."""
         return Message.of(self._events)
 
     def add(self, delta: TextDelta) -> None:

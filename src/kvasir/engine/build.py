@@ -1,4 +1,4 @@
-"""Puts an engine together: files, device, model, KV memory, runner, scheduler. Called in the process that computes."""
+"""Builds an engine: files, device, model, KV memory, runner, scheduler. Runs in the process that computes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kvasir.types import ModelInfo, Task
 
 Progress = Callable[[int, int], None]
 
-MAX_DRAFTED = 16  # ids of a row in a step; each is a row of logits
+MAX_DRAFTED = 16  # draft ids of a row in a step; each is a row of logits
 
 
 def build_core(options: EngineOptions, progress: Progress | None = None, drafter: Drafter | None = None) -> EngineCore:
-    """The core for a model; its `summary` says what was decided and why. drafter: proposes ids that may come next.
+    """Builds the core for a model; its `summary` lists the decisions and their reasons. drafter: proposes draft ids.
     Raises KvasirError."""
     check(options)
     prepare_torch()
@@ -45,7 +45,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     threads = options.threads or device.threads
     devices.set_threads(threads)
     if isa := env("KVASIR_ISA"):
-        native.force_isa(isa)  # raises where it cannot be had: what was asked for is never silently left out
+        native.force_isa(isa)  # raises if unavailable: an explicit request is never silently ignored
     files = find_model(options.model, options.revision)
     load_options = LoadOptions(options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
     loaded = load_model(files, options.dtype, device.torch, progress, load_options)
@@ -139,7 +139,7 @@ def _name(dtypes: dict, dtype: object) -> str:
 
 
 def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tuple[float, float]) -> list[str]:
-    """What was decided, for people. `kernels`: what computes."""
+    """The summary lines for users. kernels: which kernels compute. seconds: of imports, and of the rest."""
     tokens = " + ".join(str((n - 1) * config.block_size) for n in config.num_blocks)
     kind = "embeddings" if Task.EMBED in info.tasks and Task.GENERATE not in info.tasks else "text"
     return [
@@ -163,7 +163,7 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
 
 
 def _memory(config: EngineConfig) -> str:
-    """Where it goes, in the order in which it was decided."""
+    """How memory is split, in the order of the decisions."""
     f, length = config.footprint, config.max_model_len
     has_tier = bool(config.cache_host or config.cache_dir or config.cache_peer)
     parts = {

@@ -15,7 +15,7 @@ def check_task(info: ModelInfo, task: Task) -> None:
 
 
 def check_ids(info: ModelInfo, ids: Sequence[int], param: str) -> None:
-    """There is at least one, and all are in the vocabulary."""
+    """Checks that there is at least one id and that all are in the vocabulary."""
     if not ids:
         raise InvalidRequest("the prompt is empty", "give at least one token", param=param)
     low, high = min(ids), max(ids)
@@ -25,7 +25,7 @@ def check_ids(info: ModelInfo, ids: Sequence[int], param: str) -> None:
 
 
 def check_vocabulary(info: ModelInfo, params: SamplingParams) -> None:
-    """The ids and counts of sampling parameters are in the vocabulary."""
+    """Checks that the ids and counts of the sampling parameters are within the vocabulary."""
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
         bad = next((i for i in ids if i >= info.vocab_size), None)
         if bad is not None:
@@ -36,14 +36,15 @@ def check_vocabulary(info: ModelInfo, params: SamplingParams) -> None:
 
 
 def check_input_fits(info: ModelInfo, length: int, param: str) -> None:
-    """length: tokens of an input without an answer."""
+    """Checks an input that gets no completion. length: in tokens."""
     if length > (context := info.max_model_len):
         message = f"the input has {length} tokens; the context holds {context}"
         raise PromptTooLong(message, "shorten it", param, tokens=length, context=context)
 
 
 def room_for_answer(info: ModelInfo, length: int, max_tokens: int | None, param: str) -> int:
-    """The tokens that a prompt of `length` tokens leaves for its answer: at least one, and `max_tokens`."""
+    """The tokens that a prompt of `length` tokens leaves for a choice. Raises if there is no room for one, or for
+    `max_tokens`."""
     context = info.max_model_len
     room = context - length
     if room < 1:

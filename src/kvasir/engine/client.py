@@ -1,7 +1,7 @@
-"""The one protocol below every edge: an engine that takes Requests and streams Deltas, ids in and ids out.
+"""The engine protocol below every server and API: an engine takes Requests and streams Deltas, ids in and ids out.
 
-Three bodies: `inproc.InProcessEngine` (a thread beside the caller), `subprocess.ProcessEngine` (its own process over
-a Unix socket, supervised), `fake.FakeEngine` (the real scheduler and pool over the FakeRunner: no torch).
+Three implementations: `inproc.InProcessEngine` (a thread beside the caller), `subprocess.ProcessEngine` (a supervised
+process behind a Unix socket), `fake.FakeEngine` (the real scheduler and pool over the FakeRunner: no torch).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """status: "ok"; "starting"; "restarting", from a death to the next start; "engine does not answer"; "ended".
-    reason: of the last end or failure. attempts: to start it again, since it last ran for a while. next_attempt:
-    seconds since 1970."""
+    """status: "ok"; "starting"; "restarting", from a crash to the next start; "engine does not answer"; "ended".
+    reason: of the last end or failure. attempts: restarts tried since it last ran for a while. next_attempt: in seconds
+    since 1970."""
 
     status: str = "ok"
     reason: str = ""
@@ -27,57 +27,57 @@ class EngineState:
 
 
 class Engine(Protocol):
-    """What an edge may do with an engine. All methods are called from one asyncio loop."""
+    """What a server may call on an engine. All methods are called from one asyncio loop."""
 
     @property
     def info(self) -> ModelInfo:
-        """The model served; valid once `start` has returned."""
+        """The served model; valid once `start` has returned."""
         ...
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """Lines for people that say what the engine decided; empty before `start`."""
+        """Lines for users that describe the engine's decisions; empty before `start`."""
         ...
 
     @property
     def ended(self) -> bool:
-        """Whether it takes no more requests, and never will: it was stopped, or died for good."""
+        """Whether it will never take requests again: it was stopped, or crashed for good."""
         ...
 
     @property
     def state(self) -> EngineState:
-        """What is known of it without asking it."""
+        """What is known of the engine without a query to it."""
         ...
 
     async def start(self) -> None:
-        """Ready to take requests when it returns. Raises KvasirError when the model cannot be loaded."""
+        """Returns when the engine takes requests. Raises KvasirError if the model cannot be loaded."""
         ...
 
     def submit(self, request: Request) -> AsyncIterator[Delta]:
-        """Streams the deltas of all answers of the request, in the order of the steps.
+        """Streams the deltas of all choices of the request, in the order of the steps.
 
-        Every answer's last delta has a finish reason; the iterator ends after the last answer's. Closing the iterator
-        early (aclose, cancellation) aborts the request. Raises, at the first `anext`: InvalidRequest when the request
-        can never fit, QueueFull at the queue's bound, EngineDead when the engine died and could not resume it.
+        The last delta of each choice has a finish reason; the iterator ends after the last choice has ended. Closing
+        the iterator early (aclose, cancellation) aborts the request. At the first `anext`, raises InvalidRequest if the
+        request can never fit, QueueFull if the queue is full, EngineDead if the engine crashed and could not resume it.
         """
         ...
 
     async def abort(self, request_id: str, index: int | None = None) -> None:
-        """Ends one answer, or all of the request, without a further delta being owed. Unknown ids are no error."""
+        """Ends one choice, or the whole request; no further delta is guaranteed. Unknown ids are ignored."""
         ...
 
     async def stats(self) -> EngineStats:
-        """A fresh snapshot, asked of the engine itself. Raises EngineDead."""
+        """Fetches current statistics from the engine. Raises EngineDead."""
         ...
 
     async def look(self) -> Snapshot:
-        """What the engine looks like now, in more detail. Raises EngineDead."""
+        """Fetches a detailed snapshot of the engine's present state. Raises EngineDead."""
         ...
 
     async def alive(self, timeout: float = 1.0) -> bool:
-        """Whether the engine's loop answers within `timeout` seconds."""
+        """Whether the engine's loop responds within `timeout` seconds."""
         ...
 
     async def stop(self, drain: float = 0.0) -> None:
-        """Takes no more requests, lets running ones finish for up to `drain` seconds, then ends them and itself."""
+        """Takes no more requests, lets running requests finish for up to `drain` seconds, then ends them and itself."""
         ...

@@ -1,4 +1,4 @@
-"""EngineCore: one step of the engine, ids in and ids out."""
+"""EngineCore: runs the engine's steps, ids in and ids out."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from kvasir.types import Delta, EngineStats, ModelInfo, Request, Tokens, each_de
 
 log = logging.getLogger("kvasir.engine")
 
-CLOSE_BYTES = 64 << 20  # that wait to be written when the engine ends
-LINGER = 0.005  # seconds to wait for a tier when there is nothing else to do
+CLOSE_BYTES = 64 << 20  # may be queued for writing before closing starts the next step to the tier
+LINGER = 0.005  # seconds to wait for a tier if there is nothing else to do
 
 
 class Runner(Protocol):
-    """What the core drives: `execute` starts a forward, `sample` waits for it and gives its result.
+    """What the core drives: `execute` starts a forward, `sample` waits for it and returns its result.
 
-    masks: by row, where not all ids are allowed, int32 words of which bit i & 31 of word i >> 5 allows id i; they are
-    made under the forward.
-    overlaps: `execute` returns while the step computes elsewhere, so that the caller's time is free. follows: whether
-    the next plan may be executed now, before the step under way was sampled.
+    masks: for each row that may not sample every id, int32 words; bit i & 31 of word i >> 5 allows id i. They are
+    computed during the forward.
+    overlaps: `execute` returns while the step is computed elsewhere, which leaves the caller free. follows: whether the
+    next plan may be executed before the step in progress is sampled.
     """
 
     capacity: Capacity
@@ -44,13 +44,13 @@ class Runner(Protocol):
     def sample(self, pending: Any, masks: Mapping[int, bytes]) -> StepResult: ...
 
     def close(self) -> None:
-        """Waits for a step in progress and ends the threads; called again, it does nothing."""
+        """Waits for a step in progress and ends the threads; idempotent."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A step that was started and is not committed. pending: what the runner returned, or error: what it raised."""
+    """A step that is started and not committed. pending: what the runner returned; error: what it raised."""
 
     plan: StepPlan
     begun: float
@@ -65,9 +65,9 @@ class EngineCore:
     delivered while step N + 1 runs:
 
         runner    | step N            | step N + 1            |
-        this one  | plan N + 1 | wait | commit N | plan N + 2 | ...
+        core      | plan N + 1 | wait | commit N | plan N + 2 | ...
 
-    Where the next step also follows without the ids of this one (`Runner.follows`), it is started before the wait.
+    If step N + 1 does not need the sampled ids of step N (`Runner.follows`), it is started before the wait.
     """
 
     def __init__(
@@ -77,48 +77,48 @@ class EngineCore:
         summary: Sequence[str] = (),
         warm: Callable[[], None] = lambda: None,
     ):
-        """summary: lines for people that say what was decided, and why. warm: gets ready, elsewhere, for what not every
-        request needs."""
+        """summary: lines for users that list the decisions and their reasons. warm: prepares, on another thread, what
+        only some requests need."""
         self.warm = warm
         self.summary = tuple(summary)
         self.runner = runner
         self.scheduler = scheduler
         self.info = runner.info
-        self._dirty = False  # something ran since the last check
+        self._dirty = False  # a step ran since the last check
         self.steps = 0
         self.step_seconds = 0.0
         self._past: deque[StepRecord] = deque(maxlen=MOST_STEPS)
         self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
-        self._pending_step: PendingStep | None = None  # the step that runs
-        self._ended = 0.0  # when the last step did
+        self._pending_step: PendingStep | None = None  # the step in progress
+        self._ended = 0.0  # when the last step ended
         self._closed = False
 
     def add(self, request: Request) -> None:
-        """Takes a request. Raises InvalidRequest or QueueFull; nothing is kept then."""
+        """Takes a request. Raises InvalidRequest or QueueFull, and then keeps nothing of it."""
         self.scheduler.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         self.scheduler.abort(request_id, index)
 
     def pause(self, request_id: str, whether: bool) -> None:
-        """Computes no more of a request, whose reader has not taken what there is, or continues with it."""
+        """Stops computing a request whose reader lags behind, or resumes it."""
         (self.scheduler.pause if whether else self.scheduler.resume)(request_id)
 
     def expires(self) -> float | None:
-        """Seconds after which there is something to do though `has_work` says no: a deadline of a paused request."""
+        """Seconds until a deadline of a paused request, at which a step is due even if `has_work` is false; or None."""
         return self.scheduler.expires()
 
     def has_work(self) -> bool:
-        """Whether a step would do anything now. False while all that is left is paused."""
+        """Whether a step would do anything now. False if all remaining requests are paused."""
         return self._pending_step is not None or self.scheduler.has_work()
 
     def step(self) -> list[Delta]:
-        """`advance`, with a Delta for each answer."""
+        """`advance`, with a Delta for each choice."""
         return each_delta(self.advance())
 
     def advance(self) -> list[Delta | Tokens]:
-        """Plans, computes and commits one step; returns what it adds, each answer in one place. A step that raises
-        costs no one else."""
+        """Plans, computes and commits one step; returns what it adds, each choice once. A step that raises fails only
+        the requests in it."""
         begun = time.perf_counter()
         late: list[Delta | Tokens] = [*self.scheduler.expire(), *self.scheduler.enter_grammars()]
         plan = self.scheduler.plan()
@@ -152,18 +152,18 @@ class EngineCore:
             return PendingStep(plan, begun, error=error)
 
     def _retract(self, plan: StepPlan, pending_step: PendingStep | None) -> StepPlan:
-        """What is left of a plan that builds on a step that failed. If it was launched, no one takes its result, and
-        the runner knows already who joined and left."""
+        """Removes from a plan what builds on a failed step. If the plan was launched, its result is discarded, and the
+        runner already knows which sequences joined and left."""
         rest = self.scheduler.retract(plan)
         return replace(rest, joined=(), left=()) if pending_step else rest
 
     def _finish(self) -> list[Delta | Tokens]:
-        """Waits for the step that runs and commits it."""
+        """Waits for the step in progress and commits it."""
         pending_step, self._pending_step = self._pending_step, None
         return self._settle(*self._wait(pending_step))
 
     def _wait(self, pending_step: PendingStep | None) -> tuple[StepPlan | None, StepResult | Exception | None]:
-        """A step, and its result once it is there."""
+        """Waits for a step; returns its plan and its result or error."""
         if pending_step is None:
             return None, None
         try:
@@ -190,18 +190,18 @@ class EngineCore:
         return self.scheduler.commit(plan, result)
 
     def check(self) -> None:
-        """Proves that rows and blocks add up. Raises AssertionError."""
+        """Checks the accounting of rows and blocks. Raises AssertionError."""
         self.scheduler.check()
 
     def rest(self) -> None:
-        """Called whenever there is nothing to compute: checks once after each busy time. Raises AssertionError."""
+        """Called whenever there is nothing to compute: checks once after each busy period. Raises AssertionError."""
         if self._dirty:
             self.check()
             self._dirty = False
 
     def close(self, seconds: float = 4.0) -> None:
-        """Ends the core, once however often it is called: waits for the step in progress, leaves what the prefix cache
-        holds to the tier, as much as can be written in `seconds`, and closes the runner, whatever fails before."""
+        """Closes the core; idempotent. Waits for the step in progress, saves the contents of the prefix cache to the
+        tier for at most `seconds`, and closes the runner even if that fails."""
         if self._closed:
             return
         self._closed = True
@@ -227,16 +227,16 @@ class EngineCore:
             store.tier.close(max(0.0, deadline - time.monotonic()))
 
     def look(self) -> Snapshot:
-        """What people who watch the engine see; costs some milliseconds, so it is made when someone asks."""
+        """A snapshot for people who watch the engine. Takes some milliseconds, so it is made on request only."""
         return look(self.scheduler, self.stats(), self._past)
 
     @property
     def longest_step(self) -> float:
-        """Seconds, of the last steps."""
+        """In seconds, among the recorded steps."""
         return max((step.seconds for step in self._past), default=0.0)
 
     def stats(self) -> EngineStats:
-        self.scheduler.kv.tree.expire(self.scheduler.clock())  # pins run out while nothing is planned, too
+        self.scheduler.kv.tree.expire(self.scheduler.clock())  # pins also expire while nothing is planned
         s, cache = self.scheduler, self.scheduler.kv.tree.stats()
         tier = s.store.tier.stats() if s.store else None
         return EngineStats(

@@ -1,4 +1,4 @@
-"""An engine's totals across restarts: they never fall when its process dies and is started again."""
+"""An engine's totals across restarts: they never decrease when its process dies and is restarted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from kvasir.metrics import Histogram
 from kvasir.types import EngineStats
 
-# What is so now, not what was counted: of the engine, of a class, of a tier.
+# Present values, not counters: of the engine, of a class, of a tier.
 GAUGES = frozenset(
     (
         *("running", "waiting", "paused", "blocks_total", "blocks_used", "blocks_cached", "block_size"),
@@ -19,24 +19,24 @@ GAUGES = frozenset(
 
 
 class CumulativeStats:
-    """Adds up the totals of one engine's successive processes, as far as each had reported them."""
+    """Adds up the totals of an engine's successive processes, as last reported by each."""
 
     def __init__(self) -> None:
         self._before = EngineStats()
         self._last = EngineStats()  # of the present process
 
     def add(self, stats: EngineStats) -> EngineStats:
-        """The stats of the present process, with the totals of all."""
+        """The stats of the present process, with the totals of all processes."""
         self._last = stats
         return total(self._before, stats)
 
     def end(self) -> None:
-        """The present process has ended."""
+        """Records that the present process has ended."""
         self._before, self._last = total(self._before, self._last), EngineStats()
 
 
 def total(before: Any, now: Any) -> Any:
-    """The stats `now` with the counters of `before` added: numbers, histograms, and groups of them by name."""
+    """The stats `now` plus the counters of `before`: numbers, histograms, and dicts of them by name."""
     if isinstance(now, Histogram):
         counts = [a + b for a, b in zip(before.counts, now.counts, strict=True)]
         return Histogram(now.bounds, counts, before.sum + now.sum)
@@ -50,7 +50,7 @@ def total(before: Any, now: Any) -> Any:
 
 
 def _over(stats: Any) -> Any:
-    """Of what is no more, the counters alone."""
+    """The counters of stats that no longer exist; gauges are 0."""
     if not is_dataclass(stats):
         return stats
     return replace(stats, **{f.name: 0 for f in fields(stats) if f.name in GAUGES})  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""FakeEngine: the real scheduler, pool and loop over the FakeRunner. For servers and front halves without torch."""
+"""FakeEngine: the real scheduler, pool and loop over the FakeRunner. For tests of servers and fronts without torch."""
 
 from __future__ import annotations
 

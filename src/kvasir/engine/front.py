@@ -1,9 +1,8 @@
-"""Front: the text half joined to an Engine. Text, ids and conversations go in, text comes out.
+"""Front: the text half on top of an Engine. Text, ids and conversations go in, text comes out.
 
     encode / encode_chat -> ids -> resolve -> Request -> stream -> TextDelta ...
 
-Whatever is slow (a long text, a chat template) runs in a thread, so that the event loop never waits for one
-request.
+Slow work (a long text, a chat template) runs in a thread, so that no request blocks the event loop.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from kvasir.text.sequences import Breakers, bad_words
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import EngineStats, FinishReason, ModelInfo, Request, SamplingParams, Task
 
-LONG_TEXT = 4096  # ids from which on they are decoded in a thread
-SEQUENCES_KEPT = 16  # of bad words and breakers
-RENDER_PLACES = 2  # as many conversations are rendered at once
+LONG_TEXT = 4096  # ids; texts from this length on are decoded in a thread
+SEQUENCES_KEPT = 16  # cached conversions of bad words and breakers
+RENDER_PLACES = 2  # conversations rendered at once
 
 T = TypeVar("T")
 
 
 class Front:
-    """Owns nothing but counters: the text state of a request lives in its stream and is dropped with it.
+    """Keeps no state of requests except counters: the text state of a request lives in its stream and ends with it.
 
     All methods are called from the event loop on which the engine was started.
     """
@@ -61,18 +60,18 @@ class Front:
         warm: bool = False,
         trust_special_tokens: bool = False,
     ):
-        """default_seed: for requests that bring none; None draws a fresh one for each.
-        tool_format / reasoning_format: how the model writes those, where its template does not show it.
-        trust_special_tokens: of chats that do not say it themselves, see `encode_chat`.
-        warm: get ready for grammars as soon as the engine is.
-        Raises ConfigError for a format that there is not."""
+        """default_seed: for requests without a seed; None draws a fresh seed for each.
+        tool_format / reasoning_format: how the model writes tool calls and reasoning, if its template does not show it.
+        trust_special_tokens: the default for chats that do not set it, see `encode_chat`.
+        warm: prepare for grammars as soon as the engine is ready.
+        Raises ConfigError for an unknown format."""
         self.engine = engine
         self._default_seed = default_seed
         self.tokenizer = tokenizer
         self.template = template
         self.reader = Reader(tokenizer, template, tool_format, reasoning_format)
         self.meter = Meter()
-        self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # called for all that is generated
+        self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # called with all generated tokens
         self.grammars = Grammars(self._vocabulary)
         self.trust_special_tokens = trust_special_tokens
         self._warm = warm and tokenizer is not None
@@ -87,7 +86,7 @@ class Front:
         return self.engine.info
 
     async def start(self) -> None:
-        """Raises what `Engine.start` raises; nothing is left running then."""
+        """Raises what `Engine.start` raises, and then leaves nothing running."""
         learning = asyncio.ensure_future(asyncio.to_thread(self.reader.learn_all)) if self._warm else None
         try:
             await self.engine.start()
@@ -102,7 +101,7 @@ class Front:
             raise
 
     async def stop(self, drain: float = 0.0) -> None:
-        """Stops the engine, once, however often and from wherever it is called."""
+        """Stops the engine; idempotent, and safe to call concurrently."""
         if self._end is None:
             self.grammars.close()
             self._turns.close()
@@ -116,7 +115,7 @@ class Front:
         return await self.engine.alive(timeout)
 
     def summary(self) -> tuple[str, ...]:
-        """What the engine decided, and what the chat template does not say of tools, for people. After `start`."""
+        """The engine's decisions and, if tool calls cannot be recognized, the reason; for users, after `start`."""
         fault = self.reader.fault() if self._warm else ""
         more = (f"tools     calls come back as content: {fault} (see --tool-format)",) if fault else ()
         return (*self.engine.summary, *more)
@@ -141,15 +140,15 @@ class Front:
         bound: Bound = "context",
         first: int = 0,
     ) -> tuple[int, ...]:
-        """The ids of a text; an empty one becomes the beginning-of-text id, where the model has such an id. `foreign`
-        parts write no `blocked` ids (`Tokenizer.encode`).
+        """The ids of a text; an empty text becomes the beginning-of-text id, if the model has it. `foreign` spans
+        produce no `blocked` ids (`Tokenizer.encode`).
 
-        bound: "context": a long text that does not fit is refused as soon as that is certain, at best before it is
-        tokenized; "count": so is one that is longer than `Lengths.counted` besides; None: nothing is refused.
-        first: where above 0, so many ids are enough. Of a text longer than `Lengths.counted` there may be no more than
-        one beyond them, and where it cannot be tokenized in slices, it has to fit.
-        Raises InvalidRequest (with `param`) for an empty text without that, and for a model without a
-        tokenizer; TextTooLong; QueueFull where too many texts wait.
+        bound: "context": a long text that does not fit is refused as soon as that is certain, if possible before it is
+        tokenized; "count": only if it is also longer than `Lengths.counted`; None: nothing is refused.
+        first: if above 0, this many ids are enough. A text longer than `Lengths.counted` may then yield up to one id
+        more than that; if it cannot be tokenized in slices, it has to fit.
+        Raises InvalidRequest (with `param`) for an empty text if the model has no such id, and for a model without a
+        tokenizer; TextTooLong; QueueFull if too many texts wait.
         """
         told = {"add_special_tokens": add_special_tokens, "parse_special": parse_special, "blocked": blocked}
         return (await self._encode([text], param, bound, first, foreign=[foreign] if foreign else (), **told))[0]
@@ -163,7 +162,7 @@ class Front:
         bound: Bound = "context",
         first: int = 0,
     ) -> list[tuple[int, ...]]:
-        """`encode` of each text; short ones go together. Raises what `encode` raises for any of them."""
+        """`encode` of each text; short texts are batched. Raises what `encode` raises for any of them."""
         found: list[tuple[int, ...]] = []
         for texts_together in batches(texts):
             found += await self._encode(texts_together, param, bound, first, add_special_tokens=add_special_tokens)
@@ -172,7 +171,7 @@ class Front:
     async def _encode(
         self, texts: Sequence[str], param: str, bound: Bound, first: int, **told: Any
     ) -> list[tuple[int, ...]]:
-        """The texts are one, or shorter than LONG_BYTES together. told: arguments of `Tokenizer.encode_many`."""
+        """texts: one text, or texts shorter than LONG_BYTES together. told: arguments of `Tokenizer.encode_many`."""
         tokenizer, lengths = self._need_tokenizer(param), self._lengths(param)
         size = sum(map(size_of, texts))
         fits = lengths.must_fit(size, bound, first)
@@ -193,7 +192,7 @@ class Front:
         return [self._some(ids, param) for ids in many]
 
     def _some(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
-        """The ids of a prompt, which has one at least."""
+        """The ids of a prompt, at least one. Raises InvalidRequest if there is none."""
         bos = self._need_tokenizer(param).bos_id
         ids = ids if ids or bos is None else [bos]
         if not ids:
@@ -210,7 +209,7 @@ class Front:
         chat_template: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> Rendered:
-        """A conversation as the model's chat template renders it, or another template. Raises TemplateError,
+        """Renders a conversation with the model's chat template, or with `chat_template`. Raises TemplateError,
         InvalidRequest, TextTooLong, QueueFull."""
         if self.template is None:
             raise InvalidRequest("this model has no chat template", "use completions", param="messages")
@@ -229,7 +228,7 @@ class Front:
             )
 
         size = size_within([*messages, *(tools or ())])
-        try:  # a template that came with the request may take as long as a long text
+        try:  # a template from the request may take as long as a long text
             return await self._rendering.run(size if chat_template is None else max(size, LONG_BYTES), render)
         except TemplateTooLong as error:
             self._lengths("messages").check_size(error.size, "messages", "more than ")
@@ -246,8 +245,8 @@ class Front:
     ) -> tuple[int, ...]:
         """The ids of `render_chat`, whose arguments it takes.
 
-        Control tokens are the template's; a text in the conversation that looks like one is spelt out, unless
-        `trust_special_tokens` (None: as the front has it).
+        The template may write control tokens; a text in the conversation that looks like one is spelled out as plain
+        text, unless `trust_special_tokens` (None: the front's setting).
         """
         rendered = await self.render_chat(messages, **template)
         trusted = self.trust_special_tokens if trust_special_tokens is None else trust_special_tokens
@@ -262,13 +261,13 @@ class Front:
         )
 
     async def in_turn(self, size: int, work: Callable[[], T]) -> T:
-        """What `work`, which tokenizes texts of `size` characters in all, gives in a thread when its key has its turn.
-        Raises QueueFull, and what `work` raises."""
+        """Runs `work`, which tokenizes texts of `size` characters in total, in a thread on its key's turn. Raises
+        QueueFull, and what `work` raises."""
         return await self._turns.run(size, lambda _: work())
 
     def foreign(self, rendered: Rendered, tools: object = None) -> Spans:
-        """The parts of a prompt that may write no control token. What a model writes itself within its turns, it may
-        have written in the conversation."""
+        """The spans of a prompt that must not produce control tokens. Tokens that the model itself writes within its
+        turns are allowed in the conversation."""
         return rendered.foreign(self.reader.said(tools))
 
     def _control_ids(self, source: str) -> frozenset[int]:
@@ -284,8 +283,8 @@ class Front:
         add_special_tokens: bool = True,
         param: str = "suffix",
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids of a prompt whose answer stands between two texts (`text.fim.Infill.prompt`), and the ids that end
-        such an answer. Raises InvalidRequest (with `param`) for a model that has no tokens for that."""
+        """The ids of a fill-in-the-middle prompt for the text between `before` and `after` (`text.fim.Infill.prompt`),
+        and the ids that end the completion. Raises InvalidRequest (with `param`) if the model has no such tokens."""
         tokenizer = self._need_tokenizer(param)
         infill = self.infill
         if infill is None:
@@ -302,11 +301,11 @@ class Front:
 
     @cached_property
     def infill(self) -> Infill | None:
-        """The model's tokens for filling in the middle; None where it has none."""
+        """The model's tokens for filling in the middle; None if it has none."""
         return Infill.of(self.tokenizer) if self.tokenizer is not None else None
 
     def template_mentions(self, word: str, tools: object = None) -> bool:
-        """Whether the chat template has this word in its source: a role or a switch that it knows."""
+        """Whether the source of the chat template contains this word: a role or a switch that it knows."""
         return self.template is not None and word in self.template.select(tools)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -329,7 +328,7 @@ class Front:
         return Vocabulary(self._need_tokenizer("grammar"), self.info.vocab_size, self._eos_ids() or ())
 
     async def learn(self, params: SamplingParams) -> None:
-        """Finds in a thread what `resolve` needs of the tokenizer for these parameters. Raises InvalidRequest."""
+        """Prepares in a thread what `resolve` needs of the tokenizer for these parameters. Raises InvalidRequest."""
         if params.bad_words or params.dry:
             size = sum(map(len, (*params.bad_words, *params.dry_sequence_breakers)))
             await self.in_turn(size, lambda: self._sequences(params))
@@ -337,7 +336,7 @@ class Front:
             await self.grammars.later(self.grammars.of, params.structured_outputs)
 
     def _sequences(self, params: SamplingParams) -> dict[str, Any]:
-        """The fields of Request that hold texts of these parameters in ids."""
+        """The fields of Request that hold bad words and DRY breakers as ids."""
         return self._found(params.bad_words, params.dry_sequence_breakers if params.dry else ())
 
     def _find(self, words: tuple[str, ...], breakers: tuple[str, ...]) -> dict[str, Any]:
@@ -360,11 +359,10 @@ class Front:
         param: str = "prompt",
         **fields: Any,
     ) -> Request:
-        """A complete Request: seed drawn, max_tokens settled (None: what the context leaves), everything in
-        range.
+        """Makes a complete Request: seed drawn, max_tokens set (None: what the context leaves), all values in range.
 
-        `param` names the prompt's field in errors; `fields` (slo, tenant, cache_salt, ...) go to the
-        Request as they are. Raises InvalidRequest; nothing is ever cut.
+        `param` names the prompt's field in errors; `fields` (slo, tenant, cache_salt, ...) are passed to the Request
+        unchanged. Raises InvalidRequest; nothing is ever truncated.
         """
         check_task(self.info, Task.GENERATE)
         check_ids(self.info, prompt_ids, param)
@@ -378,7 +376,7 @@ class Front:
         if params.structured_outputs:
             fields["grammar"] = self.grammars.of(params.structured_outputs)
         check_vocabulary(self.info, params)
-        # A drawn seed is returned to the client, and JSON's numbers carry 53 bits everywhere.
+        # A drawn seed is returned to the client; JSON numbers reliably carry only 53 bits.
         seed = self._default_seed if params.seed is None else params.seed
         seed = draw_seed() if seed is None else seed
         params = replace(params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens)
@@ -387,15 +385,14 @@ class Front:
     async def resolve_chat(
         self, prompt_ids: Sequence[int], params: SamplingParams, thinks: bool = True, **fields: Any
     ) -> Request:
-        """`resolve` for a conversation without tools: where it `thinks`, its reasoning may come before what is asked
-        for."""
+        """`resolve` for a conversation without tools. If it `thinks`, reasoning may precede the requested structure."""
         reading = self.reader.reading(prompt_ids, None, thinks)
         grammar = await self.grammars.later(self.grammars.answer, reading, params)
         params = replace(params, structured_outputs=None)
         return self.resolve(prompt_ids, params, grammar=grammar, param="messages", **fields)
 
     def resolve_embedding(self, ids: Sequence[int], *, id: str | None = None, **fields: Any) -> Request:
-        """A complete Request for the embedding of a text. Raises InvalidRequest."""
+        """Makes a complete Request for the embedding of a text. Raises InvalidRequest."""
         check_task(self.info, Task.EMBED)
         check_ids(self.info, ids, "input")
         check_input_fits(self.info, len(ids), "input")
@@ -403,18 +400,18 @@ class Front:
         return Request(id or _new_id(), tuple(ids), params, Task.EMBED, **fields)
 
     def _eos_ids(self) -> tuple[int, ...] | None:
-        """The ids that end an answer: those of the model's configuration and those of its tokenizer."""
+        """The ids that end a choice: from the model's configuration and from its tokenizer."""
         own = self.tokenizer.eos_ids if self.tokenizer is not None else ()
         return tuple(dict.fromkeys((*self.info.eos_ids, *own))) or None
 
     # -- a request to text ---------------------------------------------------------------------------------
 
     async def stream(self, request: Request, reading: Reading | None = None) -> AsyncGenerator[TextDelta]:
-        """The deltas of all answers of a resolved request, taken apart as `reading` says; ends after the last
-        answer's.
+        """Streams the deltas of all choices of a resolved request, parsed according to `reading`; ends after the last
+        choice has ended.
 
-        Close it (aclosing) when leaving early: that gives back everything the request holds. Raises what
-        `Engine.submit` raises. An answer that failed alone ends with FinishReason.ERROR and `error`.
+        Close it (aclosing) to leave early: that frees everything the request holds. Raises what `Engine.submit` raises.
+        A choice that fails alone ends with FinishReason.ERROR and `error`.
         """
         params = request.params
         answers = [AnswerText(self.tokenizer, request.prompt_ids, params, reading) for _ in range(params.n)]
@@ -428,7 +425,7 @@ class Front:
                         continue
                     if delta.prompt_logprobs is None:
                         text = answer.push(delta)
-                    else:  # as many tokens to spell as the prompt has, and their candidates
+                    else:  # one token to spell for each prompt token, and its candidates
                         text = await asyncio.to_thread(answer.push, delta)
                     watch.saw(text)
                     if answer.done:
@@ -440,7 +437,7 @@ class Front:
                         return
 
     async def complete(self, request: Request, reading: Reading | None = None) -> list[Answer]:
-        """All answers of a resolved request, whole. Raises as `stream` does."""
+        """All choices of a resolved request, complete. Raises as `stream` does."""
         answers = [Answer(i) for i in range(request.params.n)]
         async with aclosing(self.stream(request, reading)) as deltas:
             async for delta in deltas:
@@ -448,8 +445,8 @@ class Front:
         return answers
 
     async def embed(self, request: Request) -> tuple[float, ...]:
-        """The embedding of a request made by `resolve_embedding`: float32 values. Raises as `Engine.submit`
-        does."""
+        """The embedding of a request from `resolve_embedding`: float32 values. Raises what `Engine.submit` raises,
+        KvasirError if the engine fails on the input, DeadlineExceeded, EngineDead."""
         with self.meter.watch(request, self.info.targets.get(request.slo)) as watch:
             async with aclosing(self.engine.submit(request)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:

@@ -1,6 +1,6 @@
-"""Grammars of the text half: from what is asked for to what a Request carries, checked.
+"""Grammars of the text half: turns what a client asks for into the checked grammar that a Request carries.
 
-Those who wait for a slow grammar wait in threads of their own, so that they hold up nothing else.
+Callers wait for slow grammars in a separate thread pool, so that they block nothing else.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from kvasir.types import SamplingParams, StructuredOutputs
 PARAM = "structured_outputs"
 BUDGET = "thinking_token_budget"
 THREADS = 32
-MAX_ASKING = 256  # at once
-MOST_TRIED = 64  # tools of which each is tried alone, where all together cannot be enforced
+MAX_ASKING = 256  # concurrent callers
+MOST_TRIED = 64  # tools that are tried one by one if their joint grammar cannot be enforced
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Grammars:
-    """Safe to use from several threads. What was checked once is remembered."""
+    """Thread-safe. Results of checks are cached."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]):
-        """vocabulary: raises KvasirError for a model without."""
+        """vocabulary: raises KvasirError for a model without a tokenizer."""
         self._vocabulary = vocabulary
         self._checker = GrammarCheck(vocabulary)
         self._threads = ThreadPoolExecutor(THREADS, "kvasir-grammar-check")
         self._asking = 0
 
     async def later(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What a method of this object gives, which may take seconds. From one event loop. Raises QueueFull, too."""
+        """Runs a method of this object, which may take seconds, in a thread. To be called from one event loop. Also
+        raises QueueFull."""
         if self._asking >= MAX_ASKING:
             raise QueueFull("too many grammars are being looked at", "try again in a moment")
         self._asking += 1
@@ -57,7 +58,7 @@ class Grammars:
             self._asking -= 1
 
     def warm(self) -> None:
-        """Get ready for the first grammar, in the background. What goes wrong will be said when one comes."""
+        """Prepares for the first grammar, in the background. Errors are raised when a grammar is requested."""
         Thread(target=self._warm, name="kvasir-grammar-warm", daemon=True).start()
 
     def _warm(self) -> None:
@@ -65,13 +66,13 @@ class Grammars:
             self._checker.warm()
 
     def of(self, outputs: StructuredOutputs) -> str:
-        """A grammar that can be enforced. May take a second, the first time. Raises InvalidRequest."""
+        """A grammar that can be enforced. The first call may take a second. Raises InvalidRequest."""
         source, convert = self._source(outputs)
         return self._checker.check(source, convert, PARAM)
 
     def answer(self, reading: Reading | None, params: SamplingParams, calling: Calling | None = None) -> str | None:
-        """What the answers of a chat follow: calls, the structure of what is said, a budget of reasoning; None where
-        nothing is asked for. May take a second, the first time. Raises InvalidRequest."""
+        """The rule for the choices of a chat: tool calls, the structure of the content, a reasoning budget; None if
+        nothing is requested. The first call may take a second. Raises InvalidRequest."""
         thinking, budget = reading.format.thinking if reading else None, params.thinking_token_budget
         if budget is not None and thinking is None:
             message = "this model marks no reasoning that could be bounded"
@@ -92,7 +93,7 @@ class Grammars:
         vocabulary, format = self._vocabulary(), reading.format
         content = None if said is None else {"type": "object"} if said.json_object else _parsed(said.json)
         if said is not None and calling.required:
-            self.of(said)  # which is for answers without a call; one that cannot be enforced is refused all the same
+            self.of(said)  # applies to choices without a call, but is refused all the same if it cannot be enforced
             content = None
 
         def grammar(functions: Sequence[Function]) -> str:
@@ -117,7 +118,7 @@ class Grammars:
 
     @staticmethod
     def _loosened(grammar: Callable[[Sequence[Function]], str], functions: Sequence[Function]) -> str:
-        """The grammar; where not all can be enforced, less is asked of the arguments of tools that are not strict."""
+        """The grammar; if it cannot be enforced in full, the arguments of non-strict tools are constrained less."""
         try:
             return grammar(functions)
         except InvalidRequest:
@@ -134,11 +135,11 @@ class Grammars:
                 kept[i] = loose[i]
         try:
             return grammar(kept)
-        except InvalidRequest:  # it is too large, or a strict one is at fault
+        except InvalidRequest:  # it is too large, or a strict tool is at fault
             return grammar(loose)
 
     def _said(self, wanted: StructuredOutputs, reading: Reading | None) -> str:
-        """Of answers that may think first, and then follow what is wanted."""
+        """The grammar for `wanted`, preceded by reasoning if the model may think first."""
         grammar = self.of(wanted)
         if reading is None or reading.format.thinking is None or not reading.thinks or wanted.tags is not None:
             return grammar
@@ -172,7 +173,7 @@ class Grammars:
 
 
 def _parsed(schema: Any) -> Any:
-    """A schema may be given as text."""
+    """The schema, parsed if it is given as text. Raises InvalidRequest unless it is an object or a boolean."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)

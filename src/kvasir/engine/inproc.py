@@ -1,4 +1,4 @@
-"""InProcessEngine: the engine in a thread beside the caller. For `AsyncLLM`, tests, and machines with one process."""
+"""InProcessEngine: the engine in a thread beside the caller. For `AsyncLLM`, tests and single-process machines."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from kvasir.types import Delta, EngineStats, ModelInfo, Request, Tokens, each_de
 
 log = logging.getLogger("kvasir.engine")
 
-LAST_STEP = 60.0  # seconds that `stop` waits for the step in progress
-EXIT_SECONDS = 5.0  # and the end of the interpreter, for engines that were never stopped
+LAST_STEP = 60.0  # seconds for which `stop` waits for the step in progress
+EXIT_SECONDS = 5.0  # the same at interpreter exit, for engines that were never stopped
 
 
 class InProcessEngine:
@@ -64,7 +64,7 @@ class InProcessEngine:
         try:
             self._info, self.summary = await ready
         except BaseException:
-            self._commands.put(None)  # what cannot be used ends itself once it is built
+            self._commands.put(None)  # the unusable core ends itself once it is built
             raise
         self._dead = None
 
@@ -108,7 +108,7 @@ class InProcessEngine:
         return True
 
     async def check(self) -> None:
-        """Proves that nothing leaked. Raises AssertionError."""
+        """Checks that nothing leaked. Raises AssertionError."""
         await self._ask(EngineCore.check)
 
     async def _ask(self, question: Callable):
@@ -136,8 +136,8 @@ class InProcessEngine:
         await asyncio.to_thread(self.end, LAST_STEP)
 
     def end(self, seconds: float) -> None:
-        """Tells the engine's thread to end, and waits. After so long the thread is left to itself: what its step uses
-        stays allocated until the step has ended, however late that is."""
+        """Asks the engine's thread to end and waits for up to `seconds`. After that the thread is left alone: the
+        memory of its step stays allocated until the step ends."""
         if self._thread is None:
             return
         self._commands.put(None)
@@ -171,8 +171,8 @@ class InProcessEngine:
                 self._deliver(added)
 
     def _deliver(self, added: list[Delta | Tokens]) -> None:
-        """Hands what a step adds to the event loop. Waits while that has AHEAD steps to take, so that a request whose
-        queue is full hears of it before it has computed much more."""
+        """Hands the results of a step to the event loop. Blocks while the loop has AHEAD unread results, so that the
+        engine learns of a full queue before it computes much more."""
         while not self._ahead.acquire(timeout=0.05) and self._loop.is_running():
             pass
         self._call(self._take, added)
@@ -182,8 +182,8 @@ class InProcessEngine:
         self._streams.deliver(each_delta(added))
 
     def _take_commands(self, core: EngineCore) -> bool:
-        """All waiting commands; waits for one, or a deadline, when there is nothing to compute. False when it is to
-        end."""
+        """Runs all queued commands; if there is nothing to compute, waits for a command or a deadline. False if the
+        engine must end."""
         while True:
             idle = not core.has_work()
             if idle:
@@ -208,7 +208,7 @@ _started: weakref.WeakSet[InProcessEngine] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Ends engines that were never stopped: a step must not run on while the interpreter is taken apart."""
+    """Ends engines that were never stopped: no step may run during interpreter shutdown."""
     deadline = time.monotonic() + EXIT_SECONDS
     for engine in list(_started):
         engine.end(max(0.0, deadline - time.monotonic()))

@@ -1,18 +1,18 @@
-"""The journal of unfinished requests: what must be sent again when an engine process dies, and what must not.
+"""The journal of unfinished requests: which to send again after an engine process dies, and which not.
 
 A pure state machine, without sockets. The rules:
 
-- A request that only waited is sent again as often as needed.
-- After a death, those that were being computed are sent again together with everything else, and resume where their
-  streams stopped. When nothing was being computed, those that the engine had taken count as computed.
-- A request is a suspect when the engine dies with it a second time without a token of it in between. Suspects are
-  tried in groups, with nothing else sent meanwhile: the next group is sent when each of this one has given a token.
-  When the engine dies again, its suspects are halved. A single suspect is tried in an engine of its own.
-- A paused request computes nothing: it is no suspect of a death, and is sent again only when it continues.
-- A request fails only when it was the only one that the engine had, and a suspect. So p poison requests among n cost
-  about p log n engines, and no other request pays with more than time.
-- Two that kill only together are never alone at a death. Each time that one of them has to be tried alone, it must
-  give twice as many tokens before others join it, so that this ends after few engines, too.
+- A request that was only waiting is sent again as often as needed.
+- After a death, the requests that were being computed are sent again with all others, and resume where their streams
+  stopped. If nothing was being computed, the requests that the engine had taken count as computed.
+- A request is a suspect if the engine dies twice with it, without a token of it in between. Suspects are tried in
+  groups, with nothing else sent meanwhile: the next group is sent when each request of the present group has given a
+  token. If the engine dies again, its suspects are split in half. A single suspect is tried in an engine of its own.
+- A paused request is not computed: it is no suspect of a death, and is sent again only when it resumes.
+- A request fails only if it is a suspect and was the only request in the engine. So p poison requests among n cost
+  about p log n engines, and other requests lose only time.
+- Two requests that kill an engine only together are never alone at a death. Each time one of them must be tried alone,
+  it has to give twice as many tokens before others join it, so that this also ends after few engines.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from enum import IntEnum
 
 from kvasir.types import Delta, FinishReason, Request
 
-SUSPECT_DEATHS = 2  # with a request in hand and no token of it in between
-SUSPECT_LIVES = 4  # engines that died with it merely waiting there: something may kill before it is computed
+SUSPECT_DEATHS = 2  # deaths with a request in hand and no token of it in between
+SUSPECT_LIVES = 4  # engines that died with the request merely waiting there: it may kill before it is computed
 
 
 class Stage(IntEnum):
-    """How far a request came with the engine of now: held back here, sent, in its queue, just being put there, in a
-    step. What is in hand in the last two may kill the engine at this moment."""
+    """How far a request got in the present engine: held back here, sent, in its queue, being put there, in a step. A
+    request in one of the last two stages may kill the engine at this moment."""
 
     HELD = 0
     SENT = 1
@@ -41,9 +41,9 @@ class Stage(IntEnum):
 
 @dataclass(slots=True)
 class Entry:
-    """arrived: by the journal's clock. returned: an engine died that it had been sent to. deaths: those it may have
-    caused, and lives: engines that died with it in them, both since its last token. trials: how often it was tried
-    alone. owed: tokens to come before its trial ends. paused: its reader has not taken what there is."""
+    """arrived: by the journal's clock. returned: an engine died to which it had been sent. deaths: engines whose death
+    it may have caused; lives: engines that died with it; both since its last token. trials: how often it was tried
+    alone. owed: tokens to come before its trial ends. paused: its reader lags behind."""
 
     request: Request
     arrived: float
@@ -64,12 +64,12 @@ class Entry:
 
     @property
     def open(self) -> list[int]:
-        """The answers that have not ended."""
+        """The choices that have not ended."""
         return [i for i in range(self.request.params.n) if i not in self.done]
 
     def to_send(self, now: float) -> Request:
-        """The request as it goes to an engine: it has waited so long, what was streamed is known, finished answers are
-        left out."""
+        """The request as sent to an engine: with the time it has waited, without ended choices, and, if it is sent
+        again, with the ids streamed so far."""
         request = replace(self.request, waited=now - self.arrived, done=tuple(sorted(self.done)))
         if not self.returned:
             return request
@@ -82,57 +82,57 @@ class Entry:
 
 
 class Journal:
-    """Entries in order of arrival. `to_send` says what may go to the engine now."""
+    """The open requests in order of arrival. `to_send` returns those that may go to the engine now."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.entries: dict[str, Entry] = {}
-        self._groups: list[list[str]] = []  # of suspects, to be tried one after another
-        self._adding: str | None = None  # what the engine is just putting into its queue
-        self._trial: set[str] = set()  # those of the present group that owe tokens
+        self._groups: list[list[str]] = []  # of suspects, tried one group after another
+        self._adding: str | None = None  # the request that the engine is putting into its queue
+        self._trial: set[str] = set()  # requests of the present group that owe tokens
 
     @property
     def on_trial(self) -> bool:
-        """Whether suspects are being tried: each death narrows them down."""
+        """Whether suspects are being tried: each death then narrows them down."""
         return bool(self._groups or self._trial)
 
     @property
     def in_hand(self) -> bool:
-        """Whether the engine of now has been sent anything that has not ended."""
+        """Whether the present engine was sent a request that has not ended."""
         return any(e.stage is not Stage.HELD for e in self.entries.values())
 
     @property
     def num_held(self) -> int:
-        """Answers that wait for an engine, or for the end of a trial."""
+        """The number of choices that wait for an engine, or for the end of a trial."""
         return sum(len(e.open) for e in self.entries.values() if e.stage is Stage.HELD)
 
     def add(self, request: Request) -> None:
         self.entries[request.id] = Entry(request, self._clock(), done=set(request.done))
 
     def forget(self, request_id: str) -> None:
-        """The request has ended, was refused, or its client left."""
+        """Removes a request that has ended, was refused, or whose client left."""
         self.entries.pop(request_id, None)
         self._trial.discard(request_id)
 
     def pause(self, request_id: str, whether: bool) -> None:
-        """The engine computes no more of the request, or continues with it. A trial does not wait for it."""
+        """Records that the engine pauses or resumes the request. A trial does not wait for it."""
         if entry := self.entries.get(request_id):
             entry.paused = whether
             self._trial.discard(request_id)
 
     def abandon(self, request_id: str, index: int) -> None:
-        """One answer is not wanted any more."""
+        """Records that a choice is not wanted any more."""
         if entry := self.entries.get(request_id):
             self._finish(entry, index)
 
     def reached(self, ids: Iterable[str], stage: Stage) -> None:
-        """The engine says how far these came."""
+        """Records the stage that the engine reports for these requests."""
         for request_id in ids:
             if entry := self.entries.get(request_id):
                 entry.stage = stage
 
     def hear(self, said: str | list[str] | None) -> None:
-        """What the engine writes on its standard output (worker.py)."""
+        """Takes a report of stages from the engine's standard output (worker.py)."""
         if isinstance(said, list):
             self.reached(said, Stage.JOINED)
             return
@@ -143,7 +143,7 @@ class Journal:
         self._adding = said
 
     def overdue(self) -> list[Delta]:
-        """Ends what is held back beyond its deadline; its last deltas."""
+        """Ends held-back requests whose deadline has passed; returns their last deltas."""
         now, ended = self._clock(), []
         for entry in list(self.entries.values()):
             deadline = entry.request.deadline
@@ -153,7 +153,7 @@ class Journal:
         return ended
 
     def take(self, delta: Delta) -> bool:
-        """Notes a delta; False when it belongs to no one."""
+        """Records a delta; False if its request is unknown."""
         entry = self.entries.get(delta.id)
         if entry is None:
             return False
@@ -174,7 +174,7 @@ class Journal:
             self.forget(entry.request.id)
 
     def to_send(self) -> list[Request]:
-        """Requests that go to the engine now; they count as sent."""
+        """Returns the requests that go to the engine now, and marks them as sent."""
         if self._trial:
             return []
         held = [e for e in self.entries.values() if e.stage is Stage.HELD and not e.paused]
@@ -185,7 +185,7 @@ class Journal:
         return [entry.to_send(now) for entry in ready]
 
     def _next_group(self) -> list[Entry]:
-        """Begins the next trial, if there is one left."""
+        """Starts the next trial, if one is left; returns its requests."""
         while self._groups:
             found = (self.entries.get(name) for name in self._groups.pop(0))
             group = [entry for entry in found if entry and not entry.paused]
@@ -198,7 +198,7 @@ class Journal:
         return []
 
     def death(self) -> list[Request]:
-        """The engine died. Returns the requests that must get an error; all others will be sent again."""
+        """Records the death of the engine. Returns the requests that must get an error; all others are sent again."""
         sent = [e for e in self.entries.values() if e.stage is not Stage.HELD]
         taken = [e for e in sent if e.stage >= Stage.TAKEN and not e.paused]
         untouched = [e.request.id for e in sent if e.request.id in self._trial and e not in taken]

@@ -1,4 +1,4 @@
-"""LLM and AsyncLLM: the engine as a Python object, in the names users know from vLLM.
+"""LLM and AsyncLLM: the engine as a Python object, with the names that users know from vLLM.
 
 llm = LLM("kvasir-mini")
 for output in llm.generate(["Hello"], SamplingParams(temperature=0, max_tokens=20)):
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's natural log-probability of the raw logits; rank 1 is the most probable."""
+    """A token's natural log-probability by the raw logits; rank 1 is the most probable."""
 
     logprob: float
     rank: int
@@ -45,7 +45,8 @@ Logprobs = list[dict[int, Logprob]]
 
 @dataclass
 class CompletionOutput:
-    """One answer. `logprobs`: where asked for, one dict per token, the chosen token's entry first, then the best."""
+    """One choice. `logprobs`: if requested, one dict per token, with the sampled token's entry first, then the top
+    tokens."""
 
     index: int
     text: str
@@ -63,7 +64,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """What a prompt brought. `seed` is the request's own: give it again for the same answers."""
+    """The output for a prompt. `seed` is the request's own: pass it again to get the same choices."""
 
     request_id: str
     prompt: str | None
@@ -86,7 +87,7 @@ class AsyncLLM:
     """An engine in this process for asyncio programs. `options` are those of EngineOptions."""
 
     def __init__(self, model: str, *, engine: Engine | None = None, **options: Any):
-        """engine: another body of the protocol (a ProcessEngine), already made with the same options."""
+        """engine: another implementation of the protocol (a ProcessEngine), created with the same options."""
         self.options = EngineOptions(model=model, **options)
         self._progress: Callable[[int, int], None] | None = None
         tokenizer, template = load_text(self.options)
@@ -104,7 +105,7 @@ class AsyncLLM:
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """What the engine decided, for people."""
+        """The engine's decisions, for users."""
         return self.front.engine.summary
 
     async def start(self) -> AsyncLLM:
@@ -122,7 +123,7 @@ class AsyncLLM:
         await self.stop()
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
-        """Streams the request's output as it grows; the last one is `finished`. Raises KvasirError."""
+        """Streams the output of the request as it grows; the last one is `finished`. Raises KvasirError."""
         text, ids = await self._ids(prompt)
         params = params or SamplingParams()
         await self.front.learn(params)
@@ -135,12 +136,12 @@ class AsyncLLM:
                 yield _output(request, text, answers)
 
     async def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
-        """The whole output at once. Raises KvasirError."""
+        """The complete output. Raises KvasirError."""
         text, ids = await self._ids(prompt)
         return await self._complete(text, ids, params)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template: Any):
-        """The answer to a conversation; `template`: tools, add_generation_prompt, variables ... of `encode_chat`."""
+        """The output for a conversation; `template`: tools, add_generation_prompt, variables ... of `encode_chat`."""
         ids = await self.front.encode_chat(messages, **template)
         params = params or SamplingParams()
         await self.front.learn(params)
@@ -153,7 +154,7 @@ class AsyncLLM:
         return EmbeddingOutput(request.id, text, list(ids), list(await self.front.embed(request)))
 
     async def _complete(self, text: str | None, ids: Sequence[int], params: SamplingParams | None) -> RequestOutput:
-        """No one watches the answer grow, so it is served as batch work."""
+        """Serves the request in the batch class, since no client watches the output grow."""
         params = params or SamplingParams()
         await self.front.learn(params)
         return await self._finish(text, self.front.resolve(ids, params, slo=ServiceClass.BATCH))
@@ -181,10 +182,10 @@ class AsyncLLM:
 
 
 class LLM:
-    """An engine in this process for plain programs: give it all prompts at once, it batches them itself.
+    """An engine in this process for plain programs: pass all prompts at once, it batches them itself.
 
-    `LLM(model, dtype=..., max_model_len=..., ...)` takes the options of EngineOptions. `progress` shows bars on
-    loading and on long batches. Close it, or use it in a `with`, to give the memory back.
+    `LLM(model, dtype=..., max_model_len=..., ...)` takes the options of EngineOptions. `progress` shows bars while
+    loading and for long batches. Close it, or use it in a `with`, to free the memory.
     """
 
     def __init__(self, model: str, *, progress: bool = True, **options: Any):
@@ -206,7 +207,7 @@ class LLM:
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """What the engine decided, for people."""
+        """The engine's decisions, for users."""
         return self._llm.summary
 
     def get_tokenizer(self):
@@ -217,7 +218,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """The outputs of all prompts, in their order. One SamplingParams for all, or one each. Raises KvasirError."""
+        """The outputs of all prompts, in order. One SamplingParams for all, or one for each. Raises KvasirError."""
         many = _prompt_list(prompts)
         each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
@@ -231,7 +232,7 @@ class LLM:
         params: SamplingParams | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or to several."""
+        """The outputs for one conversation or several."""
         several = messages if messages and not isinstance(messages[0], Mapping) else [messages]
         ask = partial(self._llm.chat, params=params, **template)
         return self._all([partial(ask, m) for m in several], params.n if params else 1)  # type: ignore[arg-type]
@@ -272,8 +273,8 @@ class LLM:
             self._wait(self._llm.start())
 
     def _all(self, work: Sequence[Callable[[], Awaitable[T]]], answers: int = 1) -> list[T]:
-        """Does all work, as much of it at once as may wait; when one fails the others are cancelled and its error is
-        raised. answers: the most of any request."""
+        """Runs all work, as much of it concurrently as may wait in the engine; if one item fails, the others are
+        cancelled and its error is raised. answers: the highest number of choices of a request."""
         window = asyncio.Semaphore(max(1, min(self._llm.options.max_waiting, MAX_WAITING_PER_KEY) // answers))
         futures = [asyncio.run_coroutine_threadsafe(_within(window, w), self._loop) for w in work]
         try:
@@ -299,7 +300,7 @@ class LLM:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # of an interrupted caller; a start that is cancelled leaves no engine behind
+            future.cancel()  # the caller was interrupted; a cancelled start leaves no engine running
             raise
 
     def _end_loop(self) -> None:
@@ -315,7 +316,7 @@ async def _within(window: asyncio.Semaphore, work: Callable[[], Awaitable[T]]) -
 
 
 async def _cancel_others() -> None:
-    """Ends what else runs on the loop."""
+    """Cancels all other tasks of the loop."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

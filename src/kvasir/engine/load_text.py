@@ -1,4 +1,4 @@
-"""The text half's parts of a model: its tokenizer and its chat templates. No torch."""
+"""Loads the text half's parts of a model: its tokenizer and its chat templates. No torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvasir.weights.local import ModelFiles, gguf_chat_templates
 
 
 def load_text(options: EngineOptions) -> tuple[Tokenizer | None, ChatTemplate]:
-    """Tokenizer (None for a model that has none: prompts are ids then) and chat template of a model.
+    """The tokenizer (None for a model without one: prompts are ids then) and the chat template of a model.
 
-    Raises KvasirError when files are missing or malformed.
+    Raises KvasirError if files are missing or malformed.
     """
     files = find_model(options.tokenizer or options.model, options.revision)
     tokenizer, templates = _from_gguf(files) if files.kind == "gguf" else _from_folder(files)

@@ -1,4 +1,4 @@
-"""A snapshot of an engine at one moment: read from the scheduler, changing nothing."""
+"""Takes a snapshot of an engine: reads the scheduler and changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvasir.snapshot import AnswerState, BlockMap, Snapshot, StepRecord
 from kvasir.types import EngineStats
 
 MOST_ANSWERS = 256
-MOST_CELLS = 4096  # of a group's map
+MOST_CELLS = 4096  # of a cache group's map
 MOST_STEPS = 256
 
 

@@ -1,4 +1,4 @@
-"""What the front half counts while it serves: plain numbers, for others to export."""
+"""What the front counts while it serves: plain numbers, exported elsewhere."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kvasir.metrics import Histogram
 from kvasir.types import FinishReason, Request, ServiceClass, Target
 
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
-RECENT = 1024  # of what was measured last
+RECENT = 1024  # latest measurements kept
 TOKENS = tuple(float(1 << i) for i in range(0, 21, 2))
 
 
 @dataclass(slots=True)
 class ClassMeter:
-    """Answers of one service class. in_time and late: complete ones that kept their class's targets (the second: on
-    average), and those that did not; expired: those that a deadline ended."""
+    """Choices of one service class. in_time and late: complete choices that met their class's targets (TPOT on
+    average), and those that did not; expired: choices ended by a deadline."""
 
     first_token: Histogram = field(default_factory=Histogram)
     per_token: Histogram = field(default_factory=lambda: Histogram(TOKEN_SECONDS))
@@ -30,13 +30,13 @@ class ClassMeter:
 
 
 class Meter:
-    """Totals over all requests of a front half; `watch` follows one of them. recent_first: seconds to the last first
-    tokens. recent_paces: seconds from token to token, the mean of each of the last answers. Both are by the engine's
-    clock: this process may read tokens late, and many at once. on_end: called with each request when it has ended."""
+    """Totals over all requests of a front; `watch` follows one request. recent_first: seconds to the first token of the
+    latest choices. recent_paces: mean seconds between tokens of each of the latest choices. Both use the engine's
+    clock, since this process may read tokens late, and many at once. on_end: called with each request that ends."""
 
     def __init__(self) -> None:
         self.classes = {service_class: ClassMeter() for service_class in ServiceClass}
-        self.finished: Counter[str] = Counter()  # answers by finish reason
+        self.finished: Counter[str] = Counter()  # choices by finish reason
         self.open_requests = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -49,14 +49,14 @@ class Meter:
         self.on_end: Callable[[Watch], None] = lambda watch: None
 
     def watch(self, request: Request, target: Target | None) -> Watch:
-        """target: of the request's class, where it is known."""
+        """target: of the request's class, if known."""
         return Watch(self, request, target)
 
 
 class Watch:
     """One request, from its submission to its end: `with meter.watch(...) as watch: watch.saw(delta)`.
 
-    prompt_tokens, cached_tokens, answer_tokens, reasons: of this request, the last by finish reason."""
+    prompt_tokens, cached_tokens, answer_tokens, reasons: of this request; reasons counts choices by finish reason."""
 
     def __init__(self, meter: Meter, request: Request, target: Target | None):
         self._meter = meter
@@ -67,7 +67,7 @@ class Watch:
         self.answer_tokens = 0
         self.reasons: Counter[str] = Counter()
         self._answers = request.params.n
-        self._paces: dict[int, Pace] = {}  # of each answer that has a delta
+        self._paces: dict[int, Pace] = {}  # of each choice that has a delta
 
     def __enter__(self) -> Watch:
         self._begun = time.monotonic()
@@ -108,7 +108,7 @@ class Watch:
         self.answer_tokens += count
 
     def _judge(self, delta: TextDelta, pace: Pace) -> None:
-        """Whether an answer came in time, if it is complete. An embedding is its own first token."""
+        """Counts a choice as in time, late or expired. An embedding is its own first token."""
         if delta.finish_reason is FinishReason.TIMEOUT:
             self._class.expired += 1
         if self._target is None or delta.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):

@@ -1,4 +1,4 @@
-"""How fast an answer comes, by the engine's clock: its reader may get many tokens at once."""
+"""How fast a choice is generated, by the engine's clock: its reader may get many tokens at once."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from kvasir.engine.answer import TextDelta
 
 
 def moment(at: float, begun: float) -> float:
-    """When tokens were there, in seconds of time.monotonic: as their engine says, or now, where its clock is another
-    machine's. begun: the request."""
+    """The time of tokens, in seconds of time.monotonic: as the engine reports it, or the present time if its clock is
+    another machine's. begun: start of the request."""
     now = time.monotonic()
     return at if begun <= at <= now else now
 
 
 class Pace:
-    """One answer. begun: its request; first, last: when its tokens were there, None before; count: of them."""
+    """One choice. begun: start of its request; first, last: times of its tokens, None before; count: of its tokens."""
 
     def __init__(self, begun: float | None = None) -> None:
-        """begun: in seconds of time.monotonic; now where it is not given."""
+        """begun: in seconds of time.monotonic; None: the present time."""
         self.begun = time.monotonic() if begun is None else begun
         self.first: float | None = None
         self.last: float | None = None
         self.count = 0
-        self._at_first = 0  # tokens that came with the first one
+        self._at_first = 0  # tokens of the first delta
 
     def saw(self, delta: TextDelta) -> None:
         if not delta.token_ids:
@@ -35,12 +35,12 @@ class Pace:
 
     @property
     def per_token(self) -> float | None:
-        """Seconds for each token after the first ones; None where there are too few to say."""
+        """Seconds per token after the first delta; None if there are too few tokens."""
         if self.first is None or self.last is None or self.count == self._at_first:
             return None
         return (self.last - self.first) / (self.count - self._at_first)
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second after the first ones; None where there are too few to say."""
+        """Tokens per second after the first delta; None if there are too few tokens."""
         return 1 / self.per_token if self.per_token else None

@@ -1,4 +1,4 @@
-"""How the answers of a conversation are read: which format the model speaks, and what a request makes of it."""
+"""How the choices of a conversation are parsed: which format the model writes, and how a request uses it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from kvasir.text.chat import ChatTemplate
 from kvasir.text.tokenizer import Tokenizer
 
 SOME_TOOL = samples.TOOLS[0]
-TAIL = 64  # the prompt's last tokens, among which it would open the reasoning
-SWITCHES = ("enable_thinking", "thinking")  # the names that templates give their switch for thinking
+TAIL = 64  # last tokens of the prompt, among which it may open the reasoning
+SWITCHES = ("enable_thinking", "thinking")  # names of the variable that switches thinking in templates
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the answers of one request are taken apart. opened: the prompt has opened the reasoning. thinks: a structure
-    may come after reasoning. marks: the special ids that have to become text."""
+    """How the choices of one request are parsed. opened: the prompt has opened the reasoning. thinks: reasoning may
+    precede a structure. marks: the special ids that must become text."""
 
     format: Format
     tools: Mapping[str, Mapping[str, Any]] | None
@@ -35,7 +35,7 @@ class Reading:
 
     @property
     def calls(self) -> bool:
-        """Whether there are tools, and a format to call them in."""
+        """Whether there are tools and a format for calling them."""
         return bool(self.tools) and self.format.calls.style is not Style.NONE
 
     def parser(self) -> Parser:
@@ -44,8 +44,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """The functions that may be called: name, schema of the arguments, whether all of that must be enforced. required:
-    the answer calls. parallel: there may be several calls."""
+    """The functions that may be called: name, schema of the arguments, whether all of the schema must be enforced.
+    required: the choice must make a call. parallel: it may make several."""
 
     functions: Sequence[tuple[str, Mapping[str, Any], bool]]
     required: bool
@@ -53,16 +53,15 @@ class Calling:
 
 
 class Reader:
-    """Knows the formats of a model's chat templates: as they show them, or as the options name them.
+    """Knows the formats of a model's chat templates: as the templates show them, or as the options name them.
 
-    Before a template is asked (`learn`), or where it cannot be, its words alone decide. Safe to use from several
-    threads.
+    Before a template is rendered (`learn`), or if it cannot be, only its source decides. Thread-safe.
     """
 
     def __init__(
         self, tokenizer: Tokenizer | None, template: ChatTemplate | None, tools: str = "auto", reasoning: str = "auto"
     ):
-        """Raises ConfigError for a format that there is not."""
+        """Raises ConfigError for an unknown format."""
         self._tokenizer = tokenizer
         self._template = template
         self._names = (tools, reasoning)
@@ -74,20 +73,20 @@ class Reader:
         choose(tools=tools, reasoning=reasoning)
 
     def learn(self, tools: object = None) -> None:
-        """Find out the format of conversations with these tools by rendering a few, which takes milliseconds. What
-        cannot be learnt now is learnt later."""
-        with suppress(InvalidRequest, QueueFull):  # there is no template for these, or no worker is free
+        """Finds the format of conversations with these tools by rendering some samples, which takes milliseconds. If
+        that fails, a later call tries again."""
+        with suppress(InvalidRequest, QueueFull):  # no template for these tools, or no free worker
             source = self._source(tools)
             if source and source not in self._found:
                 self._found[source] = self._detect(source)
 
     def learn_all(self) -> None:
-        """`learn` what conversations need with tools and without."""
+        """Calls `learn` for conversations with tools and without."""
         for tools in ([SOME_TOOL], None):
             self.learn(tools)
 
     def format(self, tools: object = None) -> Format:
-        """Of conversations with these tools, for which a model may have a template of its own."""
+        """The format of conversations with these tools, for which a model may have a separate template."""
         source = self._source(tools)
         found = self._found.get(source) or self._by_words.get(source)
         if found is None:
@@ -95,7 +94,7 @@ class Reader:
         return choose(*self._names, found=found.format)
 
     def fault(self, tools: object = (SOME_TOOL,)) -> str:
-        """Why calls of these tools cannot be recognised in text, as a message; "" where they can. After `learn`."""
+        """Why calls of these tools cannot be recognized in text, as a message; "" if they can. Valid after `learn`."""
         try:
             found = self._found.get(self._source(tools))
         except InvalidRequest:
@@ -111,7 +110,7 @@ class Reader:
         return self._said.get(format, ())
 
     def switch(self, tools: object = None) -> str | None:
-        """The variable with which the chat template turns thinking on and off; None where it has none."""
+        """The variable of the chat template that switches thinking on and off; None if it has none."""
         source = self._source(tools)
         found = (name for name in SWITCHES if re.search(rf"(?<![.\w'\"]){name}(?![\w'\"])", source))
         return next(found, None)
@@ -119,9 +118,9 @@ class Reader:
     def reading(
         self, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None, thinks: bool = True
     ) -> Reading | None:
-        """For a prompt and the tools that may be called; None where there is nothing to take apart.
+        """The reading for a prompt and the tools that may be called; None if there is nothing to parse.
 
-        tools: as the API gives them, {"type": "function", "function": {"name": ..., "parameters": ...}}.
+        tools: as in the API, {"type": "function", "function": {"name": ..., "parameters": ...}}.
         thinks: see thinking.may_think.
         """
         format = self.format(tools)
@@ -154,12 +153,12 @@ class Reader:
         return _DETECTED[key]
 
 
-# What is found depends on the template and the vocabulary alone: a model that is loaded again is not asked again.
+# The result depends only on the template and the vocabulary, so a model that is loaded again reuses it.
 MOST_DETECTED = 64
 _DETECTED: dict[tuple[str, tuple[str, ...]], Found] = {}
 
 
 def sample_of(shown: samples.Sample) -> Sample:
-    """What a template shows, as the table of formats is asked about it."""
+    """Converts a template's sample to the form that the table of formats takes."""
     calls = tuple((samples.NAME, arguments) for arguments in shown.calls)
     return Sample(shown.prompt, shown.said, shown.turn_end, calls, {samples.NAME: samples.PARAMETERS})

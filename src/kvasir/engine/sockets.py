@@ -1,6 +1,6 @@
-"""The folder of an engine's socket: of this user alone, there until the engine is connected.
+"""The folder of an engine's socket: private to this user, and removed once the engine is connected.
 
-Its name has the id of the process that made it, so that what a killed one has left is found and removed.
+Its name contains the id of the process that made it, so that the folder of a killed process is found and removed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kvasir.config import socket_base
 from kvasir.errors import ConfigError
 
 SOCKET = "engine.sock"
-LONGEST_BASE = 60  # bytes: the whole path of a socket has room for some hundred
+LONGEST_BASE = 60  # bytes; the whole path of a socket may have about 100
 _NAME = re.compile(r"kvasir-engine-(\d+)-\w+")
 
 
 def make_socket_path() -> Path:
-    """A path for a socket in a new folder of mode 0700. Raises ConfigError."""
+    """A path for a socket in a new folder of mode 0700. Raises ConfigError if the folder cannot be made."""
     base = socket_base()
     if len(os.fsencode(base)) > LONGEST_BASE:
         base = Path("/tmp")
@@ -37,14 +37,14 @@ def make_socket_path() -> Path:
 
 
 def remove_socket(path: Path) -> None:
-    """The socket and its folder, as far as they are there. Connections stay open."""
+    """Removes the socket and its folder, if they exist. Connections stay open."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
         path.parent.rmdir()
 
 
 def remove_stale(base: Path) -> None:
-    """Removes the folders of ours whose makers are dead and on whose sockets nothing listens."""
+    """Removes this user's socket folders whose makers are dead and on whose sockets nothing listens."""
     with contextlib.suppress(OSError):
         for folder in list(base.iterdir()):
             found = _NAME.fullmatch(folder.name)
@@ -59,7 +59,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _listens(path: Path) -> bool:
-    """Also where the maker has its own process ids, as in another container."""
+    """Whether a process listens there. Also finds processes with other process ids, as in another container."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

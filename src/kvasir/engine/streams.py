@@ -1,7 +1,7 @@
-"""Streams of deltas on the asyncio side of an engine: one bounded queue a request, ended when its last answer ends.
+"""Streams of deltas on the asyncio side of an engine: one bounded queue per request, ended with its last choice.
 
-The bound holds by asking the engine to pause: a request whose reader has let its queue fill up computes no more until
-the reader has emptied most of it. What was under way when the engine heard of it still comes.
+The bound is kept by pausing: if a reader lets its queue fill up, the engine computes no more of the request until most
+of the queue is read. Deltas that are in progress when the engine learns of the pause still arrive.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from kvasir.errors import InvalidRequest
 from kvasir.types import Delta, FinishReason, Request
 
-FULL = 4096  # entries unread at which a request pauses; one is a delta, an id, or a log-probability: about 100 bytes
-LOW = FULL // 4  # entries unread at which it continues
+FULL = 4096  # unread entries at which a request pauses; a delta, an id or a log-probability: about 100 bytes each
+LOW = FULL // 4  # unread entries at which it resumes
 
 
 def entries(delta: Delta) -> int:
-    """What a delta takes of its queue's bound."""
+    """How many entries of its queue a delta takes."""
     read = (*delta.logprobs, *(delta.prompt_logprobs or ()))
     return 1 + len(delta.token_ids) + sum(1 + len(entry.top) for entry in read if entry is not None)
 
 
 class _Queue:
-    """What a request's reader has not taken yet. waiting: where the reader waits for more."""
+    """The deltas that a request's reader has not read. waiting: set when there is something to read."""
 
     __slots__ = ("items", "paused", "unread", "waiting")
 
@@ -52,7 +52,7 @@ class Streams:
     """Owns the queues of all open requests. All methods run on the event loop."""
 
     def __init__(self, pause: Callable[[str, bool], None]) -> None:
-        """pause(id, whether): has the engine pause a request, or go on with it."""
+        """pause(id, whether): makes the engine pause or resume a request."""
         self._queues: dict[str, _Queue] = {}
         self._pause = pause
 
@@ -64,11 +64,11 @@ class Streams:
 
     @property
     def unread(self) -> dict[str, int]:
-        """Entries in each request's queue."""
+        """Unread entries in each request's queue."""
         return {request_id: queue.unread for request_id, queue in self._queues.items()}
 
     def deliver(self, deltas: Iterable[Delta]) -> None:
-        """Hands each delta to its request; those of requests that are gone are dropped."""
+        """Puts each delta into its request's queue; deltas of unknown requests are dropped."""
         for delta in deltas:
             queue = self._queues.get(delta.id)
             if queue is None:
@@ -79,7 +79,7 @@ class Streams:
                 self._pause(delta.id, True)
 
     def fail(self, request_id: str, error: BaseException) -> None:
-        """The request's iterator raises `error`."""
+        """Makes the request's iterator raise `error`."""
         queue = self._queues.get(request_id)
         if queue is not None:
             queue.put(error, 1)
@@ -89,14 +89,15 @@ class Streams:
             self.fail(request_id, error)
 
     def abort(self, request_id: str, indices: Iterable[int]) -> None:
-        """Ends answers from this side: the iterator gets a last delta for each."""
+        """Ends choices from this side: the iterator gets a last delta for each."""
         reason = FinishReason.ABORT
         self.deliver([Delta(request_id, i, finish_reason=reason) for i in indices])
 
     async def run(
         self, request: Request, send: Callable[[Request], None], cancel: Callable[[str], None]
     ) -> AsyncIterator[Delta]:
-        """Sends the request and yields its deltas to the last; cancels it when the reader leaves early."""
+        """Sends the request and yields its deltas to the last; cancels it if the reader leaves early. Raises
+        InvalidRequest if its id is in use."""
         if request.id in self._queues:
             raise InvalidRequest(f"request id {request.id!r} is in use", param="request_id")
         queue = self._queues[request.id] = _Queue()

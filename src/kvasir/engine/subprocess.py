@@ -1,8 +1,8 @@
-"""ProcessEngine: the engine in a process of its own, supervised. No torch on this side.
+"""ProcessEngine: a supervised engine in a separate process. No torch on this side.
 
-When the process dies it is started again, however often that takes: at once, and with growing pauses from the fourth
-attempt in a row on. The journal says which requests go to the new one; since answers are exact, a running stream
-resumes where it stopped. A process that is hung (watchdog.py) is killed, which is a death like any other.
+A process that dies is restarted without limit: at once for the first three attempts in a row, then with growing pauses.
+The journal decides which requests go to the new process; since results are exact, a running stream resumes where it
+stopped. A hung process (watchdog.py) is killed, which counts as a death.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from kvasir.types import Delta, EngineStats, ModelInfo, Request
 
 log = logging.getLogger("kvasir.engine")
 
-FREE_ATTEMPTS = 3  # to start again, without a pause
-LONGEST_PAUSE = 30.0
-STABLE_SECONDS = 60.0  # after so long the count of attempts begins anew
+FREE_ATTEMPTS = 3  # restarts without a pause
+LONGEST_PAUSE = 30.0  # seconds
+STABLE_SECONDS = 60.0  # of running, after which the count of attempts is reset
 END_SECONDS = 6.0  # until a process that was asked to stop is killed; a core may take some of them to close
 HANG_SECONDS = 20.0
-LOAD_FACTOR = 3  # how much longer a process may do nothing while it loads: disks may be far away
+LOAD_FACTOR = 3  # how much longer a process may be idle while it loads: disks may be remote
 
 
 class Killed(EngineDead):
-    """The process was killed from outside while it started."""
+    """The process was killed with SIGKILL while it started."""
 
 
 class ProcessEngine:
-    """`options` for a model, or `fake` options for the FakeRunner. `progress(done, total)` follows the loading."""
+    """`options` for a model, or `fake` options for the FakeRunner. `progress(done, total)` follows the loading, in
+    bytes."""
 
     def __init__(
         self,
@@ -63,13 +64,13 @@ class ProcessEngine:
         hang_seconds: float = HANG_SECONDS,
         patient: bool = False,
     ):
-        """hang_seconds: for which the process may owe an answer and do nothing. patient: it is started again when it is
-        killed during the first start, too."""
+        """hang_seconds: how long the process may owe a reply and be idle. patient: also restart it if it is killed
+        during the first start."""
         self._hang_seconds = hang_seconds
         self._patient = patient
         self._watchdog = Watchdog(hang_seconds)
         self._state = EngineState("starting")
-        self._attempts = 0  # to start again, since it last ran for a while
+        self._attempts = 0  # restarts since it last ran for a while
         self._spec = wire.WorkerSpec(options, fake)
         self._progress = progress
         self._max_waiting = options.max_waiting if options else max_waiting
@@ -137,7 +138,7 @@ class ProcessEngine:
             await stream.aclose()  # type: ignore[attr-defined]
 
     def _end_overdue(self) -> None:
-        """Ends what no engine has and whose time is over; the engine ends what it has."""
+        """Ends requests that are held back here beyond their deadline; the engine ends its own."""
         self._streams.deliver(self._journal.overdue())
         self._flush()
 
@@ -175,7 +176,7 @@ class ProcessEngine:
         return replace(answer.snapshot, stats=self._cumulative.add(answer.snapshot.stats))
 
     async def check(self) -> None:
-        """Proves that nothing leaked in the engine. Raises AssertionError."""
+        """Checks that nothing leaked in the engine. Raises AssertionError."""
         await self._ask("check")
 
     async def alive(self, timeout: float = 1.0) -> bool:
@@ -184,7 +185,7 @@ class ProcessEngine:
         except EngineDead:
             return False
         except TimeoutError:
-            # It answers between steps, and a step of a large model on a small machine is long.
+            # It replies between steps, and a step of a large model on a small machine takes long.
             return not self._watchdog.is_frozen
         return True
 
@@ -219,12 +220,12 @@ class ProcessEngine:
 
     def _command(self, command: wire.Command) -> None:
         if self._socket is not None and (self._ready or isinstance(command, wire.Stop)):
-            # Never by a synchronous shadow: it would eat the wake-ups of the asyncio side. Without a high-water
-            # mark the future is done at once.
+            # Do not send through a synchronous shadow socket: it would consume the wake-ups of the asyncio socket.
+            # Without a high-water mark the future is done at once.
             self._socket.send(wire.encode(command))
 
     def _flush(self) -> None:
-        """Sends whatever the journal lets go."""
+        """Sends all requests that the journal releases."""
         if not self._ready:
             return
         for request in self._journal.to_send():
@@ -236,7 +237,7 @@ class ProcessEngine:
         return self._process.stdout
 
     def _read_stages(self) -> None:
-        """Notes which requests are in the engine's hands, from the lines on the process's standard output."""
+        """Reads from the process's standard output how far requests got in the engine."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._stdout.fileno(), 65536):
                 self._said += data
@@ -269,7 +270,7 @@ class ProcessEngine:
     # -- the process -------------------------------------------------------------------------------------------
 
     async def _launch(self) -> None:
-        """Starts a process and waits until it is ready. Raises KvasirError when it cannot."""
+        """Starts a process and waits until it is ready. Raises KvasirError if it cannot start."""
         self._address = make_socket_path()
         address = f"ipc://{self._address}"
         self._socket = self._context.socket(zmq.PAIR)
@@ -290,7 +291,7 @@ class ProcessEngine:
             self._close_pipes()
             self._close_socket()
             raise
-        remove_socket(self._address)  # it is connected; a process that is killed from now on leaves nothing
+        remove_socket(self._address)  # it is connected; a process that is killed later leaves no files
         self._info, self.summary = ready.info, ready.summary
         self._ready = True
         self._state = EngineState()
@@ -318,14 +319,14 @@ class ProcessEngine:
                     f"the engine process ended with status {status} while it started",
                     "its last lines above say why",
                 )
-            elif self._info is not None:  # at the very first start, people see for themselves
+            elif self._info is not None:  # the very first start has no watchdog: users watch it themselves
                 watchdog.tick(time.monotonic() - last, use_of(self._process.pid))
                 if watchdog.verdict:
                     raise EngineDead(f"the engine process does not start: {watchdog.verdict}")
             last = time.monotonic()
 
     async def _first_launch(self) -> None:
-        """Raises KvasirError; for a process that is killed only if this engine is not patient."""
+        """Raises KvasirError; for a killed process only if this engine is not patient."""
         while True:
             try:
                 return await self._launch()
@@ -356,7 +357,7 @@ class ProcessEngine:
         return status
 
     async def _watch(self, process: subprocess.Popen) -> None:
-        """Asks for a sign of life again and again; kills the process when it is hung."""
+        """Repeatedly asks the process for a reply; kills it if it is hung."""
         watchdog = self._watchdog
         watchdog.heard()
         while True:
@@ -379,7 +380,7 @@ class ProcessEngine:
             await asyncio.sleep(8 * watchdog.pause)
 
     async def _bury(self) -> None:
-        """Takes what the dead process still said, then lets the journal judge."""
+        """Handles the last messages of the dead process, then lets the journal decide about its requests."""
         await asyncio.sleep(0)
         assert self._socket is not None
         self._receiver.cancel()
@@ -403,7 +404,7 @@ class ProcessEngine:
         self._end_overdue()
 
     async def _relaunch(self, reason: str) -> None:
-        """Starts the engine again, however many attempts that takes."""
+        """Starts the engine again, without a limit on attempts."""
         while True:
             await self._pause(reason)
             try:
@@ -413,7 +414,7 @@ class ProcessEngine:
                 log.error("attempt %d to start the engine again failed: %s", self._attempts, reason)
 
     async def _pause(self, reason: str) -> None:
-        """Until the next attempt. There is no pause while deaths tell which request is poison, which takes few."""
+        """Waits for the next attempt; not while deaths narrow down the poison request, which takes few attempts."""
         late = self._attempts - FREE_ATTEMPTS
         pause = 0.0 if late < 0 or self._journal.on_trial else min(LONGEST_PAUSE, 2.0 ** min(late, 10))
         self._state = EngineState("restarting", reason, self._attempts, time.time() + pause)

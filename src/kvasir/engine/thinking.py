@@ -1,4 +1,4 @@
-"""Whether an answer may reason before it says anything: what the chat template's switch makes of its prompt."""
+"""Whether a choice may reason before its content, given how the chat template's switch changes the prompt."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ async def may_think(
     variables: Mapping[str, Any] | None = None,
     **template: Any,
 ) -> bool:
-    """Whether the answer to a conversation may reason first: not where its variables switch that off, or where its
-    prompt is the one with the template's switch off and does not say itself what switching on would add. Without a
-    switch, the model decides.
+    """Whether the choice for a conversation may reason first. False if the conversation's variables switch reasoning
+    off, or if its prompt equals the prompt with the template's switch off and does not itself contain the text that
+    switching on would add. Without a switch, the model decides.
 
-    Arguments as in `Front.render_chat`, and errors."""
+    Arguments and errors as in `Front.render_chat`."""
     given, switch = variables or {}, front.reader.switch(tools)
     if any(given.get(name) is False for name in SWITCHES):
         return False
@@ -36,23 +36,23 @@ async def may_think(
 
 
 def switched_off(prompt: str, off: str, on: str) -> bool:
-    """Whether a prompt is the one with thinking off, which differs from that with thinking on, and says nowhere itself
-    what switching on would add."""
+    """Whether a prompt equals the prompt with thinking off, which differs from the prompt with thinking on, and does
+    not contain the text that switching on would add."""
     return prompt == off != on and not _says(prompt, _added(off, on))
 
 
 def _added(off: str, on: str) -> str:
-    """What switching thinking on adds to a prompt."""
+    """The text that switching thinking on adds to a prompt."""
     begin = _alike(off, on)
     end = _alike(off[begin:][::-1], on[begin:][::-1])
     return on[begin : len(on) - end].strip()
 
 
 def _alike(a: str, b: str) -> int:
-    """The length of their common beginning."""
+    """The length of their common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _says(prompt: str, word: str) -> bool:
-    """Whether a switch such as /think stands in a prompt, as a word of its own."""
+    """Whether a prompt contains a switch such as /think as a separate word."""
     return bool(word) and re.search(rf"(?<!\S){re.escape(word)}(?![\w>])", prompt) is not None

@@ -1,5 +1,4 @@
-"""The tier of an engine: its folder and its peer, and which bytes there are of this model, computed and laid out as
-here."""
+"""Makes the tier of an engine: host memory, folder and peer, and the facts that identify and describe its blocks."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from kvasir.program.cache import NativeCache
 from kvasir.types import ModelInfo
 from kvasir.weights.local import ModelFiles
 
-SAMPLES = 16  # pieces of each weight file that its identity is made of, beside its size and time
+SAMPLES = 16  # pieces of each weight file that enter its identity, beside its size and time
 SAMPLE_BYTES = 1 << 16
-SCAN_SECONDS = 2.0  # the start waits so long at most for the folder to be listed
+SCAN_SECONDS = 2.0  # longest time for which the start waits for the folder to be listed
 
 
 def make_tier(
@@ -32,8 +31,7 @@ def make_tier(
     info: ModelInfo,
     cache: KVCache | NativeCache,
 ) -> KVConnector | None:
-    """What was decided on: the host's memory before the disk before the peer; None where nothing was. Raises
-    ConfigError."""
+    """The configured tiers: host memory before disk before peer; None if there are none. Raises ConfigError."""
     if not (config.cache_host or config.cache_dir or config.cache_peer):
         return None
     facts = Facts(identity(options, config, files), info.numerics, config.block_size, group_facts(config, cache))
@@ -66,9 +64,9 @@ def _path(name: str) -> Path:
 
 
 def identity(options: EngineOptions, config: EngineConfig, files: ModelFiles) -> str:
-    """Of the weights, and of all else that the bits of keys and values depend on beside the numerics version.
+    """A hash of the weights and of all else that the bits of keys and values depend on beside the numerics version.
 
-    Block size and type of keys and values are part of it, so that engines that differ in them share a folder in peace.
+    It includes the block size and the type of keys and values, so that engines that differ in them can share a folder.
     """
     ways = (config.dtype, options.quantize or "", config.executor, config.kv_dtype, str(config.block_size))
     configuration = files.config.read_bytes() if files.config else b""
@@ -77,7 +75,7 @@ def identity(options: EngineOptions, config: EngineConfig, files: ModelFiles) ->
 
 
 def _file_digest(path: Path) -> str:
-    """Of a file's size, time and samples: to read all of it would take as long as loading it."""
+    """A hash of a file's size, time and samples: reading all of it would take as long as loading it."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         info = os.fstat(file.fileno())

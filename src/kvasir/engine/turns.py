@@ -1,4 +1,4 @@
-"""Who may render or tokenize now: a few texts at once, keys in turn; what a client has left is ended."""
+"""Limits rendering and tokenizing: a few texts at once, keys in turn; work is ended when its client leaves."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kvasir.errors import QueueFull
 from kvasir.text.sandbox import Hold
 from kvasir.text.tokenizer_process import MAX_WORKERS
 
-LONG_BYTES = 64 << 10  # texts from here on leave one place to shorter ones
-MAX_WAITING, MAX_WAITING_PER_KEY = 4096, 1024  # no fewer than requests may wait in the engine by default
+LONG_BYTES = 64 << 10  # texts of this size or more leave one place to shorter texts
+MAX_WAITING, MAX_WAITING_PER_KEY = 4096, 1024  # at least as many as may wait in the engine by default
 MAX_BYTES, MAX_BYTES_PER_KEY = 256 << 20, 64 << 20  # of the texts that wait or are being tokenized
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ async def _stays(work: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """On whose behalf a text is rendered or tokenized. while_here: runs a coroutine, and cancels it when the client
+    """The client for which a text is rendered or tokenized. while_here: runs a coroutine, and cancels it if the client
     leaves."""
 
     key: str = ""
@@ -40,19 +40,19 @@ ASKER: ContextVar[Asker] = ContextVar("asker", default=NO_ONE)
 
 
 def size_of(text: str) -> int:
-    """In bytes of UTF-8."""
+    """The size of a text in bytes of UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def size_within(value: object) -> int:
-    """Of all strings in a JSON-like value: characters."""
+    """The number of characters of all strings in a JSON-like value."""
     if isinstance(value, Mapping):
         return sum(map(size_within, value.values()))
     return len(value) if isinstance(value, str) else sum(map(size_within, value)) if isinstance(value, list) else 0
 
 
 def batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The texts in their order: each batch is one text, or shorter than LONG_BYTES."""
+    """The texts in order, in batches: each is a single text, or shorter than LONG_BYTES."""
     start, size = 0, 0
     for i, text in enumerate(texts):
         length = size_of(text)
@@ -71,16 +71,16 @@ class _Waiter:
 
 
 class Turns:
-    """Used from one event loop."""
+    """A pool of threads with fair turns. Used from one event loop."""
 
     def __init__(self, places: int = MAX_WORKERS, what: str = "tokenize"):
         self._free, self._free_for_long = places, max(1, places - 1)
-        self._waiting: OrderedDict[str, list[_Waiter]] = OrderedDict()  # keys in the order of their turns
+        self._waiting: OrderedDict[str, list[_Waiter]] = OrderedDict()  # by key, in the order of their turns
         self._bytes: dict[str, int] = {}
         self._threads = ThreadPoolExecutor(places, f"kvasir-{what}")
 
     async def run(self, size: int, work: Callable[[Hold], T]) -> T:
-        """What `work` gives, in a thread, for texts of `size` bytes. Raises QueueFull, and what `work` raises."""
+        """Runs `work`, for texts of `size` bytes, in a thread. Raises QueueFull, and what `work` raises."""
         asker = ASKER.get()
         job = self._run(_Waiter(asker.key, size), work)
         return await (asker.while_here(job) if size >= LONG_BYTES else job)
@@ -94,7 +94,7 @@ class Turns:
             raise
         hold, loop = Hold(), asyncio.get_running_loop()
         done: Future[T] = self._threads.submit(work, hold)
-        # The place is free when the thread is, which may be after the client has left.
+        # The place is free when the thread is, which may be after the client left.
         done.add_done_callback(lambda _: _tell(loop, partial(self._release, waiter)))
         try:
             return await asyncio.wrap_future(done)
@@ -118,7 +118,7 @@ class Turns:
         self._grant()
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Of one that waits no more: its turn has come, or has not."""
+        """Removes a waiter that was cancelled, before its turn or just after it was granted."""
         if waiter.turn.done() and not waiter.turn.cancelled():
             return self._release(waiter)
         own = self._waiting[waiter.key]
@@ -147,7 +147,7 @@ class Turns:
             waiter.turn.set_result(None)
 
     def _next(self) -> _Waiter | None:
-        """The first text that may go, of the first key that has one; the key then goes to the end."""
+        """The first text that may run, of the first key that has one; the key then goes to the end."""
         for key, own in self._waiting.items():
             found = next((w for w in own if not w.turn.done() and (self._free_for_long > 0 or not w.long)), None)
             if found is not None:

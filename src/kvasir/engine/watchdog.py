@@ -1,8 +1,8 @@
-"""Whether an engine process is hung: judged by its answers, its use of the machine, and the time of its steps.
+"""Detects a hung engine process from its replies, its use of the machine, and the time of its steps.
 
-A pure state machine. Silence is counted in ticks: however long this process or the whole machine stood still, that adds
-two at most. A process that computes or reads is given far more time than one that does nothing at all, since a first
-step, a large prompt or a slow disk may honestly take long.
+A pure state machine. Silence is counted in ticks: if this process or the whole machine stands still, that adds at most
+two ticks. A process that computes or reads gets far more time than an idle process, since a first step, a large prompt
+or a slow disk may legitimately take long.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 import psutil
 
-BUSY_FACTOR = 30  # how much longer a silent process may compute than do nothing
-QUIET_STEPS, BUSY_STEPS = 10, 100  # of the longest step measured lately, that it may be silent
-FROZEN_SECONDS = 5.0  # of doing nothing, after which the log says so
+BUSY_FACTOR = 30  # how much longer a silent process may compute than be idle
+QUIET_STEPS, BUSY_STEPS = 10, 100  # allowed silence of an idle and of a busy process, in recent longest steps
+FROZEN_SECONDS = 5.0  # of idleness, after which `is_frozen` may hold
 
 
 class Use(NamedTuple):
-    """What a process has used so far: seconds of a processor, bytes read and written."""
+    """What a process has used so far: CPU seconds, and bytes read and written."""
 
     seconds: float = 0.0
     bytes: int = 0
 
     def exceeds(self, other: Use) -> bool:
-        """Whether that is more than answering the kernel takes."""
+        """Whether the difference is more than an idle process uses."""
         return self.seconds - other.seconds >= 0.05 or self.bytes - other.bytes >= 1 << 16
 
 
@@ -33,7 +33,7 @@ NOTHING = Use()
 
 @dataclass(slots=True)
 class Watchdog:
-    """floor: seconds of doing nothing that are always granted. longest: seconds of the longest step measured lately."""
+    """floor: idle seconds that are always allowed. longest: seconds of the longest recent step."""
 
     floor: float
     longest: float = 0.0
@@ -47,11 +47,11 @@ class Watchdog:
         return min(0.25, self.floor / 8)
 
     def heard(self) -> None:
-        """The engine gave a sign of life, or owes none."""
+        """Records a sign of life, or that the engine owes no reply."""
         self.silent = self.idle = 0.0
 
     def tick(self, seconds: float, used: Use) -> None:
-        """seconds: since the tick before, in which the engine owed an answer. used: by its process."""
+        """seconds: since the last tick, during which the engine owed a reply. used: by its process in total."""
         passed = min(seconds, 2 * self.pause)
         self.silent += passed
         self.idle += passed
@@ -60,12 +60,12 @@ class Watchdog:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether it owes an answer and has done nothing for long enough to say so."""
+        """Whether the process owes a reply and has been idle for a noticeable time."""
         return self.idle >= min(self.floor / 2, FROZEN_SECONDS)
 
     @property
     def verdict(self) -> str:
-        """Why the process is to be killed; empty as long as it is not."""
+        """Why the process must be killed; empty if it must not."""
         if self.idle >= max(self.floor, QUIET_STEPS * self.longest):
             return f"it owes an answer and has done nothing for {self.idle:.1f} seconds"
         if self.silent >= max(BUSY_FACTOR * self.floor, BUSY_STEPS * self.longest):
@@ -74,7 +74,7 @@ class Watchdog:
 
 
 def use_of(pid: int) -> Use:
-    """Of a process; nothing for one that is gone."""
+    """The use of a process; zero if it does not exist."""
     try:
         process = psutil.Process(pid)
         times = process.cpu_times()

@@ -1,4 +1,4 @@
-"""What crosses between the API process and the engine process: msgpack of tagged structs, one message a step."""
+"""The messages between the API process and the engine process: msgpack of tagged structs, one message per step."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from kvasir.errors import (
 from kvasir.snapshot import Snapshot
 from kvasir.types import Delta, EngineStats, ModelInfo, Request, Tokens, each_delta
 
-AHEAD = 32  # messages that each side may hold for an API process that falls behind; then the engine waits for it
+AHEAD = 32  # messages that each side may hold while the API process lags behind; then the engine waits for it
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
-    """What an engine process shall run: a model by options, or the FakeRunner with its own (`fake`)."""
+    """What an engine process runs: a model by `options`, or the FakeRunner with options of its own (`fake`)."""
 
     options: EngineOptions | None = None
     fake: dict | None = None
@@ -45,14 +45,14 @@ class Abort(_Message, frozen=True):
 
 
 class Pause(_Message, frozen=True):
-    """Compute no more of a request, or (`whether` False) go on with it."""
+    """Pauses a request, or resumes it (`whether` False)."""
 
     id: str
     whether: bool
 
 
 class Ask(_Message, frozen=True):
-    """A question by number: "stats", "look", "check" or "pulse"."""
+    """A numbered query: "stats", "look", "check" or "pulse"."""
 
     number: int
     what: str
@@ -68,7 +68,7 @@ class Ready(_Message, frozen=True):
 
 
 class Fault(_Message, frozen=True):
-    """A KvasirError by its class name. `id` names the request it concerns, "" the start of the engine."""
+    """A KvasirError by its class name. `id`: of the request it concerns, "" for the start of the engine."""
 
     id: str
     kind: str
@@ -81,7 +81,7 @@ class Fault(_Message, frozen=True):
 
 
 class Deltas(_Message, frozen=True):
-    """What a step adds; no answer is in both."""
+    """The results of a step; each choice is in one of the two lists."""
 
     deltas: list[Delta]
     tokens: list[Tokens] = []
@@ -103,11 +103,11 @@ class Answer(_Message, frozen=True):
     stats: EngineStats | None = None
     error: str | None = None
     snapshot: Snapshot | None = None
-    longest_step: float = 0.0  # seconds, of the last steps
+    longest_step: float = 0.0  # seconds, among the recorded steps
 
 
 class Progress(_Message, frozen=True):
-    """Loading: `done` of `total` bytes."""
+    """Progress of loading: `done` of `total` bytes."""
 
     done: int
     total: int

@@ -1,9 +1,9 @@
 """The engine process: `python -m kvasir.engine.worker SOCKET`, started and supervised by ProcessEngine.
 
-Its options come as one line of JSON on standard input, which stays open: when it ends, the parent is gone and so
-are we. Commands and events pass over one zmq PAIR socket (`wire`); standard output names the requests in hand, one
-line of JSON each time: a string for one that is being put into the queue, null when it is there, a list for those that
-join the step to come.
+Its options come as one line of JSON on standard input, which stays open: when it ends, the parent is gone and this
+process exits. Commands and events pass over one zmq PAIR socket (`wire`). Standard output reports the requests in hand,
+one line of JSON each: a string for a request that is being put into the queue, null when it is there, a list for
+requests that join the next step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvasir.plan import StepPlan
 
 log = logging.getLogger("kvasir.engine")
 
-QUIET_SECONDS = 0.5  # without work, after which the core may get ready for what has not been asked for yet
+QUIET_SECONDS = 0.5  # without work, after which the core may prepare for what no request has needed yet
 
 
 class Worker:
@@ -52,7 +52,7 @@ class Worker:
             _announce([s.request.id for s in self.core.scheduler.running if s.row in rows])
 
     def run(self) -> None:
-        """Until it is asked to stop. Raises what the core raised; the core is closed all the same."""
+        """Serves until it is asked to stop. Raises what the core raises; the core is closed in any case."""
         try:
             while self._take_commands():
                 added = self.core.advance()
@@ -63,12 +63,12 @@ class Worker:
             self.core.close()
 
     def _take_commands(self) -> bool:
-        """All waiting commands; waits for one, or a deadline, when there is nothing to compute. False when it is to
-        stop."""
+        """Runs all queued commands; if there is nothing to compute, waits for a command or a deadline. False if the
+        worker must stop."""
         while True:
             idle = not self.core.has_work()
             if idle:
-                self.core.rest()  # a leak ends this process; the next one begins clean
+                self.core.rest()  # a leak ends this process; the next process starts clean
                 if not self._rest():
                     return True
             elif not self.socket.poll(0):
@@ -79,7 +79,7 @@ class Worker:
             self._handle(command)
 
     def _rest(self) -> bool:
-        """Waits for a command; False when a deadline comes before."""
+        """Waits for a command; False if a deadline comes first."""
         if not self._is_warm:
             if self._poll(self._busy_until + QUIET_SECONDS - time.monotonic()):
                 return True
@@ -88,7 +88,7 @@ class Worker:
         return self._poll(self.core.expires())
 
     def _poll(self, seconds: float | None) -> bool:
-        """Whether there is a command within so many seconds; None: however long that takes."""
+        """Whether a command arrives within `seconds`; None waits without limit."""
         return bool(self.socket.poll(None if seconds is None else max(0, math.ceil(seconds * 1000))))
 
     def _handle(self, command: wire.Command) -> None:
@@ -121,9 +121,9 @@ class Worker:
 
 
 def _announce(ids: str | list[str] | None) -> None:
-    """Names what is begun with, before it is: if it kills the process, it is the suspect.
+    """Reports requests before the engine starts on them: if they kill the process, they are the suspects.
 
-    By a plain write to a pipe, which is out when it returns; a message in zmq's hands would die with us.
+    A plain write to a pipe is out when it returns; a message queued in zmq would be lost with this process.
     """
     os.write(sys.stdout.fileno(), msgspec.json.encode(ids) + b"\n")
 
@@ -148,7 +148,7 @@ def build(spec: wire.WorkerSpec, socket: zmq.Socket) -> EngineCore:
 
 
 def end_with_parent(address: str) -> None:
-    """A thread that ends this process when standard input ends, and removes the socket if it is still there."""
+    """Starts a thread that ends this process when standard input ends, and removes the socket if it still exists."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -161,7 +161,7 @@ def end_with_parent(address: str) -> None:
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    for kind in (signal.SIGINT, signal.SIGTERM):  # terminals and service managers send them to all processes at once
+    for kind in (signal.SIGINT, signal.SIGTERM):  # terminals and service managers signal all processes at once
         signal.signal(kind, signal.SIG_IGN)  # the parent decides when to stop
     prepare_torch()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.WorkerSpec)

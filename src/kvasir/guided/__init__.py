@@ -1,1 +1,1 @@
-"""Structured output: from what a request asks for to the tokens that may come next. The library is llguidance."""
+"""Structured output: from what a request asks for to the tokens that may come next. Uses the library llguidance."""

@@ -1,4 +1,4 @@
-"""Whether two schemas have a value in common: exact, or said to have one where it is not known."""
+"""Whether two schemas have a value in common. If that is not known, they count as having one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvasir.guided.texts import Unknown, found_in, prefix, spelt_out
 
 @dataclass(frozen=True)
 class Flat:
-    """One case of a schema: all that has to hold of a value. More may."""
+    """One case of a schema: conditions that its values must meet. Further conditions may apply."""
 
     kinds: frozenset[str] = KINDS
     values: tuple[Any, ...] | None = None
     properties: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
-    closed: tuple[frozenset[str], ...] = ()  # each: the only keys that there may be
+    closed: tuple[frozenset[str], ...] = ()  # each: the only keys allowed
     patterns: tuple[str, ...] = ()
     low: float = float("-inf")
     high: float = float("inf")
@@ -27,7 +27,7 @@ class Flat:
 
 
 def flat(schema: Any, scope: Scope, depth: int = 0) -> list[Flat]:
-    """Cases of which a value is one at least. Keywords that are not looked at leave it at that."""
+    """The cases of a schema: each of its values meets at least one. Keywords that are not analyzed are ignored."""
     scope.spend()
     if schema is False:
         return []
@@ -76,7 +76,7 @@ def _and(a: Flat, b: Flat) -> Flat:
 
 
 def _own(schema: Mapping[str, Any]) -> Flat:
-    """What the schema says without the schemas inside that hold of the same value."""
+    """The schema's own conditions, without those of schemas inside it that apply to the same value."""
     case = Flat(kinds_of(schema["type"])) if isinstance(schema.get("type"), str | list) else Flat()
     if "const" in schema:
         case = replace(case, values=(schema["const"],))
@@ -105,12 +105,12 @@ def _number(said: Any, otherwise: Any) -> Any:
 
 
 def apart(a: Any, b: Any, scope: Scope, depth: int = 0) -> bool:
-    """Whether no value is of both schemas, for certain."""
+    """Whether certainly no value is valid for both schemas."""
     return not shared(a, b, scope, depth)
 
 
 def shared(a: Any, b: Any, scope: Scope, depth: int = 0) -> frozenset[str]:
-    """The kinds of which there may be a value in both schemas."""
+    """The kinds of values that may be valid for both schemas."""
     if depth > MAX_DEPTH:
         return KINDS
     found: set[str] = set()
@@ -121,12 +121,12 @@ def shared(a: Any, b: Any, scope: Scope, depth: int = 0) -> frozenset[str]:
 
 
 def _known(schema: Any, scope: Scope, depth: int) -> list[Flat]:
-    """`flat`, once for each schema."""
+    """`flat`, computed once for each schema."""
     if id(schema) not in scope.seen:
         scope.seen[id(schema)] = (
             schema,
             flat(schema, scope, depth),
-        )  # its identity is its own while it is kept
+        )  # the schema is kept, so that its id stays unique
     return scope.seen[id(schema)][1]
 
 
@@ -139,7 +139,7 @@ def _shared(a: Flat, b: Flat, scope: Scope, depth: int) -> set[str]:
 
 
 def constants(schema: Any, scope: Scope) -> list[Any] | None:
-    """Values of which any value of the schema is one; None where they cannot be listed."""
+    """A list that includes every value of the schema; None if its values cannot be listed."""
     cases = flat(schema, scope)
     if any(case.values is None for case in cases):
         return None
@@ -162,7 +162,7 @@ _OF_ANY = KEYWORDS - {"type"} - {key for keys in _OF_KIND.values() for key in ke
 
 
 def has_all(schema: Any, kind: str) -> bool:
-    """Whether a schema has all values of a kind, for certain."""
+    """Whether a schema certainly allows all values of a kind."""
     if not isinstance(schema, dict):
         return schema is True
     if "type" in schema and kind not in kinds_of(schema["type"]):
@@ -171,7 +171,7 @@ def has_all(schema: Any, kind: str) -> bool:
 
 
 def holds(schema: Any, value: Any, scope: Scope, depth: int = 0) -> bool:
-    """Whether a value that is a text, a number, a truth value or null is of a schema. Raises Unknown."""
+    """Whether a string, number, boolean or null is valid for a schema. Raises Unknown."""
     scope.spend()
     if isinstance(schema, bool):
         return schema
@@ -217,7 +217,7 @@ def _holds(key: str, said: Any, value: Any, scope: Scope, depth: int) -> bool:
 
 
 def _none(kind: str, a: Flat, b: Flat, both: Flat, scope: Scope, depth: int) -> bool:
-    """Whether there is no value of a kind in both."""
+    """Whether no value of the kind can meet both cases."""
     match kind:
         case "string":
             return both.length[0] > both.length[1] or _unlike_texts(both.patterns)
@@ -238,7 +238,7 @@ def _none(kind: str, a: Flat, b: Flat, both: Flat, scope: Scope, depth: int) -> 
 
 
 def _unlike_texts(patterns: Sequence[str]) -> bool:
-    """Whether there is no text in which all of these are found, for certain."""
+    """Whether certainly no text matches all of these patterns."""
     for i, one in enumerate(patterns):
         texts = spelt_out(one)
         for other in patterns[i + 1 :]:
@@ -258,7 +258,7 @@ def _not_found(pattern: str, text: str) -> bool:
 
 
 def _not_of(value: Any, case: Flat) -> bool:
-    """Whether a value is certainly not of a case."""
+    """Whether a value certainly does not meet a case."""
     if kind_of(value) not in case.kinds:
         return True
     match value:

@@ -1,5 +1,5 @@
-"""Bounds of numbers that llguidance gets wrong together: between an exclusive one that is a whole number and a fraction
-next to it, on the other side, it allows the whole number itself."""
+"""Combinations of number bounds that llguidance gets wrong: if one bound is exclusive and a whole number, and the
+opposite bound is a fraction next to it, it allows the excluded whole number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST = 10_000_000
 
 
 def misread(bounds: Mapping[str, set[float]]) -> str | None:
-    """The keyword of an exclusive bound that would be allowed itself."""
+    """The keyword of an exclusive bound whose own value would be allowed; None if there is none."""
     for key, others in (
         ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
         ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
@@ -37,7 +37,7 @@ def misread(bounds: Mapping[str, set[float]]) -> str | None:
 
 
 def bounds_of(schema: Mapping[str, Any]) -> dict[str, set[float]]:
-    """What one schema says itself, by keyword."""
+    """The bounds that one schema sets itself, by keyword."""
     found: dict[str, set[float]] = {}
     for key in BOUNDS:
         said: Any = schema.get(key)
@@ -46,10 +46,10 @@ def bounds_of(schema: Mapping[str, Any]) -> dict[str, set[float]]:
 
 
 def check_bounds(root: Any) -> None:
-    """Raises InvalidRequest where bounds that may hold for one value, said in several places, are misread."""
+    """Raises InvalidRequest if bounds from several places that may apply to one value are misread together."""
     schemas = _all(root)
     if misread(_merged(schemas)) is None:
-        return  # as nearly always
+        return  # the usual case
     steps = count()
     for schema in schemas:
         if any(key in schema for key in (*_IN_PLACE, *_INSIDE, "$ref")):
@@ -71,7 +71,7 @@ def _merged(schemas: Iterable[Mapping[str, Any]]) -> dict[str, set[float]]:
 
 
 def _join(schema: Any, root: Any, joined: dict[int, Mapping[str, Any]]) -> None:
-    """All schemas that speak of the same value as this one, by their identities."""
+    """Collects all schemas that apply to the same value as this schema, by their ids."""
     if not isinstance(schema, Mapping) or id(schema) in joined:
         return
     joined[id(schema)] = schema
@@ -93,7 +93,7 @@ def _named(reference: Any, root: Any) -> Any:
 
 
 def _all(root: Any) -> list[Mapping[str, Any]]:
-    """All objects in a schema but those of data."""
+    """All objects in a schema except those in data (`const`, `enum`)."""
     found: list[Mapping[str, Any]] = []
     rest = [root]
     while rest:

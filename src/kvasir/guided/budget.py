@@ -1,4 +1,4 @@
-"""A bound on reasoning: once so many tokens of it have come, the mark that ends it is forced, id by id."""
+"""A budget of reasoning: after so many tokens of reasoning, the mark that ends it is forced, id by id."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from kvasir.guided.vocabulary import Vocabulary
 
 
 class BudgetGuide:
-    """Of one answer; the rest of it follows `guide`, where there is one. A function of the ids alone, as any guide is.
+    """The guide of one sequence; outside the forced mark it follows `guide`, if there is one. Like every guide, it is a
+    function of the ids alone.
 
-    Reasoning is counted over all pieces of an answer. A call that begins inside it ends it.
+    Reasoning is counted over all its parts in a sequence. A call that begins inside the reasoning ends it.
     """
 
     __slots__ = ("_budget", "_end", "_guide", "_pending", "_reasoning", "_vocabulary")
@@ -44,7 +45,7 @@ class BudgetGuide:
         return not self._pending and (self._guide is None or self._guide.quiet)
 
     def allowed(self) -> bytes | None:
-        """See Guide; None for everything."""
+        """See Guide; None for all ids."""
         if not self._pending:
             return self._guide.allowed() if self._guide else None
         token = self._pending[0]
@@ -58,7 +59,7 @@ class BudgetGuide:
         return self._guide.forced() if self._guide else []
 
     def advance(self, ids: Iterable[int]) -> None:
-        """Raises GuideError for an id that may not come next."""
+        """Raises GuideError for an id that is not allowed."""
         for token in ids:
             if self._pending and token != self._pending.pop(0):
                 raise GuideError(f"id {token} where the reasoning has to end")

@@ -1,5 +1,5 @@
-"""A schema without the keywords that llguidance does not know, in other words that say exactly the same: alternatives,
-absent keys, the kinds and texts that are left. What cannot be said is refused by its keyword.
+"""Rewrites a schema without the keywords that llguidance does not know. The result is exactly equivalent: it uses
+alternatives, absent keys, the remaining kinds and texts. A keyword that cannot be rewritten is refused by name.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _ONE = ("items", "additionalItems", "additionalProperties")
 _INSIDE = dict.fromkeys((*_MAPS, *_LISTS, *_ONE))
-# Most schemas in a schema have few keywords: one look at these sets tells what there is to do.
+# Most schemas have few keywords: one look at these sets shows whether there is anything to do.
 _HAS_INSIDE, _HAS_IN_PLACE = frozenset(_INSIDE), frozenset(_IN_PLACE)
-_LONG = 200  # characters of a pattern
-_MOST = 20_000  # schemas, of all that is said
+_LONG = 200  # characters of a pattern that is worth a definition
+_MOST = 20_000  # schemas in the result
 
 
 def enforceable(schema: Any, lenient: bool = False, said: Said | None = None) -> Any:
-    """lenient: what cannot be said is left as it is. said: what its schemas say, if that is known. Raises
-    InvalidRequest that names the keyword."""
+    """Rewrites a schema. lenient: keywords that cannot be rewritten are dropped instead of refused (`oneOf` is kept).
+    said: the contents of its schemas, if known. Raises InvalidRequest that names the keyword."""
     if not isinstance(schema, dict):
         return schema
     try:
@@ -45,10 +45,10 @@ class _Cases:
     def __init__(self, scope: Pointers, lenient: bool):
         self._scope, self._lenient = scope, lenient
         self._schemas = 0
-        self._long: dict[str, list[dict[str, Any]]] = {}  # texts of a long pattern
+        self._long: dict[str, list[dict[str, Any]]] = {}  # schemas of each long pattern
 
     def whole(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Long patterns that come again and again are named, as llguidance reads what has a name once."""
+        """Rewrites the root. Long patterns that repeat become definitions, since llguidance reads a definition once."""
         told = self.of(schema)
         named: dict[str, Any] = {}
         for texts in self._long.values():
@@ -85,7 +85,7 @@ class _Cases:
         return _arranged(told)
 
     def _inside(self, key: str, said: Any) -> Any:
-        """What a keyword says, with the schemas in it in other words."""
+        """The value of a keyword, with the schemas in it rewritten."""
         if isinstance(said, list):
             return [self.of(one) for one in said] if key in _LISTS else said
         if isinstance(said, dict) and key in _MAPS:
@@ -97,19 +97,19 @@ class _Cases:
         try:
             rewrite(told, self._scope)
         except Unknown as error:
-            if not self._lenient and key != "oneOf":  # of which llguidance knows some that are not known here
+            if not self._lenient and key != "oneOf":  # llguidance handles some oneOf that are not handled here
                 message = f"{key}: it cannot be enforced here ({error})"
                 raise InvalidRequest(message, "say it in another way, or leave it out") from error
             told.clear()
-            told.update({k: v for k, v in before.items() if k != key or key == "oneOf"})  # which is read as anyOf then
-        except (TypeError, AttributeError, ValueError, KeyError):  # of a shape that llguidance will refuse
+            told.update({k: v for k, v in before.items() if k != key or key == "oneOf"})  # oneOf is then read as anyOf
+        except (TypeError, AttributeError, ValueError, KeyError):  # malformed: llguidance will refuse it
             told.clear()
             told.update(before)
 
 
 def _arranged(schema: dict[str, Any]) -> dict[str, Any]:
-    """With all that is said of a value directly in one place: llguidance reads keywords in their order, and those on
-    both sides of a choice as if they had nothing to do with each other."""
+    """The schema with all direct keywords of a value in one place: llguidance reads keywords in order, and treats
+    direct keywords on both sides of a choice as unrelated."""
     if _is_arranged(tuple(schema)):
         return schema
     pivot = "properties" if "properties" in schema else next(k for k in schema if k not in _IN_PLACE and k not in NOTES)
@@ -131,7 +131,7 @@ def _is_arranged(keys: tuple[str, ...]) -> bool:
 
 
 def _is_chosen(told: dict[str, Any]) -> bool:
-    """Whether one of the choices has to hold anyway; llguidance would join each of them with it."""
+    """Whether one of the choices must hold anyway; llguidance would combine each choice with it."""
     every, options = told.get("allOf"), told.get("anyOf")
     if not isinstance(every, list) or not isinstance(options, list):
         return False
@@ -139,11 +139,11 @@ def _is_chosen(told: dict[str, Any]) -> bool:
 
 
 def _is_done(said: Said) -> bool:
-    """Whether there is nothing to say in other words."""
+    """Whether there is nothing to rewrite."""
     return all(_HAS_REWRITE.isdisjoint(shape) and _is_arranged(shape) for shape in said.shapes)
 
 
-# -- rewrites: each takes its keyword away ---------------------------------------------------------------------------
+# -- rewrites: each removes its keyword ------------------------------------------------------------------------------
 
 
 def _not(told: dict[str, Any], scope: Scope) -> None:
@@ -166,7 +166,7 @@ def _one_of(told: dict[str, Any], scope: Scope) -> None:
 
 
 def _alone(one: Any, others: list[Any], scope: Scope) -> Any:
-    """One schema without the values of others."""
+    """A schema without the values of the others."""
     values = constants(one, scope)
     if values is not None and not any(isinstance(value, list | dict) for value in values):
         kept = [v for v in values if holds(one, v, scope) and not any(holds(other, v, scope) for other in others)]
@@ -185,7 +185,7 @@ def _alone(one: Any, others: list[Any], scope: Scope) -> Any:
 
 
 def _keys(schema: Any, scope: Scope) -> frozenset[str] | None:
-    """The only keys that there may be; None for any."""
+    """The only keys that values may have; None for any."""
     cases = flat(schema, scope)
     if not all(case.closed for case in cases):
         return None

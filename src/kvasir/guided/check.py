@@ -1,6 +1,6 @@
-"""Whether a grammar can be enforced: compiled once in a process of its own, which may hang or crash alone.
+"""Whether a grammar can be enforced: compiled once in a separate process, whose hangs and crashes harm nothing else.
 
-One process is kept; while a grammar takes its time, another one starts for the next.
+One process is kept; while it works on a slow grammar, another process starts for the next.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from kvasir.text.sandbox import GRACE_SECONDS, Sandbox, SandboxLimit
 SCRIPT = Path(__file__).with_name("check_worker.py")
 MAX_CHARS = 256 << 10
 SECONDS = 5.0
-MEMORY = 4 << 30  # of address space; what is used of it is some hundred MB for the largest vocabularies
+MEMORY = 4 << 30  # bytes of address space; the largest vocabularies use some hundred MB of it
 MAX_WORKERS = 2
 REMEMBERED = 256
 
 
 class GrammarCheck:
-    """Safe to use from several threads. The first worker starts with the first grammar, or with `warm`."""
+    """Thread-safe. The first worker starts with the first grammar, or with `warm`."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]):
-        """vocabulary: raises KvasirError for a model without."""
+        """vocabulary: raises KvasirError for a model without a tokenizer."""
 
         def hello() -> dict[str, object]:
             found = vocabulary()
-            assert found.spell  # as the guides will need it
+            assert found.spell  # which the guides will need
             tokens = [data.decode("latin-1") for data in found.tokens]
             return {"tokens": tokens, "special_ids": [*found.hidden.values()], "eos_ids": list(found.eos_ids)}
 
@@ -39,9 +39,9 @@ class GrammarCheck:
         self._lock, self._warming = Lock(), Lock()
 
     def check(self, grammar: str, convert: bool = False, param: str | None = None) -> str:
-        """The grammar as guides take it. convert: it may be in llama.cpp's GBNF.
+        """Returns the grammar in the form that guides take. convert: it may be in llama.cpp's GBNF.
 
-        Raises InvalidRequest (with `param`) that says what cannot be enforced, QueueFull where no worker is free.
+        Raises InvalidRequest (with `param`) that says what cannot be enforced, QueueFull if no worker is free.
         """
         if len(grammar) > MAX_CHARS:
             raise InvalidRequest(f"the grammar has {len(grammar)} characters", f"at most {MAX_CHARS}", param=param)
@@ -56,7 +56,7 @@ class GrammarCheck:
         return known
 
     def warm(self) -> None:
-        """Start a worker now. Raises KvasirError."""
+        """Starts a worker now. Raises KvasirError."""
         with self._warming:
             self.sandbox.prewarm()
 
@@ -65,14 +65,14 @@ class GrammarCheck:
 
     def _ask(self, grammar: str, convert: bool, param: str | None) -> str:
         with self._warming:
-            pass  # a worker that is starting is there sooner than another one
+            pass  # a worker that is already starting is ready sooner than a new one
         try:
             reply = self.sandbox.run({"grammar": grammar, "convert": convert, "seconds": SECONDS + GRACE_SECONDS})
         except SandboxLimit as error:
             raise InvalidRequest(error.message, "make it simpler", param=param) from error
         except UnsupportedModel as error:
             raise InvalidRequest(error.message, "leave it out", param=param) from error
-        except ValueError as error:  # a lone surrogate is text for Python and for no one else
+        except ValueError as error:  # a lone surrogate, which only Python accepts as text
             raise InvalidRequest(f"the grammar is not plain text: {error}", param=param) from error
         if "error" in reply:
             raise InvalidRequest(f"it cannot be enforced: {reply['error']}", "change or leave it out", param=param)

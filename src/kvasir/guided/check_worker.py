@@ -1,11 +1,11 @@
-"""The process in which grammars are compiled and followed for the first time, started as a script (see text/sandbox.py
-for the frames).
+"""The process that compiles grammars and follows them for the first time, started as a script (see text/sandbox.py for
+the frames).
 
     first   {"tokens", "special_ids", "eos_ids"}        {} or {"error", "kind"}
     then    {"grammar", "convert", "seconds"}           {"grammar"} or {"error", "kind"}
 
-tokens: the bytes that each id stands for, as text in Latin-1. convert: the grammar may be in llama.cpp's GBNF and is
-translated. kind: "grammar", or "limit" after which the worker ends itself.
+tokens: the bytes of each id, as text in Latin-1. convert: the grammar may be in llama.cpp's GBNF and is translated.
+kind: "grammar", or "limit", after which the worker ends itself.
 """
 
 import json
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # This file's folder would shadow nothing here, but the package may be found through an import hook alone.
+    # This file's folder would shadow nothing here, but the package may only be found through an import hook.
     sys.path[:] = [*json.loads(sys.argv[1])["path"], str(Path(__file__).parents[2])]
 
 from llguidance import LLTokenizer
@@ -31,8 +31,8 @@ _LENGTH = struct.Struct("<I")
 
 
 class Vocabulary:
-    """Tokens as llguidance asks for them (its TokenizerWrapper). Texts are spelt greedily where they can be: in which
-    tokens has no part in whether a grammar is sound, but that there are some has."""
+    """A vocabulary in the form that llguidance takes (its TokenizerWrapper). Texts are tokenized greedily if possible:
+    whether a grammar is sound does not depend on the tokens of a text, only on whether there are any."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -44,7 +44,7 @@ class Vocabulary:
         self.library = LLTokenizer(self, eos_token=job["eos_ids"] or None)  # type: ignore[arg-type]
         self.pieces = Pieces(self.tokens, self.special_token_ids)
         self.explorer = Explorer(self.tokens, job["eos_ids"])
-        self.unspelt = ""  # what no tokens spell
+        self.unspelt = ""  # a text that no tokens spell
 
     def __call__(self, text: str) -> list[int]:
         ids = self.library.greedy_tokenize(text)
@@ -61,8 +61,8 @@ class Worker:
     vocabulary: Vocabulary | None = None
 
     def answer(self, job: dict) -> dict:
-        """Does one job; every failure becomes an answer."""
-        # Should the parent be gone when its time is up, no one else ends a compilation that never ends.
+        """Does one job; every failure becomes a reply."""
+        # If the parent is gone when the time is up, nothing else would end an endless compilation.
         signal.setitimer(signal.ITIMER_REAL, job.get("seconds", 60))
         try:
             return self._load(job) if "tokens" in job else self._check(job)
@@ -102,11 +102,11 @@ def _failure(kind: str, message: str) -> dict:
 
 
 def limit_resources(memory: int) -> None:
-    """Bound the address space to `memory` bytes, and allow neither new files of any size nor core dumps."""
+    """Limits the address space to `memory` bytes, and allows no file writes and no core dumps."""
     for kind, limit in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         try:
             resource.setrlimit(kind, (limit, limit))
-        except (ValueError, OSError):  # some systems know the limit but do not let it be set
+        except (ValueError, OSError):  # some systems know the limit but do not allow setting it
             continue
 
 

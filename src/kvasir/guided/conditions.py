@@ -10,11 +10,11 @@ from kvasir.guided.apart import apart
 from kvasir.guided.logic import KINDS, MAX_CASES, NOTES, Scope, also, negated, same, types_of
 from kvasir.guided.texts import Unknown
 
-_MOST = 4 * MAX_CASES  # conditions that become cases of one choice
+_MOST = 4 * MAX_CASES  # conditions that become the cases of one choice
 
 
 class _Asked(NamedTuple):
-    """A condition on one key: its values, and whether it has to be there."""
+    """A condition on one key: its values, and whether the key must be present."""
 
     key: str
     required: bool
@@ -34,8 +34,8 @@ def _either(condition: Any, then: Any, other: Any, scope: Scope) -> Any:
 
 
 def all_of(told: dict[str, Any], scope: Scope) -> None:
-    """Conditions of which one at most holds, or that ask for the value of one key, are cases of one choice: llguidance
-    would tell all their combinations."""
+    """Turns conditions of which at most one holds, or that test the value of one key, into the cases of one choice:
+    llguidance would expand all their combinations."""
     plain = [one for one in told["allOf"] if not _is_condition(one)]
     chain = [one for one in told["allOf"] if _is_condition(one)]
     if 2 <= len(chain) <= _MOST and (cases := _by_value(chain, told, scope) or _by_turns(chain, scope)):
@@ -43,8 +43,8 @@ def all_of(told: dict[str, Any], scope: Scope) -> None:
 
 
 def _by_value(chain: list[Any], told: Mapping[str, Any], scope: Scope) -> list[Any] | None:
-    """The cases of conditions that hold of values of one key, each of its own. Where the key is absent, those hold that
-    do not require it; for what is no object, all of them."""
+    """The cases of conditions that test one key for values of their own; None if they do not. If the key is absent, the
+    conditions that do not require it hold; for a value that is no object, all hold."""
     asked = [one for one in (_by_key(one["if"]) for one in chain) if one]
     key = asked[0].key if asked else ""
     values = [value for one in asked for value in one.values]
@@ -68,7 +68,7 @@ def _by_value(chain: list[Any], told: Mapping[str, Any], scope: Scope) -> list[A
 
 
 def _by_turns(chain: list[Any], scope: Scope) -> list[Any] | None:
-    """The cases of conditions of which none holds where another one does, and what follows from that."""
+    """The cases of conditions that exclude each other, with their consequences; None if they do not."""
     cases = [{"allOf": [one["if"], one["then"]]} for one in chain]
     conditions = [one["if"] for one in chain]
     if not all(apart(a, b, scope) for i, a in enumerate(cases) for j, b in enumerate(conditions) if i != j):
@@ -81,7 +81,7 @@ def _is_condition(schema: Any) -> bool:
 
 
 def _none_of(conditions: list[Any], scope: Scope) -> Any:
-    """None of them holds; in few words where each says which values of one key it is for."""
+    """A schema for which no condition holds; short if each condition only lists values of one key."""
     asked = [one for one in map(_by_key, conditions) if one]
     if len(asked) == len(conditions) and len({(one.key, one.required) for one in asked}) == 1:
         key, values = asked[0].key, [value for one in asked for value in one.values]

@@ -1,4 +1,4 @@
-"""Rewrites of keywords that count: few items, few keys, spelt out one way at a time (see cases)."""
+"""Rewrites of keywords that count: for few items or few keys, all ways are listed (see cases)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def contains(told: dict[str, Any], scope: Scope) -> None:
 
 
 def _size(told: Mapping[str, Any]) -> int:
-    """The most items that there may be. Raises Unknown where there is no small bound."""
+    """The highest number of items. Raises Unknown if there is no small bound."""
     most = told.get("maxItems")
     if most is None and (told.get("items") is False or told.get("additionalItems") is False):
         prefix = told.get("prefixItems", told.get("items"))
@@ -99,7 +99,7 @@ def unique_items(told: dict[str, Any], scope: Scope) -> None:
 
 
 def _values(schema: Any, scope: Scope) -> list[Any] | None:
-    """All values of a schema, where they are few and can be listed."""
+    """All values of a schema; None unless they are few and can be listed."""
     if not isinstance(schema, dict):
         return None
     if isinstance(schema.get("$ref"), str) and not set(schema) - NOTES - {"$ref"}:
@@ -122,7 +122,7 @@ _TWICE = "a key may come twice, so they are not distinguished"
 
 
 def properties(told: dict[str, Any], scope: Scope) -> None:
-    """Counts that llguidance does not know are those beside keys that may be left out."""
+    """Rewrites the counts that llguidance does not know: those beside optional keys."""
     named = {name: one for name, one in told.get("properties", {}).items() if one is not False}
     required = list(dict.fromkeys(told.get("required", ())))
     optional = [name for name in named if name not in required]
@@ -142,7 +142,7 @@ def properties(told: dict[str, Any], scope: Scope) -> None:
         if most is not None and most < len(required):
             also(told, {"type": types_of(KINDS - {"object"})})
         return
-    if most is None and least == len(required) + 1:  # one more, of those with a name or a free one
+    if most is None and least == len(required) + 1:  # one more key, a named or a free one
         none = {**_only(optional, ()), "minProperties": told.pop("minProperties")}
         also(told, {"anyOf": [*({"required": [name]} for name in optional), none]})
         return
@@ -188,7 +188,7 @@ def property_names(told: dict[str, Any], scope: Scope) -> None:
 
 
 def _by_pattern(told: dict[str, Any], said: Mapping[str, Any]) -> None:
-    """Free keys alone, since whether a name is of a pattern is not asked here."""
+    """Constrains free keys only, since named keys are not matched against a pattern here."""
     free = told.get("additionalProperties", True)
     least, most = said.get("minLength", 0), said.get("maxLength", "")
     if set(said) <= {"minLength", "maxLength"}:

@@ -1,6 +1,6 @@
-"""Walks through a grammar before it is taken: some tokens deep in several directions, and along the ways to its ends.
+"""Tries a grammar before it is accepted: follows some tokens deep in several directions, and on short paths to its end.
 
-They follow it as answers do, under the same limits, so that what would fail an answer there refuses the grammar.
+Guides follow it as in real sequences, under the same limits, so that a failure there refuses the grammar.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 
 from kvasir.guided.grammar import Grammar, Guide
 
-DEPTH = 24  # tokens that are chosen in a walk; those that are forced come besides
-SECONDS = 1.0  # of processor time, after which no further token is chosen
-LONGEST = 2000  # tokens that are tried for the longest
+DEPTH = 24  # chosen tokens in a walk; forced tokens are not counted
+SECONDS = 1.0  # of CPU time, after which no further token is chosen
+LONGEST = 2000  # of the shortest and of the longest tokens are tried
 _ENDS = (b'"', b"}", b"]", b'"}', b'"]', b"\n", b".")
 
-Choice = Callable[[int], int]  # of a mask's bits, of which one at least is set
+Choice = Callable[[int], int]  # from a mask, of which at least one bit is set, to an allowed id
 
 
 class Explorer:
-    """Of one vocabulary."""
+    """Walks through grammars over one vocabulary."""
 
     def __init__(self, tokens: Sequence[bytes], eos_ids: Sequence[int]):
         self._eos = sum(1 << i for i in set(eos_ids))
@@ -33,7 +33,7 @@ class Explorer:
         self._long = lengths[: -LONGEST - 1 : -1]
 
     def walk(self, grammar: Grammar) -> None:
-        """Raises GuideError."""
+        """Raises GuideError if the grammar fails."""
         until = time.process_time() + SECONDS
         rng = random.Random(0)
         ways: list[Choice] = [
@@ -45,7 +45,7 @@ class Explorer:
             self._go(grammar.begin(), way, until, ends=i == 0)
 
     def _go(self, guide: Guide, way: Choice, until: float, ends: bool) -> None:
-        """ends: as soon as the grammar lets it."""
+        """ends: stop as soon as the grammar may end."""
         chosen = 0
         while not guide.done and chosen < DEPTH and time.process_time() < until:
             if forced := guide.forced():
@@ -60,13 +60,13 @@ class Explorer:
 
 
 def _first(mask: int, ids: Sequence[int]) -> int:
-    """The first of the ids that is allowed, else the lowest that is."""
+    """The first of the ids that is allowed, else the lowest allowed id."""
     bits = mask.to_bytes(mask.bit_length() // 8 + 1, "little")
     size = 8 * len(bits)
     return next((i for i in ids if i < size and bits[i >> 3] >> (i & 7) & 1), (mask & -mask).bit_length() - 1)
 
 
 def _some(mask: int, rng: random.Random) -> int:
-    """A token chosen at random: the first one after a random place, else the lowest."""
+    """A random allowed id: the first one from a random position on."""
     rest = mask >> (start := rng.randrange(mask.bit_length()))
     return start + (rest & -rest).bit_length() - 1

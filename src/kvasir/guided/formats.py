@@ -1,5 +1,5 @@
-"""The formats of JSON Schema as patterns, by their RFCs. A format that it does not define is a note, and constrains
-nothing."""
+"""The formats of JSON Schema as patterns, by their RFCs. A format that JSON Schema does not define is an annotation,
+and constrains nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _HOUR, _MINUTE = "(?:[01][0-9]|2[0-3])", "[0-5][0-9]"
 
 
 def _leap_seconds() -> str:
-    """The last second of a day in UTC, in the zones of the world, which differ by quarters of an hour. By the local
-    hour, since long choices are slow to compile."""
+    """Leap seconds: the last second of a day in UTC, in all time zones, whose offsets are multiples of a quarter of an
+    hour. Grouped by the local hour, since long alternations are slow to compile."""
     found = [f"23:59:60{_FRACTION}[zZ]"]
     for hour in range(24):
         east, west = {0: (hour + 1) % 24, 15: hour, 30: hour, 45: hour}, 23 - hour
@@ -59,7 +59,7 @@ _BEYOND = "\xa0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef" + "".join(
 
 
 def _resources(more: str = "") -> tuple[str, str]:
-    """Identifiers with a scheme, and those and relative ones. more: characters beyond ASCII."""
+    """Patterns of identifiers with a scheme, and of references, which may be relative. more: non-ASCII characters."""
     percent, plain = "%[0-9a-fA-F]{2}", rf"a-zA-Z0-9._~!$&'()*+,;={more}-"
     char = f"(?:[:@{plain}]|{percent})"
     host = rf"(?:\[(?:{_IPV6}|v[0-9a-fA-F]+\.[:{plain}]+)\]|(?:[{plain}]|{percent})*)"
@@ -89,7 +89,7 @@ _PATTERNS = {
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
 }  # fmt: skip
 
-# None: no pattern tells which texts are of it. "": llguidance has its own.
+# None: no pattern defines which texts are valid. "": llguidance has its own pattern.
 FORMATS: dict[str, str | None] = {
     **{name: f"^(?:{pattern})$" for name, pattern in _PATTERNS.items()},
     **dict.fromkeys(("duration", "hostname", "uuid"), ""),

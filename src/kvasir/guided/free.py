@@ -1,8 +1,8 @@
-"""Free text in which a call may begin: nothing is asked of it, and nothing computed for it, until a trigger comes.
+"""Free text in which a call may begin: it is unconstrained, and costs no computation, until a trigger appears.
 
-Where an answer stands is a function of its text: what the trigger has begun is given to the grammar as if it had been
-spelt in the tokenizer's own way. Of the tokens that would complete a trigger, those are forbidden after which no call
-of the grammar can follow; all others are allowed, whatever their bytes.
+The state of a sequence is a function of its text: the text from the trigger on is given to the grammar in the
+tokenizer's own tokenization. Of the tokens that would complete a trigger, those after which the grammar allows no call
+are forbidden; all other tokens are allowed, whatever their bytes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kvasir.guided.vocabulary import Vocabulary
 
 
 class Triggers:
-    """What the answers of one rule share: which tokens complete a trigger, and the masks by what the text ends with."""
+    """State that the sequences of one rule share: the tokens that complete a trigger, and masks by the text's end."""
 
     def __init__(self, rule: Rule, vocabulary: Vocabulary, guide: Guide):
-        """Takes ownership of the guide, which is at its beginning. Raises GuideError."""
+        """Takes ownership of the guide, which must be at its beginning. Raises GuideError."""
         assert rule.free
         self.vocabulary, self._guide = vocabulary, guide
         self.reasoning = rule.reasoning
@@ -33,22 +33,22 @@ class Triggers:
             self.mask(inside, bool(self.first) and not inside, b"")
 
     def find(self, text: bytes, inside: bool) -> int:
-        """Where the first trigger that is complete begins; -1 where there is none."""
+        """Where the first complete trigger begins, in bytes; -1 if there is none."""
         places = (text.find(mark) for mark in self._marks[inside])
         return min((at for at in places if at >= 0), default=-1)
 
     def tail(self, text: bytes, inside: bool) -> bytes:
-        """With what of the text's end a trigger begins that is not complete."""
+        """The end of the text that may become a trigger."""
         marks = [mark for mark in self._marks[inside] if mark[0] in text[1 - len(mark) :]]
         return overlap(text, marks) if marks else b""
 
     def opens(self, text: bytes) -> bytes:
-        """What may be a call without a mark: the text from its first character on; else nothing."""
+        """The text without leading blanks if it may be a call without a mark; else b""."""
         text = text.lstrip()
         return text if text[:1] and text[:1] in self.first else b""
 
     def guide(self, text: bytes) -> Guide | None:
-        """After this text; None where the grammar does not allow it. Raises GuideError."""
+        """The guide after this text; None if the grammar does not allow it. Raises GuideError."""
         guide, ids = self._guide.copy(), self._ids(text)
         if not ids or not guide.accepts(ids):
             return None
@@ -56,7 +56,7 @@ class Triggers:
         return guide
 
     def mask(self, inside: bool, start: bool, tail: bytes) -> bytes | None:
-        """What may come after free text that ends with `tail`; None for everything. start: nothing was said yet."""
+        """The ids allowed after free text that ends with `tail`; None for all. start: there is no content yet."""
         key = inside, start, tail
         if key not in self._masks:
             self._masks[key] = self._mask(*key)
@@ -85,12 +85,12 @@ class Triggers:
     def _ids(self, text: bytes) -> list[int]:
         try:
             return self.vocabulary.ids(text.decode())
-        except UnicodeDecodeError:  # half a character
+        except UnicodeDecodeError:  # an incomplete character
             return []
 
 
 class FreeGuide:
-    """Of one answer: a Guide, as far as there is something to follow."""
+    """The guide of one sequence of free text; it follows the grammar within calls only."""
 
     __slots__ = ("_anchored", "_call", "_reasoning", "_start", "_tail", "_triggers")
 
@@ -98,8 +98,8 @@ class FreeGuide:
         self._triggers = triggers
         self._reasoning = ReasoningTracker(triggers.reasoning) if triggers.reasoning else None
         self._call: Guide | None = None
-        self._anchored = False  # the call began without a mark, and may not be one
-        self._start = bool(triggers.first)  # nothing was said yet
+        self._anchored = False  # the call began without a mark, and may turn out to be text
+        self._start = bool(triggers.first)  # there is no content yet
         self._tail = b""
 
     def copy(self) -> FreeGuide:
@@ -115,7 +115,7 @@ class FreeGuide:
 
     @property
     def quiet(self) -> bool:
-        """Whether most probably everything is allowed."""
+        """Whether most likely all ids are allowed."""
         return self._call is None
 
     @property
@@ -123,7 +123,7 @@ class FreeGuide:
         return self._call is not None
 
     def allowed(self) -> bytes | None:
-        """See Guide; None for everything."""
+        """See Guide; None for all ids."""
         if self._call:
             return self._call.allowed()
         return self._triggers.mask(self._inside, self._start and not self._inside, self._tail)
@@ -132,14 +132,14 @@ class FreeGuide:
         return self._call.forced() if self._call else []
 
     def advance(self, ids: Iterable[int]) -> None:
-        """Raises GuideError for an id that may not come next."""
+        """Raises GuideError for an id that is not allowed."""
         for token in ids:
             data = self._triggers.vocabulary.tokenizer.token_bytes(token)
             if self._call is None:
                 self._say(data)
                 continue
             if self._anchored and token in self._triggers.vocabulary.eos_ids:
-                self._leave(b"")  # it has not ended the answer, so it ends nothing but this
+                self._leave(b"")  # the id has not ended the sequence, so it only ends the call
                 continue
             self._call.advance((token,))
             if self._call.complete and not (self._anchored or self._call.done):

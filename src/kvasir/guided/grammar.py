@@ -1,10 +1,10 @@
-"""Grammar: one text of rules, and guides, which say where an answer stands in it.
+"""Grammar: a text of rules, and guides, which are the states of sequences in it.
 
-The library's copies of a matcher share its lexer: a cache of automaton states, filled as answers go on, with a limit on
-its size and on the work of a step. Once a lexer has passed a limit it is wrong for all who share it, in places without
-saying so. So what a matcher answers counts only if its lexer is sound afterwards. If not, the guide is made anew from
-its ids, in the end on a lexer of its own and under wider limits. What fails there fails for these ids, whatever others
-do.
+The library's copies of a matcher share its lexer: a cache of automaton states, filled as sequences advance, with limits
+on its size and on the work of a step. A lexer that has passed a limit is wrong for all matchers that share it, in some
+places silently. So a matcher's result counts only if its lexer is sound afterwards. If it is not, the guide is rebuilt
+from its ids, as a last resort on a lexer of its own with wider limits. If that fails, it fails for these ids,
+independently of other sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvasir.errors import InvalidRequest, KvasirError
 
-if TYPE_CHECKING:  # the library is loaded when the first grammar comes
+if TYPE_CHECKING:  # the library is loaded with the first grammar
     from llguidance import LLMatcher, LLTokenizer
 
     from kvasir.guided.numbers import Numbers
@@ -25,36 +25,36 @@ if TYPE_CHECKING:  # the library is loaded when the first grammar comes
 T = TypeVar("T")
 
 MAX_ERROR_CHARS = 500
-_NOT_ALLOWED = "doesn't satisfy the grammar"  # the library, of an id that may not come next
+_NOT_ALLOWED = "doesn't satisfy the grammar"  # the library's message for an id that is not allowed
 
 
 class GuideError(KvasirError):
-    """A grammar that cannot be followed (any further)."""
+    """A grammar that cannot be followed, or not any further."""
 
 
 class GrammarError(GuideError, InvalidRequest):
-    """It is the grammar's fault: it asks for more than the limits allow, or leads to where nothing can follow."""
+    """The grammar is at fault: it exceeds the limits, or leads to a state where nothing can follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one lexer. states: that it remembers, 1 to 2 kB each. fuel: for the work of one mask, 10 to 100 ns each."""
+    """Limits of one lexer. states: that it keeps, 1 to 2 kB each. fuel: for the work of one mask, 10 to 100 ns each."""
 
     states: int = 100_000
     fuel: int = 200_000
 
 
-Both = tuple[Limits, Limits]  # of the lexer that answers share, and of one for a single answer
+Both = tuple[Limits, Limits]  # of the lexer that sequences share, and of a lexer for a single sequence
 LIMITS: Both = (Limits(), Limits(250_000, 1_600_000))
 
 
 class Lexer:
-    """A matcher at its beginning, and the copies that share its lexer. alone: there is one."""
+    """A matcher at its beginning, whose copies share its lexer. alone: there is only one copy."""
 
     def __init__(
         self, tokenizer: LLTokenizer, text: str, limits: Limits, first: int | None = None, alone: bool = False
     ):
-        """first: an id that may come first, where it is known. Raises GrammarError for what does not compile."""
+        """first: an id that may come first, if known. Raises GrammarError if the grammar does not compile."""
         from llguidance import LLMatcher, LLParserLimits
 
         bounds = LLParserLimits(max_lexer_states=limits.states, step_lexer_fuel=limits.fuel, verbose_errors=False)
@@ -67,7 +67,7 @@ class Lexer:
         return self._matcher.deep_copy()
 
     def failure(self) -> str:
-        """Which limit it has passed; "" where none: then an id that may come first can be taken."""
+        """The limit that it has passed, as a message; "" if none: then an id that may come first can be consumed."""
         probe = self.begin()
         return "" if self.first is None or probe.consume_token(self.first) else _reason(probe)
 
@@ -82,11 +82,11 @@ class Grammar:
         limits: Both = LIMITS,
         numbers: Numbers | None = None,
     ):
-        """numbers: keeps those in JSON within bounds. Raises GrammarError."""
+        """numbers: keeps numbers in JSON within bounds. Raises GrammarError."""
         self.run = numbers.run(text) if numbers else None
         self._tokenizer, self._text, self._limits = tokenizer, text, limits
         self._lock = Lock()
-        self.renewed = 0  # how often a guide of an answer was made anew
+        self.renewed = 0  # how often the guide of a sequence was rebuilt
         self._first: int | None = None
         self._lexer: Lexer | None = Lexer(tokenizer, text, limits[0])
         begin = Guide(self, self._lexer)
@@ -103,8 +103,8 @@ class Grammar:
             return Guide(self, self._shared())
 
     def instead_of(self, failed: Lexer) -> Lexer:
-        """Where a guide continues. The first that finds the shared lexer failed gets one of its own, since most often
-        its own answer is why; the others share the next one. Raises GrammarError."""
+        """The lexer on which a guide continues. The first guide that finds the shared lexer failed gets a lexer of its
+        own, since its own sequence is the most likely cause; the others share the next one. Raises GrammarError."""
         with self._lock:
             self.renewed += 1
             if not failed.alone and failed is not self._lexer:
@@ -120,9 +120,9 @@ class Grammar:
 
 
 class Guide:
-    """Where one answer stands, which follows its grammar from the first token to the last.
+    """The state of one sequence that follows its grammar from the first token to the last.
 
-    quiet: whether most probably everything is allowed. in_call: whether a call has begun in free text.
+    quiet: whether most likely all ids are allowed. in_call: whether a call has begun in free text.
     """
 
     __slots__ = ("_failure", "_grammar", "_ids", "_lexer", "_matcher", "_run")
@@ -148,35 +148,35 @@ class Guide:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer may end here."""
+        """Whether the sequence may end here."""
         return self._matcher.is_accepting()
 
     def allowed(self) -> bytes:
-        """int32 words, bit i & 31 of word i >> 5 says whether token i may come next. Raises GuideError."""
-        # The library checks its lexer after a mask, but not where the mask comes of what is forced.
+        """int32 words; bit i & 31 of word i >> 5 allows id i. Raises GuideError."""
+        # The library checks its lexer after a mask, except where the mask comes from forced ids.
         mask, forced = self._ask(_mask, lambda answer: answer[1])
         return self._run.bounded(mask) if self._run and not forced else mask
 
     def forced(self) -> list[int]:
-        """The ids that must come next, in order; none where there is a choice. Raises GuideError."""
+        """The ids that must come next, in order; empty if there is a choice. Raises GuideError."""
         return self._ask(lambda matcher: matcher.compute_ff_tokens(), bool)
 
     def accepts(self, ids: list[int]) -> bool:
-        """Whether all of them may come next, in order. Raises GuideError."""
+        """Whether all these ids may come next, in order. Raises GuideError."""
         return self._ask(lambda matcher: matcher.validate_tokens(ids)) == len(ids)
 
     def advance(self, ids: Iterable[int]) -> None:
-        """Raises GuideError for an id that may not come next."""
+        """Raises GuideError for an id that is not allowed."""
         ids = list(ids)
-        slowly = itertools.chain([False], itertools.repeat(True))  # where at once failed
+        slowly = itertools.chain([False], itertools.repeat(True))  # after the attempt at once has failed
         self._ask(lambda matcher: _consume(matcher, ids, next(slowly)))
         self._ids += ids
         if self._run:
             self._run.feed(ids)
 
     def _ask(self, question: Callable[[LLMatcher], T], doubtful: Callable[[T], object] = lambda _: True) -> T:
-        """What the matcher answers on a sound lexer. doubtful: an answer of which the library may not say that it is
-        wrong."""
+        """The matcher's result on a sound lexer. doubtful: whether a result may be wrong without the library reporting
+        it."""
         if self._failure:
             raise self._failure
         alone = False
@@ -193,7 +193,7 @@ class Guide:
             alone = self._renew()
 
     def _renew(self) -> bool:
-        """Makes the matcher anew from the ids; returns whether no other shares its lexer."""
+        """Rebuilds the matcher from the ids; returns whether it has a lexer of its own."""
         self._lexer = self._grammar.instead_of(self._lexer)
         self._matcher = self._lexer.begin()
         if not _consume(self._matcher, self._ids) and self._lexer.alone:
@@ -204,9 +204,9 @@ class Guide:
 
 
 def _consume(matcher: LLMatcher, ids: list[int], slowly: bool = False) -> bool:
-    """Until one may not come; whether all could. slowly: with a mask before each, as answers take them. The library
-    bounds a lexer's work from one mask to the next, so many ids at once may pass a bound that they keep one by one. At
-    once they make fewer states."""
+    """Consumes ids until one is not allowed; returns whether all were. slowly: with a mask before each id, as in a real
+    sequence. The library limits a lexer's work between two masks, so many ids at once may pass a limit that they keep
+    one by one. Consuming them at once creates fewer states."""
     for token in ids:
         if slowly:
             matcher.compute_bitmask()
@@ -216,13 +216,13 @@ def _consume(matcher: LLMatcher, ids: list[int], slowly: bool = False) -> bool:
 
 
 def _mask(matcher: LLMatcher) -> tuple[bytes, bool]:
-    """The mask, and whether it comes of what is forced."""
+    """The mask, and whether it comes from forced ids."""
     forced = not matcher.is_stopped() and bool(matcher.compute_ff_tokens())
     return matcher.compute_bitmask(), forced
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Why a matcher has failed; "" where it has not."""
+    """Why a matcher has failed; "" if it has not."""
     return matcher.get_error().removesuffix("<non-verbose/>").strip()[:MAX_ERROR_CHARS]
 
 

@@ -1,8 +1,8 @@
-"""Guides: a guide for each answer, which says where it stands in its rule and which tokens may come next.
+"""Guides: each sequence has a guide, which holds its state in the rule and the tokens that may come next.
 
-A guide is a function of the ids it was advanced by: it can be made anew from them, after a preemption or in another
-process. Where the grammar leaves one continuation alone, the mask allows its canonical first token and nothing else, so
-that taking all of it at once (`forced`) and sampling it token by token give the same ids.
+A guide is a function of the ids it was advanced by: it can be rebuilt from them, after a preemption or in another
+process. Where the grammar leaves only one continuation, the mask allows its canonical first token and nothing else, so
+that taking the whole continuation at once (`forced`) and sampling it token by token give the same ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvasir.guided.grammar import LIMITS, Both, Grammar, Guide, GuideError
 from kvasir.guided.rule import Rule
 from kvasir.guided.vocabulary import Vocabulary
 
-if TYPE_CHECKING:  # the library is loaded when the first grammar comes
+if TYPE_CHECKING:  # the library is loaded with the first grammar
     from llguidance import LLTokenizer
 
 CACHED_GRAMMARS = 64
@@ -29,7 +29,7 @@ AnyGuide = Guide | FreeGuide | BudgetGuide
 
 
 class Compiled:
-    """A rule that was understood; `begin` gives each answer a guide of its own."""
+    """A compiled rule; `begin` makes a guide for each sequence."""
 
     def __init__(self, rule: Rule, vocabulary: Vocabulary, tokenizer: LLTokenizer, limits: Both = LIMITS):
         """Raises GuideError."""
@@ -53,13 +53,13 @@ class Compiled:
 
 
 class Guides:
-    """Makes guides over one vocabulary; compiles in a thread of its own and remembers what it compiled.
+    """Makes guides over one vocabulary; compiles in a separate thread and caches the results.
 
-    The tokenizer is loaded when the first rule comes, or by `warm`.
+    The tokenizer is loaded with the first rule, or by `warm`.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]):
-        """vocabulary: raises KvasirError for a model without."""
+        """vocabulary: raises KvasirError for a model without a tokenizer."""
         self._load = vocabulary
         self._loaded: tuple[Vocabulary, LLTokenizer] | None = None
         self.limits: Both = LIMITS
@@ -68,7 +68,7 @@ class Guides:
         self._lock = Lock()
 
     def begin(self, rule: str) -> Future[Compiled]:
-        """Compiles the text of a Rule, if no one has lately. The result is for `take`; it raises GuideError."""
+        """Compiles the text of a Rule unless it is cached. The result is for `take`; it raises GuideError."""
         with self._lock:
             found = self._compiled.get(rule)
             if found is None:
@@ -79,12 +79,12 @@ class Guides:
             return found
 
     def warm(self) -> None:
-        """Loads the tokenizer now, in the thread that compiles. Where that fails, the first rule will say so."""
+        """Loads the tokenizer now, in the compiling thread. If that fails, the first rule reports it."""
         self._thread.submit(self._vocabulary)
 
     @staticmethod
     def ends(rule: str) -> bool:
-        """Whether it is the rule that says where an answer ends."""
+        """Whether the rule decides where a sequence ends."""
         parts = Rule.of(rule)
         return bool(parts.grammar) and parts.free is None
 
@@ -97,7 +97,7 @@ class Guides:
 
     @property
     def renewed(self) -> int:
-        """How often a guide was made anew, of those grammars that are remembered."""
+        """How often guides were rebuilt, over the cached grammars."""
         done = [f.result() for f in self._compiled.values() if f.done() and not f.exception()]
         return sum(compiled.grammar.renewed for compiled in done if compiled.grammar)
 
@@ -115,7 +115,8 @@ class Guides:
 
 
 def make_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """Raises GuideError or UnsupportedModel for a vocabulary in which no grammar can be followed."""
+    """The library's tokenizer. Raises GuideError or UnsupportedModel if no grammar can be followed over the
+    vocabulary."""
     from llguidance import LLTokenizer
 
     wrapped = Wrapped(vocabulary)
@@ -126,7 +127,7 @@ def make_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 class Wrapped:
-    """A vocabulary as llguidance asks for it (its TokenizerWrapper)."""
+    """A vocabulary in the form that llguidance takes (its TokenizerWrapper)."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

@@ -1,4 +1,4 @@
-"""A grammar of llguidance in the making: its rules in Lark, for a vocabulary in which some tokens are no text."""
+"""Builds a grammar of llguidance: rules in its Lark dialect, for a vocabulary in which some tokens are not text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Collection, Mapping
 from kvasir.guided.sources import literals
 from kvasir.parse.format import Format, Style
 
-TURN = "<|start|>assistant"  # where messages go on channels, each begins like this; the prompt has begun the first
-MAX_BLANK = 4  # characters after reasoning: without a bound some models would write them for ever
-NUMBER = "\0"  # where a text says the number of a call
+TURN = "<|start|>assistant"  # in formats with channels, each message begins with it; the prompt begins the first
+MAX_BLANK = 4  # characters after reasoning: some models would write blanks without end
+NUMBER = "\0"  # placeholder for the number of a call in a text
 
 
 class Lark:
-    """specials: ids by their texts of the tokens that stand for themselves and for no text, but those that end an
-    answer; `ends` are the texts of those."""
+    """specials: ids by text of the tokens that are matched by id and not as text, except tokens that end a choice;
+    ends: the texts of the latter."""
 
     def __init__(self, specials: Mapping[str, int], ends: Collection[str] = ()):
         self.specials, self.ends = specials, ends
@@ -29,34 +29,36 @@ class Lark:
         self.lines.append(f"{name}: {body.strip() or chr(34) * 2}")
 
     def words(self, text: str) -> str:
-        """A text as literals; a number where it says that of a call."""
+        """A text as literals; NUMBER becomes a pattern of digits."""
         pieces = [" ".join(literals(piece, self.specials)) for piece in text.split(NUMBER)]
         return " /[0-9]{1,4}/ ".join(pieces).strip()
 
     def cut(self, text: str) -> str:
-        """Without what ends the answer: there the grammar is complete, and any token that ends an answer may follow."""
+        """The text up to the first token that ends a choice: the grammar is complete there, and any such token may
+        follow."""
         return re.split("|".join(map(re.escape, self.ends)), text)[0] if self.ends else text
 
     def free(self, text: str, marks: Collection[str] = ()) -> str:
-        """Text, and the special tokens with which no mark begins."""
+        """Alternatives: `text`, and the special tokens with which no mark begins."""
         ids = sorted(i for token, i in self.specials.items() if not any(mark.startswith(token) for mark in marks))
         return " | ".join([text, *([f"<[{','.join(map(str, ids))}]>"] if ids else [])])
 
     def until(self, name: str, end: str) -> None:
-        """The rule for any text up to the end mark, and the mark; where that is text, the first one ends it."""
+        """Adds the rule for any text up to and including the end mark; a mark that is text ends it where it first
+        occurs."""
         head, *rest = literals(end, self.specials)
         if head.startswith("<["):
             others = self.free(r"/(.|\n)+/", [end])
             self.rule(name, f"({others})* {' '.join([head, *rest])}")
-        elif rest:  # a special token after it tells it from other text
+        elif rest:  # a special token after the text distinguishes the mark from other text
             self.rule(name, " ".join([rf"/(.|\n)*{re.escape(json.loads(head)).replace('/', chr(92) + '/')}/", *rest]))
         else:
             self.rule(name, " ".join([f"{name}_end", *rest]))
             self.rule(f"{name}_end[lazy]", rf"/(.|\n)*/ {head}")
 
     def listed(self, rule: str, items: Mapping[str, str], required: Collection[str], separator: str) -> str:
-        """Items by their keys in a row, the required ones first; any of the others may be left out. rule: with what the
-        names of rules begin that this takes."""
+        """A list of items by key, the required items first; all others are optional. rule: prefix for the names of the
+        rules that this adds."""
         between = json.dumps(separator)
         first = [key for key in items if key in required]
         rest = [key for key in items if key not in required]
@@ -68,8 +70,8 @@ class Lark:
         return f"({' | '.join(f'{rule}_{i}' for i in range(len(rest)))})?" if rest else ""
 
     def lead(self, format: Format, opened: bool) -> str:
-        """What may come before all that is asked for: reasoning, and a little blank space after it. opened: by the
-        prompt."""
+        """Adds the rule for what may precede the requested output: reasoning and a few blanks. Returns its name, or "".
+        opened: the prompt has opened the reasoning."""
         thinking = format.thinking
         if thinking is None:
             return ""
@@ -80,7 +82,7 @@ class Lark:
         return "lead"
 
     def around(self, format: Format) -> tuple[str, str]:
-        """What stands before and after content, or may stand there."""
+        """What stands, or may stand, before and after the content."""
         begin, end = format.thinking.answer if format.thinking else ("", "")
         if format.calls.style is Style.CHANNELS:
             return self.words(begin.removeprefix(TURN)), self.words(self.cut(end))
@@ -90,7 +92,7 @@ class Lark:
 def behind_reasoning(
     grammar: str, format: Format, specials: Mapping[str, int], ends: Collection[str] = (), opened: bool = False
 ) -> str:
-    """A grammar of answers that may think first, and then follow `grammar`."""
+    """A grammar of choices that may reason first, and then follow `grammar`."""
     lark = Lark(specials, ends)
     lead, (before, after) = lark.lead(format, opened), lark.around(format)
     lark.rule("start", f"{lead} {before} @answer {after}")

@@ -1,4 +1,4 @@
-"""`not` of a schema in other words. They say exactly the same, or Unknown is raised."""
+"""Rewrites the negation of a schema. The result is exactly equivalent, or Unknown is raised."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ MAX_DEPTH = 12
 
 
 class Scope(Protocol):
-    """Where a schema stands."""
+    """The context of a schema."""
 
     def find(self, reference: Any) -> Any:
-        """The schema that a reference names. Raises Unknown."""
+        """The schema that a reference points to. Raises Unknown."""
         ...
 
     def spend(self) -> None:
-        """Called for each step of work. Raises Unknown when there were too many."""
+        """Counts a step of work. Raises Unknown after too many."""
         ...
 
     @property
     def seen(self) -> dict[int, tuple[Any, Any]]:
-        """Schemas by their identity, with what was found out about them."""
+        """Analyzed schemas by id, with the results."""
         ...
 
 
 def also(told: dict[str, Any], *schemas: Any) -> None:
-    """Adds to a schema others that have to hold, too. Raises Unknown where all choices together, which llguidance tells
-    one by one, are too many."""
+    """Adds schemas that must hold, too, to a schema. Raises Unknown if the choices, of which llguidance lists all
+    combinations, are too many."""
     told["allOf"] = [*told.get("allOf", ()), *schemas]
     choices = [len(one["anyOf"]) for one in (told, *told["allOf"]) if isinstance(one, dict) and one.get("anyOf")]
     if prod(choices) > 2 * MAX_CASES:
@@ -53,13 +53,13 @@ def also(told: dict[str, Any], *schemas: Any) -> None:
 
 
 def kinds_of(types: Any) -> frozenset[str]:
-    """`number` is made of integers and fractions."""
+    """The kinds of types; `number` means integers and fractions."""
     types = [types] if isinstance(types, str) else types
     return frozenset(kind for t in types for kind in (("integer", "fraction") if t == "number" else (t,)))
 
 
 def types_of(kinds: frozenset[str]) -> list[str]:
-    """Raises Unknown for fractions without integers, for which there is no type."""
+    """The types of kinds. Raises Unknown for fractions without integers, for which there is no type."""
     if "fraction" in kinds and "integer" not in kinds:
         raise Unknown("numbers that are not whole")
     named = kinds - {"integer", "fraction"}
@@ -85,7 +85,7 @@ def kind_of(value: Any) -> str:
 
 
 def same(a: Any, b: Any) -> bool:
-    """As JSON Schema compares: 1 is 1.0, and neither is true."""
+    """Equality as in JSON Schema: 1 equals 1.0, and neither equals true."""
     if kind_of(a) != kind_of(b):
         return False
     if isinstance(a, list):
@@ -99,7 +99,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def negated(schema: Any, scope: Scope, depth: int = 0, among: frozenset[str] | None = None) -> Any:
-    """A schema of all values that are not of this one. among: only these keys are possible. Raises Unknown."""
+    """A schema of all values that are invalid for this schema. among: the only keys possible. Raises Unknown."""
     scope.spend()
     if isinstance(schema, bool):
         return not schema
@@ -120,7 +120,7 @@ def negated(schema: Any, scope: Scope, depth: int = 0, among: frozenset[str] | N
 def _without(
     key: str, said: Any, schema: Mapping[str, Any], scope: Scope, depth: int, among: frozenset[str] | None
 ) -> list[Any]:
-    """What values are like for which one keyword does not hold: one of these."""
+    """The values for which one keyword does not hold, as alternative schemas. Raises Unknown."""
 
     def no(inner: Any) -> Any:
         return negated(inner, scope, depth)
@@ -145,7 +145,7 @@ def _without(
             return [_with(name, no(one)) for name, one in said.items()]
         case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" if not isinstance(said, bool):
             if any(isinstance(schema.get(k), bool) for k in ("exclusiveMinimum", "exclusiveMaximum")):
-                raise Unknown(key)  # of the fourth draft
+                raise Unknown(key)  # booleans, as in draft 4
             return [{"type": "number", _BOUNDS[key]: said}]
         case "minLength" | "minItems" | "minProperties":
             kind, other = _COUNTED[key]
@@ -185,7 +185,7 @@ def _with(name: str, schema: Any) -> Any:
 
 
 def _others(values: Sequence[Any]) -> list[Any]:
-    """Schemas that have all other values together."""
+    """Schemas that together allow all other values."""
     by_kind: dict[str, list[Any]] = {}
     for value in values:
         kind = kind_of(value)

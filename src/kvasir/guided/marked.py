@@ -1,4 +1,4 @@
-"""A tool's arguments as Gemma 4 writes them (parse/marked_text), by its schema."""
+"""A tool's arguments in the notation of Gemma 4 (parse/marked_text), by its schema."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SAYS_NOTHING = frozenset((
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
     *("$schema", "$id", "$comment", "$defs", "definitions", "additionalProperties", "nullable"),
 ))  # fmt: skip
-_WHOLE = ("$ref", "const", "enum", "anyOf", "oneOf")  # says all that there is to say
+_WHOLE = ("$ref", "const", "enum", "anyOf", "oneOf")  # each defines a value completely
 _ANY = ("string", "number", "boolean", "null", "array", "object")
 
 
 class MarkedValues:
-    """Adds rules to `lark`, their names beginning with `name`. An object has no other properties than it says."""
+    """Adds rules to `lark` whose names begin with `name`. Objects have only the properties that the schema names."""
 
     def __init__(self, lark: Lark, name: str, root: Mapping[str, Any], lenient: bool, quote: str = QUOTE):
         """root: the whole schema. lenient: keywords that cannot be enforced are ignored instead of refused. quote: the
@@ -35,7 +35,7 @@ class MarkedValues:
         self._any: dict[str, str] = {}
 
     def value(self, schema: Any) -> str:
-        """Raises InvalidRequest for what cannot be enforced."""
+        """A Lark expression for the values of a schema. Raises InvalidRequest if it cannot be enforced."""
         if not isinstance(schema, Mapping):
             schema = {}
         unknown = sorted(set(schema) - _ENFORCED - _SAYS_NOTHING)
@@ -94,7 +94,7 @@ class MarkedValues:
             raise InvalidRequest("'properties' is no object", "give schemas by their names", param="tools")
         if not isinstance(needed, list) or not all(isinstance(name, str) for name in needed):
             raise InvalidRequest("'required' is no list of names", "give one", param="tools")
-        keys = sorted(properties, key=str.lower)  # as the template writes them
+        keys = sorted(properties, key=str.lower)  # the order of the template
         pairs = {key: f"{self._lark.words(self._key(key) + ':')} {self.value(properties[key])}" for key in keys}
         return f'"{{" {self._lark.listed(self._new(), pairs, needed, ",")} "}}"'
 

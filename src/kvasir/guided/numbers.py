@@ -1,8 +1,8 @@
-"""Numbers in JSON end where a double or a 64-bit integer can hold no more of them.
+"""Ends numbers in JSON where a double or a 64-bit integer cannot hold more digits.
 
-The library's numbers have no end, and small models write digits for ever. Of the tokens that a grammar allows, those
-are taken away with which a number would have more digits, or a larger exponent, than fit. Where nothing else may
-follow, as where a schema asks for more digits, all stay.
+The library's numbers are unbounded, and small models may write digits without end. Of the tokens that a grammar allows,
+those with which a number would have more digits, or a larger exponent, than fit are removed. If nothing else may
+follow, as where a schema requires more digits, all tokens stay.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
-INTEGER_DIGITS = 20  # 2^64 - 1 has as many
+INTEGER_DIGITS = 20  # as many as 2^64 - 1 has
 FRACTION_DIGITS = 20
 EXPONENT_DIGITS = 3
-MOST_BYTES = 64  # of a number that are looked at; one that fits has fewer
+MOST_BYTES = 64  # of a number that are kept; a number that fits is shorter
 _NUMBER = re.compile(rb"(-?)(\d+)(?:\.(\d*))?(?:[eE][+-]?(\d*))?")
 _LETTERS = b"0123456789+-.eE"
-_TEXT = (b'"', b"q", b"z")  # where one of them may follow, it is no number
+_TEXT = (b'"', b"q", b"z")  # if one of them may follow, the position is inside a text
 
 
 def fits(number: bytes) -> bool:
-    """Whether a number may begin like this; true as well for what is none."""
+    """Whether a number may begin with these bytes; also true if they are not a number."""
     found = _NUMBER.fullmatch(number)
     if found is None:
         return True
@@ -35,14 +35,14 @@ def fits(number: bytes) -> bool:
 
 
 class Numbers:
-    """What the answers over one vocabulary share. Masks are integers: bit i says whether token i may come next."""
+    """State that all sequences over one vocabulary share. Masks are integers: bit i allows id i."""
 
     def __init__(self, tokens: Sequence[tuple[int, bytes]], token_bytes: Callable[[int], bytes]):
-        """tokens: all ids that stand for bytes, with these."""
+        """tokens: all ids that stand for bytes, with their bytes."""
         self.token_bytes = token_bytes
         leads = [(i, data[: len(data) - len(data.lstrip(_LETTERS))]) for i, data in tokens]
         self._digits = sorted(((i, lead) for i, lead in leads if lead.isdigit()), key=lambda one: -len(one[1]))
-        self._others: dict[bytes, list[int]] = {}  # thousands of tokens have the same few leads
+        self._others: dict[bytes, list[int]] = {}  # thousands of tokens share a few leads
         for i, lead in leads:
             if lead and not lead.isdigit():
                 self._others.setdefault(lead, []).append(i)
@@ -50,12 +50,12 @@ class Numbers:
         self.beyond = lru_cache(64)(self._beyond)
 
     def run(self, grammar: str) -> Run | None:
-        """For an answer that follows a grammar; None where there is no JSON in it."""
+        """The state of a sequence that follows a grammar; None if the grammar has no JSON."""
         has_json = '"json_schema": {' in grammar or "%json" in grammar
         return Run(self) if has_json else None
 
     def bounded(self, mask: int, number: bytes) -> int:
-        """The mask without what no number can have, after one that has begun like this."""
+        """The mask without the ids that cannot continue `number`, the bytes of a number so far."""
         left = mask & ~self.beyond(number)
         return left if left and not mask & self._text else mask
 
@@ -63,11 +63,11 @@ class Numbers:
         if _NUMBER.fullmatch(number) is None:
             return 0
         beyond = [i for lead, ids in self._others.items() if not fits(number + lead) for i in ids]
-        for i, lead in self._digits:  # the longest first
+        for i, lead in self._digits:  # longest first
             if not fits(number + lead):
                 beyond.append(i)
             elif b"e" not in number.lower() and len(lead) + len(number) < INTEGER_DIGITS:
-                break  # shorter ones fit as well
+                break  # shorter leads fit as well
         bits = bytearray(max(beyond, default=0) // 8 + 1)
         for i in beyond:
             bits[i >> 3] |= 1 << (i & 7)
@@ -75,9 +75,10 @@ class Numbers:
 
 
 class Run:
-    """Of one answer: the letters of a number with which its text ends.
+    """State of one sequence: the bytes of a number at the end of its text.
 
-    Quotation marks tell what is in a string of JSON, which ends with its line at the latest; so does what may follow.
+    Quotation marks show whether the text is inside a JSON string, which ends with its line at the latest; the ids that
+    may follow show it, too.
     """
 
     __slots__ = ("_escaped", "_numbers", "_quoted", "_text")

@@ -1,4 +1,4 @@
-"""A schema as it stands in its draft: what its references name, and the same in the words of the latest draft."""
+"""A schema and its draft: resolves its references, and translates it to the latest draft."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvasir.guided.texts import Unknown
 _NAMED = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 _DRAFT = re.compile(r"https?://json-schema\.org/(?:draft-0([3-7])|draft/(2019-09|2020-12))/schema#?")
 _DATA = frozenset(("const", "enum", "default", "examples"))
-_FLAT = _DATA | {"type", "required"}  # which have no schemas in them
+_FLAT = _DATA | {"type", "required"}  # keywords without schemas in their values
 _NESTED = (dict, list)
-_OWN = frozenset(("$id", "id", "$schema"))  # of a part that stands for itself
-_BESIDE_REFERENCES = ("$schema", "$id", "id", "$defs", "definitions")  # where all else counts for nothing
-_SINCE = {  # the keywords of a draft, which say nothing in those before
+_OWN = frozenset(("$id", "id", "$schema"))  # of a part with an identity or a draft of its own
+_BESIDE_REFERENCES = ("$schema", "$id", "id", "$defs", "definitions")  # all other keywords beside $ref are ignored
+_SINCE = {  # keywords by the draft that introduced them; earlier drafts ignore them
     6: ("const", "contains", "propertyNames"),
     7: ("if", "then", "else"),
     8: ("dependentRequired", "dependentSchemas", "minContains", "maxContains", "unevaluatedItems",
@@ -26,10 +26,10 @@ _SINCE = {  # the keywords of a draft, which say nothing in those before
     9: ("prefixItems", "$dynamicRef", "$dynamicAnchor"),
 }  # fmt: skip
 _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
-_OTHERWISE = frozenset((  # keywords that older drafts read otherwise
+_OTHERWISE = frozenset((  # keywords with a different meaning in older drafts
     *("$ref", "$id", "id", "items", "additionalItems", "exclusiveMinimum", "exclusiveMaximum"),
 ))  # fmt: skip
-_PLAIN = frozenset((  # those of which no draft says anything else, once `prepared` has seen them
+_PLAIN = frozenset((  # keywords with one meaning in all drafts, after `prepared`
     *("type", "const", "enum", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$defs", "definitions"),
     *("properties", "patternProperties", "additionalProperties", "propertyNames", "required", "minProperties"),
     *("maxProperties", "items", "prefixItems", "contains", "minContains", "maxContains", "minItems", "maxItems"),
@@ -40,12 +40,12 @@ _STEPS = 20_000
 
 
 class Pointers:
-    """Of one schema. `schema` is it in the words of the latest draft, with references to itself or its definitions
-    alone. mixed: parts of it are of drafts of their own, and it is as it was. plain: but for its root, it is as it
-    was, since that is in those words."""
+    """The references of one schema. schema: the schema in the latest draft, with references only to the root or its
+    definitions. mixed: parts of it have drafts of their own, and `schema` is unchanged. plain: apart from its root,
+    `schema` is unchanged, since it already conforms to the latest draft."""
 
     def __init__(self, schema: Mapping[str, Any], said: Said | None = None):
-        """said: what its schemas say, if that is known."""
+        """said: the contents of its schemas, if known."""
         self._root = schema
         self._steps = 0
         self.seen: dict[int, tuple[Any, Any]] = {}
@@ -69,7 +69,7 @@ class Pointers:
         return not self._based
 
     def unused(self, stem: str, taken: Mapping[str, Any] = {}) -> str:
-        """A name for another definition."""
+        """An unused name for another definition."""
         return next(name for n in count() if (name := f"{stem}-{n}") not in {*taken, *self.schema.get("$defs", ())})
 
     def find(self, reference: Any) -> Any:
@@ -101,7 +101,7 @@ class Pointers:
         return {**told, "$defs": {**told.get("$defs", {}), **moved}} if moved else told
 
     def _told(self, schema: Any, names: bool = False) -> Any:
-        """names: its keys are names and no keywords."""
+        """names: the keys of the schema are names and not keywords."""
         if isinstance(schema, list):
             return [self._told(one) if isinstance(one, _NESTED) else one for one in schema]
         if not isinstance(schema, dict):
@@ -154,13 +154,13 @@ class Pointers:
 
 
 def _draft_of(schema: Mapping[str, Any]) -> int:
-    """Of 2019-09: 8; of 2020-12, and without one: 9."""
+    """The draft of a schema: 3 to 7; 8 for 2019-09; 9 for 2020-12, and if it names none."""
     found = _DRAFT.fullmatch(str(schema.get("$schema", "")))
     return 9 if not found else int(found[1]) if found[1] else 8 if found[2] == "2019-09" else 9
 
 
 def step(found: Any, reference: str) -> Any:
-    """What a JSON pointer names in it. Raises Unknown."""
+    """The part of `found` that a JSON pointer names. Raises Unknown."""
     if reference[1:2] not in ("", "/"):
         raise Unknown("an anchor")
     for part in reference[1:].split("/")[1:]:
@@ -173,7 +173,7 @@ def step(found: Any, reference: str) -> Any:
 
 
 def _within(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Which of _OWN schemas inside of one have; "#" where one is an anchor."""
+    """The keywords of _OWN in schemas inside this schema; "#" for an anchor."""
     found: set[str] = set()
     rest: list[Any] = [value for key, value in schema.items() if key not in _DATA]
     while rest:

@@ -1,4 +1,4 @@
-"""Tracks, token by token, whether an answer is inside its reasoning."""
+"""Tracks, token by token, whether a sequence is inside its reasoning."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kvasir.parse.tape import MAX_SPACE
 
 
 class ReasoningTracker:
-    """A function of the tokens' bytes. Reasoning begins as the first thing of an answer, or where the prompt has opened
-    it, as `parse.parser` reads it; several pieces may follow each other.
+    """A function of the tokens' bytes. Reasoning begins at the start of a sequence, or where the prompt has opened it,
+    as `parse.parser` reads it; several parts may follow each other.
 
-    inside: now. over: none can begin any more. tokens: so many were reasoning, marks not counted. rest: the text after
-    the last mark, where the last token completed one; else None.
+    inside: the present state. over: no reasoning can begin any more. tokens: the number of reasoning tokens, without
+    marks. rest: the text after the last mark if the last token completed a mark; else None.
     """
 
     __slots__ = ("_anywhere", "_blanks", "_end", "_start", "inside", "over", "rest", "tail", "tokens")
@@ -23,9 +23,9 @@ class ReasoningTracker:
         self._start, self._end = reasoning.start.encode(), reasoning.end.encode()
         self._anywhere = reasoning.anywhere
         self.inside, self.over = reasoning.opened, False
-        self.tail = b""  # may become a mark
+        self.tail = b""  # the end of the text, which may become a mark
         self.tokens = 0
-        self._blanks = 0  # before all that is said
+        self._blanks = 0  # before any other text
         self.rest: bytes | None = None
 
     def copy(self) -> ReasoningTracker:
@@ -42,7 +42,7 @@ class ReasoningTracker:
             if not (self.inside or self._anywhere):
                 size, text = len(text), text.lstrip()
                 self._blanks += size - len(text)
-                # A model that says first that it does not think may do so all the same.
+                # A model that first states that it does not think may still think.
                 first = next((m for m in (mark, self._end) if text.startswith(m)), None)
                 if self._blanks > MAX_SPACE or first is None:
                     begins = mark.startswith(text) or self._end.startswith(text)
@@ -59,12 +59,12 @@ class ReasoningTracker:
         self.tokens += was and self.inside
 
     def leave(self) -> None:
-        """Something else has ended the reasoning."""
+        """Ends the reasoning for another reason than its mark."""
         self.inside, self.over, self.tail = False, not self._anywhere, b""
 
 
 def overlap(text: bytes, marks: Iterable[bytes]) -> bytes:
-    """The longest end of the text with which a mark begins that is not complete."""
+    """The longest end of the text that is an incomplete beginning of a mark."""
     marks = tuple(marks)
     for size in range(min(max(map(len, marks), default=1) - 1, len(text)), 0, -1):
         end = text[-size:]

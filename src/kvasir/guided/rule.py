@@ -1,4 +1,4 @@
-"""Rule: all that an answer has to follow, in one text that a Request carries."""
+"""Rule: everything that a choice must follow, as one text that a Request carries."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _MARK = "%kvasir "  # no grammar begins like this
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The marks around a model's reasoning. opened: the prompt has opened it. anywhere: it may begin after other text,
-    and not only at the beginning of an answer."""
+    """The marks around a model's reasoning. opened: the prompt has opened it. anywhere: it may also begin after other
+    text, and not only at the start of a choice."""
 
     start: str
     end: str
@@ -21,10 +21,10 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Text that follows nothing until a trigger comes; what the trigger begins is free text again at its end.
+    """Text that is unconstrained until a trigger appears; after the call that the trigger begins, it is free again.
 
-    triggers: the beginnings of calls. inside: the same within the reasoning, where a mark may also be spoken of.
-    first: a call without a mark begins with one of these characters, as the first thing that is said.
+    triggers: the beginnings of calls. inside: the same within reasoning, where a mark may also merely be mentioned.
+    first: a call without a mark begins with one of these characters, as the first content.
     """
 
     triggers: tuple[str, ...]
@@ -34,8 +34,9 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """grammar: as llguidance reads it; "" for none. free: what the grammar leaves alone; None: nothing.
-    budget: tokens of reasoning after which its end is forced; None: as many as there come."""
+    """grammar: in a form that llguidance reads; "" for none. free: the text around calls, if the grammar is only for
+    calls; None if it is for the whole choice. budget: tokens of reasoning after which its end is forced; None: no
+    limit."""
 
     grammar: str = ""
     free: Free | None = None
@@ -43,7 +44,7 @@ class Rule:
     budget: int | None = None
 
     def text(self) -> str:
-        """A grammar that is all of its rule stands for itself."""
+        """The rule as text; a rule that is only a grammar is the grammar itself."""
         return self.grammar if self == Rule(self.grammar) else _MARK + json.dumps(asdict(self))
 
     @classmethod

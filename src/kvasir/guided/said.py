@@ -1,4 +1,4 @@
-"""What the schemas in a schema say, found in one walk: by it, later steps see that they have nothing to do."""
+"""A summary of the schemas in a schema, collected in one walk, so that later steps can see that they have no work."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 @dataclass(slots=True)
 class Said:
-    """shapes: the keywords of each schema, in their order; even a large schema has few different ones. references:
-    the values of `$ref`. old: whether a keyword has a value that older drafts alone know."""
+    """shapes: the keywords of each schema, in order; even a large schema has few different ones. references: the values
+    of `$ref`. old: whether a keyword has a value that only older drafts know."""
 
     shapes: set[tuple[str, ...]] = field(default_factory=set)
     references: set[str] = field(default_factory=set)
@@ -26,5 +26,5 @@ class Said:
         return frozenset(chain.from_iterable(self.shapes))
 
     def alone(self, key: str, others: Collection[str]) -> bool:
-        """Whether a keyword has none beside it but these."""
+        """Whether a keyword never stands beside keywords other than `others`."""
         return all(key not in shape or set(shape) <= {key, *others} for shape in self.shapes)

@@ -1,5 +1,4 @@
-"""A JSON schema made ready: what the library would pass over in silence, or get wrong, is said in other words, or
-refused by name."""
+"""Prepares a JSON schema: what the library would silently ignore, or get wrong, is rewritten or refused by name."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from kvasir.guided.bounds import BOUNDS, HINT, PROBLEM, bounds_of, misread
 from kvasir.guided.formats import FORMATS
 from kvasir.guided.said import Said
 
-LARGEST = 2**53  # beyond it, not every whole number has a float of its own, and llguidance computes with floats
-_MOST, _LEAST = 2**63 - 1, -(2**63) + 1024  # the whole numbers that llguidance writes; it cuts a bound at the first
+LARGEST = 2**53  # beyond it, floats do not hold every whole number, and llguidance computes with floats
+_MOST, _LEAST = 2**63 - 1, -(2**63) + 1024  # whole numbers that llguidance writes; it clips a bound at the first
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _ONE = (
@@ -25,9 +24,9 @@ _NOTES = frozenset(("title", "description", "examples", "default", "$comment", "
 _NUMBERS = (*BOUNDS, "const", "enum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-_OLD = {"extends": "allOf", "disallow": "not", "divisibleBy": "multipleOf"}  # of the third draft
+_OLD = {"extends": "allOf", "disallow": "not", "divisibleBy": "multipleOf"}  # keywords of draft 3
 _NOTHING = (("uniqueItems", False), ("propertyNames", True), ("nullable", False), ("required", False))
-# Most schemas in a schema have few keywords: one look at these sets tells what there is to do.
+# Most schemas have few keywords: one look at these sets shows whether there is anything to do.
 _INSIDE = dict.fromkeys((*_MAPS, *_LISTS, *_ONE))
 _HAS_INSIDE, _HAS_COUNTS = frozenset(_INSIDE), frozenset(_COUNTS)
 _HAS_NOTHING = frozenset(key for key, _ in _NOTHING)
@@ -38,8 +37,8 @@ _HAS_WORK = _HAS_INSIDE | _HAS_COUNTS | _HAS_NOTHING | _HAS_WRONG | {"format", "
 
 
 def prepared(schema: Any, lenient: bool = False, said: Said | None = None) -> Any:
-    """lenient: what cannot be enforced is left out instead of refused. said: takes what the schemas say that are made
-    ready. Raises InvalidRequest that names the keyword."""
+    """Prepares a schema. lenient: what cannot be enforced is dropped instead of refused. said: collects the contents of
+    the prepared schemas. Raises InvalidRequest that names the keyword."""
     try:
         return _prepared(dict(schema) if isinstance(schema, Mapping) else schema, lenient, said or Said())
     except RecursionError as error:
@@ -66,7 +65,7 @@ def _work(found: dict[str, Any], lenient: bool, said: Said) -> None:
             if found.get(key) is value:
                 del found[key]
     if isinstance(found.get("format"), str) and found["format"] not in FORMATS:
-        del found["format"]  # one that JSON Schema does not define is a note
+        del found["format"]  # a format that JSON Schema does not define is an annotation
     if not _HAS_COUNTS.isdisjoint(found):
         for key in _COUNTS:
             if isinstance(found.get(key), float) and found[key].is_integer():
@@ -90,11 +89,11 @@ def _mend(schema: dict[str, Any], lenient: bool) -> None:
     for key, problem, hint in _wrong(schema):
         if not lenient:
             raise InvalidRequest(f"{key}: {problem}", hint)
-        schema.pop(key, None)  # there may be two things wrong with it
+        schema.pop(key, None)  # a keyword may have two problems
 
 
 def _inside(key: str, value: Any, lenient: bool, said: Said) -> Any:
-    """The value of a keyword, with the schemas in it made ready."""
+    """The value of a keyword, with the schemas in it prepared."""
     if isinstance(value, list):
         return [_prepared(one, lenient, said) for one in value] if key in _LISTS else value
     if isinstance(value, dict) and key in _MAPS:
@@ -103,7 +102,7 @@ def _inside(key: str, value: Any, lenient: bool, said: Said) -> Any:
 
 
 def _wrong(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Keywords that cannot be enforced: which, why, what to do."""
+    """The keywords that cannot be enforced: keyword, problem, hint."""
     wrong: list[tuple[str, str, str]] = []
     if not _HAS_OLD.isdisjoint(schema):
         wrong += [(key, "a keyword of an older draft", f"use {_OLD[key]}") for key in _OLD if key in schema]
@@ -137,14 +136,15 @@ def _wrong_numbers(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _is_whole(schema: Mapping[str, Any]) -> bool:
-    """Whether the only numbers of a schema are whole."""
+    """Whether all numbers of a schema are whole."""
     said = schema.get("type")
     kinds = said if isinstance(said, list) else [said]
     return "integer" in kinds and "number" not in kinds
 
 
 def _too_large(value: Any, whole: bool) -> int | float | None:
-    """A number that is, or that is in the value. whole: it stands for itself, or bounds whole numbers."""
+    """A number that is too large: the value itself, or a number in it. whole: numbers are constants, or bounds of whole
+    numbers."""
     if isinstance(value, str | bool):
         return None
     if isinstance(value, int | float):
@@ -154,14 +154,15 @@ def _too_large(value: Any, whole: bool) -> int | float | None:
 
 
 def _is_exact(number: float, whole: bool) -> bool:
-    """llguidance keeps a number as a float, and spells it as a whole one or with as few digits as tell it apart."""
+    """llguidance keeps a number as a float, and writes it as a whole number or with the fewest digits that identify
+    it."""
     if whole:
         return isinstance(number, int) and abs(number) <= _MOST and number == float(number)
     return isinstance(number, float) or (abs(number) < 10**300 and Decimal(repr(float(number))) == number)
 
 
 def _bound(schema: dict[str, Any]) -> None:
-    """Bounds of whole numbers beyond 2^53 as floats can hold them: inclusive, and within 64 bits."""
+    """Replaces bounds of whole numbers beyond 2^53 by bounds that floats can hold: inclusive, and within 64 bits."""
     sides = (("exclusiveMinimum", "minimum", 1, max), ("exclusiveMaximum", "maximum", -1, min))
     for exclusive, bound, step, narrower in sides:
         said = schema.get(exclusive)
@@ -175,18 +176,18 @@ def _bound(schema: dict[str, Any]) -> None:
 
 
 def _is_unwritable(value: Any) -> bool:
-    """Whether a text in the value has characters that have no spelling (see sources)."""
+    """Whether a text in the value has characters that cannot be written (see sources)."""
     if isinstance(value, str):
         return _CONTROL.search(value) is not None
     inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
     try:
-        return _CONTROL.search("".join(inner)) is not None  # as nearly always, of texts alone
+        return _CONTROL.search("".join(inner)) is not None  # the usual case: only texts
     except TypeError:
         return any(map(_is_unwritable, inner))
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """As OpenAPI means `nullable`."""
+    """Adds null, as `nullable` does in OpenAPI."""
     kinds = schema.get("type")
     if "const" in schema:
         schema["enum"] = [schema.pop("const")]

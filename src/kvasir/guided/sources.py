@@ -1,7 +1,7 @@
-"""What clients ask for, as a grammar of llguidance: its JSON form or its Lark dialect.
+"""Translates what clients ask for into a grammar of llguidance: its JSON form or its Lark dialect.
 
-Only translates; whether a grammar is sound and can be enforced is found out by `check`. JSON is written as `json.dumps`
-writes it, `{"a": 1, "b": [2, 3]}`: one spelling, which models have seen most, so that long runs of it are forced.
+Only translates; `check` finds out whether a grammar is sound and can be enforced. JSON is written as by `json.dumps`,
+`{"a": 1, "b": [2, 3]}`: one spelling, which models have seen most, so that long runs of it are forced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvasir.guided.cases import enforceable
 from kvasir.guided.said import Said
 from kvasir.guided.schema import prepared
 
-# Each text has one spelling (no \uXXXX), so that a free key is never one of the named ones in disguise.
+# Each text has one spelling (no \uXXXX), so that a free key can never be a named key spelled differently.
 _SPELLING = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -28,7 +28,7 @@ _SPELLING = {
 
 
 def json_schema(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
-    """lenient: keywords that cannot be enforced are ignored instead of refused."""
+    """The grammar of a schema. lenient: keywords that cannot be enforced are ignored instead of refused."""
     if schema is False:
         raise InvalidRequest("the schema allows nothing", "give an object")
     return f'{{"grammars": [{{"json_schema": {spelt(schema, lenient)}}}]}}'
@@ -39,14 +39,14 @@ def json_object() -> str:
 
 
 def regex(pattern: str) -> str:
-    """The whole answer matches the pattern, in the syntax of Rust's regex crate: no lookaround, no backreferences."""
+    """The whole choice matches the pattern, in the syntax of Rust's regex crate: no lookaround, no backreferences."""
     from llguidance import LLMatcher
 
     return LLMatcher.grammar_from_regex(pattern)
 
 
 def choice(options: Sequence[str]) -> str:
-    """The answer is one of these texts."""
+    """The choice is one of these texts."""
     if not options or not all(options):
         raise InvalidRequest("an empty choice", "give texts of one character at least")
     return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in options)
@@ -54,7 +54,7 @@ def choice(options: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A value of `schema` (None: of any text up to the end) between two texts."""
+    """A value of `schema` between two texts."""
 
     begin: str
     schema: Mapping[str, Any] | bool
@@ -65,10 +65,10 @@ def structural_tags(
     tags: Sequence[Tag], triggers: Sequence[str], specials: Mapping[str, int] = {}, *, at_least_one: bool = False,
     at_most_one: bool = False,
 ) -> str:  # fmt: skip
-    """Free text, in which a trigger must go on as one of the tags that begin with it; after it free text again.
+    """Free text in which each trigger must continue as one of the tags that begin with it; then free text again.
 
-    specials: ids by their texts of the tokens that stand for themselves and for no text, but those that end an answer.
-    at_least_one: the answer does not end before a tag. at_most_one: it ends after one. Raises InvalidRequest where
+    specials: ids by text of the tokens that are matched by id and not as text, except tokens that end a choice.
+    at_least_one: the choice does not end before a tag. at_most_one: it ends after one tag. Raises InvalidRequest if
     tags and triggers do not fit.
     """
     bodies: dict[str, list[str]] = {}
@@ -101,7 +101,7 @@ def _order(at_least_one: bool, at_most_one: bool) -> str:
 
 
 def _opening(number: int, trigger: str, specials: Mapping[str, int]) -> str:
-    """The rules for free text up to a trigger. The first to be complete wins, hence "lazy"."""
+    """The rules for free text up to a trigger. The first complete trigger wins, hence "lazy"."""
     head, *rest = literals(trigger, specials)
     if head.startswith("<["):
         return f"open_{number}: {' '.join([head, *rest])}"
@@ -110,7 +110,7 @@ def _opening(number: int, trigger: str, specials: Mapping[str, int]) -> str:
 
 
 def literals(text: str, specials: Mapping[str, int]) -> list[str]:
-    """A text as Lark's literals, the special tokens in it by their ids."""
+    """A text as Lark literals, with special tokens by id."""
     if not text:
         return []
     pattern = "|".join(map(re.escape, sorted(specials, key=len, reverse=True)))
@@ -118,13 +118,13 @@ def literals(text: str, specials: Mapping[str, int]) -> list[str]:
     return [f"<[{specials[p]}]>" if p in specials else json.dumps(p) for p in pieces if p]
 
 
-# What is quoted or commented in Lark; in GBNF, sets of characters are in brackets, and comments begin with #.
+# Quoted and commented parts of Lark; in GBNF, character sets are in brackets, and comments begin with #.
 _LARK = re.compile(r'("(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*)|(<[^<>\s"]+>)')
 _GBNF = re.compile(r'("(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*)|(<[^<>\s"]+>)')
 
 
 def by_id(grammar: str, specials: Mapping[str, int]) -> str:
-    """A grammar in Lark or GBNF with the special tokens that it names, as <name>, given by their ids."""
+    """A grammar in Lark or GBNF, with the special tokens that it names as <name> replaced by their ids."""
 
     def told(found: re.Match[str]) -> str:
         return f"<[{specials[found[2]]}]>" if found[2] in specials else found[0]
@@ -133,12 +133,12 @@ def by_id(grammar: str, specials: Mapping[str, int]) -> str:
 
 
 def spelt(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
-    """A schema as llguidance reads it: made ready, and with how its JSON is written. Raises InvalidRequest that names
-    what cannot be enforced."""
+    """A schema in the form that llguidance reads: prepared, and with options of how its JSON is written. Raises
+    InvalidRequest that names what cannot be enforced."""
     said = Said()
     found = enforceable(prepared(schema, lenient, said), lenient, said)
     options = {**_SPELLING, "lenient": lenient, "coerce_one_of": lenient}
     text = json.dumps({**(found if isinstance(found, Mapping) else {}), "x-guidance": options})
-    if '"exclusiveM' in text and not lenient:  # without such bounds, none is misread
+    if '"exclusiveM' in text and not lenient:  # only exclusive bounds are misread
         check_bounds(found)
     return text

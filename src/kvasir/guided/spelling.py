@@ -1,17 +1,17 @@
-"""Spelling a text by the bytes of tokens alone, where a tokenizer's own way does not give that text."""
+"""Spells a text by the bytes of tokens alone, for texts that the tokenizer itself does not reproduce."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-MOST_BYTES = 32  # of the tokens that are tried
+MOST_BYTES = 32  # longer tokens are not used
 
 
 class Pieces:
-    """The tokens of a vocabulary by their bytes; of equal ones the lowest id."""
+    """The tokens of a vocabulary by their bytes; of equal tokens the lowest id."""
 
     def __init__(self, tokens: Sequence[bytes], without: Collection[int] = ()):
-        """tokens: by id, b"" for none. without: ids that spell no text."""
+        """tokens: bytes by id, b"" for none. without: ids that spell no text."""
         excluded = frozenset(without)
         self._ids: dict[bytes, int] = {}
         for i, data in enumerate(tokens):
@@ -20,8 +20,8 @@ class Pieces:
         self._longest = max(map(len, self._ids), default=0)
 
     def spell(self, data: bytes) -> list[int] | None:
-        """The fewest tokens that give these bytes, the longest first; None where none do."""
-        fewest: list[int | None] = [None] * len(data) + [0]  # tokens from a place on
+        """The fewest tokens that give these bytes, longer ones first; None if none do."""
+        fewest: list[int | None] = [None] * len(data) + [0]  # tokens from each position on
         step = [0] * len(data)
         for at in range(len(data) - 1, -1, -1):
             for size in range(min(self._longest, len(data) - at), 0, -1):

@@ -1,4 +1,4 @@
-"""Patterns of texts: what can be seen of one without matching it, and one of all other texts."""
+"""Patterns of texts: what can be derived from a pattern without matching it, and patterns of all other texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Unknown(Exception):
-    """What cannot be said in other words."""
+    """Something that cannot be rewritten."""
 
 
 _ANY = "(?s:.*)"
@@ -16,7 +16,7 @@ _PLAIN = re.compile(r"(?:[^\\^$.|?*+()\[\]{}]|\\[^A-Za-z0-9])*")
 
 
 def none_of(texts: Sequence[str]) -> str:
-    """A pattern of all texts but these."""
+    """A pattern of all texts except these."""
     tree: dict[str, Any] = {}
     for text in texts:
         at = tree
@@ -27,7 +27,7 @@ def none_of(texts: Sequence[str]) -> str:
 
 
 def _off(tree: dict[str, Any]) -> str:
-    """Of all texts that leave the tree, or end where it has no end."""
+    """A pattern of all texts that leave the tree, or end at a node where no text ends."""
     chars = [char for char in tree if char]
     options = [f"{re.escape(char)}(?:{_off(tree[char])})" for char in chars]
     options.append(f"[^{''.join(map(_in_class, chars))}]{_ANY}" if chars else f"(?s:.){_ANY}")
@@ -41,12 +41,12 @@ def _in_class(char: str) -> str:
 
 
 def _literal(pattern: str) -> str | None:
-    """The text that a pattern spells, if it is nothing but that."""
+    """The text that a pattern spells, if it is only a literal."""
     return re.sub(r"\\(.)", r"\1", pattern) if _PLAIN.fullmatch(pattern) else None
 
 
 def spelt_out(pattern: str) -> list[str] | None:
-    """The texts in which a pattern is found, where it is but a choice of some."""
+    """The texts that a pattern matches, if it is only a choice of literals; else None."""
     found = re.fullmatch(r"\^\(?(?:\?:)?(.*?)\)?\$", pattern, re.DOTALL)
     if not found or (pattern[1:2] == "(") != (pattern[-2:-1] == ")") or ("|" in found[1] and pattern[1:2] != "("):
         return None
@@ -55,19 +55,19 @@ def spelt_out(pattern: str) -> list[str] | None:
 
 
 def prefix(pattern: str) -> str:
-    """With what all texts begin in which a pattern is found, as far as that is plain to see."""
+    """A common prefix of all texts that match a pattern, as far as a simple inspection shows it."""
     if not pattern.startswith("^") or _branches(pattern):
         return ""
     found = _PLAIN.match(pattern, 1)
     assert found
     chars = re.findall(r"\\?.", found[0], re.DOTALL)
-    if pattern[found.end() :][:1] in ("?", "*", "+", "{"):  # which speak of the last character
+    if pattern[found.end() :][:1] in ("?", "*", "+", "{"):  # which apply to the last character
         chars = chars[:-1]
     return "".join(char[-1] for char in chars)
 
 
 def _branches(pattern: str) -> bool:
-    """Whether there is a choice outside of all brackets, as far as that is plain to see."""
+    """Whether a pattern has a choice outside of all brackets, as far as a simple inspection shows it."""
     inside = re.sub(r"\\.", "", pattern)
     inside = re.sub(r"\[[^\]]*\]", "", inside)
     while (less := re.sub(r"\([^()]*\)", "", inside)) != inside:
@@ -76,7 +76,7 @@ def _branches(pattern: str) -> bool:
 
 
 def unlike(pattern: str) -> str:
-    """A pattern of all texts in which this one is not found. Raises Unknown."""
+    """A pattern of all texts that do not match this pattern. Raises Unknown."""
     texts = spelt_out(pattern)
     if texts is not None:
         return none_of(texts)
@@ -87,7 +87,7 @@ def unlike(pattern: str) -> str:
 
 
 def _short_of(text: str) -> str:
-    """Of all texts that do not begin with this one."""
+    """A pattern of all texts that do not begin with this text."""
     rest = _short_of(text[1:]) if len(text) > 1 else None
     head = f"|[^{_in_class(text[0])}]{_ANY}"
     return head if rest is None else f"{head}|{re.escape(text[0])}(?:{rest})"
@@ -97,7 +97,7 @@ _SPACES = "\\t\\n\\v\\f\\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u30
 
 
 def as_ecma(pattern: str) -> str:
-    """With the white space of JavaScript, where Rust has its own."""
+    """The pattern with the white space of JavaScript in place of Rust's."""
 
     def said(found: re.Match[str]) -> str:
         if found[0] == "\\s":
@@ -113,7 +113,7 @@ def _in_brackets(pattern: str, end: int) -> bool:
 
 
 def found_in(pattern: str, text: str) -> bool:
-    """Whether a pattern is found in a text. Raises Unknown where JavaScript might see it otherwise."""
+    """Whether a pattern matches somewhere in a text. Raises Unknown if JavaScript might differ."""
     if not (pattern + text).isascii() or "\n" in text or "\\p" in pattern or "\\c" in pattern:
         raise Unknown("a pattern")
     try:

@@ -1,5 +1,5 @@
-"""The grammar of answers that may call tools: a call that has begun is completed as its tool's schema says, in the
-words of the model's own format. So a malformed call cannot be produced.
+"""The grammar of choices that may call tools: once a call has begun, it is completed according to its tool's schema, in
+the model's own format. So a malformed call cannot be produced.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from kvasir.parse.tape import BLANK
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What may be called. strict: what its schema holds and cannot be enforced is refused; else it is ignored."""
+    """A function that may be called. strict: parts of its schema that cannot be enforced are refused, not ignored."""
 
     name: str
     parameters: Mapping[str, Any]
     strict: bool = False
 
     def check(self) -> None:
-        """Raises InvalidRequest for parameters that are no object."""
+        """Raises InvalidRequest if the parameters are not an object."""
         kinds = self.parameters.get("type", "object")
         if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
             message = f"the parameters of {self.name[:80]!r} are of type {str(kinds)[:80]}"
             raise InvalidRequest(message, 'arguments are an object: give "type": "object"', param="tools")
 
     def checked(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The parameters made ready. Raises InvalidRequest where they name arguments in no way that a schema does."""
+        """The schema of the parameters. Raises InvalidRequest if its `properties` or `required` are malformed."""
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping):
             raise self._wrong("properties", "not an object", "give schemas by their names")
@@ -48,7 +48,7 @@ class Function:
         return InvalidRequest(f"{key} in the parameters of {quoted(self.name)} is {what}", hint, param="tools")
 
     def loosened(self) -> Function:
-        """With names and plain types alone of what its parameters say."""
+        """The function with only the names and plain types of its parameters."""
         properties, required = self.parameters.get("properties"), self.parameters.get("required")
         properties = properties if isinstance(properties, Mapping) else {}
         kinds = {key: kind.get("type") if isinstance(kind, Mapping) else None for key, kind in properties.items()}
@@ -73,21 +73,21 @@ def tool_grammar(
     ends: Collection[str] = (),
     thinks: bool = True,
 ) -> str:
-    """A grammar in llguidance's Lark. Where no call is required and `content` is not given it is one of what begins at
-    a place of `free_text`, with that text.
+    """A grammar in llguidance's Lark. If no call is required and `content` is None, it is the grammar of the text from
+    a trigger of `free_text` on, including the trigger.
 
-    required: the answer calls at once, but for reasoning before. parallel: there may be several calls. opened: the
-    prompt has opened the reasoning. content: a schema of what is said instead of a call. specials: as in sources. ends:
-    texts of the tokens that end an answer. thinks: what is required, and `content`, may come after reasoning. Raises
-    ValueError for a format without calls, InvalidRequest for parameters that are no object.
+    required: the choice must call at once, apart from reasoning. parallel: it may make several calls. opened: the
+    prompt has opened the reasoning. content: a schema of the content in place of a call. specials: as in sources. ends:
+    texts of the tokens that end a choice. thinks: a required call, and `content`, may come after reasoning. Raises
+    ValueError for a format without calls, InvalidRequest for parameters that are not an object.
     """
     grammar = _Grammar(format, functions, specials, ends)
     return grammar.made(required, parallel, grammar.lead(format, opened) if thinks else "", content)
 
 
 def free_text(format: Format) -> Free:
-    """Where in free text calls of a format begin: at any of its marks; within the reasoning only with all that comes
-    before the name, since there a mark may be spoken of, too."""
+    """Where calls of a format begin in free text: at any of its marks; within reasoning only with all text that comes
+    before the name, since a mark may also merely be mentioned there."""
     calls, whole = format.calls, format.calls.texts.open + format.calls.texts.begin
     lead = whole.partition("{name}")[0].partition("{index}")[0]
     inside = tuple(mark + after for mark, after in _openings(format, lead)) if format.thinking else ()
@@ -96,8 +96,8 @@ def free_text(format: Format) -> Free:
 
 
 def _openings(format: Format, begin: str) -> list[tuple[str, str]]:
-    """Each mark of a format, and what continues after it where a call begins with `begin` as the template writes it: a
-    mark that lies inside of that may also stand alone, any other takes the place of the first."""
+    """Each mark of a format, with the text that follows it if a call begins with `begin` in the template: a mark inside
+    `begin` may also stand alone, any other mark replaces the first."""
     begins = format.calls.begins
     first = begins[0] if begins and begin.startswith(begins[0]) else ""
     return [(m, begin.partition(m)[2] if m in begin else begin[len(first) :]) for m in begins]
@@ -133,8 +133,8 @@ class _Grammar(Lark):
         return self.text()
 
     def _start_free(self, at_once: str, parallel: bool) -> None:
-        """From a mark on; without one from the first character, which may also begin some other text: any but one that
-        names a function as a call does, and with no mark that is spelt in it."""
+        """Free text from a mark on; without a mark from the first character, which may also begin other text: any text
+        that does not name a function as a call does, and in which no mark is spelled."""
         marks = self.format.calls.begins
         openings = [_openings(self.format, part.begin) for part in self.parts]
         for i, mark in enumerate(marks):
@@ -154,20 +154,20 @@ class _Grammar(Lark):
         self.rule("rest", "(free | section)*" if parallel else "free* section?")
         also = f"({self._calls_of_a_type()} after) | " if self.format.calls.style is Style.OBJECTS else ""
         called = f"({also}{at_once}) {more if self.parts[0].close else ''}"
-        # No TEXT comes right after PLAIN: what PLAIN may not become could be cut in two.
+        # No TEXT comes right after PLAIN: text that PLAIN excludes could be split in two.
         special = self.free("", marks).removeprefix(" | ")
         rest = "section rest" if parallel else "section"
         rest += f" | {special} rest" if special else ""
         self.rule("start", f"section {more} | {called} | PLAIN ({rest})?")
 
     def _calls_of_a_type(self) -> str:
-        """A call without a mark that says first what it is, as models do that have seen many APIs."""
+        """Calls without a mark that state their type first, as models do that have seen many APIs."""
         parts = [replace(p, begin=p.begin.replace("{", '{"type": "function", ', 1)) for p in self.parts]
         whole = zip(parts, self.arguments, strict=True)
         return f"({' | '.join(f'{self.words(p.begin)} {name} {self.words(p.end)}' for p, name in whole)})"
 
     def _call_begun(self) -> str:
-        """A regular expression of text that is a call without a mark as soon as it has named a function."""
+        """A regular expression for the start of a call without a mark, up to the name of the function."""
         written = (json.dumps(f.name, ensure_ascii=False)[1:-1] for f in self.functions)
         names = "|".join(map(_escaped, written))
         if self.format.calls.style is Style.PYTHON:
@@ -183,7 +183,7 @@ class _Grammar(Lark):
     # -- arguments -------------------------------------------------------------------------------------------
 
     def _arguments(self, number: int, function: Function, parts: GrammarParts) -> str:
-        """The name of the rule for a function's arguments."""
+        """Adds the rule for a function's arguments and returns its name."""
         function.check()
         name, schema = f"arguments_{number}", function.parameters or {"type": "object", "properties": {}}
         schema = function.checked(prepared(schema, not function.strict))
@@ -203,7 +203,7 @@ class _Grammar(Lark):
         return name
 
     def _parameters(self, rule: str, schema: Mapping[str, Any], marks: Parameters, lenient: bool) -> str:
-        """Each property between its marks, in the order of the schema; a string as plain text."""
+        """Each property between its marks, in the order of the schema; strings as plain text."""
         line, words = "\n" if marks.lines else "", []
         for i, (key, kind) in enumerate(schema.get("properties", {}).items()):
             lead, end = marks.key_begin + key + marks.key_end, line + marks.value_end.replace("{key}", key)
@@ -221,7 +221,7 @@ class _Grammar(Lark):
         return " ".join(words)
 
     def _keywords(self, rule: str, schema: Mapping[str, Any], lenient: bool) -> str:
-        """key=value, the required ones first; values are JSON, but for True, False and None."""
+        """key=value, required keys first; values are JSON, except for True, False and None."""
         properties = schema.get("properties", {})
         pairs = {k: f"{json.dumps(k + '=')} {self._python(v, schema, lenient)}" for k, v in properties.items()}
         return self.listed(rule, pairs, schema.get("required", ()), ", ")
@@ -234,21 +234,21 @@ class _Grammar(Lark):
         return self._value(kind, root, lenient)
 
     def _plain(self, kind: Any, root: Mapping[str, Any], lenient: bool) -> str:
-        """A value as plain text: JSON, but for strings."""
+        """A value as plain text: JSON, except for strings."""
         if choices := self._choices(kind):
             return f"({' | '.join(map(self.words, choices))})"
         return self._value(kind, root, lenient)
 
     @staticmethod
     def _choices(kind: Any) -> list[str]:
-        """The texts of which a value is one, if it is."""
+        """The texts that a value is chosen from; empty if it is not."""
         choices: Any = (kind.get("enum") or [kind.get("const")]) if isinstance(kind, Mapping) else []
         texts = isinstance(choices, list) and all(isinstance(choice, str) and choice for choice in choices)
         return choices if texts else []
 
     @staticmethod
     def _is_text(kind: Any) -> bool:
-        """Whether a value is plain text: a string, or what nothing is said of."""
+        """Whether a value is plain text: a string, or unconstrained."""
         if not isinstance(kind, Mapping):
             return False
         if kind.get("type") == "string":
@@ -263,5 +263,5 @@ class _Grammar(Lark):
 
 
 def _escaped(text: str) -> str:
-    """As it stands between the slashes of Lark's regular expressions."""
+    """The text as a literal between the slashes of Lark's regular expressions."""
     return re.escape(text).replace("/", "\\/")

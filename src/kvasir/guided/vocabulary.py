@@ -1,4 +1,4 @@
-"""What grammars must know of a vocabulary."""
+"""The facts that grammars need of a vocabulary."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kvasir.guided.spelling import Pieces
 from kvasir.text.special_tokens import HIDDEN
 from kvasir.text.tokenizer import Speller, Tokenizer
 
-REMEMBERED_TEXTS, REMEMBERED_CHARS = 4096, 256  # some MB at most
+REMEMBERED_TEXTS, REMEMBERED_CHARS = 4096, 256  # cached texts, and the longest of them; some MB at most
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """size: columns of the logits. eos_ids: ids that end an answer."""
+    """size: columns of the logits. eos_ids: ids that end a choice."""
 
     tokenizer: Tokenizer
     size: int
@@ -26,8 +26,8 @@ class Vocabulary:
 
     @cached_property
     def tokens(self) -> list[bytes]:
-        """What each id stands for; b"" for an id without a token. Special tokens are named so that no grammar names one
-        by chance. Raises UnsupportedModel where no grammar can be followed."""
+        """The bytes of each id; b"" for an id without a token. Special tokens get names that no grammar contains by
+        chance. Raises UnsupportedModel if no grammar can be followed."""
         if self.tokenizer.vocab_size > self.size:
             problem = f"it has {self.tokenizer.vocab_size} tokens, and the model {self.size} ids"
             raise UnsupportedModel(f"this model's tokenizer does not go with grammars: {problem}")
@@ -38,28 +38,28 @@ class Vocabulary:
 
     @cached_property
     def hidden(self) -> dict[str, int]:
-        """Ids by their texts of all tokens that are no text to a grammar."""
+        """Ids by text of all tokens that are not text to a grammar."""
         return self.specials | {text: i for text, i, _ in self.tokenizer.added_tokens if text in self.ends}
 
     @cached_property
     def spell(self) -> Speller:
-        """Spells a text in tokens of text, also where it looks like a special one. Raises UnsupportedModel where
-        tokens stand for no bytes of their own."""
+        """Spells a text in text tokens, even if it looks like a special token. Raises UnsupportedModel if tokens have
+        no bytes of their own."""
         return self.tokenizer.speller(self.hidden)
 
     def ids(self, text: str) -> list[int]:
-        """The ids of a text, special tokens among them. Raises InvalidRequest where no ids spell it."""
+        """The ids of a text, including special tokens. Raises InvalidRequest if no ids spell it."""
         pieces = self._pieces.split(text) if self.specials else [text]
         return [i for p in pieces if p for i in ([self.specials[p]] if p in self.specials else self.spelt_as(p))]
 
     def spelt_as(self, text: str) -> list[int]:
-        """Ids that give exactly this text: those of the tokenizer, unless it changes the text before it looks for them.
-        Raises InvalidRequest where no ids spell it."""
+        """Ids that give exactly this text: the tokenizer's, unless it normalizes the text first. Raises InvalidRequest
+        if no ids spell it."""
         return list(self._remembered(text) if len(text) <= REMEMBERED_CHARS else self._spelt(text))
 
     @cached_property
     def _remembered(self) -> Callable[[str], tuple[int, ...]]:
-        # The tokenizer is a process of its own, and masks ask for the same few pieces of JSON again and again.
+        # The tokenizer is a separate process, and masks need the same few pieces of JSON again and again.
         return lru_cache(REMEMBERED_TEXTS)(self._spelt)
 
     def _spelt(self, text: str) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ class Vocabulary:
 
     @cached_property
     def spelt(self) -> tuple[tuple[int, bytes], ...]:
-        """All ids that stand for bytes, with these."""
+        """All ids that stand for bytes, with their bytes."""
         return tuple((i, data) for i in range(self.size) if (data := self.tokenizer.token_bytes(i)))
 
     @cached_property
@@ -93,21 +93,21 @@ class Vocabulary:
         return {}
 
     def containing(self, some: frozenset[int]) -> tuple[tuple[int, bytes], ...]:
-        """Those of `spelt` that have one of these bytes; a moment's work, the first time."""
+        """The entries of `spelt` that have one of these bytes; cached, since the first call takes a moment."""
         if some not in self._containing:
             self._containing[some] = tuple((i, data) for i, data in self.spelt if not some.isdisjoint(data))
         return self._containing[some]
 
     @cached_property
     def ends(self) -> frozenset[str]:
-        """Texts of the tokens that end an answer."""
+        """Texts of the tokens that end a choice."""
         return frozenset(text for text, i, _ in self.tokenizer.added_tokens if i in self.eos_ids)
 
     @cached_property
     def specials(self) -> dict[str, int]:
-        """Ids by their texts of the tokens that are no text to a grammar, but those that end an answer.
+        """Ids by text of the tokens that are not text to a grammar, except tokens that end a choice.
 
-        llguidance takes for such the special tokens, and added ones that look like <tags>."""
+        llguidance treats special tokens as such, and added tokens that look like <tags>."""
         return {
             text: i
             for text, i, special in self.tokenizer.added_tokens

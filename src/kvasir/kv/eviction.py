@@ -1,7 +1,8 @@
-"""Which blocks go when a pool needs some: nodes wait in queues, in the order of a policy.
+"""Eviction from the prefix tree: candidate nodes wait in queues, in the order of a policy.
 
-In groups that need all blocks of a prefix they go one by one from the ends of leaves, in those that forget anywhere,
-but from the beginnings of nodes first: their ends are where most sequences continue.
+In full groups, which need all blocks of a prefix, blocks are evicted one by one from the ends of leaves. In groups that
+forget, a block anywhere can be evicted, the first blocks of a node before the last ones: most sequences continue at a
+node's end.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from kvasir.kv.pool import SCRATCH, BlockPool
 
 
 class Queue:
-    """Nodes in the order of a policy, each at most once, the lowest rank first.
+    """A priority queue of nodes, each at most once, the lowest rank first.
 
-    Ranks rise while nodes wait, and nodes leave the tree: both are noticed when an entry comes up.
+    Entries are updated lazily: when `pop` reaches one whose node has left the tree or has a higher rank by then, it
+    drops or requeues it.
     """
 
     def __init__(self, rank: Policy):
@@ -36,11 +38,13 @@ class Queue:
         return node in self._inside
 
     def push(self, node: Node) -> None:
+        """Adds a node unless it is queued already."""
         if node not in self._inside:
             self._inside.add(node)
             heapq.heappush(self._heap, (self._rank(node), next(self._serial), node))
 
     def pop(self) -> Node | None:
+        """Removes and returns the node of the tree with the lowest rank; None if the queue is empty."""
         while self._heap:
             rank, _, node = heapq.heappop(self._heap)
             self._inside.remove(node)
@@ -52,6 +56,7 @@ class Queue:
         return None
 
     def put_back(self, nodes: Iterable[Node]) -> None:
+        """Queues popped nodes again, except those that have left the tree."""
         for node in nodes:
             if node.parent is not None:
                 self.push(node)
@@ -64,7 +69,7 @@ class Queue:
 
 
 class Tree(Protocol):
-    """What nodes are taken out of: radix.PrefixTree, which documents these."""
+    """The part of radix.PrefixTree that eviction uses; the methods are documented there."""
 
     def nodes(self) -> Iterable[Node]: ...
 
@@ -76,8 +81,8 @@ class Tree(Protocol):
 
 
 class Evictor:
-    """Owns the queues; the tree takes out what is to go. forgetting: the kind of each group that forgets; full:
-    those that need all blocks."""
+    """Chooses blocks to evict and owns the queues; the tree removes the blocks. forgetting: the kind of each group that
+    forgets. full: the groups that need all blocks of a prefix."""
 
     def __init__(
         self,
@@ -93,31 +98,31 @@ class Evictor:
         self._forgetting = forgetting
         self._full = full
         self._block_size = block_size
-        self._leaves = Queue(policy)  # all leaves, when there is a full group, but for
-        self._held: list[Node] = []  # those that end in a block that is held, since
-        self._held_at = (-1, -1)  # this group and its pool's count of `idled`
-        # Per group that forgets: nodes with blocks that only a branch before their end would need; all.
+        self._leaves = Queue(policy)  # all leaves except `_held`; used only if there is a full group
+        self._held: list[Node] = []  # leaves whose last block was held at the time of `_held_at`
+        self._held_at = (-1, -1)  # (group, its pool's `idled` count)
+        # Per group that forgets: nodes with blocks that only a branch before their end would need, and all with blocks.
         self._middles = {g: Queue(policy) for g in forgetting}
         self._ends = {g: Queue(policy) for g in forgetting}
 
     def push(self, leaf: Node) -> None:
-        """A leaf that is new, or has new blocks."""
+        """Queues a leaf that is new or has new blocks."""
         self.push_end(leaf)
         for g in self._forgetting:
             self.push_window(leaf, g)
 
     def push_end(self, leaf: Node) -> None:
-        """A node that ends in another block now, and is a leaf."""
+        """Queues a leaf whose last block has changed."""
         if self._full:
             self._leaves.push(leaf)
 
     def push_window(self, node: Node, group: int) -> None:
-        """A node with blocks of a group that forgets."""
+        """Queues a node that has blocks of a group that forgets."""
         self._middles[group].push(node)
         self._ends[group].push(node)
 
     def sweep(self) -> None:
-        """Forgets the nodes that left the tree; the queues notice those that come up, but not all do."""
+        """Drops all nodes that have left the tree; `Queue.pop` drops only those that it reaches."""
         for queue in (self._leaves, *self._middles.values(), *self._ends.values()):
             queue.sweep()
         self._held = [leaf for leaf in self._held if leaf.parent is not None]
@@ -138,7 +143,7 @@ class Evictor:
         return pool.free - before
 
     def _evict_leaves(self, group: int, target: int) -> None:
-        """Block by block from the ends of leaves."""
+        """Evicts idle blocks of a full group from the ends of leaves until `target` blocks are free."""
         pool = self._pools[group]
         if self._held_at != (group, pool.idled):
             self._leaves.put_back(self._held)
@@ -156,8 +161,8 @@ class Evictor:
                 self._tree.settle(leaf)
 
     def _cut_below_idle(self, group: int) -> None:
-        """All leaves end in blocks that a sequence holds, which had computed its own copy of an idle block above them.
-        The tree lets go of what is below the deepest such block, so that this one is the end of a leaf."""
+        """Handles the case that every leaf ends in a held block although blocks above are idle: the holding sequence
+        computed its own copy of such a block. Cuts the tree below the deepest idle block, which then ends a leaf."""
         pool = self._pools[group]
         depth, node = -1, None
         for candidate in self._tree.nodes():
@@ -169,7 +174,8 @@ class Evictor:
         self._tree.cut(node, depth - node.start + 1)
 
     def _evict_window(self, group: int, target: int, queue: Queue, middle: bool) -> None:
-        """Single blocks, from the beginnings of nodes: their ends are where most sequences continue."""
+        """Evicts idle blocks of a group that forgets until `target` are free, from the start of each node of the queue:
+        most sequences continue at a node's end. middle: spares the blocks from `_last_window` on."""
         pool = self._pools[group]
         rest: list[Node] = []
         while pool.free < target and (node := queue.pop()):
@@ -190,13 +196,13 @@ class Evictor:
         queue.put_back(rest)
 
     def _last_window(self, node: Node, group: int) -> int:
-        """Index in the node of the first block needed to go on from its end, or from one token before, as a prompt
-        does that is sent again."""
+        """Index in the node of the first block needed to continue from its end, or from one token before it, as an
+        identical prompt does."""
         first = self._forgetting[group].first(node.end(self._block_size) - 1, self._block_size)
         return min(max(0, first - node.start), node.num_blocks)
 
     def check(self, node: Node) -> None:
-        """Proves that the node waits where it should. Raises AssertionError."""
+        """Raises AssertionError if the node is missing from a queue that it belongs in."""
         assert node.children or not self._full or node in self._leaves or node in self._held, "a leaf is in no queue"
         for g in self._forgetting:
             blocks = node.blocks[g]

@@ -1,4 +1,4 @@
-"""KVManager: the pools of all cache groups, the blocks that sequences take from them, and what is remembered."""
+"""KVManager: the pools of all cache groups, the allocation of blocks to sequences, and the prefix cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvasir.plan import CacheGroup, Capacity
 
 
 class KVManager:
-    """Owns the pools and the prefix tree. Holds no list of sequences: handles belong to their sequences."""
+    """Owns the pools and the prefix tree. It keeps no list of sequences: each sequence owns its SequenceBlocks."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class KVManager:
         eviction: str = "lru",
         on_evict: OnEvict | None = None,
     ):
-        """eviction: which idle block goes first, a name of kv.policy.POLICIES. on_evict: see PrefixTree."""
+        """eviction: the eviction policy, a key of kv.policy.POLICIES. on_evict: see PrefixTree."""
         assert len(groups) == len(num_blocks)
         self.groups = groups
         self.block_size = block_size
@@ -31,17 +31,19 @@ class KVManager:
 
     @classmethod
     def of(cls, capacity: Capacity, eviction: str = "lru", on_evict: OnEvict | None = None) -> KVManager:
+        """A manager for the groups, pool sizes and block size of a Capacity."""
         return cls(capacity.groups, capacity.num_blocks, capacity.block_size, eviction, on_evict)
 
     # -- the blocks of a sequence ------------------------------------------------------------------------------
 
     def new(self) -> SequenceBlocks:
+        """Empty block tables for a new sequence."""
         pairs = zip(self.pools, self.groups, strict=True)
         return SequenceBlocks(tuple(BlockTable(p, self.block_size, g.kind) for p, g in pairs))
 
     def adopt(self, blocks: SequenceBlocks, hit: Hit) -> list[tuple[int, int, int]]:
-        """A sequence without blocks starts from a hit. Returns (group, source, target) of the block of which it shares
-        only the beginning, to be copied before the step's forward."""
+        """Lets a sequence without blocks start from a hit. Returns (group, source, target) of each partly matched
+        block, to be copied before the step's forward."""
         self.tree.use(hit)
         for table, ids in zip(blocks.tables, hit.blocks, strict=True):
             table.adopt(ids)
@@ -51,8 +53,8 @@ class KVManager:
         return blocks.make_own(hit.tokens)
 
     def receive(self, blocks: SequenceBlocks, num_tokens: int) -> list[tuple[int, int, int]]:
-        """Takes blocks for what comes from outside: whole ones, up to `num_tokens`. Returns (group, index, id) of
-        those to be written; what a window has passed by then stays without."""
+        """Takes blocks for data from outside the pool, whole blocks up to `num_tokens`. Returns (group, index, id) of
+        the blocks to write. Entries that a window has passed by then get no block."""
         taken: list[tuple[int, int, int]] = []
         for group, table in enumerate(blocks.tables):
             table.trim(num_tokens)
@@ -64,8 +66,8 @@ class KVManager:
         return taken
 
     def extend(self, blocks: SequenceBlocks, num_tokens: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Takes what a sequence needs to hold `num_tokens`, of which the caller knows that it can be had. Returns
-        (first new index, new ids) per group."""
+        """Takes the blocks that a sequence needs to hold `num_tokens`; the caller has checked that they are available
+        (`grows`). Returns (first new index, new ids) per group."""
         for group, table in enumerate(blocks.tables):
             if missing := table.missing(num_tokens):
                 self._free(group, missing)
@@ -79,11 +81,12 @@ class KVManager:
     # -- whether it fits ---------------------------------------------------------------------------------------
 
     def grows(self, blocks: SequenceBlocks, num_tokens: int) -> bool:
-        """Whether a sequence can be extended to `num_tokens` now."""
+        """Whether enough blocks are available to extend a sequence to `num_tokens`."""
         return all([t.missing(num_tokens) <= t.pool.available for t in blocks.tables])
 
     def fits(self, hit: Hit | None, num_tokens: int, chunk: int) -> bool:
-        """Whether a new sequence that continues from `hit` can come to `num_tokens`, `chunk` tokens a step."""
+        """Whether enough blocks are available to compute a new sequence, from `hit` to `num_tokens`, in chunks of
+        `chunk` tokens."""
         size = self.block_size
         for g, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
             held = [b for b in hit.blocks[g] if b != SCRATCH] if hit else []
@@ -94,7 +97,7 @@ class KVManager:
         return True
 
     def can_ever_hold(self, num_tokens: int, chunk: int) -> bool:
-        """Whether a sequence of `num_tokens`, computed at most `chunk` a step, fits when it is alone."""
+        """Whether a sequence of `num_tokens`, computed in chunks of at most `chunk` tokens, fits into empty pools."""
         return all(
             group.kind.most(num_tokens, chunk, self.block_size) <= pool.total
             for pool, group in zip(self.pools, self.groups, strict=True)
@@ -104,14 +107,16 @@ class KVManager:
 
     @property
     def total(self) -> int:
+        """Usable blocks of all pools."""
         return sum(p.total for p in self.pools)
 
     @property
     def used(self) -> int:
-        """Blocks that someone beside the prefix tree holds."""
+        """Blocks with a holder other than the prefix tree."""
         return sum(p.used for p in self.pools)
 
     def check(self, holders: Iterable[SequenceBlocks]) -> None:
-        """Recomputes all counts from the living handles and the tree. Raises AssertionError."""
+        """Recomputes all reference counts from the tree and the tables of all living sequences (`holders`). Raises
+        AssertionError if one differs."""
         held = list(holders)
         self.tree.check([[h.tables[g].ids for h in held] for g in range(len(self.pools))])

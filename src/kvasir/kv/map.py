@@ -1,4 +1,4 @@
-"""The map of a cache group's blocks: whose each of them is, and whether the prefix tree holds it."""
+"""The block map of a cache group: the owner of each block, and whether it is in the prefix cache."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ NOBODY, PINNED, SEVERAL, FIRST_ROW = range(4)  # owners
 
 
 def block_cells(cached: Sequence[int], pins: Iterable[int], tables: Iterable[tuple[int, Sequence[int]]]) -> list[int]:
-    """2 * owner + cached for each block but scratch (snapshot.BlockMap).
+    """The cell `2 * owner + cached` of each block except scratch (see snapshot.BlockMap).
 
-    cached: for each block id, 1 where the tree holds it. pins: ids that pins hold. tables: each row with its ids.
+    cached: for each block id, 1 if the prefix tree holds it. pins: block ids held by pins. tables: (row, block ids).
     """
     owners = [NOBODY] * len(cached)
     for block in pins:
@@ -26,7 +26,8 @@ def block_cells(cached: Sequence[int], pins: Iterable[int], tables: Iterable[tup
 
 
 def shrink(cells: Sequence[int], most: int) -> tuple[int, list[int]]:
-    """(how many become one, at most `most` cells): each the commonest of its piece, the greatest of equally common."""
+    """Downsamples a map to at most `most` cells. Returns (blocks per cell, cells): each cell is the most common value
+    of its blocks, the greatest one on a tie."""
     per_cell = max(1, -(-len(cells) // most))
     if per_cell == 1:
         return 1, list(cells)
@@ -35,5 +36,5 @@ def shrink(cells: Sequence[int], most: int) -> tuple[int, list[int]]:
 
 
 def run_lengths(cells: Iterable[int]) -> tuple[int, ...]:
-    """(cell, count, cell, count, ...)"""
+    """Run-length encoding: (cell, count, cell, count, ...)."""
     return tuple(n for cell, run in groupby(cells) for n in (cell, sum(1 for _ in run)))

@@ -9,11 +9,11 @@ from itertools import pairwise
 from kvasir.kv.tiers.block import Block, marked, root_key
 
 ID_BYTES = 4
-LOWEST = -(2**63)  # priority of what no request has left yet
+LOWEST = -(2**63)  # priority of a node that no request has inserted yet
 
 
 def common(a: bytes, b: bytes) -> int:
-    """How many leading token ids of two packed runs are equal. Halving: linear in the length, at memcmp's speed."""
+    """The number of leading token ids that two packed runs share. Bisection: linear in the length, at memcmp speed."""
     low, high = 0, min(len(a), len(b))
     if a[:ID_BYTES] != b[:ID_BYTES]:
         return 0
@@ -29,16 +29,16 @@ def common(a: bytes, b: bytes) -> int:
 
 
 class Node:
-    """A run of tokens that starts at a block boundary, with the blocks that hold them.
+    """A run of tokens that starts at a block boundary, and the blocks that hold it.
 
-    ids: the run, packed. Whole blocks of it; only the run of a leaf may end inside a block.
-    blocks: per cache group one id for each begun block of the run, SCRATCH where a window group has none.
-    start: blocks before the run. low: per group, so many of the first entries are known to be SCRATCH.
-    heads, children: sorted; heads[i] is the first block of children[i].ids, or all of it when that is shorter. No head
-    is the beginning of another, so children with a common beginning of any length are neighbours.
-    fixed: of a root, per group whose size is fixed all its blocks, the same for all sequences of the namespace.
-    digests: keys of the first whole blocks (tiers.block), as far as anybody asked; b"" from the first marked one on.
-    A node that was taken out of its tree has no parent and no ids.
+    ids: the packed token ids of the run. Only the run of a leaf may end inside a block.
+    blocks: per cache group, one id for each full or partial block of the run; SCRATCH where a group that forgets has
+    none. start: number of blocks before the run. low: per group, a number of leading entries known to be SCRATCH.
+    heads, children: sorted; heads[i] is the first block of children[i].ids, or all of it if that is shorter. No head is
+    a prefix of another, so children that share a prefix of any length are neighbours.
+    fixed: only in a root; for each group of fixed size, the blocks that all sequences of the namespace share.
+    digests: keys of the leading full blocks (tiers.block), computed on demand; b"" from the first marked block on.
+    A node removed from its tree has no parent and no ids.
     """
 
     __slots__ = (
@@ -62,15 +62,16 @@ class Node:
 
     @property
     def num_blocks(self) -> int:
+        """Blocks of the run, a partial last one included."""
         return len(self.blocks[0])
 
     def end(self, block_size: int) -> int:
-        """Tokens up to the end of the run."""
+        """Tokens from the start of the sequence to the end of the run."""
         return self.start * block_size + len(self.ids) // ID_BYTES
 
     def find(self, block: bytes) -> Node | None:
-        """The child whose run has most in common with `block`, the ids of at most one block; None when none begins
-        alike."""
+        """The child whose run shares the longest prefix with `block`, the packed ids of at most one block; None if no
+        child shares a token."""
         i = bisect_left(self.heads, block)
         if i < len(self.heads) and self.heads[i] == block:
             return self.children[i]
@@ -79,21 +80,25 @@ class Node:
         return self.children[j] if shared else None
 
     def add(self, head: bytes, child: Node) -> None:
+        """Inserts a child at its place in the order."""
         i = bisect_left(self.heads, head)
         self.heads.insert(i, head)
         self.children.insert(i, child)
 
     def remove(self, head: bytes) -> None:
+        """Removes the child with this head."""
         i = self.slot(head)
         del self.heads[i], self.children[i]
 
     def slot(self, head: bytes) -> int:
+        """The index of the child with this head."""
         i = bisect_left(self.heads, head)
         assert self.heads[i] == head, "a child is not where it belongs"
         return i
 
     def split(self, num_blocks: int, head: bytes) -> Node:
-        """Gives the first blocks of the run to a new node above, which takes this one's place. Returns it."""
+        """Moves the first `num_blocks` of the run to a new parent node, which replaces this one in the old parent.
+        Returns the new node. head: the first block of the run."""
         assert self.parent is not None and 0 < num_blocks < self.num_blocks
         cut = num_blocks * len(head)
         upper = Node(
@@ -113,7 +118,7 @@ class Node:
         return upper
 
     def shorten(self, num_blocks: int, block_bytes: int) -> None:
-        """Ends the run of a leaf after its first blocks."""
+        """Truncates the run of a leaf to its first `num_blocks`."""
         if num_blocks < self.num_blocks:
             self.ids = self.ids[: num_blocks * block_bytes]
             del self.digests[num_blocks:]
@@ -121,7 +126,7 @@ class Node:
                 del blocks[num_blocks:]
 
     def parent_key(self, index: int, block_bytes: int) -> bytes:
-        """Key (tiers.block) of the block before the one at `index`; b"" after a marked one."""
+        """The key (tiers.block) of the block before the one at `index`; b"" if any block before `index` is marked."""
         above: list[Node] = [self]
         while (parent := above[-1].parent) is not None and len(parent.digests) < parent.num_blocks:
             above.append(parent)
@@ -131,7 +136,7 @@ class Node:
         return self._key_before(index)
 
     def _digest(self, num_blocks: int, block_bytes: int) -> None:
-        """Completes the digests up to `num_blocks`; the nodes above have theirs."""
+        """Computes the missing digests of the first `num_blocks`; the ancestors have theirs already."""
         for i in range(len(self.digests), num_blocks):
             self.digests.append(self._named(self._key_before(i), i, block_bytes))
 
@@ -145,7 +150,7 @@ class Node:
         return self.parent.digests[-1] if self.parent and self.parent.digests else root_key(self.namespace)
 
     def tree(self) -> Iterator[Node]:
-        """This node and all below it, parents first."""
+        """This node and all its descendants, parents first."""
         stack = [self]
         while stack:
             node = stack.pop()
@@ -153,7 +158,7 @@ class Node:
             stack += node.children
 
     def check(self, block_bytes: int) -> None:
-        """Raises AssertionError."""
+        """Raises AssertionError if an invariant of the node or of its children is violated."""
         heads = [child.ids[:block_bytes] for child in self.children]
         assert self.heads == heads == sorted(heads), "children are not in order"
         assert not any(b.startswith(a) for a, b in pairwise(heads)), "a child is the beginning of another"

@@ -1,4 +1,4 @@
-"""Pins: prefixes whose blocks stay for a time, whatever else comes."""
+"""Pins: prefixes whose blocks are protected from eviction for a time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ class _Pin:
 
 
 class Pins:
-    """Owns one count of each block of a pinned prefix. Knows no clock: `expire` takes the time."""
+    """All pins. Owns one reference to each block of a pinned prefix. Reads no clock: `expire` is given the time."""
 
     def __init__(self, pools: Sequence[BlockPool]):
         self._pools = pools
         self._pins: dict[Name, _Pin] = {}
-        self.expiry = inf  # none ends earlier
+        self.expiry = inf  # no pin ends earlier
 
     def add(self, name: Name, blocks: tuple[list[int], ...], until: float) -> None:
-        """blocks: per group; SCRATCH where there is none. A second pin of the same prefix can only prolong it."""
+        """Pins a prefix until a time. blocks: ids per group, SCRATCH where there is no block. Pinning the same prefix
+        again can only extend the time."""
         if name in self._pins:
             self._pins[name].until = max(self._pins[name].until, until)
         else:
@@ -36,13 +37,14 @@ class Pins:
         self.expiry = min(self.expiry, until)
 
     def expire(self, now: float) -> int:
-        """Ends those whose time has come, `math.inf` all; returns how many."""
+        """Ends the pins that expire at `now` or earlier (`math.inf`: all pins). Returns how many ended."""
         ended = [name for name, pin in self._pins.items() if pin.until <= now]
         self._end(ended)
         self.expiry = min((pin.until for pin in self._pins.values()), default=inf)
         return len(ended)
 
     def drop(self, namespace: bytes) -> None:
+        """Ends all pins of a namespace."""
         self._end([name for name in self._pins if name[0] == namespace])
 
     def _end(self, names: Iterable[Name]) -> None:
@@ -51,7 +53,7 @@ class Pins:
                 pool.release(b for b in ids if b != SCRATCH)
 
     def held(self, group: int) -> list[list[int]]:
-        """The blocks of a group, pin by pin."""
+        """The block ids that each pin holds in a group."""
         return [pin.blocks[group] for pin in self._pins.values()]
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
-"""Which cached node goes first: pure functions from a node's facts to a rank. The lowest rank is evicted first.
+"""Eviction policies: pure functions from a node's facts to its rank. The node with the lowest rank is evicted first.
 
-A node's rank never falls while it lives: the queues of the prefix tree rely on it.
+The rank of a node never decreases: the eviction queues rely on it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from typing import Protocol
 
 
 class Facts(Protocol):
-    """What a policy may look at. Times are the tree's own ticks: one for each insert and each hit taken."""
+    """The fields of a node that a policy may read. Times are ticks of the tree, one for each insert and each used hit.
+
+    created, last_used: ticks. hits: how often the node was part of a used hit. priority: the highest of its requests.
+    """
 
     created: int
     last_used: int
@@ -23,18 +26,22 @@ Policy = Callable[[Facts], Rank]
 
 
 def lru(f: Facts) -> Rank:
+    """Least recently used first."""
     return (f.last_used,)
 
 
 def lfu(f: Facts) -> Rank:
+    """Fewest hits first, then least recently used."""
     return (f.hits, f.last_used)
 
 
 def fifo(f: Facts) -> Rank:
+    """Oldest first."""
     return (f.created,)
 
 
 def priority(f: Facts) -> Rank:
+    """Lowest request priority first, then least recently used."""
     return (f.priority, f.last_used)
 
 

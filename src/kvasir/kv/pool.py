@@ -4,13 +4,13 @@ The states of a block:
 
     free  --take-->  held (count 1)  --share-->  held (count n)  --release (n times)-->  free
 
-The prefix tree is a holder of its own kind: at most one count of a block is its, and a block of which it is the only
-holder is *idle*: it can be had at any time, for the price of what it remembers.
+The prefix tree is a special holder: it owns at most one reference to a block, and a block that only the tree holds is
+*idle*: it can be evicted at any time, at the cost of its cached content.
 
     held (n)  --keep-->  held and cached (n + 1)  --release (n times)-->  idle  --share-->  held and cached
                                                                           idle  --forget-->  free
 
-Block 0 is never given out: the runner writes the keys and values of padding rows there.
+Block 0 (scratch) is never allocated: the runner writes the keys and values of padding rows there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SCRATCH = 0
 
 
 class BlockPool:
-    """`num_blocks` blocks, of which id 0 is scratch. Changes only by take, share, release, keep and forget."""
+    """`num_blocks` blocks; id 0 is scratch. Only take, share, release, keep and forget change the state. Raises
+    ValueError for fewer than 2 blocks."""
 
     def __init__(self, num_blocks: int):
         if num_blocks < 2:
@@ -30,22 +31,23 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, SCRATCH, -1))
         self._count = [0] * num_blocks
-        self._cached = bytearray(num_blocks)  # 1: one of the counts is the prefix tree's
+        self._cached = bytearray(num_blocks)  # 1: the prefix tree owns one of the references
         self._idle = 0
-        self.idled = 0  # how many times a block has become idle
+        self.idled = 0  # how often a block has become idle by a release
 
     @property
     def total(self) -> int:
-        """Blocks that can be given out."""
+        """Blocks that can be allocated: all except scratch."""
         return self.num_blocks - 1
 
     @property
     def free(self) -> int:
+        """Blocks without a holder."""
         return len(self._free)
 
     @property
     def idle(self) -> int:
-        """Blocks that the prefix tree alone holds."""
+        """Blocks that only the prefix tree holds."""
         return self._idle
 
     @property
@@ -55,21 +57,21 @@ class BlockPool:
 
     @property
     def cached_flags(self) -> bytes:
-        """For each block id, 1 where the prefix tree holds it."""
+        """For each block id, 1 if the prefix tree holds it, else 0."""
         return bytes(self._cached)
 
     @property
     def available(self) -> int:
-        """Blocks that are free or that the prefix tree can free at once."""
+        """Blocks that are free or idle."""
         return len(self._free) + self._idle
 
     @property
     def used(self) -> int:
-        """Blocks that someone beside the prefix tree holds."""
+        """Blocks with a holder other than the prefix tree."""
         return self.total - self.available
 
     def take(self, n: int) -> list[int]:
-        """Gives out `n` free blocks with count 1. The caller has asked `free` before."""
+        """Allocates `n` free blocks with a reference count of 1. The caller has checked `free`."""
         assert 0 <= n <= len(self._free), f"take({n}) of {len(self._free)} free blocks"
         taken = [self._free.pop() for _ in range(n)]
         for block in taken:
@@ -77,7 +79,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more holder for each of the held or cached blocks."""
+        """Adds a reference to each of the blocks, which are held or cached."""
         count, cached = self._count, self._cached
         for block in blocks:
             assert count[block] > 0, f"share of free block {block}"
@@ -86,7 +88,8 @@ class BlockPool:
             count[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One holder less; a block without holders is free again, one that only the prefix tree holds is idle."""
+        """Drops a reference to each of the blocks. A block without references becomes free; a block that only the
+        prefix tree holds becomes idle."""
         count, cached = self._count, self._cached
         for block in blocks:
             assert count[block] > cached[block], f"release of block {block}, which is not held"
@@ -98,7 +101,7 @@ class BlockPool:
                 self.idled += 1
 
     def keep(self, blocks: Iterable[int]) -> None:
-        """The prefix tree becomes a holder of each of the blocks, which someone else holds. Skips scratch."""
+        """Adds the prefix tree's reference to each of the blocks, which must have another holder. Skips scratch."""
         count, cached = self._count, self._cached
         for block in blocks:
             if block != SCRATCH:
@@ -108,7 +111,7 @@ class BlockPool:
                 cached[block] = 1
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """The prefix tree lets go of each of the blocks; idle ones are free again. Skips scratch."""
+        """Drops the prefix tree's reference to each of the blocks; idle blocks become free. Skips scratch."""
         for block in blocks:
             if block != SCRATCH:
                 assert self._cached[block], f"forget of block {block}, which is not cached"
@@ -119,12 +122,12 @@ class BlockPool:
                     self._free.append(block)
 
     def is_idle(self, block: int) -> bool:
-        """Whether the prefix tree is the only holder. Never true of scratch."""
+        """Whether the prefix tree is the only holder of a block. Always false for scratch."""
         return self._count[block] == 1 and self._cached[block] == 1
 
     def check(self, holders: Iterable[Sequence[int]], cached: Iterable[Sequence[int]] = ()) -> None:
-        """Recomputes every count from all `holders` and from what the prefix tree keeps (`cached`), and compares.
-        Raises AssertionError naming the first fault."""
+        """Recomputes every reference count from the block ids of all `holders` and of the prefix tree (`cached`).
+        Raises AssertionError with the first difference."""
         expected = Counter(block for blocks in holders for block in blocks if block != SCRATCH)
         kept = Counter(block for blocks in cached for block in blocks if block != SCRATCH)
         for block in range(1, self.num_blocks):

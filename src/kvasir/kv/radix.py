@@ -1,17 +1,17 @@
-"""The prefix tree: which tokens' keys and values lie in which blocks, over all cache groups.
+"""The prefix cache: a radix tree from token ids to the blocks of all cache groups that hold their keys and values.
 
-block_size 4, one sequence "abcdefghij" and one "abcdefxy", then a third "abcdKLMN":
+block_size 4; sequences "abcdefghij", "abcdefxy" and "abcdKLMN":
 
     root (namespace) -- abcd -+- efgh ij        a node is a run of blocks; it begins at a block boundary
-                              +- efxy           children may begin alike: the shared "ef" is a partial match
+                              +- efxy           children may share a prefix: the shared "ef" is a partial match
                               +- KLMN
 
-A node's blocks are cached in the pool (`keep`); running sequences share them. What no one else holds is idle and goes
-when a pool needs blocks: in groups that need all blocks of a prefix from the leaves' ends, in those that forget (a
-window, a recurrent state) anywhere. Blocks of groups whose size is fixed (an encoder's output) belong to the namespace:
-its root has them, all or none.
+The tree holds a reference to each block of a node (`BlockPool.keep`); running sequences share the blocks. A block
+without another holder is idle and is evicted when a pool runs out: in groups that need all blocks of a prefix, from the
+ends of leaves; in groups that forget (a window, a recurrent state), anywhere. Blocks of groups of fixed size (an
+encoder's output) belong to the namespace: its root holds all of them or none.
 
-A match claims L tokens only where every group can continue from L, by what its kind says (caches.Kind.needed).
+A match has L tokens only if every group can continue from L, as its cache kind defines (caches.Kind.needed).
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from kvasir.plan import CacheGroup
 class Hit:
     """The first `tokens` of a prompt are in the cache.
 
-    blocks: per group its table, SCRATCH where the group can do without a block. They are not shared yet and good until
-    the tree next changes. When `tokens` ends inside a block, the last ones may hold more than was asked for, of another
-    sequence: one that continues from there copies them first (BlockTable.make_own).
+    blocks: the block table of each group, SCRATCH where the group does not need a block. The hit holds no reference to
+    them, so it is valid only until the tree changes. If `tokens` ends inside a block, the last blocks may also hold
+    tokens of another sequence: a sequence that continues there copies them first (BlockTable.make_own).
+    node: the last node that matched. kinds: the cache kind of each group.
     """
 
     tokens: int
@@ -46,8 +47,8 @@ class Hit:
     kinds: tuple[Kind, ...] = ()
 
     def whole(self, block_size: int) -> Hit | None:
-        """Its whole blocks, for a sequence that continues from a later token: groups that forget may miss what they
-        need here."""
+        """The hit shortened to full blocks, None if there are none. It is for a sequence that continues from a later
+        token: groups that forget may lack blocks needed to continue from its end."""
         n = self.tokens // block_size * block_size
         tables = tuple(ids[: kind.blocks(n, block_size)] for kind, ids in zip(self.kinds, self.blocks, strict=True))
         return Hit(n, tables, self.node, self.kinds) if n else None
@@ -55,8 +56,8 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Over all groups. idle: blocks that the tree alone holds. pinned: blocks that pins hold. hits, hit_tokens: taken
-    by `use`. evicted: blocks freed by `evict`."""
+    """Totals of all groups. nodes, blocks: in the tree. idle: blocks that only the tree holds. pinned: blocks that pins
+    hold. hits, hit_tokens: counted by `use`. evicted: blocks freed by `evict`."""
 
     nodes: int
     blocks: int
@@ -67,16 +68,16 @@ class Stats:
     evicted: int
 
 
-# (the block's name, its index in the sequence, per group the id that is let go or SCRATCH)
+# (name of the block, its index in the sequence, per group the evicted block id or SCRATCH)
 OnEvict = Callable[[Block, int, tuple[int, ...]], None]
 
 
 class PrefixTree:
-    """One tree for all groups, with a root for each namespace; what is in different namespaces never meets.
+    """One tree for all groups, with a root for each namespace; namespaces share nothing.
 
-    Owns one count of each block in it, and those of the pins. Knows no clock: for the policy it counts ticks, and the
-    time until which something is pinned is compared with what `expire` takes.
-    on_evict: called before a whole block is freed by `evict`, while its content is still there.
+    Owns one reference to each block in it, and those of the pins. Reads no clock: it counts ticks for the policy, and
+    `expire` is given the time.
+    on_evict: called before `evict` frees a full block, while the block still has its content.
     """
 
     def __init__(
@@ -106,8 +107,8 @@ class PrefixTree:
     # -- matching ----------------------------------------------------------------------------------------------
 
     def match(self, namespace: bytes, ids: bytes, limit: int | None = None) -> Hit:
-        """The longest beginning of `ids` (packed), of at most `limit` tokens, from which every group can go on.
-        Changes nothing: say `use` when the hit is taken."""
+        """The longest cached prefix of `ids` (packed), of at most `limit` tokens, from which every group can continue.
+        Changes nothing: call `use` if the hit is used."""
         if limit is not None:
             ids = ids[: max(0, limit) * ID_BYTES]
         path, tokens = self._walk(namespace, ids)
@@ -127,13 +128,13 @@ class PrefixTree:
         return Hit(tokens, tables, node, self._kinds)
 
     def use(self, hit: Hit) -> None:
-        """Counts a hit that is taken, for the policy and the statistics."""
+        """Counts a hit for the policy and the statistics."""
         self._hits += hit.tokens > 0
         self._hit_tokens += hit.tokens
         self._stamp(hit.node, hits=1)
 
     def _walk(self, namespace: bytes, ids: bytes) -> tuple[list[Node], int]:
-        """The nodes along `ids` and how many tokens they match; only the last may match in part."""
+        """The nodes that match `ids`, and how many tokens match; only the last node may match partly."""
         path: list[Node] = []
         node = self._roots.get(namespace)
         at = 0
@@ -149,14 +150,14 @@ class PrefixTree:
         return path, at // ID_BYTES
 
     def _has_fixed(self, namespace: bytes) -> bool:
-        """Whether nothing is missing that all sequences of the namespace need."""
+        """Whether the namespace has its blocks of all groups of fixed size."""
         if not self._fixed:
             return True
         root = self._roots.get(namespace)
         return root is not None and self._fixed.keys() <= root.fixed.keys()
 
     def _resumable(self, tables: tuple[list[int], ...], tokens: int) -> int:
-        """The largest number of tokens, at most `tokens`, at which no group that forgets misses a block."""
+        """The largest number of tokens, at most `tokens`, from which every group that forgets can continue."""
         asked = -1
         while tokens != asked:
             asked = tokens
@@ -175,12 +176,13 @@ class PrefixTree:
     # -- inserting ---------------------------------------------------------------------------------------------
 
     def insert(self, namespace: bytes, ids: bytes, tables: Sequence[Sequence[int]], priority: int = 0) -> None:
-        """A sequence has computed exactly `ids` (packed) into the blocks of `tables`, one table a group, and will
-        write to none of these positions again. It still holds the blocks: release them afterwards, not before.
+        """Adds a computed prefix. A sequence has computed exactly `ids` (packed) into the blocks of `tables`, one table
+        per group, and writes to none of these positions again. It must hold the blocks until `insert` returns.
 
-        Blocks of tokens that the tree knows already stay the sequence's own. A partly filled last block is taken too,
-        and replaced by one that holds more of the same. Groups that forget: SCRATCH first, then blocks; where the tree
-        has none, it takes them, so inserting before blocks are returned makes later branches hits.
+        Blocks of tokens that are in the tree already stay private to the sequence. A partial last block is added too,
+        and is replaced later by a block with more of the same tokens. Tables of groups that forget start with SCRATCH
+        entries; the tree adds their blocks where it has none, so inserting before blocks are trimmed lets later
+        branches hit.
         """
         assert len(ids) % ID_BYTES == 0 and len(tables) == len(self.pools)
         counts = (kind.blocks(len(ids) // ID_BYTES, self.block_size) for kind in self._kinds)
@@ -202,7 +204,7 @@ class PrefixTree:
         self.settle(last)
 
     def _lengthen(self, last: Node, tokens: int, ids: bytes, tables: Sequence[Sequence[int]]) -> Node:
-        """`last` matches up to `tokens`, and `ids` go on. Returns the leaf that holds their end."""
+        """Adds the rest of `ids` after node `last`, which matches up to `tokens`. Returns the leaf with their end."""
         if last.end(self.block_size) > tokens:
             last = self._branch(last, tokens)
         elif last.parent is not None and not last.children:
@@ -211,7 +213,7 @@ class PrefixTree:
         return self._sprout(last, ids, tables)
 
     def _stamp(self, node: Node | None, hits: int = 0, priority: int = LOWEST) -> None:
-        """One tick later: the node and those above it are used."""
+        """Advances the tick and marks the node and its ancestors as used."""
         self._tick += 1
         while node is not None:
             node.last_used = self._tick
@@ -225,15 +227,15 @@ class PrefixTree:
         return self._roots[namespace]
 
     def _fix(self, namespace: bytes, tables: Sequence[Sequence[int]]) -> None:
-        """Gives the namespace the blocks of fixed groups that it misses."""
+        """Adds the blocks of those groups of fixed size that the namespace lacks."""
         root = self._root(namespace)
         for g in self._fixed.keys() - root.fixed.keys():
             root.fixed[g] = list(tables[g])
             self.pools[g].keep(tables[g])
 
     def _fill(self, node: Node, tokens: int, tables: Sequence[Sequence[int]], first: dict[int, int]) -> None:
-        """Gives a node, equal to the sequence up to `tokens`, the blocks that it has forgotten. A block of which only
-        a part is equal stays: the sequence's may hold less."""
+        """Adds the blocks that a node lacks in groups that forget; the node matches the sequence up to `tokens`. A
+        partly matched block is not added: the sequence's block may hold fewer tokens."""
         if node.end(self.block_size) <= tokens:
             equal = node.num_blocks
         else:
@@ -250,8 +252,8 @@ class PrefixTree:
                 self._evictor.push_window(node, g)
 
     def _grow(self, leaf: Node, ids: bytes, tables: Sequence[Sequence[int]]) -> None:
-        """The run of a leaf continues. Its partly filled last block is the same with more tokens in it, or let go for
-        another that has them."""
+        """Extends the run of a leaf. Its partial last block either is the sequence's own block, with more tokens in it,
+        or is replaced by the sequence's block."""
         whole = len(leaf.ids) // self._block_bytes
         if whole == 0:
             self._rename(leaf, self._head(ids, leaf.start))
@@ -268,12 +270,13 @@ class PrefixTree:
         self._evictor.push(leaf)
 
     def _rename(self, leaf: Node, head: bytes) -> None:
-        """The leaf's first block holds more tokens. Its place among its neighbours is the same: none began alike."""
+        """Updates the head of a leaf whose first block has more tokens. Its place among its siblings does not change:
+        no head is a prefix of another."""
         assert leaf.parent is not None
         leaf.parent.heads[leaf.parent.slot(leaf.ids)] = head
 
     def _branch(self, node: Node, tokens: int) -> Node:
-        """The node below which a run can begin that leaves `node` at `tokens`, inside it."""
+        """The parent for a run that diverges inside `node` at `tokens`; splits the node if at least a block matches."""
         parent = node.parent
         assert parent is not None
         whole = tokens // self.block_size - node.start
@@ -286,7 +289,7 @@ class PrefixTree:
         return upper
 
     def _sprout(self, parent: Node, ids: bytes, tables: Sequence[Sequence[int]]) -> Node:
-        """A new leaf with what comes after `parent`."""
+        """Adds a new leaf to `parent`, with the rest of `ids`."""
         start = parent.start + parent.num_blocks
         blocks = tuple(self._cut_table(table, start, ids) for table in tables)
         for pool, new in zip(self.pools, blocks, strict=True):
@@ -307,15 +310,15 @@ class PrefixTree:
     # -- evicting ----------------------------------------------------------------------------------------------
 
     def evict(self, group: int, n: int) -> int:
-        """Frees at least `n` blocks of a group, or all its idle ones; returns how many. Others may be freed along,
-        and blocks that someone holds may leave the tree, but what is available in any group never falls."""
+        """Frees at least `n` blocks of a group, or all its idle blocks. Returns how many were freed. Blocks of other
+        groups may be freed too, and held blocks may leave the tree, but `available` never falls in any pool."""
         before = sum(pool.free for pool in self.pools)
         freed = self._evict_fixed(group, n) if group in self._fixed else self._evictor.evict(group, n)
         self._evicted += sum(pool.free for pool in self.pools) - before
         return freed
 
     def _evict_fixed(self, group: int, n: int) -> int:
-        """Whole namespaces, in the policy's order: a part of what is fixed is of no use."""
+        """Evicts the blocks of whole namespaces, in the policy's order: a part of a group of fixed size is useless."""
         pool = self.pools[group]
         before, idle = pool.free, (root for root in self._roots.values() if self._is_idle(root, group))
         for root in sorted(idle, key=self._policy):
@@ -325,14 +328,14 @@ class PrefixTree:
         return pool.free - before
 
     def _let_go_fixed(self, root: Node, group: int) -> None:
-        """Forgets what is fixed in a namespace, of one group."""
+        """Removes a namespace's blocks of one group of fixed size."""
         if self._on_evict is not None and self._is_idle(root, group):
             for named in self._named_fixed(root, group):
                 self._on_evict(*named)
         self.pools[group].forget(root.fixed.pop(group))
 
     def _named_fixed(self, root: Node, group: int) -> Iterator[tuple[Block, int, tuple[int, ...]]]:
-        """As `on_evict` has them."""
+        """The arguments of `on_evict` for each block that a root holds in a group of fixed size."""
         blocks = root.fixed[group]
         for i, name in enumerate(fixed_chain(root.namespace, len(blocks), self.block_size)):
             yield name, i, tuple(blocks[i] if g == group else SCRATCH for g in range(len(self.pools)))
@@ -341,7 +344,8 @@ class PrefixTree:
         return group in root.fixed and all(map(self.pools[group].is_idle, root.fixed[group]))
 
     def let_go(self, node: Node, index: int, groups: Iterable[int]) -> None:
-        """Forgets the blocks of some groups at an index of a node, which becomes SCRATCH there."""
+        """Removes the blocks of some groups at one index of a node; the entries become SCRATCH. Calls `on_evict` for
+        the idle ones."""
         if self._on_evict is not None and (name := self._name(node, index)):
             gone = tuple(
                 b[index] if g in groups and p.is_idle(b[index]) else SCRATCH
@@ -353,7 +357,7 @@ class PrefixTree:
             node.blocks[g][index] = SCRATCH
 
     def _name(self, node: Node, index: int) -> Block | None:
-        """What a tier calls a block; None for one that is not full, or is or comes after a marked one."""
+        """The name of a block in a tier; None if the block is not full, or if it or a block before it is marked."""
         ids = self._head(node.ids, index)
         if len(ids) < self._block_bytes or marked(ids):
             return None
@@ -363,7 +367,8 @@ class PrefixTree:
     # -- taking out --------------------------------------------------------------------------------------------
 
     def settle(self, node: Node) -> None:
-        """Takes a leaf's end without any block out of the tree, with the ancestors that this leaves as such."""
+        """Removes trailing entries of a leaf that have no block in any group. Removes the leaf if nothing is left, and
+        does the same to a parent that this turns into a leaf."""
         while not node.children:
             if node.parent is None:
                 self._uproot(node)
@@ -381,7 +386,7 @@ class PrefixTree:
             node = parent
 
     def _uproot(self, root: Node) -> None:
-        """Takes a namespace without any tokens out of the tree, with what is fixed in it."""
+        """Removes a namespace without tokens, with its blocks of groups of fixed size."""
         for group in list(root.fixed):
             self._let_go_fixed(root, group)
         self._roots.pop(root.namespace, None)
@@ -395,7 +400,7 @@ class PrefixTree:
             self._evictor.sweep()
 
     def cut(self, node: Node, num_blocks: int) -> None:
-        """Lets go of all that comes after the first blocks of a node, held or not."""
+        """Removes everything after the first `num_blocks` of a node from the tree, held or not."""
         below = list(node.tree())[1:]
         node.heads, node.children = [], []
         for lost in below:
@@ -410,7 +415,7 @@ class PrefixTree:
             blocks[start:] = [SCRATCH] * len(blocks[start:])
 
     def drop(self, namespace: bytes) -> None:
-        """Nothing of the namespace is found from now on. What sequences hold of it stays theirs alone."""
+        """Removes a namespace and its pins; `match` finds nothing of it. Sequences keep the blocks that they hold."""
         self._pins.drop(namespace)
         if root := self._roots.get(namespace):
             for group, blocks in root.fixed.items():
@@ -419,14 +424,15 @@ class PrefixTree:
             self.cut(root, 0)
 
     def clear(self) -> None:
+        """Drops all namespaces."""
         for namespace in list(self._roots):
             self.drop(namespace)
 
     # -- pinning -----------------------------------------------------------------------------------------------
 
     def pin(self, namespace: bytes, ids: bytes, until: float) -> int:
-        """Keeps the whole blocks of a prefix, as far as it is cached, from being evicted until `expire` is given a time
-        of at least `until`; a second pin of the same prefix can only prolong it. Returns the tokens pinned."""
+        """Protects the full blocks of the cached part of a prefix from eviction until `expire` is given a time of at
+        least `until`. Pinning the same prefix again can only extend the time. Returns the number of pinned tokens."""
         hit = self.match(namespace, ids)
         hit = self.match(namespace, ids, hit.tokens - hit.tokens % self.block_size)
         if hit.tokens:
@@ -434,12 +440,13 @@ class PrefixTree:
         return hit.tokens
 
     def expire(self, now: float) -> int:
-        """Ends the pins whose time has come, `math.inf` all; returns how many."""
+        """Ends the pins that expire at `now` or earlier (`math.inf`: all pins). Returns how many ended."""
         return self._pins.expire(now) if now >= self._pins.expiry else 0
 
     # -- looking -----------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
+        """Sizes and counters of the tree."""
         return Stats(
             nodes=self._nodes,
             blocks=sum(pool.cached for pool in self.pools),
@@ -451,12 +458,12 @@ class PrefixTree:
         )
 
     def pinned(self, group: int) -> set[int]:
-        """Blocks of a group that pins hold."""
+        """Ids of the blocks that pins hold in a group."""
         return {b for blocks in self._pins.held(group) for b in blocks if b != SCRATCH}
 
     def named(self) -> Iterator[tuple[Block, int, tuple[int, ...]]]:
-        """All blocks that a tier has names for, as `on_evict` has them, those last used first, no block before the one
-        it follows."""
+        """The arguments of `on_evict` for every block that has a name in a tier, the most recently used first; a block
+        never comes before the one that it follows in its sequence."""
         for node in sorted(self.nodes(), key=lambda node: -node.last_used):
             for i in range(len(node.ids) // self._block_bytes):
                 if name := self._name(node, i):
@@ -465,12 +472,13 @@ class PrefixTree:
                 yield from self._named_fixed(node, group)
 
     def nodes(self) -> Iterator[Node]:
+        """All nodes, roots included."""
         for root in self._roots.values():
             yield from root.tree()
 
     def check(self, holders: Sequence[Iterable[Sequence[int]]]) -> None:
-        """Recomputes the pools' counts from the tree, its pins and the tables of all sequences (`holders`: per group),
-        and proves the tree's own rules. Raises AssertionError."""
+        """Recomputes the reference counts of the pools from the tree, its pins and the tables of all sequences
+        (`holders`, per group), and checks the invariants of the tree. Raises AssertionError if one is violated."""
         nodes = list(self.nodes())
         for g, (pool, tables) in enumerate(zip(self.pools, holders, strict=True)):
             fixed = [root.fixed[g] for root in self._roots.values() if g in root.fixed]

@@ -1,11 +1,11 @@
-"""Store: blocks beyond the pools. What is evicted is saved to a tier; what a waiting sequence begins with is fetched.
+"""Store: blocks beyond the pools. Evicted blocks are saved to a tier; the prefix of a waiting sequence is fetched.
 
     prompt     |----- hit in the tree -----|--- fetched ---|--- computed ---|
                0                         first        first + count
 
-A fetch begins when the tier knows what it has: at once, or when a peer has answered. It ends when all its parts are
-there, when one fails, or at its deadline; whatever leading blocks arrived by then are used, the rest is computed. Bytes
-are checked by the tier before they get here.
+A fetch begins when the tier knows which blocks it has: at once, or after a peer has responded. It ends when all its
+parts have arrived, when a part fails, or at its deadline. The leading blocks that have arrived by then are used, the
+other tokens are computed. The tier verifies the bytes before it returns them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from kvasir.plan import CacheGroup
 Part = tuple[int, int]  # group, index of the block in its sequence
 Save = tuple[Block, int, int]  # group, block id
 
-ASK_SECONDS = 0.2  # so long at most a sequence waits for a peer to say what it has
-UNKNOWN_SECONDS = 5.0  # a fetch may take so long when no one knows how long computing takes
-PATIENCE = 2.0  # and else so many times what computing would take
+ASK_SECONDS = 0.2  # a sequence waits at most this long for a peer to report its blocks
+UNKNOWN_SECONDS = 5.0  # time limit of a fetch if the time to compute its tokens is unknown
+PATIENCE = 2.0  # otherwise the time limit, as a multiple of the time to compute its tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Whether the tier has blocks, named for each group, of a sequence that has its first `known` tokens and asks for
-    what comes after the first `first` blocks. seconds(n): the time to compute n tokens after them, 0 for unknown."""
+    """A query for blocks of a sequence that has its first `known` tokens and its first `first` blocks. names: the
+    blocks of the sequence, per group. seconds(n): the time to compute the n tokens after the first `known`, 0 for
+    unknown."""
 
     names: Sequence[Sequence[Block]]
     first: int
@@ -41,16 +42,17 @@ class Question:
     seconds: Callable[[int], float]
 
     def keys(self, group: int, kind: Kind) -> list[bytes]:
-        """Of the blocks that are asked for: all after the first ones, or those that are fixed if there are none."""
+        """The keys to ask the tier for: the blocks after the first ones; for a group of fixed size all its blocks, but
+        only if the sequence has no block yet."""
         names = self.names[group]
         return [block.key for block in (names[: 0 if self.first else None] if kind.fixed else names[self.first :])]
 
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """Blocks [first, first + count) of one sequence. question: until it is answered, or the deadline has passed;
-    tickets: of parts on their way; parts: what has arrived. count 0 without a question: the tier had nothing that was
-    worth it."""
+    """A load of blocks [first, first + count) of one sequence. question: the query, until the tier has answered it or
+    the deadline has passed. tickets: of parts still loading. parts: bytes that have arrived. A fetch with count 0 and
+    no question found nothing worth loading."""
 
     first: int = 0
     count: int = 0
@@ -61,14 +63,15 @@ class Fetch:
 
     @property
     def open(self) -> bool:
+        """Whether the fetch waits for an answer or for parts."""
         return self.question is not None or bool(self.tickets)
 
 
 def reach(
     groups: Sequence[CacheGroup], block_size: int, first: int, count: int, have: Callable[[int, int], bool]
 ) -> int:
-    """How many blocks after the first `first`, at most `count`, bring every group to where it can go on.
-    have(group, index): whether that block can be had."""
+    """The largest number of blocks after the first `first`, at most `count`, after which every group can continue.
+    have(group, index): whether that block is available."""
     kinds = [group.kind for group in groups]
     if not all(have(g, i) for g, kind in enumerate(kinds) if kind.fixed for i in kind.added(first, first, block_size)):
         return 0
@@ -87,7 +90,8 @@ def reach(
 
 
 class Store:
-    """One tier under the pools. max_bytes: of all parts that fetches hold or wait for. Used by the scheduler alone."""
+    """One tier under the pools. max_bytes: bound on the parts that fetches hold or wait for. Only the scheduler uses
+    it."""
 
     def __init__(self, tier: KVConnector, groups: Sequence[CacheGroup], block_size: int, max_bytes: int):
         self.tier = tier
@@ -95,39 +99,41 @@ class Store:
         self.block_size = block_size
         self.max_bytes = max_bytes
         self.num_bytes = 0  # of the parts of all fetches
-        self.unused: Counter[str] = Counter()  # parts: "late" (computed instead), "slow" (not asked for)
+        self.unused: Counter[str] = Counter()  # parts: "late" (deadline passed), "slow" (slower than computing)
         self._sizes = [group.num_bytes for group in tier.facts.groups]
         self._saves: list[Save] = []
 
     # -- saving ------------------------------------------------------------------------------------------------
 
     def note(self, block: Block, index: int, ids: Sequence[int], seconds: Callable[[int, int], float]) -> None:
-        """Block `ids[g]` of group g, unless SCRATCH, is to be saved before anybody writes to it, if the tier wants it.
-        index: in its sequence. seconds(start, tokens): the time to compute so many tokens after the first `start`, 0
-        for unknown."""
+        """Queues block `ids[g]` of each group g, unless SCRATCH, for saving if the tier wants it; it must be saved
+        before it is written again. index: of the block in its sequence. seconds(start, tokens): the time to compute
+        `tokens` tokens after the first `start`, 0 for unknown."""
         pace = self._pace(index + 1, seconds)
         for group, id in enumerate(ids):
             if id != SCRATCH and self.tier.wants(block.key, group, pace, index):
                 self._saves.append((block, group, id))
 
     def _pace(self, count: int, seconds: Callable[[int, int], float]) -> float:
-        """Bytes a second that computing makes of what brings a sequence after its first blocks, 0 for unknown."""
+        """Bytes per second at which computing produces the parts needed to continue after `count` blocks, 0 for
+        unknown."""
         time = seconds(0, count * self.block_size)
         return sum(self._sizes[g] for g, _ in self._parts(0, count)) / time if time > 0 else 0.0
 
     @property
     def has_saves(self) -> bool:
+        """Whether `take_saves` would return anything."""
         return bool(self._saves)
 
     def take_saves(self) -> list[Save]:
-        """What is to be saved by the next step, before all else."""
+        """Removes and returns the queued saves; the next step performs them before anything else."""
         saves, self._saves = self._saves, []
         return saves
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
     def fetch(self, namespace: bytes, ids: bytes, known: int, seconds: Callable[[int], float], now: float) -> Fetch:
-        """Begins to load what comes after the first `known` tokens of `ids` (packed), as far as the tier has it.
+        """Begins to load the blocks after the first `known` tokens of `ids` (packed), as far as the tier has them.
 
         seconds(n): see Question."""
         first = known // self.block_size
@@ -144,7 +150,7 @@ class Store:
         return fixed_chain(namespace, kind.blocks(0, self.block_size), self.block_size)
 
     def _room(self, first: int) -> int:
-        """Blocks that may be fetched after the first ones, beside those of other fetches."""
+        """The number of blocks after the first ones that may be fetched within `max_bytes`, with all other fetches."""
         pairs = list(zip(self._sizes, (group.kind for group in self.groups), strict=True))
         fixed = sum(size * len(kind.added(first, first, self.block_size)) for size, kind in pairs)
         return max(0, self.max_bytes - self.num_bytes - fixed) // sum(size for size, kind in pairs if not kind.fixed)
@@ -159,7 +165,7 @@ class Store:
             self._begin(fetch, question, now)
 
     def _begin(self, fetch: Fetch, question: Question, now: float) -> None:
-        """Begins to load what the tier has, if that is faster than to compute it."""
+        """Begins to load the blocks that the tier has, unless computing their tokens is faster."""
         names, first = question.names, fetch.first
         most = min(len(blocks) for blocks, group in zip(names, self.groups, strict=True) if not group.kind.fixed)
 
@@ -179,12 +185,13 @@ class Store:
         self.num_bytes += sum(self._sizes[g] for g, _ in parts)
 
     def _parts(self, first: int, count: int) -> list[Part]:
-        """What all groups need to continue after `count` more blocks than the first ones, which they have."""
+        """The parts needed to continue after block `first + count` for a sequence that has its first `first` blocks,
+        ordered by index."""
         needed = (group.kind.added(first, first + count, self.block_size) for group in self.groups)
         return sorted(((g, i) for g, indices in enumerate(needed) for i in indices), key=lambda part: part[1])
 
     def poll(self, fetch: Fetch, now: float, timeout: float = 0.0) -> None:
-        """Takes what has arrived; waits for what comes next at most `timeout` seconds."""
+        """Collects parts that have arrived. Waits at most `timeout` seconds for the next part or answer."""
         if fetch.question:
             self._ask(fetch, now, timeout)
             return
@@ -204,7 +211,7 @@ class Store:
             self._give_up(fetch)
 
     def _give_up(self, fetch: Fetch) -> None:
-        """What has arrived stays."""
+        """Cancels what is still loading; parts that have arrived stay."""
         fetch.question = None
         for (group, _), ticket in fetch.tickets.items():
             self.tier.cancel(ticket)
@@ -212,7 +219,8 @@ class Store:
         fetch.tickets = {}
 
     def arrived(self, fetch: Fetch, first: int) -> int:
-        """Tokens up to which all is there, for a sequence that has its first `first` blocks; 0 for nothing more."""
+        """The number of tokens from which a sequence with its first `first` blocks can continue thanks to the arrived
+        parts; 0 if they bring it no further."""
         if not fetch.first <= first < fetch.first + fetch.count:
             return 0
         count = reach(
@@ -225,7 +233,7 @@ class Store:
         return (first + count) * self.block_size if count else 0
 
     def end(self, fetch: Fetch) -> None:
-        """The sequence needs nothing of it any more."""
+        """Cancels the fetch and frees its parts; the sequence does not need them."""
         self._give_up(fetch)
         self.num_bytes -= sum(self._sizes[g] for g, _ in fetch.parts)
         fetch.parts = {}

@@ -1,4 +1,4 @@
-"""Where adapters touch a model: a slot for each linear part, and what the eager executor keeps there."""
+"""The matrices of a model that adapters may change (slots), and how the eager executor stores adapters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from kvasir.layers.moe import MoE
 from kvasir.ops.linear.low_rank import LowRank, low_rank
 from kvasir.ops.linear.packed import num_segments
 
-# (A [rank, inputs], B [outputs, rank], scale) by the name of the slot
+# slot name -> (A [rank, inputs], B [outputs, rank], scale)
 Pairs = Mapping[str, tuple[Any, Any, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A matrix that adapters may touch. shape: of all of it. shard: what of it is here."""
+    """A matrix that adapters may change.
+
+    shape: of the whole matrix. shard: this rank's part. reduces: whether ranks may share its sum.
+    """
 
     name: str
     shape: tuple[int, int]
@@ -30,8 +33,9 @@ class Slot:
         return cls(name, (linear.outputs[part], linear.inputs), linear.shard(f"{part}.weight"), linear.reduces)
 
     def take(self, pair: tuple[Any, Any, float]) -> LowRank:
-        """What is here of a pair for the whole matrix. Where ranks may share the sum, a x is cut in segments as for a
-        float matrix, of which each rank has those of its columns. Raises ValueError where shapes do not fit."""
+        """This rank's part of a pair for the whole matrix. Where ranks may share the sum, a x is computed in as many
+        segments as for a float matrix; each rank has the segments of its columns. Raises ValueError if the shapes do
+        not match."""
         whole, shard = low_rank(self.name, self.shape, *pair), self.shard
         segments = num_segments(self.shape[1], "F32") if self.reduces else 1
         a, b = whole.a[:, slice(*shard.columns)], whole.b[slice(*shard.rows)]
@@ -39,7 +43,7 @@ class Slot:
 
 
 def linears(model: Module) -> dict[str, tuple[Linear, str]]:
-    """Every linear but the head, as a module and the name of its part, by its name in the model's name table
+    """Every linear layer except the head, as (module, part name), by its name in the model's name table
     ("layers.0.attn.qkv.q", "layers.0.mlp.down", "layers.0.mlp.experts.3.down")."""
     found: dict[str, tuple[Linear, str]] = {}
     for path, module in model.walk():
@@ -50,13 +54,14 @@ def linears(model: Module) -> dict[str, tuple[Linear, str]]:
 
 
 def slots(model: Module) -> dict[str, tuple[Linear, str]]:
-    """The linears that adapters may touch: not a mixture's experts, whose rows are no rows of the step."""
+    """The linear layers that adapters may change. The experts of a mixture are excluded: their rows are not the step's
+    rows."""
     within = tuple(f"{path}.experts." for path, part in model.walk() if isinstance(part, MoE))
     return {name: linear for name, linear in linears(model).items() if not name.startswith(within)}
 
 
 def check_adapter(adapter: int, pairs: Pairs, slots: Mapping[str, Any]) -> None:
-    """Raises ValueError for an id that none can have and for slots that are not there."""
+    """Raises ValueError for an id below 1 and for unknown slots."""
     if adapter < 1:
         raise ValueError(f"adapter ids begin at 1, not at {adapter}")
     if unknown := sorted(set(pairs) - set(slots)):
@@ -64,8 +69,8 @@ def check_adapter(adapter: int, pairs: Pairs, slots: Mapping[str, Any]) -> None:
 
 
 def set_adapter(model: Module, adapter: int, pairs: Pairs) -> None:
-    """Gives the rows of an adapter id what is added to products, in the place of what it had; of no pairs, nothing.
-    Raises ValueError for an id, a slot or a shape that cannot be."""
+    """Replaces the pairs of an adapter id, which are added to the products of its rows; empty pairs remove the adapter.
+    Raises ValueError for an invalid id, slot or shape."""
     found = slots(model)
     check_adapter(adapter, pairs, found)
     made = {name: Slot.of(name, *found[name]).take(pair) for name, pair in pairs.items()}

@@ -1,4 +1,4 @@
-"""Self-attention over the paged cache, as a layer."""
+"""The attention layer: self-attention over the paged cache."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from kvasir.parallel import Mesh
 
 
 class Attention(Module):
-    """x: float32 [T, D] -> [T, D]. Writes its keys and values into the cache, then reads them from there.
+    """x: float32 [T, D] -> [T, D]. Writes the step's keys and values into the cache, then attends over the cache.
 
-    layer: its number, by which the cache knows it. head_norm_eps: None, or q and k are normalised per head
-    before they are turned, by a norm of the kind `head_norm`. scale: of the scores, head_dim^-0.5 if not given.
+    layer: its number, which identifies it in the cache. head_norm_eps: if not None, q and k are normalised per head, by
+    a norm of the class `head_norm`, before the rotary embedding. scale: of the scores, head_dim^-0.5 by default.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Attention(Module):
         return self.out(mixed_THd.flatten(1), batch)
 
     def cache(self, window: int = 0) -> Kind:
-        """window: keys that a row sees, 0 for all."""
+        """window: maximum keys that a row attends to, 0 for all."""
         return attention(self.kv_heads, self.head_dim, window)
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
-        """Heads, with the segments of the projection that they end in. Where there are fewer KV heads than parts,
-        neighbours have the same one."""
+        """Splits the heads, together with the matching segments of the output projection. With fewer KV heads than
+        parts, adjacent ranks hold the same KV head."""
         heads, kv_heads, cuts = self.heads, self.kv_heads, segments(self.out)
         parts = mesh.most_parts(lambda p: cuts % p == 0 and heads % p == 0 and (kv_heads % p == 0 or p % kv_heads == 0))
         part = mesh.part(parts)
@@ -72,7 +72,7 @@ class Attention(Module):
         self.out.hold_part(mesh, parts)
 
     def mix(self, q_THd: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """What each head sees, float32 [T, H, d]. k, v: [T, K * d]."""
+        """The attention output of each head, float32 [T, H, d]. k, v: [T, K * d]."""
         k_TKd = k.view(-1, self.kv_heads, self.head_dim)
         v_TKd = v.view(-1, self.kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
@@ -93,8 +93,8 @@ class Attention(Module):
 
 
 class GatedAttention(Attention):
-    """Attention whose heads pass a gate on their way out, sigmoid of a projection: in the checkpoint each head's
-    rows of q are followed by those of its gate."""
+    """Attention whose output is multiplied per head by the sigmoid of a gate projection. In the checkpoint, each head's
+    rows of q are followed by its gate's rows."""
 
     def __init__(self, layer: int, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         super().__init__(layer, width, heads, kv_heads, head_dim, **options)

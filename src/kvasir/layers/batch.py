@@ -1,9 +1,9 @@
-"""The facts of one step that layers read: an argument of every forward, complete when it is made.
+"""The inputs of one step that layers read: an argument of every forward, complete once created.
 
-    tokens    s0 s0 s0 s0 | s1 | s2 s2 | . . .     packed, work after work, filled up to whole tiles
+    tokens    s0 s0 s0 s0 | s1 | s2 s2 | . . .     packed, work after work, padded to whole tiles
     positions  7  8  9 10 | 42 |  0  1 | 0 0 0
 
-Rows after `num_tokens` only fill up: token 0 at position 0, cached in the scratch block, seen by no one.
+Rows from `num_tokens` on are padding: token 0 at position 0, cached in the scratch block, attended to by no row.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from kvasir.plan import Work
 
 
 class Inputs:
-    """Room for the token rows of any step, at an address that stays: int64 [3 + groups, rows], the ids, positions,
-    adapters, and per cache group the slots."""
+    """Buffers for the token rows of any step, at a fixed address: int64 [3 + groups, rows], with the ids, positions,
+    adapters and, per cache group, the slots."""
 
     def __init__(self, max_tokens: int, groups: int, device: torch.device | str = "cpu"):
         self.device = torch.device(device)
@@ -39,11 +39,11 @@ class Inputs:
 
     @property
     def host(self) -> np.ndarray:
-        """Where a step is written, before `put`."""
+        """The host array that a step is written to before `put`."""
         return self._host.numpy()
 
     def put(self, size: int) -> Tensor:
-        """The first rows, on the device."""
+        """The first `size` columns on the device; a copy unless the device is the CPU."""
         if self._there is not self._host:
             self._there[:, :size].copy_(self._host[:, :size])
         return self._there[:, :size]
@@ -53,10 +53,11 @@ class Inputs:
 class Batch:
     """Letters: T rows, padded to a multiple of 32; the first `num_tokens` are real.
 
-    works: what is computed. starts: int64 [works + 1], the first token row of each, and num_tokens. tables: per cache
-    group, by a work's row, its block ids. slots: per cache group, int64 [T]. adapters_T: int64, 0 for none. wanted: the
-    names of the outputs to be kept, of which each work has its part after the forward (`output`): hidden states,
-    "layers.3" after layer 3, "last" for the forward's result, and "attention.3", the weights of layer 3.
+    works: the work of each sequence in the step. starts: int64 [works + 1], the first token row of each work, then
+    num_tokens. tables: per cache group, the block ids by row of the runner. slots: per cache group, int64 [T].
+    adapters_T: int64, 0 for none. wanted: the names of the outputs to keep, which `output` returns per work after the
+    forward: hidden states, "layers.3" after layer 3, "last" for the forward's result, and "attention.3", the attention
+    weights of layer 3.
     """
 
     tokens_T: Tensor
@@ -70,11 +71,12 @@ class Batch:
     kv: KVCache
     wanted: frozenset[str] = frozenset()
     hidden: dict[str, Tensor] = field(default_factory=dict)  # float32 [T, D]
-    _weights: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # by place of the work and name
+    _weights: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # by index of the work and name
     _made: dict = field(default_factory=dict)
 
     def attention(self, layer: int, group: int) -> AttentionPlan:
-        """The work of a layer's attention; `group` heads share a KV head. Made once for layers of a kind."""
+        """The attention plan of a layer; `group` query heads share a KV head. Computed once for all layers of the same
+        kind."""
         kind, index = self.kv.spec[layer], self.kv.group_of(layer)
         key = index, kind.window, kind.width, group
         if key not in self._made:
@@ -91,7 +93,7 @@ class Batch:
         return self._made[key]
 
     def states(self, layer: int) -> StatePlan:
-        """The walks through a layer's recurrent states. Made once for layers of a kind."""
+        """The walks through a layer's recurrent states. Computed once for all layers of the same kind."""
         index = self.kv.group_of(layer)
         if index not in self._made:
             self._made[index] = plan_states(
@@ -106,12 +108,13 @@ class Batch:
         return self._made[index]
 
     def after_layer(self, layer: int, x_TD: Tensor) -> None:
-        """The residual stream after a layer is x."""
+        """Keeps x, the residual stream after a layer, if it is wanted."""
         if (name := f"layers.{layer}") in self.wanted:
             self.hidden[name] = x_TD
 
     def note_weights(self, layer: int, q_THd: Tensor, scale: float, softcap: float) -> None:
-        """The queries of a layer are q, and its keys are in the cache."""
+        """Computes a layer's attention weights from its queries q, if they are wanted. Its keys must be in the
+        cache."""
         if (name := f"attention.{layer}") not in self.wanted:
             return
         table, window = self.tables[self.kv.group_of(layer)], self.kv.spec[layer].window
@@ -123,12 +126,13 @@ class Batch:
                 )  # fmt: skip
 
     def output(self, at: int, name: str) -> Tensor:
-        """Of the work at a place: hidden rows, float32 [n, D], or the weights of attention, float32 [n, H, end]."""
+        """The named output of the work with index `at`: hidden rows [n, D] or attention weights [n, H, end],
+        float32."""
         found = self._weights.get((at, name))
         return self.hidden[name][self.starts[at] : self.starts[at + 1]] if found is None else found
 
     def angles(self, rope: Rope) -> tuple[Tensor, Tensor]:
-        """cos and sin of every row."""
+        """cos and sin for every row."""
         if rope not in self._made:
             self._made[rope] = rope.rows(self.positions_T, self.works)
         return self._made[rope]
@@ -145,10 +149,11 @@ def make_batch(
     wanted: frozenset[str] = frozenset(),
     inputs: Inputs | None = None,
 ) -> Batch:
-    """Packs the works, in their order, each with tokens of another row. inputs: where to, by default room of its own.
+    """Packs the works in order; each has a different row of the runner. inputs: buffers to fill, by default new ones.
 
-    Works must not be empty; a block table that is too short, or names blocks that are not there, is our own fault
-    (AssertionError) and is noticed before memory is touched."""
+    Asserts that works are not empty and that block tables are long enough and name existing blocks, before any cache
+    memory is written.
+    """
     counts = [work.count for work in works]
     assert counts and min(counts) > 0, "a step needs works, and works need tokens"
     starts = np.concatenate([[0], np.cumsum(counts)])
@@ -156,7 +161,7 @@ def make_batch(
     size = -(-total // TILE) * TILE
     inputs = inputs or Inputs(total, len(cache.groups), cache.device)
     host = inputs.host
-    host[:, total:size] = 0  # the slots lie in the scratch block
+    host[:, total:size] = 0  # padding: its slots are in the scratch block
     for work, begin in zip(works, starts, strict=False):
         mine, positions = host[:, begin : begin + work.count], np.arange(work.start, work.end)
         mine[0], mine[1], mine[2] = rows.ids[work.row, work.start : work.end], positions, rows.adapters[work.row]
@@ -169,7 +174,7 @@ def make_batch(
 
 
 def _slots(work: Work, table: np.ndarray, positions: np.ndarray, cache: KVCache, group: int) -> np.ndarray:
-    """Where the work's tokens lie in the cache: block * block size + place."""
+    """The work's slots in the cache: block * block size + offset in the block."""
     size = cache.block_size
     seen = table[cache.groups[group].kind.first(work.start, size) : -(-work.end // size)]
     assert len(table) * size >= work.end, f"{len(table)} blocks of {size} for {work.end} tokens"

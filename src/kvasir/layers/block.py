@@ -1,4 +1,4 @@
-"""A transformer block as its parts: how they are joined stands in the model's forward."""
+"""A transformer block as a container of its parts; the model's forward connects them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvasir.layers.norm import RMSNorm
 
 
 class Block(Module):
-    """attn: whatever lets a token see those before it."""
+    """attn: the layer that mixes information across tokens (attention or a recurrent layer)."""
 
     def __init__(self, attn_norm: RMSNorm, attn: Attention | GatedDelta, mlp_norm: RMSNorm, mlp: MLP | GatedMLP | MoE):
         self.attn_norm, self.attn, self.mlp_norm, self.mlp = attn_norm, attn, mlp_norm, mlp

@@ -1,7 +1,7 @@
-"""Elementary functions with the same bits on every machine, where libm's may differ in the last one.
+"""Elementary functions with the same bits on every machine; libm's results may differ in the last bit.
 
-`power` and `log` round the true value (decimal arithmetic rounds correctly, everywhere): for a few settings of a
-model. `sin_cos` is made of IEEE additions and multiplications alone, for tables.
+`power` and `log` round the exact value correctly (decimal arithmetic does so on every machine); they are slow, for a
+few settings of a model. `sin_cos` uses only IEEE additions and multiplications, and is fast enough for tables.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 
 _DIGITS = Context(prec=50, rounding=ROUND_HALF_EVEN)
 
-# pi / 2 as a sum. The first three have 22 bits each, so that their products with an integer below 2^31 are exact.
+# pi / 2 as a sum. The first three terms have 22 bits each, so that their products with an integer below 2^31 are exact.
 _HALF_PI = tuple(map(float.fromhex, ("0x1.921fbp+0", "0x1.5110bp-22", "0x1.184698p-44", "0x1.3198a2e037073p-69")))
 MAX_ANGLE = 2.0**31
 
-# Taylor for |r| <= pi/4 leaves out less than 1e-19 of sin r / r and 2e-18 of cos r. Highest power first.
+# Taylor series for |r| <= pi/4; truncation error below 1e-19 for sin r / r, 2e-18 for cos r. Highest power first.
 _SIN_TERMS = [(-1) ** i / math.factorial(2 * i + 1) for i in range(8, 0, -1)]
 _COS_TERMS = [(-1) ** i / math.factorial(2 * i) for i in range(8, 0, -1)]
 
-_PIECE = 1 << 13  # angles at a time, to stay in a core's cache
+_PIECE = 1 << 13  # angles per chunk, sized for a core's cache
 
 
 def log(x: float) -> float:
@@ -36,7 +36,7 @@ def power(base: float, over: int, under: int) -> float:
 
 
 def sin_cos(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """sin and cos of float64 radians, to 2e-16. Raises ValueError for an angle that is not below MAX_ANGLE."""
+    """sin and cos of float64 radians, to 2e-16. Raises ValueError if an angle's magnitude is MAX_ANGLE or more."""
     if not (np.abs(angles) < MAX_ANGLE).all():
         raise ValueError(f"an angle of {MAX_ANGLE:.0f} radians or more")
     sin, cos = np.empty(angles.shape), np.empty(angles.shape)
@@ -48,7 +48,7 @@ def sin_cos(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sin_cos(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x = n * pi/2 + r (Cody and Waite, 1980): a polynomial of r each, then the quadrant says which is which."""
+    """x = n * pi/2 + r (Cody and Waite, 1980): evaluates polynomials of r, then selects by quadrant."""
     n = np.rint(x * (2.0 / math.pi))
     r = x
     for part in _HALF_PI:

@@ -1,4 +1,4 @@
-"""Rows of a table by id: tokens, positions, token types."""
+"""Lookup of table rows by id: tokens, positions, token types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvasir.ops.collective import pick_rows
 from kvasir.ops.embedding import embedding, row
 from kvasir.parallel import SOLO, Cut, Mesh, cut
 
-PANEL = 16  # rows that kernels keep together
+PANEL = 16  # rows per panel of a packed matrix
 
 
 class Embedding(Module):
@@ -21,17 +21,17 @@ class Embedding(Module):
     def __init__(self, size: int, width: int):
         self.size, self.width = size, width
         self.weight: Tensor
-        self.rows = (0, size)  # that are here
+        self.rows = (0, size)  # held by this rank
 
     def __call__(self, ids_T: Tensor) -> Tensor:
         return embedding(ids_T, self.weight)
 
     def row(self, index: int) -> Tensor:
-        """One row, float32 [width], that every token gets."""
+        """One row, float32 [width], for adding to every token."""
         return row(self.weight, index)
 
     def hold(self, name: str, matrix: Any) -> None:
-        """Takes the table in a format of its own (kvasir.ops.linear.packed) in the place of a tensor."""
+        """Takes the table as a packed matrix (kvasir.ops.linear.packed) instead of a tensor."""
         self.weight = matrix
 
     def expects(self) -> dict[str, tuple[int, ...]]:
@@ -46,12 +46,12 @@ class Embedding(Module):
 
 
 def vocabulary_cut(size: int, mesh: Mesh) -> Cut:
-    """How ranks share a vocabulary: whole panels, so that nothing is filled up but at its end."""
+    """How ranks split a vocabulary: in whole panels, so that only the last panel of the vocabulary needs padding."""
     return cut(size, mesh.most_parts(lambda parts: parts * PANEL <= size), PANEL)
 
 
 class Vocabulary(Embedding):
-    """The table of the tokens, of which ranks have some rows each."""
+    """The token embedding table; each rank may hold a part of its rows."""
 
     mesh: Mesh = SOLO
 

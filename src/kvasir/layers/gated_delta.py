@@ -1,4 +1,4 @@
-"""Gated DeltaNet (arXiv:2412.06464) in the place of attention, as Qwen3-Next has it."""
+"""The Gated DeltaNet layer (arXiv:2412.06464), which replaces attention, as in Qwen3-Next."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kvasir.parallel import Mesh
 
 
 class Convolution(Module):
-    """The weights of a convolution along the tokens, each channel by itself: float32 [channels, taps]. runs: those of
-    the channels that are here, (first, last)."""
+    """The weights of a depthwise convolution along the tokens: float32 [channels, taps]. runs: this rank's channel
+    ranges, (first, last)."""
 
     keeps_float32 = True
     kernel: Tensor
@@ -40,11 +40,11 @@ class Convolution(Module):
 
 
 class GatedDelta(Module):
-    """x: float32 [T, D] -> [T, D]. What it remembers is a State (kvasir.caches).
+    """x: float32 [T, D] -> [T, D]. Its recurrent state is a State (kvasir.caches).
 
-    layer: its number, by which the cache knows it. heads: those that are here; rates: which of v's they are. taps: of
-    the convolution. act: a name of `ACTIVATIONS`, after it. Of qkvz's rows each head of q and k has its own together:
-    q, k, its heads of v, and their gates z; of ba's those of beta, then those of the decay.
+    layer: its number, which identifies it in the cache. heads: this rank's heads; rates: the range of v heads among
+    them. taps: length of the convolution. act: a name of `ACTIVATIONS`, applied after the convolution. The rows of qkvz
+    are grouped by head of q and k: q, k, its heads of v, and their gates z; those of ba likewise: beta, then the decay.
     """
 
     log_rate: Tensor
@@ -61,7 +61,7 @@ class GatedDelta(Module):
         self.out = Out(heads.v * heads.v_dim, width)
 
     def cache(self, window: int = 0) -> State:
-        """A state has no window."""
+        """window is ignored: a state has none."""
         h = self.heads
         return State((h.v, h.v_dim, h.dim), h.inputs, self.conv.taps - 1)
 
@@ -86,7 +86,7 @@ class GatedDelta(Module):
         return self.out((self.norm(mixed_TVe) * gate_TVe).flatten(1), batch)
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
-        """Heads of q and k with their heads of v, and with the segments of the projection that they end in."""
+        """Splits the heads of q and k, with their heads of v and the matching segments of the output projection."""
         h, cuts = self.heads, segments(self.out)
         parts = mesh.most_parts(lambda parts: cuts % parts == 0 and h.qk % parts == 0)
         part = mesh.part(parts)

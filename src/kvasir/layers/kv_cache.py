@@ -1,4 +1,4 @@
-"""What a model remembers, as the torch ops read it: the tensors of each kind of cache (kvasir.caches)."""
+"""The KV cache of the torch ops: the tensors of each kind of cache (kvasir.caches)."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from kvasir.layers.kv_memory import PagedMemory, bytes_of, from_bytes, joined
 from kvasir.ops.attention import store_kv
 from kvasir.plan import Bytes, CacheGroup
 
-SCRATCH_BLOCK = 0  # never given to a sequence: padding rows write there
-_COMPUTES = ("attention", "recurrent layers")  # what there are ops for (caches.Kind.needs)
+SCRATCH_BLOCK = 0  # never allocated to a sequence; padding rows write there
+_COMPUTES = ("attention", "recurrent layers")  # the supported values of caches.Kind.needs
 
 
 def cache_groups(spec: Spec | Layout, block_size: int, dtype: torch.dtype) -> tuple[CacheGroup, ...]:
-    """The groups as the scheduler plans them; bytes_per_block counts all their layers."""
+    """The groups as the scheduler plans them; bytes_per_block is the sum over a group's layers."""
     return Layout.of(spec).cache_groups(lambda kind: kind.block_bytes(block_size, dtype.itemsize))
 
 
 def no_op(spec: Spec | Layout) -> str:
-    """Why the torch ops cannot compute over such caches; "" where they can."""
+    """Why the torch ops cannot compute with these caches; "" if they can."""
     missing = [kind.needs for kind in Layout.of(spec).kinds if kind.needs not in _COMPUTES]
     return f"there is no op for {missing[0]}" if missing else ""
 
 
 class KVCache(PagedMemory):
-    """Blocks as the kinds name their fields: keys and values each [layers, 2, blocks, block size, kv heads, head dim].
+    """Blocks with the fields that their kinds define: keys and values each [layers, 2, blocks, block size, kv heads,
+    head dim].
 
-    block_size divides 64 or is a multiple of it. dtype: of keys and values. rows: of the runner, of kinds that have
-    something for each.
+    block_size divides 64 or is a multiple of it. dtype: of keys and values. rows: the number of runner rows, for kinds
+    with per-row data.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class KVCache(PagedMemory):
         return self.spec[layer].values(self.arrays(layer))
 
     def state(self, layer: int) -> Tensor:
-        """[blocks, *state]: at the start of each block."""
+        """[blocks, *state]: the state at the start of each block."""
         return cast(State, self.spec[layer]).states(self.arrays(layer))
 
     def inputs(self, layer: int) -> Tensor:
@@ -79,38 +80,38 @@ class KVCache(PagedMemory):
         return cast(State, self.spec[layer]).inputs_of(self.arrays(layer))
 
     def row_state(self, layer: int) -> Tensor:
-        """[rows, *state]: after the last token of each row of the runner."""
+        """[rows, *state]: the state after the last token of each runner row."""
         bank, index = self._place(layer)
         found = self._rows[bank]
         assert found is not None, "the layer keeps nothing for each row"
         return found[index]
 
     def store(self, layer: int, slots_T: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> None:
-        """Writes the rows' keys and values; slots are of the layer's group."""
+        """Writes the rows' keys and values to their slots in the layer's group."""
         assert self.owns(layer), "the layer reads the cache of another"
         for target, rows in self.spec[layer].writes(self.arrays(layer), k_TKd, v_TKd):
             store_kv(target, rows, slots_T)
 
     def orders(self, group: int) -> list[tuple[Bank, str]]:
-        """Of each bank of a group the axes of its part of an exported block, outermost first."""
+        """For each bank of a group, the axes of its part of an exported block, outermost first."""
         return [(bank, "+".join(field.order for field in bank.fields)) for bank, _ in self.of_group(group)]
 
     def order(self, group: int) -> str:
         return "+".join(order for _, order in self.orders(group))
 
     def export(self, group: int, block: int) -> memoryview:
-        """A copy of a block's bytes in all layers of the group, the same whatever the cache's own layout."""
+        """A copy of a block's bytes for all layers of the group, in a format independent of the cache's own layout."""
         return joined([bytes_of(piece.contiguous()) for piece in self.portable(group, block)])
 
     def import_(self, group: int, block: int, data: Bytes) -> None:
-        """Writes what `export` gave."""
+        """Writes a block from the result of `export`."""
         start = 0
         for target in self.portable(group, block):
             part = memoryview(data)[start : (start := start + target.nbytes)]
             target.copy_(from_bytes(part, target.dtype).view(target.shape))
 
     def portable(self, group: int, block: int) -> list[Tensor]:
-        """Views of a block, in the order of its export."""
+        """Views of a block's tensors, with axes in export order."""
         return [
             tensor[:, :, block].permute(0, 1, *(2 + axis for axis in field.exported))
             for bank, tensors in self.of_group(group)

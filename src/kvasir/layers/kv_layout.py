@@ -1,4 +1,4 @@
-"""Which layers share a block table, and whose memory a layer uses: of one model, or of several in one pool."""
+"""Assigns layers to block tables and memory, for one model or for several in one pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Spec = Sequence[Kind | Shared]
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """Layers of a group that are stored alike: `fields` is what a block has of each. kind: of the first."""
+    """The layers of a group that share a storage format. fields: the fields of a block, per layer. kind: of the first
+    layer."""
 
     group: int
     kind: Kind
@@ -23,11 +24,11 @@ class Bank:
 
 
 class Layout:
-    """The caches of all layers of one model or several. Layers are numbered through, model after model.
+    """The caches of all layers of one model or several. Layers are numbered consecutively across models.
 
-    kinds: of each layer, its own or that of the layer whose memory it reads; owners: that layer's number, or its own.
-    groups: the layers of each block table, in order of first appearance, without those that have no memory of their
-    own. Raises ValueError for a layer that shares what is not there.
+    kinds: per layer, its own kind or that of the layer whose memory it reads. owners: that layer's number, or its own.
+    groups: the layers of each block table, in order of first appearance, without layers that have no memory of their
+    own. Raises ValueError for a layer that shares a nonexistent cache.
     """
 
     def __init__(self, specs: Mapping[str, Spec]):
@@ -45,7 +46,7 @@ class Layout:
 
     @classmethod
     def of(cls, spec: Spec | Layout) -> Layout:
-        """Of one model."""
+        """The layout of a single model."""
         return spec if isinstance(spec, Layout) else cls({"": spec})
 
     def _owner(self, entries: Sequence[Kind | Shared], name: str, layer: int, entry: Kind | Shared) -> int:
@@ -63,14 +64,14 @@ class Layout:
         return next(g for g, layers in enumerate(self.groups) if owner in layers)
 
     def cache_groups(self, block_bytes: Callable[[Kind], int]) -> tuple[CacheGroup, ...]:
-        """The groups as the scheduler plans them. block_bytes: of a block of one layer."""
+        """The groups as the scheduler plans them. block_bytes: bytes of a block of one layer."""
         return tuple(
             CacheGroup(self.kinds[layers[0]], layers, sum(block_bytes(self.kinds[layer]) for layer in layers))
             for layers in self.groups
         )
 
     def banks(self, block_size: int) -> list[Bank]:
-        """Group by group."""
+        """All banks, ordered by group."""
         found: list[Bank] = []
         for group, layers in enumerate(self.groups):
             alike: dict[tuple, list[int]] = {}
@@ -82,5 +83,5 @@ class Layout:
 
     @property
     def row_bytes(self) -> int:
-        """Of what a row of the runner has beside its blocks."""
+        """Bytes of per-row data of one runner row, not counting its blocks."""
         return sum(self.kinds[layer].row_bytes for layers in self.groups for layer in layers)

@@ -1,4 +1,4 @@
-"""The memory of a pool's blocks, whatever the kinds of cache and however an executor lays out a block."""
+"""The memory of a pool's blocks, for any kind of cache and any executor's block layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvasir.plan import Bytes, CacheGroup
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor that no one writes to any more."""
+    """The bytes of a contiguous tensor, which must not be written to afterwards."""
     return tensor.cpu().flatten().view(torch.uint8).numpy().data.toreadonly()
 
 
@@ -30,10 +30,10 @@ def joined(parts: Sequence[memoryview]) -> memoryview:
 
 
 class PagedMemory:
-    """Owns the tensors. Layers of a group that are stored alike, a bank, have them in common: for each field one
-    [layers, copies, blocks, ...]. They start undefined: what no sequence wrote is never read.
+    """Owns the cache tensors. The layers of a bank share them: for each field one [layers, copies, blocks, ...].
+    Contents start uninitialised; blocks are read only after a sequence has written them.
 
-    groups: as the scheduler plans them. spec: the kind of each layer; layers are numbered as in their model (`of`).
+    groups: as the scheduler plans them. spec: the kind of each layer. Layers are numbered as in their model (`of`).
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class PagedMemory:
         self.spec: tuple[Kind, ...] = layout.kinds
 
     def _allocate(self, bank: Bank, num_blocks: int) -> list[Tensor]:
-        """The tensors of a bank."""
+        """Allocates the tensors of a bank."""
         raise NotImplementedError
 
     def of(self, model: str) -> Self:
-        """The same memory, with the layers of one model by their numbers there."""
+        """A view of the same memory, with the layers of one model under their own numbers."""
         view = copy(self)
         view._layers = self.layout.models[model]
         view.spec = tuple(self.layout.kinds[layer] for layer in view._layers)
@@ -70,23 +70,24 @@ class PagedMemory:
         return self._groups[self._layers[layer]]
 
     def owns(self, layer: int) -> bool:
-        """Whether the layer has memory of its own, rather than that of another to read."""
+        """Whether the layer has memory of its own, rather than reading another layer's."""
         number = self._layers[layer]
         return self.layout.owners[number] == number
 
     def _place(self, layer: int) -> tuple[int, int]:
-        """(bank, index in it) of the memory that a layer reads."""
+        """(bank, index in the bank) of the memory that a layer reads."""
         return self._places[self._layers[layer]]
 
     def arrays(self, layer: int) -> list[Tensor]:
-        """Of each field, [copies, blocks, ...]."""
+        """For each field, [copies, blocks, ...]."""
         return self._arrays[self._layers[layer]]
 
     def of_group(self, group: int) -> list[tuple[Bank, list[Tensor]]]:
         return [(bank, own) for bank, own in zip(self.banks, self._banked, strict=True) if bank.group == group]
 
     def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """(source, target) blocks of a group, in all its layers; all are read before any is written."""
+        """Copies (source, target) blocks of a group in all its layers. All sources are read before any target is
+        written."""
         if pairs:
             sources, targets = torch.tensor(pairs, device=self.device).T
             for _, tensors in self.of_group(group):

@@ -1,5 +1,5 @@
-"""Linear layers by role. The role says how the sum is cut and where ranks meet, so that models do no such
-arithmetic.
+"""Linear layers by role. The role determines how the sum is segmented and where ranks synchronise, so that models need
+not.
 
     role      parts         ranks share   after it
     QKV       q, k, v       heads         -
@@ -9,9 +9,9 @@ arithmetic.
     Head      head          rows          all_gather
     Plain     weight        nothing       -
 
-A role with several parts keeps them apart, each in its own matmul: so they stay views of the mapped file, and
-each result lies densely in memory. A row's adapter adds b (a x) to the whole product: of a sum that ranks share, they
-join the products and the a x, each by itself, before b; the bias comes last.
+A role with several parts keeps them separate, with one matmul each: the weights stay views of the mapped file, and each
+result is contiguous. A row's adapter adds b (a x) to the whole product: for a sum that ranks share, the products and
+the a x are reduced separately, before b; the bias is added last.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from kvasir.parallel import SOLO, Mesh, cut
 if TYPE_CHECKING:
     from kvasir.layers.batch import Batch
 
-_GROUP = 32  # elements of a 16-bit row that products may read at once
+_GROUP = 32  # elements of a 16-bit row that a product may read at once
 
 
 def _segment(weight_NK: Tensor, segments: int) -> Tensor:
-    """[N, K] -> [S, N, k]; a 16-bit type gets zeros after each segment up to a multiple of 32, for products
-    of other depths may read into the next row. A view where nothing has to move."""
+    """[N, K] -> [S, N, k]. A 16-bit type is zero-padded after each segment to a multiple of 32, because products of
+    other depths may read into the next row. A view if nothing has to move."""
     weight = weight_NK.unflatten(1, (segments, -1)).transpose(0, 1)
     missing = -weight.shape[-1] % _GROUP if weight.dtype != torch.float32 else 0
     return (F.pad(weight, (0, missing)) if missing else weight).contiguous()
 
 
 class Linear(Module):
-    """Named matrices over the same input. x: float32 [T, inputs], T a multiple of 32; results float32 [T,
+    """Named matrices applied to the same input. x: float32 [T, inputs], T a multiple of 32; results float32 [T,
     outputs].
 
-    With one part, "weight" and "bias" are its tensors; with more, "q.weight", "q.bias", ...
+    With one part, its tensors are "weight" and "bias"; with more, "q.weight", "q.bias", ...
     """
 
     segments = 1
-    reduces = False  # whether ranks may hold parts of the sum
+    reduces = False  # whether ranks may split the sum
     mesh: Mesh = SOLO
-    sum_parts = 1  # in how many parts ranks hold the sum
+    sum_parts = 1  # the number of parts that ranks split the sum into
 
     def __init__(self, inputs: int, parts: Mapping[str, int], bias: bool = False):
         self.inputs = inputs
@@ -63,15 +63,15 @@ class Linear(Module):
         self.bias = bias
         self.weights: dict[str, Tensor] = {}  # [S, N, k]
         self.biases: dict[str, Tensor] = {}
-        self.rows = {part: (0, size) for part, size in parts.items()}  # that are here
-        self.adapters: dict[str, dict[int, LowRank]] = {}  # of each part, by id
+        self.rows = {part: (0, size) for part, size in parts.items()}  # held by this rank
+        self.adapters: dict[str, dict[int, LowRank]] = {}  # by part, then by adapter id
 
     def apply(self, part: str, x_TK: Tensor, batch: Batch | None) -> Tensor:
         out_TN = self.product(part, x_TK, batch)
         return out_TN + self.biases[part] if part in self.biases else out_TN
 
     def product(self, part: str, x_TK: Tensor, batch: Batch | None) -> Tensor:
-        """Without bias."""
+        """The product without bias, with adapters."""
         out_TN = linear(x_TK, self.weights[part])
         if self.sum_parts > 1:
             out_TN = all_reduce(out_TN, self.mesh, self.sum_parts)
@@ -81,16 +81,16 @@ class Linear(Module):
         return add_low_rank(out_TN, x_TK, batch.adapters_T, pairs, self._whole_inner)
 
     def _whole_inner(self, inner_TR: Tensor) -> Tensor:
-        """An adapter's a x, of which this rank may have a part."""
+        """An adapter's a x, reduced over the ranks if they split the sum."""
         return all_reduce(inner_TR, self.mesh, self.sum_parts) if self.sum_parts > 1 else inner_TR
 
     def hold_units(self, part: str, units: int, first: int, count: int) -> None:
-        """Of the `units` runs of rows that a part has, keeps `count` from `first` on."""
+        """Divides a part's rows into `units` equal runs, and keeps `count` of them from `first` on."""
         unit = self.outputs[part] // units
         self.rows[part] = first * unit, (first + count) * unit
 
     def shard(self, name: str) -> Shard:
-        """What is here of the matrix of this name."""
+        """This rank's part of the named matrix."""
         part = name.rpartition(".")[0] or next(iter(self.outputs))
         columns = cut(self.inputs, self.sum_parts).range(self.mesh.part(self.sum_parts))
         return Shard(self.rows[part], columns, self.sum_parts)
@@ -105,7 +105,7 @@ class Linear(Module):
         return shapes
 
     def hold(self, name: str, matrix: Any) -> None:
-        """Takes a weight in a format of its own (kvasir.ops.linear.packed) in the place of a tensor."""
+        """Takes a weight as a packed matrix (kvasir.ops.linear.packed) instead of a tensor."""
         self.weights[name.rpartition(".")[0] or next(iter(self.outputs))] = matrix
 
     def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -140,7 +140,7 @@ class GateUp(Linear):
 
 
 class Plain(Linear):
-    """One matrix."""
+    """A single matrix."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False):
         super().__init__(inputs, {"weight": outputs}, bias)
@@ -150,8 +150,8 @@ class Plain(Linear):
 
 
 class Reducing(Plain):
-    """One matrix whose sum is cut into segments; ranks hold segments, and add their parts. The bias comes
-    last."""
+    """A single matrix whose sum is computed in segments. Ranks hold segments and add their partial sums. The bias is
+    added last."""
 
     reduces = True
 
@@ -160,20 +160,20 @@ class Reducing(Plain):
         self.segments = num_segments(inputs, "F32")
 
     def hold_part(self, mesh: Mesh, parts: int) -> None:
-        """Keeps this rank's segments; `parts` divides their number."""
+        """Keeps this rank's segments; `parts` must divide their number."""
         self.mesh, self.sum_parts = mesh, parts
 
 
 class Out(Reducing):
-    """The projection after attention."""
+    """The output projection of attention."""
 
 
 class Down(Reducing):
-    """The projection that ends an MLP."""
+    """The last projection of an MLP."""
 
 
 class Head(Plain):
-    """Hidden rows to logits over the vocabulary. `tied`: the table that lends its weight, if one does."""
+    """Hidden rows to logits over the vocabulary. tied: the embedding whose weight the head shares, or None."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False, tied: Embedding | None = None):
         super().__init__(inputs, outputs, bias)
@@ -181,7 +181,7 @@ class Head(Plain):
         self.vocabulary = cut(outputs, 1)
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
-        """As the table of the tokens, which may lend its weight."""
+        """Splits the vocabulary as `Vocabulary` does, because the weight may be tied."""
         super().split(mesh, segments)
         self.mesh, self.vocabulary = mesh, vocabulary_cut(self.outputs["weight"], mesh)
         self.rows["weight"] = self.vocabulary.range(mesh.part(self.vocabulary.parts))

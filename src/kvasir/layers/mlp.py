@@ -1,4 +1,4 @@
-"""The two shapes of a transformer's MLP."""
+"""The two kinds of MLP: gated and plain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GatedMLP(Module):
         self.down.hold_part(mesh, parts)
 
     def leave_out(self) -> None:
-        """All of it is elsewhere."""
+        """Keeps nothing: other ranks hold this MLP."""
         for linear in (self.gate_up, self.down):
             for name in linear.outputs:
                 linear.hold_units(name, 1, 0, 0)

@@ -1,7 +1,7 @@
-"""The tree of a model's parts, and the tensors that its leaves wait for.
+"""The module tree of a model, and the tensors that its leaves expect.
 
-A leaf (Linear, Norm, Embedding) declares its tensors in `expects` and takes them by `put`; the loader walks
-the tree and asks the checkpoint for each. Nothing is allocated before its tensor comes.
+A leaf (Linear, Norm, Embedding) declares its tensors in `expects` and receives them in `put`; the loader walks the tree
+and reads each from the checkpoint. Nothing is allocated before its tensor is read.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from torch import Tensor
 
 from kvasir.parallel import Mesh
 
-# of a linear whose sum ranks may share: in how many segments its format cuts the sum
+# for a linear layer whose sum ranks may split: the number of segments of the sum in its weight format
 Segments = Callable[[Any], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Where a tensor lies in a checkpoint, if it is not simply there: `rows` of the tensor `name`, after
-    transposing it where the checkpoint holds [in, out]. `name` is without ".weight" or ".bias", as in every
-    name table."""
+    """A part of a tensor in a checkpoint: `rows` of the tensor `name`, after transposing it if the checkpoint holds
+    [in, out]. name: without ".weight" or ".bias", as in every name table."""
 
     name: str
     rows: tuple[int, int] | None = None
     transposed: bool = False
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of what is taken from a tensor of shape `stored`; ValueError where it cannot be."""
+        """The resulting shape for a tensor of shape `stored`. Raises ValueError if the tensor is too small."""
         shape = stored[::-1] if self.transposed else stored
         if self.rows is None:
             return shape
@@ -44,14 +43,14 @@ class Take:
         return self.of_rows(tensor)
 
     def of_rows(self, rows: Any) -> Any:
-        """Of what is stored with one row for each output, in whatever format."""
+        """The part of an array with one row per output, in any format."""
         return rows if self.rows is None else rows[self.rows[0] : self.rows[1]]
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What a rank holds of a matrix [N, K]: rows and columns, (first, last) of each. parts: in how many the columns are
-    cut, so that products are the part of a sum."""
+    """A rank's part of a matrix [N, K]: ranges (first, last) of rows and columns. parts: how many ranges the columns
+    are split into; with more than one, products are partial sums."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -62,12 +61,12 @@ class Shard:
         return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
 
     def of(self, matrix_NK: Tensor) -> Tensor:
-        """A view."""
+        """The part of the matrix, as a view."""
         return matrix_NK[slice(*self.rows), slice(*self.columns)]
 
 
 class Module:
-    """A part of a model. Attributes that are modules, or lists of them, are its children."""
+    """A part of a model. Attributes that are modules, or lists of modules, are its children."""
 
     def children(self) -> Iterator[tuple[str, Module]]:
         for name, value in vars(self).items():
@@ -79,8 +78,8 @@ class Module:
                         yield f"{name}.{i}", item
 
     def walk(self) -> Iterator[tuple[str, Module]]:
-        """Every module of the tree with its path ("layers.0.attn.qkv"), this one as "". One that is held in
-        two places (a tied table) comes once, by the first."""
+        """Every module of the tree with its path ("layers.0.attn.qkv"), this one as "". A module that occurs twice (a
+        tied table) is yielded once, under its first path."""
         seen: set[int] = set()
         waiting: list[tuple[str, Module]] = [("", self)]
         for path, module in waiting:
@@ -90,19 +89,18 @@ class Module:
                 waiting += ((f"{path}.{name}" if path else name, child) for name, child in module.children())
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
-        """Before any tensor comes: leaves to this rank its part, which depends on nothing but the sizes. What has no
-        part stays whole on every rank."""
+        """Reduces this rank's modules to their parts; call it before any `put`. The split depends only on the mesh, the
+        sizes and the segments; modules that cannot be split stay whole on every rank."""
         for child in dict(self.children()).values():
             child.split(mesh, segments)
 
     def expects(self) -> dict[str, tuple[int, ...]]:
-        """The tensors that this module itself waits for: name ("weight", "q.bias") -> shape in the
-        checkpoint."""
+        """The tensors of this module itself: name ("weight", "q.bias") -> shape in the checkpoint."""
         return {}
 
     def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Takes the tensor, of the expected shape, and returns what it keeps (which may share its memory).
+        """Takes a tensor of the expected shape and returns the stored tensor, which may share its memory.
 
-        dtype is for weights of matrices; norms and biases are kept in float32.
+        dtype: of weight matrices; norms and biases are stored as float32.
         """
         raise NotImplementedError(f"{type(self).__name__} takes no tensors")

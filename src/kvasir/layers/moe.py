@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of an MLP."""
+"""A mixture of experts, which replaces an MLP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvasir.parallel import ExpertShare, Mesh, cut
 
 
 class Router(Plain):
-    """One logit per expert, from weights kept in float32: a rounded one could choose other experts."""
+    """One logit per expert. Its weights stay float32: rounding could change the selected experts."""
 
     keeps_float32 = True
 
@@ -26,10 +26,11 @@ class Router(Plain):
 
 
 class MoE(Module):
-    """x: float32 [T, D] -> [T, D]: the weighted outputs of each row's top_k experts, which are gated MLPs.
+    """x: float32 [T, D] -> [T, D]: the weighted sum of the outputs of each row's top_k experts, which are gated MLPs.
 
-    normalise: the weights of a row's experts add up to one. act: a name of `ACTIVATIONS`. The experts hold
-    the weights and are never called one by one. share: how ranks share them, None where all are here.
+    normalise: whether a row's expert weights are scaled to sum to 1. act: a name of `ACTIVATIONS`. The expert modules
+    only hold weights; they are not called individually. share: how ranks split the experts, None if this rank has all
+    of them.
     """
 
     share: ExpertShare | None = None
@@ -58,7 +59,7 @@ class MoE(Module):
         )
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
-        """Experts by id where there are enough for all ranks, else each one as an MLP is split."""
+        """Splits by expert id if there are at least as many experts as ranks, else each expert as an MLP."""
         if self.goes_by_id(mesh):
             self._hold_experts(mesh)
             return
@@ -80,7 +81,8 @@ class MoE(Module):
 
 
 class SharedMoE(MoE):
-    """With one more expert of its own width that every row goes to, weighted by a gate of its own."""
+    """A mixture with an additional shared expert, of its own width, that processes every row and is weighted by its own
+    gate."""
 
     def __init__(self, width: int, inner: int, num_experts: int, top_k: int, shared_inner: int, **options: Any):
         super().__init__(width, inner, num_experts, top_k, **options)

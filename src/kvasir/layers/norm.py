@@ -1,4 +1,4 @@
-"""Norms with their weights, over the last dimension."""
+"""Normalisation layers over the last dimension."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class RMSNorm(Module):
 
 
 class OffsetRMSNorm(RMSNorm):
-    """An RMSNorm whose checkpoint holds weight - 1; the one is added in float32."""
+    """An RMSNorm whose checkpoint stores weight - 1; the 1 is added in float32."""
 
     def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
         return super().put(name, tensor.to(torch.float32) + 1.0, dtype, device)
 
 
 class LayerNorm(RMSNorm):
-    """x: float32 [..., width]; with a bias."""
+    """x: float32 [..., width]; has a bias."""
 
     bias: Tensor
 

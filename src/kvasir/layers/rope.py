@@ -1,7 +1,7 @@
-"""The angles of the rotary embedding: computed on the host in float64 by functions of our own (`elementary`), one row
-per position, kept as float32.
+"""The angles of the rotary embedding: computed on the host in float64 with reproducible functions (`elementary`), one
+row per position, stored as float32.
 
-Frequencies: theta^(-2i/d) (arXiv:2104.09864), changed as `RopeScaling` says. YaRN: arXiv:2309.00071; longrope:
+Frequencies: theta^(-2i/d) (arXiv:2104.09864), modified by `RopeScaling`. YaRN: arXiv:2309.00071; longrope:
 arXiv:2402.13753; llama3: the Llama 3.1 model card and its reference code; linear: arXiv:2306.15595.
 """
 
@@ -20,25 +20,25 @@ from kvasir.ops.rope import rope
 from kvasir.plan import Work
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
-PIECE = 256  # positions whose angles are computed at a time: about two milliseconds
+PIECE = 256  # positions per computation of angles: about two milliseconds
 _FIRST_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How the frequencies of the rotary embedding are changed. A kind leaves what it has no use for as it is.
+    """How the frequencies of the rotary embedding are scaled. A kind ignores the fields that it does not use.
 
     kind:
       default   unchanged
       linear    every frequency divided by `factor`
-      dynamic   NTK: unchanged up to the trained length, which is where we end the context
-      llama3    divided by `factor` where the wavelength is beyond original_max_position / low_freq_factor,
-                unchanged where it is below original_max_position / high_freq_factor, a ramp between
-      yarn      divided by `factor` or not, by a ramp between the dimensions that beta_fast and beta_slow name
-                (its borders rounded outwards when `truncate`); cos and sin multiplied by `attention_factor`
-      longrope  frequency i divided by factors[i], the short ones; cos and sin multiplied by `attention_factor`.
-                A sequence beyond original_max_position would have all its angles, also those before, divided
-                by other factors: so that is where we end the context
+      dynamic   NTK: unchanged up to the trained length, where we end the context
+      llama3    divided by `factor` where the wavelength is above original_max_position / low_freq_factor,
+                unchanged where it is below original_max_position / high_freq_factor, interpolated in between
+      yarn      divided by `factor` or unchanged, with a ramp between the dimensions given by beta_fast and
+                beta_slow (rounded outwards if `truncate`); cos and sin multiplied by `attention_factor`
+      longrope  frequency i divided by factors[i], the short factors; cos and sin multiplied by `attention_factor`.
+                A sequence beyond original_max_position would need the long factors for all its positions, earlier
+                ones included, so we end the context there
       factors   frequency i divided by factors[i] (GGUF `rope_freqs.weight`)
     """
 
@@ -54,7 +54,8 @@ class RopeScaling:
     factors: tuple[float, ...] = ()
 
     def context_length(self, max_position: int) -> int:
-        """Tokens the model can see, given `max_position_embeddings` (llama3 counts its factor in already)."""
+        """Context length of the model in tokens, given `max_position_embeddings` (for llama3 it already includes the
+        factor)."""
         if self.kind == "linear":
             return int(max_position * self.factor)
         if self.kind == "yarn":
@@ -79,8 +80,8 @@ def frequencies(dim: int, theta: float, scaling: RopeScaling) -> np.ndarray:
 
 
 def _llama3(plain: np.ndarray, s: RopeScaling) -> np.ndarray:
-    """A share of 1 keeps a frequency, 0 divides it: 1 for short waves, 0 for long ones, linear in 1 / length
-    between."""
+    """Blends the two: a share of 1 keeps a frequency, 0 divides it. 1 for short wavelengths, 0 for long ones, linear in
+    1 / wavelength in between."""
     waves_in_original = s.original_max_position * plain / (2 * math.pi)
     share = (waves_in_original - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
     share = np.clip(share, 0.0, 1.0)
@@ -89,7 +90,7 @@ def _llama3(plain: np.ndarray, s: RopeScaling) -> np.ndarray:
 
 def _yarn(plain: np.ndarray, dim: int, theta: float, s: RopeScaling) -> np.ndarray:
     def dimension_that_turns(times: float) -> float:
-        """The (fractional) dimension whose angle goes round so often within the original length."""
+        """The (fractional) dimension whose angle makes `times` rotations within the original length."""
         return dim * log(s.original_max_position / (times * 2 * math.pi)) / (2 * max(log(theta), 1e-9))
 
     low, high = dimension_that_turns(s.beta_fast), dimension_that_turns(s.beta_slow)
@@ -101,9 +102,9 @@ def _yarn(plain: np.ndarray, dim: int, theta: float, s: RopeScaling) -> np.ndarr
 
 
 class Rope:
-    """One rotary embedding, shared by the layers that use it. A row of angles depends on its position alone.
+    """A rotary embedding, shared by the layers that use it. A row of angles depends only on its position.
 
-    dim: dimensions of a head that turn.
+    dim: number of rotated dimensions of a head.
     """
 
     def __init__(self, dim: int, theta: float, scaling: RopeScaling | None = None):
@@ -113,7 +114,7 @@ class Rope:
         self._angles: Angles | None = None
 
     def rows(self, positions_T: Tensor, works: Sequence[Work]) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [T, dim / 2], of int64 positions within the works, or 0."""
+        """cos and sin, float32 [T, dim / 2]. positions: int64, each within one of the works, or 0."""
         end = max(work.end for work in works)
         if self._angles is None or end > self._angles.length or self._angles.device != positions_T.device:
             self.reserve(max(_FIRST_ROWS, 1 << (end - 1).bit_length()), positions_T.device)
@@ -123,12 +124,12 @@ class Rope:
         return self._angles.cos[positions_T], self._angles.sin[positions_T]
 
     def reserve(self, length: int, device: torch.device) -> None:
-        """Takes the memory for all positions below `length`, so that no step has to take more."""
+        """Allocates the tables for all positions below `length`, so that steps need not allocate."""
         self._angles = Angles(self, length, device)
 
     @property
     def half(self) -> int:
-        """Pairs of dimensions that turn."""
+        """The number of rotated pairs of dimensions."""
         return len(self.frequencies)
 
     def table(self, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
@@ -142,10 +143,10 @@ class Rope:
 
 
 class Angles:
-    """cos and sin of a rotary embedding: float32 [length, dim / 2] each, on one device, at one address.
+    """cos and sin of a rotary embedding: float32 [length, dim / 2] each, on one device, at a fixed address.
 
-    The memory is taken at once. Rows are computed in pieces, when a step first needs one, so that neither the start of
-    a model with a long context nor any step waits for all of them.
+    Memory is allocated at once. Rows are computed in runs of PIECE positions when a step first needs them, so that
+    neither loading a model with a long context nor any single step computes the whole table.
     """
 
     def __init__(self, rope: Rope, length: int, device: torch.device | str = "cpu"):
@@ -154,16 +155,16 @@ class Angles:
         self.cos = torch.empty(length, rope.half, device=self.device)
         self.sin = torch.empty(length, rope.half, device=self.device)
         self._there = np.zeros(-(-length // PIECE), bool)
-        self.until = 0  # rows below it are there
-        self.fill(0, 1)  # rows that only fill up a step are at position 0
+        self.until = 0  # rows below it are computed
+        self.fill(0, 1)  # padding rows of a step are at position 0
 
     @staticmethod
     def num_bytes(rope: Rope, length: int) -> int:
-        """Of the tables for so many positions."""
+        """Bytes of the tables for `length` positions."""
         return 2 * 4 * rope.half * length
 
     def fill(self, start: int, end: int) -> None:
-        """Makes sure that the rows [start, end) are there; end is at most `length`."""
+        """Computes the rows [start, end) that are missing; end is at most `length`."""
         if end <= self.until:
             return
         for piece in range(start // PIECE, -(-end // PIECE)):

@@ -1,4 +1,5 @@
-"""What steps read of a runner's rows, at addresses that stay: from joining to leaving, a sequence has one row."""
+"""The per-row arrays of a runner that steps read, at fixed addresses. A sequence keeps its row from joining to
+leaving."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class RowArrays:
-    """ids: int32 [rows, ids]. tables: per cache group the block ids, int32 [rows, blocks]; those wholly before a window
-    may be stale. adapters: int64 [rows], 0 for none."""
+    """ids: int32 [rows, ids]. tables: per cache group the block ids, int32 [rows, blocks]; entries entirely before a
+    window may be stale. adapters: int64 [rows], 0 for none."""
 
     ids: np.ndarray
     tables: tuple[np.ndarray, ...]
@@ -18,6 +19,6 @@ class RowArrays:
 
     @classmethod
     def empty(cls, rows: int, ids: int, groups: int, blocks: int) -> RowArrays:
-        """Zeros. Memory is taken where something is written."""
+        """Zero-filled arrays. The system allocates memory on first write."""
         tables = tuple(np.zeros((rows, blocks), np.int32) for _ in range(groups))
         return cls(np.zeros((rows, ids), np.int32), tables, np.zeros(rows, np.int64))

@@ -1,4 +1,4 @@
-"""Values that are kept within a bound."""
+"""A layer that limits values smoothly to a bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvasir.ops.activation import softcap
 
 
 class SoftCap(Module):
-    """x: float32 of any shape, bent to stay below `cap`; 0 leaves it as it is."""
+    """x: float32 of any shape, limited smoothly to below `cap` in magnitude; a cap of 0 leaves x unchanged."""
 
     def __init__(self, cap: float):
         self.cap = cap

@@ -1,6 +1,6 @@
-"""BERT as a maker of embeddings (arXiv:1810.04805, pooled as in arXiv:1908.10084): all tokens see each other.
+"""BERT as an embedding model (arXiv:1810.04805, pooled as in arXiv:1908.10084), with bidirectional attention.
 
-Its blocks normalise after each sum, not before each layer. One text is one sequence of token type 0.
+Its blocks are post-norm: they normalise after each residual sum. A text is a single sequence of token type 0.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from kvasir.types import Task
 
 @dataclass(frozen=True, slots=True)
 class BertConfig:
+    """The sizes and settings of a BERT encoder. pooling: how a text's hidden rows become its embedding."""
+
     vocab_size: int
     width: int
     inner: int
@@ -43,11 +45,13 @@ class BertConfig:
 
     @property
     def context_length(self) -> int:
-        """Tokens of a text at most: the learned positions, or fewer where the folder's makers say so."""
+        """Maximum tokens of a text: the number of learned positions, or `pooling.max_length` where it is set and
+        smaller."""
         return min(self.max_position, self.pooling.max_length or self.max_position)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> BertConfig:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
         width = f.integer("hidden_size", 1, MAX_WIDTH, 768)
         heads = f.integer("num_attention_heads", 1, MAX_HEADS, 12)
@@ -58,7 +62,7 @@ class BertConfig:
         f.expect("add_cross_attention", False)
         for name in config:
             if name == "tie_word_embeddings" or name.startswith("pooler_"):
-                f.get(name)  # of heads that we do not have
+                f.get(name)  # used by heads that are not implemented
         found = cls(
             vocab_size=f.integer("vocab_size", 1, MAX_VOCAB, 30522),
             width=width,
@@ -77,10 +81,12 @@ class BertConfig:
 
 
 class Bert(Module):
+    """A bidirectional encoder; it has embeddings, but no logits."""
+
     Config = BertConfig
     tasks: ClassVar[tuple[Task, ...]] = (Task.EMBED,)
     prefix: ClassVar[str] = "bert."
-    # Positions that old checkpoints store; the heads for masked words and next sentences.
+    # Position ids stored by old checkpoints; the pooler; the masked-LM and next-sentence heads.
     ignored: ClassVar[tuple[str, ...]] = (
         r"(bert\.)?embeddings\.position_ids",
         r"(bert\.)?pooler\.dense\.(weight|bias)",
@@ -104,6 +110,7 @@ class Bert(Module):
         )
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
+        """Float32 [T, D]: the hidden rows after the last block."""
         x_TD = self.embed(tokens_T) + self.token_types.row(0) + self.positions(batch.positions_T)
         x_TD = self.norm(x_TD)
         for i, layer in enumerate(self.layers):
@@ -113,13 +120,15 @@ class Bert(Module):
         return x_TD
 
     def pool(self, hidden_nD: Tensor) -> Tensor:
-        """One text's hidden rows to its embedding, float32 [D]."""
+        """One text's hidden rows, float32 [n, D], to its embedding, float32 [D]."""
         return self.config.pooling(hidden_nD)
 
     def cache_spec(self) -> tuple[Kind, ...]:
+        """The kind of KV cache of each layer."""
         return tuple(layer.attn.cache() for layer in self.layers)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        """The name table: where each module's tensors are in a checkpoint, as in `Decoder.names`."""
         layer = "bert.encoder.layer.*."
         return {
             "embed": "bert.embeddings.word_embeddings",

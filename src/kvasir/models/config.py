@@ -1,8 +1,8 @@
-"""Reading `config.json` and `generation_config.json`: bounded JSON, typed fields, nothing important ignored.
+"""Reads `config.json` and `generation_config.json`: bounded JSON, typed fields, no relevant field ignored.
 
-A model's config class reads its fields through `Fields`, each with a range, and calls `finish()` at the end.
-What no one read by then is refused when its name speaks of the arithmetic (`attn_logit_softcapping` on a
-llama, a window, a multiplier), and ignored when it is about training, bookkeeping or generation:
+A model's config class reads its fields through `Fields`, each with a range, and calls `finish()` at the end. An unread
+field raises an error if its name suggests that it affects the arithmetic (`attn_logit_softcapping` on a llama, a
+window, a multiplier); it is ignored if it is about training, bookkeeping or generation:
 
     f = Fields(config)
     hidden = f.integer("hidden_size", 1, MAX_WIDTH)
@@ -28,7 +28,7 @@ from kvasir.errors import ModelFileError, UnsupportedModel
 MAX_JSON_BYTES = 4 << 20
 MAX_JSON_DEPTH = 32
 
-# What a config may ask for: beyond any published model, and no typing error can exhaust the memory.
+# Upper limits of a config's values: above any published model, and low enough that a typo cannot exhaust memory.
 MAX_WIDTH = 1 << 18
 MAX_LAYERS = 1024
 MAX_HEADS = 1024
@@ -46,7 +46,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Fields that say nothing of the forward pass.
+# Fields that do not affect the forward pass.
 HARMLESS = frozenset(
     _words("""
     architectures model_type auto_map torch_dtype dtype tokenizer_class torchscript attn_implementation
@@ -56,7 +56,7 @@ HARMLESS = frozenset(
     task_specific_params output_attentions output_hidden_states return_dict is_encoder_decoder is_decoder
     """)
 )
-# A field is taken to be about the arithmetic when a word of its name begins with one of these.
+# A field is assumed to affect the arithmetic if a word of its name begins with one of these.
 _MEANING = _words("""
     attention attn qk kv query key value head sink causal window sliding rope rotary alibi position embed embd
     tie vocab hidden intermediate layer norm rms eps bias act activation mlp ffn dense gate residual parallel
@@ -67,9 +67,9 @@ _MEANING = _words("""
 
 @dataclass(slots=True)
 class Fields:
-    """A config's fields, read one by one with their ranges; `null` counts as absent, as in transformers.
+    """A config's fields, read one by one with range checks. `null` counts as absent, as in transformers.
 
-    Errors raised by the getters: ModelFileError naming the field, what it is and what was expected.
+    The getters raise ModelFileError with the field's name, its value and the expected range.
     """
 
     values: Mapping[str, Any]
@@ -77,37 +77,41 @@ class Fields:
     read: set[str] = field(default_factory=set)
 
     def get(self, name: str) -> Any:
-        """The raw value (None when absent), marked as read."""
+        """The raw value (None if absent). Marks the field as read."""
         self.read.add(name)
         return self.values.get(name)
 
     def integer(self, name: str, low: int, high: int, default: int = _REQUIRED) -> int:
+        """An integer in [low, high]; `default` if the field is absent."""
         return self._checked(name, default, lambda v: type(v) is int and low <= v <= high,
                              f"an integer in [{low}, {high}]")  # fmt: skip
 
     def number(self, name: str, low: float, high: float, default: float = _REQUIRED) -> float:
+        """A number in [low, high], as a float; `default` if the field is absent."""
         value = self._checked(name, default, lambda v: is_number(v) and low <= v <= high,
                               f"a number in [{low:g}, {high:g}]")  # fmt: skip
         return float(value)
 
     def flag(self, name: str, default: bool = _REQUIRED) -> bool:
+        """A boolean; `default` if the field is absent."""
         return self._checked(name, default, lambda v: isinstance(v, bool), "true or false")
 
     def choice(self, name: str, options: Sequence[str], default: str = _REQUIRED) -> str:
-        """One of `options`; another string is a feature we lack: UnsupportedModel."""
+        """One of `options`. Raises UnsupportedModel for any other string."""
         value = self._checked(name, default, lambda v: isinstance(v, str), "a string")
         if value not in options:
             raise UnsupportedModel(f"{self.where}: {name} is {value!r}", f"supported: {', '.join(options)}")
         return value
 
     def expect(self, name: str, value: Any) -> None:
-        """The field must be absent or equal to the one value that this model's code computes with."""
+        """Raises UnsupportedModel unless the field is absent or equals `value`, the only value that this model's code
+        supports."""
         given = self.get(name)
         if given is not None and given != value:
             raise UnsupportedModel(f"{self.where}: {name} is {given!r}", f"this model's code has only {value!r}")
 
     def finish(self) -> None:
-        """Raises UnsupportedModel for a quantized checkpoint or an unread field of the arithmetic."""
+        """Raises UnsupportedModel for a quantized checkpoint or an unread field that affects the arithmetic."""
         for name in ("quantization_config", "compression_config"):
             if self.values.get(name) is not None:
                 self._refuse_quantization(name)
@@ -138,11 +142,12 @@ class Fields:
 
 
 def is_number(value: Any) -> bool:
+    """Whether the value is a finite int or float within the range of a float64; a bool is not a number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _neutral(value: Any) -> bool:
-    """Whether the value switches nothing on: null, false, 0, or an empty list, object or string."""
+    """Whether the value enables nothing: null, false, 0, or an empty list, object or string."""
     return value is None or value is False or value in (0, "", [], {})
 
 
@@ -153,7 +158,7 @@ def _has_meaning(name: str) -> bool:
 
 
 def _short(value: Any) -> str:
-    """For messages; never works through a long value."""
+    """The value's repr for messages, at most 80 characters; a long value is never formatted in full."""
     text = _REPR.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -162,7 +167,7 @@ def _short(value: Any) -> str:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES, max_depth: int = MAX_JSON_DEPTH) -> Any:
-    """Parses a JSON file within bounds. Raises ModelFileError: absent, too large, too deep, or no JSON."""
+    """Parses a JSON file within bounds. Raises ModelFileError if it is absent, too large, too deep, or not JSON."""
     if not path.is_file():
         raise ModelFileError(f"{path} is not a file", "expected the folder of a Hugging Face model")
     with path.open("rb") as file:
@@ -171,7 +176,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES, max_depth: int = MAX_
         raise ModelFileError(f"{path} is larger than {max_bytes} bytes", "expected a small JSON file")
     try:
         value = json.loads(data)
-    except (ValueError, RecursionError) as error:  # ValueError: syntax, encoding, numbers of too many digits
+    except (ValueError, RecursionError) as error:  # ValueError: syntax, encoding, numbers with too many digits
         raise ModelFileError(f"{path} is not valid JSON: {error}") from error
     if _deeper_than(value, max_depth):
         raise ModelFileError(f"{path} nests deeper than {max_depth} levels")
@@ -179,7 +184,8 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES, max_depth: int = MAX_
 
 
 def _deeper_than(value: Any, levels: int) -> bool:
-    """Level by level, so that a hostile depth costs no recursion."""
+    """Whether the value nests deeper than `levels`. Goes level by level, so that hostile input causes no deep
+    recursion."""
     layer = [value]
     for _ in range(levels):
         layer = [inner for outer in layer if isinstance(outer, dict | list) for inner in _children(outer)]
@@ -191,6 +197,7 @@ def _children(value: dict | list) -> Iterable[Any]:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
+    """As `read_json`, for a file that must hold an object. Raises ModelFileError otherwise."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise ModelFileError(f"{path} holds {type(value).__name__}, not an object")
@@ -198,7 +205,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_hf_config(path: str | Path) -> dict[str, Any]:
-    """The `config.json` of a model folder (or that file itself): an object of bounded size and depth."""
+    """The `config.json` in a model folder (or the file at `path`): an object of bounded size and depth."""
     path = Path(path)
     return read_json_object(path / "config.json" if path.is_dir() else path)
 
@@ -208,7 +215,7 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What a model's makers say of generating with it. `sampling` uses the names of `SamplingParams`."""
+    """The generation settings that a model's authors recommend. `sampling` uses the names of `SamplingParams`."""
 
     eos_ids: tuple[int, ...] = ()
     sampling: dict[str, float] = field(default_factory=dict)
@@ -223,10 +230,10 @@ _SAMPLING_RANGES = {
 
 
 def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = None) -> GenerationDefaults:
-    """Reads `generation_config.json` of a folder, if it has one. `config`: the model's own, for its eos ids.
+    """Reads the `generation_config.json` of a folder, if present. config: the model's own, for its EOS ids.
 
-    As in transformers, its `eos_token_id` replaces the one of config.json, and an explicit `do_sample: false`
-    makes its sampling values void. Raises ModelFileError for values out of range.
+    As in transformers, its `eos_token_id` overrides the one in config.json, and an explicit `do_sample: false` discards
+    its sampling values. Raises ModelFileError for values out of range.
     """
     path = Path(path) / "generation_config.json"
     values = read_json_object(path) if path.exists() else {}
@@ -242,7 +249,7 @@ def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = 
 
 
 def read_eos_ids(f: Fields) -> tuple[int, ...]:
-    """`eos_token_id` is one id or a list of them; doubles are dropped, the order is kept."""
+    """The ids in `eos_token_id`, which is one id or a list of ids. Drops duplicates and keeps the order."""
     value = f.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if len(ids) > MAX_EOS_IDS or any(type(i) is not int or not 0 <= i < MAX_VOCAB for i in ids):
@@ -255,9 +262,10 @@ def read_eos_ids(f: Fields) -> tuple[int, ...]:
 
 
 def read_layer_windows(f: Fields, num_layers: int) -> tuple[int, ...]:
-    """The sliding window of each layer in tokens, 0 for full attention, as the Qwen families spell it.
+    """The sliding window of each layer in tokens, 0 for full attention, from the fields of the Qwen families.
 
-    Without `layer_types` the layers from `max_window_layers` on slide, if `use_sliding_window` is set at all.
+    Without `layer_types`, the layers from `max_window_layers` on have a window. All windows are 0 unless
+    `use_sliding_window` is set.
     """
     use = f.flag("use_sliding_window", False)
     first = f.integer("max_window_layers", 0, MAX_LAYERS, 28)
@@ -269,7 +277,7 @@ def read_layer_windows(f: Fields, num_layers: int) -> tuple[int, ...]:
 
 
 def read_sliding_layers(f: Fields, num_layers: int) -> tuple[bool, ...] | None:
-    """Which layers have a window, by `layer_types`; None where the field is absent."""
+    """Which layers have a sliding window, from `layer_types`; None if the field is absent."""
     kinds = f.get("layer_types")
     if kinds is None:
         return None

@@ -1,6 +1,5 @@
-"""What decoder-only models of the llama kind have in common: the sizes in their configs, the checkpoint's names, and
-the way from hidden rows to logits or to an embedding. The blocks and the forward stand in the model's own file.
-"""
+"""The shared parts of Llama-like decoder-only models: the sizes in their configs, the checkpoint's names, and the step
+from hidden rows to logits or to an embedding. The blocks and the forward are in each model's own file."""
 
 from __future__ import annotations
 
@@ -38,8 +37,8 @@ from kvasir.types import Task
 class DecoderConfig:
     """The sizes and settings of a decoder.
 
-    windows: per layer, in tokens, 0 for full attention. head_norm: q and k are normalised per head. rotary_dim:
-    dimensions of a head that turn.
+    windows: per layer, in tokens, 0 for full attention. head_norm: whether q and k are normalised per head. rotary_dim:
+    the number of rotated dimensions of a head.
     """
 
     vocab_size: int
@@ -65,19 +64,19 @@ class DecoderConfig:
 
     @property
     def context_length(self) -> int:
-        """Tokens of a sequence at most."""
+        """Maximum tokens of a sequence."""
         return self.rope_scaling.context_length(self.max_position)
 
 
 def read_sizes(
     f: Fields, *, kv_heads: int = 0, head_dim: int = 0, act: str = "hidden_act", partial: bool = False
 ) -> dict[str, Any]:
-    """The fields that llama-like configs share, as keywords of `DecoderConfig`.
+    """The fields that Llama-like configs share, as keyword arguments of `DecoderConfig`.
 
-    kv_heads, head_dim: what the family takes where the field is absent, 0 for what follows from the others,
-    which is also what null means. act: the name of the activation's field. partial: whether a part of a head
-    may turn (`partial_rotary_factor`). Raises ModelFileError for a field out of range, UnsupportedModel for a
-    feature that is not there.
+    kv_heads, head_dim: the family's defaults for absent fields; 0, like null in the file, derives the value from the
+    other fields. act: the name of the activation's field. partial: whether only a part of a head may be rotated
+    (`partial_rotary_factor`). Raises ModelFileError for a field out of range, UnsupportedModel for a feature that is
+    not implemented.
     """
     width = f.integer("hidden_size", 1, MAX_WIDTH)
     heads = f.integer("num_attention_heads", 1, MAX_HEADS)
@@ -116,43 +115,45 @@ def read_sizes(
 
 
 class Decoder(Module):
-    """Tokens to hidden rows to logits. A subclass makes the blocks and writes the forward."""
+    """Tokens to hidden rows to logits. A subclass creates the blocks and implements the forward."""
 
     tasks: ClassVar[tuple[Task, ...]] = (Task.GENERATE, Task.EMBED)
-    # A checkpoint of the bare model leaves this out of its names.
+    # A checkpoint of the bare model omits this prefix in its names.
     prefix: ClassVar[str] = "model."
 
     def __init__(self, config: DecoderConfig):
         self.config = config
         self.rope = Rope(config.rotary_dim, config.rope_theta, config.rope_scaling)
         self.embed = Vocabulary(config.vocab_size, config.width)
-        self.layers: list[Block] = []  # for the subclass to fill
+        self.layers: list[Block] = []  # filled by the subclass
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Patterns of tensors that hold nothing that the config, or another tensor, does not say."""
+        """Patterns of tensors that duplicate the config or another tensor."""
         return (r".*\.rotary_emb\.inv_freq", *((r"lm_head\.weight",) if self.config.tied else ()))
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
+        """Float32 [T, D]: the hidden rows after the last norm. Implemented by subclasses."""
         raise NotImplementedError
 
     def cache_spec(self) -> tuple[Kind, ...]:
+        """The kind of KV cache of each layer."""
         windows = self.config.windows
         return tuple(layer.attn.cache(window) for layer, window in zip(self.layers, windows, strict=True))
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Float32 [R, vocabulary] of chosen hidden rows."""
+        """Float32 [R, vocabulary] logits of the selected hidden rows."""
         return self.head(hidden_RD)
 
     def pool(self, hidden_nD: Tensor) -> Tensor:
-        """One sequence's hidden rows to its embedding, float32 [D]."""
+        """One sequence's hidden rows, float32 [n, D], to its embedding, float32 [D]."""
         return self.config.pooling(hidden_nD)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
-        """Where each module's tensors lie in a checkpoint: path -> name without ".weight" or ".bias", "*" for
-        the number of a layer. Of several names the first that is there is taken."""
+        """Where each module's tensors are in a checkpoint: path -> name without ".weight" or ".bias", "*" for a layer's
+        number. Of several names, the first that exists is used."""
         layer = "model.layers.*."
         return {
             "embed": ("model.embed_tokens", "lm_head") if self.config.tied else "model.embed_tokens",

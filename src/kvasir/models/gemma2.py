@@ -1,6 +1,7 @@
-"""Gemma 2 (arXiv:2408.00118): four norms per block, soft caps on scores and logits, windows on every other layer.
+"""Gemma 2 (arXiv:2408.00118): four norms per block, soft caps on scores and logits, sliding windows on every other
+layer.
 
-The blocks and the forward serve Gemma 3 too.
+Gemma 3 uses these blocks and this forward too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Gemma2Config(DecoderConfig):
-    """attn_scale: what attention scores are multiplied by. attn_softcap, final_softcap: 0 for none."""
+    """attn_scale: factor of the attention scores. attn_softcap, final_softcap: 0 for none."""
 
     attn_scale: float = 1.0
     attn_softcap: float = 0.0
@@ -47,6 +48,7 @@ class Gemma2Config(DecoderConfig):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Gemma2Config:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields({**_DEFAULTS, **config})
         settings = read_gemma(f, default_pattern=2)
         settings["attn_softcap"] = f.number("attn_logit_softcapping", 1e-3, 1e6, 0.0)
@@ -55,10 +57,10 @@ class Gemma2Config(DecoderConfig):
 
 
 def read_gemma(f: Fields, default_pattern: int) -> dict[str, Any]:
-    """The fields that Gemma's configs share, as keywords of `Gemma2Config`. default_pattern: without
-    `layer_types`, every so many layers one sees everything, the last of them."""
+    """The fields that Gemma configs share, as keyword arguments of `Gemma2Config`. default_pattern: without
+    `layer_types`, every `default_pattern`th layer has full attention."""
     sizes = read_sizes(f, act="hidden_activation")
-    f.get("hidden_act")  # of the first Gemma; transformers does not read it either
+    f.get("hidden_act")  # a field of Gemma 1; transformers does not read it either
     f.expect("use_bidirectional_attention", False)
     layers = sizes["num_layers"]
     slides = read_sliding_layers(f, layers) or [(i + 1) % default_pattern != 0 for i in range(layers)]
@@ -75,7 +77,7 @@ def read_gemma(f: Fields, default_pattern: int) -> dict[str, Any]:
 
 
 class GemmaBlock(Block):
-    """A block whose parts are normalised before and after."""
+    """A block that normalises before and after attention and the MLP."""
 
     def __init__(self, attn: Attention, mlp: GatedMLP, width: int, eps: float):
         super().__init__(OffsetRMSNorm(width, eps), attn, OffsetRMSNorm(width, eps), mlp)
@@ -84,6 +86,8 @@ class GemmaBlock(Block):
 
 
 class Gemma2(Decoder):
+    """A decoder of `GemmaBlock`s with scaled embeddings and capped logits."""
+
     Config = Gemma2Config
     config: Gemma2Config
     layers: list[GemmaBlock]
@@ -116,7 +120,7 @@ class Gemma2(Decoder):
 
     @property
     def embed_scale(self) -> float:
-        """The square root of the width, rounded to the table's type, as it was in training."""
+        """The square root of the width, rounded to the embedding table's dtype, as in training."""
         kind = getattr(self.embed.weight, "dtype", torch.bfloat16)
         return float(torch.tensor(self.config.width**0.5, dtype=kind))
 
@@ -130,10 +134,11 @@ class Gemma2(Decoder):
         return self.norm(x_TD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Float32 [R, vocabulary] of chosen hidden rows."""
+        """Float32 [R, vocabulary] logits of the selected hidden rows, soft-capped."""
         return self.softcap(super().logits(hidden_RD))
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        """The name table of `Decoder.names`, with the two additional norms."""
         layer = "model.layers.*."
         return {
             **super().names(),

@@ -1,4 +1,5 @@
-"""Gemma 3 with eyes (`Gemma3ForConditionalGeneration`): the text part of it, which is all of it without images."""
+"""The text part of the multimodal Gemma 3 (`Gemma3ForConditionalGeneration`), which is the whole model without
+images."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from kvasir.models.gemma3_text import Gemma3Config, Gemma3Text
 
 
 class Gemma3WholeConfig(Gemma3Config):
-    """Of the text model; the parts for images are passed over."""
+    """The config of the text model; the image parts are ignored."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Gemma3Config:
+        """Reads `text_config` of a `config.json`. Raises ModelFileError if it is missing."""
         f = Fields(config)
         text, tied = f.get("text_config"), f.flag("tie_word_embeddings", True)
         if not isinstance(text, Mapping):
@@ -24,11 +26,13 @@ class Gemma3WholeConfig(Gemma3Config):
 
 
 class Gemma3(Gemma3Text):
+    """`Gemma3Text` under the tensor names of the multimodal checkpoint."""
+
     Config = Gemma3WholeConfig
     prefix: ClassVar[str] = "language_model."
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """What is there for images, and a copy of the tied table."""
+        """Patterns of the image tensors and of the duplicates that `Gemma3Text` ignores."""
         text = (f"(language_model\\.)?{pattern}" for pattern in super().ignored)
         return (*text, r"(vision_tower|multi_modal_projector)\..*")

@@ -1,5 +1,5 @@
-"""Gemma 3, text (arXiv:2503.19786): Gemma 2 with normalised heads instead of capped scores. Five of six layers
-have a window, and those turn by a rotary embedding of their own."""
+"""Gemma 3, text (arXiv:2503.19786): Gemma 2 with normalised heads instead of capped scores. Five of six layers have a
+sliding window and a rotary embedding of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvasir.models.config import MAX_LAYERS, Fields
 from kvasir.models.gemma2 import Gemma2, Gemma2Config, read_gemma
 from kvasir.models.rope import read_rope
 
-# Published configs leave out what equals these.
+# Published configs omit fields that equal these.
 _DEFAULTS = {
     "vocab_size": 262208,
     "hidden_size": 2304,
@@ -33,18 +33,19 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Gemma3Config(Gemma2Config):
-    """local_theta, local_scaling: the rotary embedding of the layers with a window."""
+    """local_theta, local_scaling: the rotary embedding of the sliding-window layers."""
 
     local_theta: float = 1e4
     local_scaling: RopeScaling = field(default_factory=RopeScaling)
 
     @property
     def context_length(self) -> int:
-        """Tokens of a sequence at most; `max_position_embeddings` counts a scaling's factor in already."""
+        """Maximum tokens of a sequence; `max_position_embeddings` already includes the scaling factor."""
         return self.max_position
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Gemma3Config:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         full, local = _split_rope(config)
         f = Fields({**_DEFAULTS, **full})
         settings = read_gemma(f, Fields(config).integer("sliding_window_pattern", 1, MAX_LAYERS, 6))
@@ -57,10 +58,11 @@ class Gemma3Config(Gemma2Config):
 
 
 def _split_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The config with the rotary settings of the full layers in their usual place, and those of the others.
+    """The config with the rotary settings of the full-attention layers in their usual place, and the settings of the
+    sliding-window layers.
 
-    The new spelling has an object for each in `rope_parameters`; in the old one there is only a theta for the
-    layers with a window.
+    The new format has an object for each of the two in `rope_parameters`; the old format has only a theta for the
+    sliding-window layers.
     """
     both = config.get("rope_parameters")
     if both is None:
@@ -72,6 +74,9 @@ def _split_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 
 class Gemma3Text(Gemma2):
+    """Gemma 2's blocks with two rotary embeddings: one for the full-attention layers, one for the sliding-window
+    layers."""
+
     Config = Gemma3Config
     config: Gemma3Config
 

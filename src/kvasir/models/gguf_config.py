@@ -1,7 +1,7 @@
-"""The metadata of a GGUF file as the `config.json` that our classes read.
+"""Converts the metadata of a GGUF file to the `config.json` that our classes read.
 
-Keys and their meaning: the GGUF specification (docs/gguf.md of the ggml project). Keys of the architecture
-that no one reads are refused when they speak of the arithmetic, as in a Hugging Face config.
+Keys and their meaning: the GGUF specification (docs/gguf.md of the ggml project). An unread key of the architecture
+raises an error if its name suggests that it affects the arithmetic, as in a Hugging Face config.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def hf_config_from_gguf(metadata: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """A config as `config.json` would hold it. `source` gives the file's tensors by their GGUF names.
+    """The equivalent of `config.json`. source: the file's tensors by their GGUF names.
 
-    Raises UnsupportedModel for an architecture or feature without code, ModelFileError for values that
-    are missing or out of range.
+    Raises UnsupportedModel for an architecture or feature without code, ModelFileError for values that are missing or
+    out of range.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -62,7 +62,8 @@ def _fields(metadata: Mapping[str, Any], architecture: str) -> Fields:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers per layer become the one number they all are; a float32 the decimal that was meant by it."""
+    """Converts a metadata value: a per-layer array of equal numbers to that number, a float32 to its shortest
+    decimal."""
     if isinstance(value, np.ndarray):
         same = value.size and bool((value == value.flat[0]).all())
         return _plain(value.flat[0].item()) if same else value.tolist()
@@ -79,7 +80,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def _decoder(f: Fields, shapes: Shapes, *, partial: bool = False) -> dict[str, Any]:
-    """What all decoders of the llama kind share. partial: the caller reads how much of a head turns."""
+    """The fields that all Llama-like decoders share. partial: the caller reads the number of rotated dimensions."""
     hidden = f.integer("embedding_length", 1, MAX_WIDTH)
     heads = f.integer("attention.head_count", 1, min(MAX_HEADS, hidden))
     head_dim = f.integer("attention.key_length", 1, MAX_WIDTH, hidden // heads)
@@ -103,7 +104,7 @@ def _decoder(f: Fields, shapes: Shapes, *, partial: bool = False) -> dict[str, A
 
 
 def _llama(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
-    """A llama, a mistral where it has a window, or a mixtral where it has experts."""
+    """A Mixtral if the file has experts, a Mistral if it has a window, else a Llama."""
     config = _decoder(f, shapes)
     window = f.integer("attention.sliding_window", 0, MAX_POSITIONS, 0) or None
     if f.integer("expert_count", 0, MAX_EXPERTS, 0):
@@ -123,8 +124,8 @@ def _qwen(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
 
 
 def _qwen3moe(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
-    """llama.cpp makes the weights of a token's experts add up to one whatever the file says, and has experts in
-    every layer."""
+    """As llama.cpp, normalises the weights of a token's experts whatever the file says, and has experts in every
+    layer."""
     f.expect("attention.sliding_window", 0)
     f.expect("expert_weights_norm", True)
     return _decoder(f, shapes) | _experts(f) | {
@@ -143,8 +144,9 @@ def _experts(f: Fields) -> dict[str, int]:
 
 
 def _gemma(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
-    """gemma2 and gemma3. The scale of the scores is not in the file: as in llama.cpp it follows from the width of
-    a head, and from the whole width in the largest model, which is known by its layers."""
+    """gemma2 and gemma3. The file does not hold the scale of the attention scores: as in llama.cpp, it is derived
+    from the head dimension, or, for the largest model, which is recognised by its number of layers, from the width
+    per head."""
     config = _decoder(f, shapes)
     layers, largest = config["num_hidden_layers"], {"gemma2": 46, "gemma3": 62}[architecture]
     whole = config["hidden_size"] // config["num_attention_heads"]
@@ -165,7 +167,8 @@ def _gemma(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
 
 
 def _layer_types(f: Fields, layers: int, pattern: int) -> list[str]:
-    """By a flag per layer, or every so many layers one without a window; `pattern` where the file is silent."""
+    """From a flag per layer, or from a period N where every Nth layer has full attention. pattern: the default
+    period."""
     given = f.get("attention.sliding_window_pattern")
     if isinstance(given, list) and len(given) == layers:
         slides = [bool(value) for value in given]
@@ -234,8 +237,8 @@ _READERS = {
 
 
 def _rope_scaling(f: Fields) -> dict[str, Any] | None:
-    """The scaling in Hugging Face's words; what a kind needs is checked where that is read. As in llama.cpp, a factor
-    without a type is linear, and a factor of 0 is none."""
+    """The scaling in Hugging Face's terms; `read_rope` checks the fields that each kind requires. As in llama.cpp, a
+    factor without a type means linear scaling, and a factor of 0 means none."""
     kind = f.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"), "linear")
     f.get("rope.scaling.finetuned")
     factor = f.number("rope.scaling.factor", 0.0, 1e6, 0.0) or f.number("rope.scale_linear", 0.0, 1e6, 0.0)
@@ -251,7 +254,7 @@ def _rope_scaling(f: Fields) -> dict[str, Any] | None:
 
 
 def _yarn(f: Fields, factor: float) -> dict[str, float]:
-    """llama.cpp's attention factor multiplies YaRN's own 0.1 ln(factor) + 1 instead of replacing it."""
+    """YaRN's fields. llama.cpp's attention factor multiplies YaRN's own 0.1 ln(factor) + 1 instead of replacing it."""
     f.expect("rope.scaling.yarn_ext_factor", 1.0)
     names = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
     found = {name: f.number(key, 0.0, 1e6, 0.0) for name, key in names.items()}
@@ -263,7 +266,7 @@ def _yarn(f: Fields, factor: float) -> dict[str, float]:
 
 
 def _check_alone(config: Mapping[str, Any], name: str, f: Fields) -> None:
-    """The factors of a tensor take the place of another scaling, which must not get lost."""
+    """Raises UnsupportedModel if the config has another scaling, which the tensor's factors would replace."""
     scaling = config.get("rope_scaling") or {}
     kind, factor = scaling.get("rope_type", "longrope"), scaling.get("factor", 0.0)
     if kind != "longrope" or factor not in (0.0, 1.0):
@@ -274,8 +277,9 @@ def _check_alone(config: Mapping[str, Any], name: str, f: Fields) -> None:
 
 
 def _longrope(source: Source, f: Fields) -> dict[str, Any]:
-    """As in llama.cpp, the original context is the whole one where the file does not state it. The attention factor
-    then follows from the two, as in the folder that the file was made from, unless the file states it."""
+    """LongRoPE's fields. As in llama.cpp, the original context is the full context where the file does not state it.
+    Unless the file states the attention factor, it is derived from the two, as for the model folder that the file was
+    made from."""
     context = f.integer("context_length", 1, MAX_POSITIONS)
     original = f.integer("rope.scaling.original_context_length", 0, MAX_POSITIONS, 0) or context
     scaling = {
@@ -290,7 +294,7 @@ def _longrope(source: Source, f: Fields) -> dict[str, Any]:
 
 
 def _factors(source: Source, name: str) -> list[float]:
-    """One divisor per frequency; those of Llama 3's scaling are computed by the converter."""
+    """A tensor with one divisor per frequency. For Llama 3's scaling, the converter computes them."""
     if name not in source.names():
         raise ModelFileError(f"the GGUF file has no tensor {name}", "is the file complete?")
     shape = source.info(name).shape
@@ -300,7 +304,7 @@ def _factors(source: Source, name: str) -> list[float]:
 
 
 def _pooling(f: Fields) -> dict[str, Any]:
-    """`pooling` as `kvasir.models.pooling` reads it; absent where the file leaves it to the model's kind."""
+    """`pooling` as `kvasir.models.pooling` reads it; empty if the file leaves it to the model's default."""
     number = f.get("pooling_type")
     if number is None:
         return {}
@@ -331,6 +335,6 @@ def _token_id(metadata: Mapping[str, Any], name: str) -> int | None:
 
 
 def _eos_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """What ends an answer: the end of the sequence, of the turn and of the message, where they are named."""
+    """The ids that end a sequence: end of sequence, of turn and of message, where the file has them."""
     found = (_token_id(metadata, name) for name in _EOS_KEYS)
     return list(dict.fromkeys(token for token in found if token is not None))

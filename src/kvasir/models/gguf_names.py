@@ -1,12 +1,12 @@
-"""GGUF tensors under Hugging Face's names, so that one class and one name table serve both containers.
+"""Presents GGUF tensors under Hugging Face's names, so that one class and one name table serve both containers.
 
-What the converter does is undone:
+It undoes the converter's changes:
 
-- `llama`: it reorders the rows of the query and key projections so that rotated pairs are neighbours; we
+- `llama`: the converter reorders the rows of the query and key projections so that rotated pairs are adjacent; we
   rotate halves, as Hugging Face does. (Files of `qwen2` and `qwen3` keep the halves.)
-- `gemma2`, `gemma3`: it adds 1 to the norms' weights.
-- Mixtures: it stacks the matrices of a layer's experts; each is given back by itself, as a view.
-- `gpt2`: it transposes the `Conv1D` weights; the checkpoint's orientation is given back, as a view.
+- `gemma2`, `gemma3`: the converter adds 1 to the norms' weights.
+- Mixtures of experts: the converter stacks the matrices of a layer's experts; each is returned separately, as a view.
+- `gpt2`: the converter transposes the `Conv1D` weights; the checkpoint's orientation is returned, as a view.
 
 Source: the tensor names of the GGUF specification (docs/gguf.md of the ggml project) and of its `gguf-py`.
 """
@@ -104,13 +104,14 @@ _BERT_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one `general.architecture` maps: the names, the layers' prefix, what the converter changed."""
+    """How the tensors of one `general.architecture` map to a checkpoint: the names, the layers' prefix, the converter's
+    changes."""
 
     names: Mapping[str, str]
     layers: str
-    paired_rows: tuple[str, ...] = ()  # modules whose rows are in the order of neighbouring pairs
-    transposed: tuple[str, ...] = ()  # modules whose weight the checkpoint holds as [in, out]
-    raised: tuple[str, ...] = ()  # modules whose weight the converter has added 1 to
+    paired_rows: tuple[str, ...] = ()  # modules whose rows are ordered in adjacent pairs
+    transposed: tuple[str, ...] = ()  # modules whose checkpoint weight is [in, out]
+    raised: tuple[str, ...] = ()  # modules to whose weight the converter adds 1
 
 
 FAMILIES = {
@@ -124,12 +125,12 @@ FAMILIES = {
     "gpt2": Family(_GPT2_NAMES, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
     "bert": Family(_BERT_NAMES, "encoder.layer"),
 }
-# Tensors that are read into the config, or hold what the config says as well.
+# Tensors that are read into the config or duplicate it.
 _NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}attn_rot_embd\.weight")
 
 
 class Source(Protocol):
-    """What is asked of `kvasir.weights.source.WeightSource`."""
+    """The methods of `kvasir.weights.source.WeightSource` that this module uses."""
 
     def names(self) -> Iterable[str]: ...
     def info(self, name: str) -> Any: ...
@@ -143,10 +144,11 @@ class Source(Protocol):
 
 
 def hf_name(architecture: str, name: str) -> str | None:
-    """The checkpoint's name of a GGUF tensor, with a star for the number of an expert where the file stacks them;
-    None for one that holds no weights.
+    """The checkpoint's name of a GGUF tensor, with "*" for the expert's number where the file stacks experts; None for
+    a tensor that holds no weights.
 
-    Raises UnsupportedModel for an unknown architecture, ModelFileError for a tensor that it does not have.
+    Raises UnsupportedModel for an unknown architecture, ModelFileError for a tensor that the architecture does not
+    have.
     """
     family = _family(architecture)
     if _NO_WEIGHTS.fullmatch(name):
@@ -159,7 +161,7 @@ def hf_name(architecture: str, name: str) -> str | None:
 
 
 def halves_from_pairs(num_rows: int, num_heads: int) -> torch.Tensor:
-    """Indices (int64 [num_rows]) that put rows of neighbouring pairs back into halves, head by head.
+    """Indices (int64 [num_rows]) that reorder rows from adjacent pairs to halves, head by head.
 
     Within a head the file holds x0 y0 x1 y1 ..., Hugging Face x0 x1 ... y0 y1 ...
     """
@@ -168,17 +170,18 @@ def halves_from_pairs(num_rows: int, num_heads: int) -> torch.Tensor:
 
 
 class HFView:
-    """A GGUF `WeightSource` under the checkpoint's names and in its orientation: as if from safetensors."""
+    """A GGUF `WeightSource` under the checkpoint's names and in its orientation, as if it were read from
+    safetensors."""
 
     def __init__(self, source: Source, config: Mapping[str, Any], architecture: str):
-        """`config` is what `hf_config_from_gguf` made of the same file."""
+        """config: the result of `hf_config_from_gguf` for the same file."""
         self._source = source
         self._family = _family(architecture)
         self._heads = {
             "attn_q": config.get("num_attention_heads", 1),
             "attn_k": config.get("num_key_value_heads", 1),
         }
-        self._stored: dict[str, tuple[str, int | None]] = {}  # name in the file, and place in a stack of experts
+        self._stored: dict[str, tuple[str, int | None]] = {}  # name in the file, and index in a stack of experts
         for name in source.names():
             hf = hf_name(architecture, name)
             if hf is not None:
@@ -186,6 +189,7 @@ class HFView:
         self.close = source.close
 
     def names(self) -> Iterable[str]:
+        """The checkpoint's names of all tensors that hold weights."""
         return self._stored.keys()
 
     def info(self, name: str) -> Any:
@@ -198,8 +202,8 @@ class HFView:
         return replace(info, name=name, shape=shape)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """As `WeightSource.tensor`; a copy where the converter's change is undone, a view where the file is
-        transposed."""
+        """As `WeightSource.tensor`: a view where the file is only transposed, a copy where another change of the
+        converter is undone."""
         stored, place = self._stored[name]
         if place is not None:
             return self._source.tensor(stored, dtype, place)
@@ -214,7 +218,7 @@ class HFView:
     def raw(self, name: str) -> np.ndarray:
         """The rows' bytes, uint8 [rows, bytes per row], in the checkpoint's row order.
 
-        A transposed weight stays as in the file: one row per output, which is what kernels want.
+        A transposed weight stays as in the file: one row per output, as kernels expect.
         """
         stored, place = self._stored[name]
         data = self._source.raw(stored)
@@ -225,7 +229,7 @@ class HFView:
         return data if order is None else data[order.numpy()]
 
     def drop(self, name: str) -> None:
-        """A stack is dropped with its last matrix."""
+        """As `WeightSource.drop`; a stack of experts is dropped with its last matrix."""
         stored, place = self._stored[name]
         if place is None or place == self._source.info(stored).shape[0] - 1:
             self._source.drop(stored)
@@ -245,7 +249,8 @@ class HFView:
 
 
 def _places(name: str, shape: tuple[int, ...]) -> Iterable[int | None]:
-    """The places in a stack of experts' matrices, None for a tensor that is no stack."""
+    """The indices in a stack of experts' matrices; (None,) for a tensor that is not a stack. Raises ModelFileError for
+    a bad shape."""
     if _parts(name)[1] not in _EXPERTS:
         return (None,)
     if len(shape) != 3 or shape[0] > MAX_EXPERTS:

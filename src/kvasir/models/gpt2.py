@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al., 2019): learned positions, LayerNorm, one matrix for queries, keys and values.
 
-Its checkpoints hold the weights of `Conv1D` layers, [in, out], the transpose of all others'.
+Its checkpoints store `Conv1D` weights as [in, out], the transpose of the other models' weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvasir.types import Task
 
 @dataclass(frozen=True, slots=True)
 class GPT2Config:
-    """scales: per layer, what attention scores are multiplied by."""
+    """The sizes and settings of a GPT-2. scales: per layer, the factor of the attention scores."""
 
     vocab_size: int
     width: int
@@ -48,11 +48,12 @@ class GPT2Config:
 
     @property
     def context_length(self) -> int:
-        """Tokens of a sequence at most: there is a learned row for each position."""
+        """Maximum tokens of a sequence: the number of learned positions."""
         return self.max_position
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> GPT2Config:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
         width = f.integer("n_embd", 1, MAX_WIDTH, 768)
         heads = f.integer("n_head", 1, MAX_HEADS, 12)
@@ -60,7 +61,7 @@ class GPT2Config:
             raise ModelFileError(f"{f.where}: n_embd {width} is no multiple of n_head {heads}")
         layers = f.integer("n_layer", 1, MAX_LAYERS, 12)
         f.expect("add_cross_attention", False)
-        f.get("reorder_and_upcast_attn")  # how float32 is reached in training: we are in float32 anyway
+        f.get("reorder_and_upcast_attn")  # selects float32 attention in training; ours is always float32
         found = cls(
             vocab_size=f.integer("vocab_size", 1, MAX_VOCAB, 50257),
             width=width,
@@ -86,9 +87,11 @@ def _scales(f: Fields, layers: int, head_dim: int) -> tuple[float, ...]:
 
 
 class GPT2(Module):
+    """A decoder with learned positions, LayerNorms before attention and the MLP, and biases on every linear layer."""
+
     Config = GPT2Config
     tasks: ClassVar[tuple[Task, ...]] = (Task.GENERATE, Task.EMBED)
-    # A checkpoint of the bare model leaves this out of its names.
+    # A checkpoint of the bare model omits this prefix in its names.
     prefix: ClassVar[str] = "transformer."
 
     def __init__(self, config: GPT2Config):
@@ -101,7 +104,7 @@ class GPT2(Module):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Patterns of tensors without meaning: causal masks of old checkpoints, a copy of a tied table."""
+        """Patterns of unused tensors: the causal masks of old checkpoints and a copy of a tied table."""
         copies = (r"lm_head\.weight",) if self.config.tied else ()
         return (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias", *copies)
 
@@ -123,6 +126,7 @@ class GPT2(Module):
         )
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
+        """Float32 [T, D]: the hidden rows after the last norm."""
         x_TD = self.embed(tokens_T) + self.positions(batch.positions_T)
         for i, layer in enumerate(self.layers):
             x_TD = x_TD + layer.attn(layer.attn_norm(x_TD), batch)
@@ -131,17 +135,19 @@ class GPT2(Module):
         return self.norm(x_TD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Float32 [R, vocabulary] of chosen hidden rows."""
+        """Float32 [R, vocabulary] logits of the selected hidden rows."""
         return self.head(hidden_RD)
 
     def pool(self, hidden_nD: Tensor) -> Tensor:
-        """One sequence's hidden rows to its embedding, float32 [D]."""
+        """One sequence's hidden rows, float32 [n, D], to its embedding, float32 [D]."""
         return self.config.pooling(hidden_nD)
 
     def cache_spec(self) -> tuple[Kind, ...]:
+        """The kind of KV cache of each layer."""
         return tuple(layer.attn.cache() for layer in self.layers)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        """The name table: where each module's tensors are in a checkpoint, as in `Decoder.names`."""
         layer, width = "transformer.h.*.", self.config.width
         qkv = {
             f"layers.*.attn.qkv.{part}": Take(f"{layer}attn.c_attn", (i * width, (i + 1) * width), transposed=True)

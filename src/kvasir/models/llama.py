@@ -1,6 +1,6 @@
-"""Llama 1 to 3 and everything that calls itself one (arXiv:2302.13971, arXiv:2407.21783).
+"""Llama 1 to 3 and models of the same architecture (arXiv:2302.13971, arXiv:2407.21783).
 
-Mistral, Qwen2 and Qwen3 are this model with other settings: their files read their configs.
+Mistral, Qwen2 and Qwen3 are this model with other settings; their files read their configs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from kvasir.models.decoder import Decoder, DecoderConfig, read_sizes
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig(DecoderConfig):
+    """The sizes and settings of a Llama."""
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> LlamaConfig:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
         sizes = read_sizes(f)
         attention_bias, mlp_bias = f.flag("attention_bias", False), f.flag("mlp_bias", False)
@@ -36,6 +39,8 @@ class LlamaConfig(DecoderConfig):
 
 
 class Llama(Decoder):
+    """A decoder with RMSNorms before attention and the MLP, rotary embeddings and gated MLPs."""
+
     Config = LlamaConfig
 
     def __init__(self, config: DecoderConfig):
@@ -61,7 +66,7 @@ class Llama(Decoder):
         )
 
     def _mlp(self, layer: int, c: Any) -> GatedMLP | MoE:
-        """What stands in a layer after attention; families with experts have their own."""
+        """The part of a layer that follows attention. Families with experts override it."""
         return GatedMLP(c.width, c.inner, c.act, c.mlp_bias)
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:

@@ -19,8 +19,11 @@ _DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 
 @dataclass(frozen=True, slots=True)
 class MixtralConfig(DecoderConfig):
-    """expert_inner: the width inside an expert. top_k: experts of a token. normalise: their weights add up to
-    one. sparse: per layer, whether it has experts instead of a plain MLP."""
+    """The sizes and settings of a Mixtral.
+
+    expert_inner: the inner width of an expert. top_k: the number of experts per token. normalise: whether a token's
+    expert weights are scaled to sum to 1. sparse: per layer, whether it has experts instead of a dense MLP.
+    """
 
     num_experts: int = 0
     top_k: int = 0
@@ -30,6 +33,7 @@ class MixtralConfig(DecoderConfig):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> MixtralConfig:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields({**_DEFAULTS, **config})
         sizes = read_sizes(f)
         layers = sizes["num_layers"]
@@ -47,7 +51,7 @@ class MixtralConfig(DecoderConfig):
 
 
 def read_experts(f: Fields, *, num_experts: int, top_k: int) -> tuple[int, int]:
-    """How many experts there are and how many a token goes to; the arguments are the family's defaults."""
+    """The number of experts and the number of experts per token; the arguments are the family's defaults."""
     for training in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"):
         f.get(training)
     old = f.integer("num_experts", 1, MAX_EXPERTS, num_experts)
@@ -59,6 +63,8 @@ def read_experts(f: Fields, *, num_experts: int, top_k: int) -> tuple[int, int]:
 
 
 class Mixtral(Llama):
+    """A Llama whose sparse layers have a mixture of experts instead of an MLP."""
+
     Config = MixtralConfig
     config: MixtralConfig
 
@@ -68,6 +74,7 @@ class Mixtral(Llama):
         return MoE(c.width, c.expert_inner, c.num_experts, c.top_k, act=c.act, normalise=c.normalise)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        """The name table of `Decoder.names`, with the router and the experts."""
         moe = "model.layers.*.block_sparse_moe."
         return {
             **super().names(),

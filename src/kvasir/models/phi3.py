@@ -1,5 +1,5 @@
-"""Phi-3, Phi-3.5 and Phi-4 mini (arXiv:2404.14219): Llama whose checkpoints hold q, k and v in one matrix, gate and
-up in another. A part of a head may turn, and all layers may have a window."""
+"""Phi-3, Phi-3.5 and Phi-4 mini (arXiv:2404.14219): Llama whose checkpoints hold q, k and v in one matrix, gate and up
+in another. Only a part of a head may be rotated, and all layers may have a sliding window."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ _ORIGINAL = "original_max_position_embeddings"
 
 @dataclass(frozen=True, slots=True)
 class Phi3Config(DecoderConfig):
+    """The sizes and settings of a Phi-3; all layers have the same window."""
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Phi3Config:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields({**_DEFAULTS, **_default_original(config), **config})
         sizes = read_sizes(f, partial=True)
         window = f.integer("sliding_window", 1, MAX_POSITIONS, 0)
@@ -29,17 +32,20 @@ class Phi3Config(DecoderConfig):
 
 
 def _default_original(config: Mapping[str, Any]) -> dict[str, int]:
-    """What a config that does not state its original context means. The field's place beside the rope settings takes
-    precedence over the one among them, so a default there must not hide a value that is stated among them."""
+    """The default of the original context length, for a config that does not state it. The top-level field takes
+    precedence over the one inside the rope settings, so a default must not hide a value inside them."""
     settings = config.get("rope_parameters") or config.get("rope_scaling")
     stated = isinstance(settings, Mapping) and settings.get(_ORIGINAL) is not None
     return {} if stated else {_ORIGINAL: 4096}
 
 
 class Phi3(Llama):
+    """A Llama that reads its projections from the fused matrices of its checkpoint."""
+
     Config = Phi3Config
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        """The name table of `Decoder.names`, with row ranges of the fused matrices."""
         c, layer = self.config, "model.layers.*."
         q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
         rows = {

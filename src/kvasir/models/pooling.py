@@ -1,7 +1,7 @@
-"""From the hidden rows of a text to its embedding: which rows, and whether the result has length one.
+"""Pools the hidden rows of a text into its embedding: which rows to use, and whether to normalise the result.
 
-Sources: the `modules.json`, `1_Pooling/config.json` and `sentence_bert_config.json` of sentence-transformers
-folders (https://sbert.net/docs/package_reference/sentence_transformer/models.html).
+Sources: the `modules.json`, `1_Pooling/config.json` and `sentence_bert_config.json` of sentence-transformers folders
+(https://sbert.net/docs/package_reference/sentence_transformer/models.html).
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ _MAX_MODULES = 16
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """kind: "mean" of all rows, "cls" the first, "last" the last, "none" no embedding is meant to be made.
+    """kind: "mean" of all rows, "cls" for the first row, "last" for the last; "none" if the model is not meant for
+    embeddings.
 
-    max_length: tokens of a text at most, 0 where only the model's own limit holds.
+    normalize: whether the embedding is scaled to length 1. max_length: maximum tokens of a text, 0 if only the model's
+    own limit applies.
     """
 
     kind: str = "last"
@@ -38,7 +40,7 @@ class Pooling:
     max_length: int = 0
 
     def __call__(self, hidden_nD: Tensor) -> Tensor:
-        """float32 [n, D], the rows of one text, to float32 [D]. The bits depend on these rows alone."""
+        """float32 [n, D], the rows of one text, to float32 [D]. The bits depend only on these rows."""
         if self.kind == "mean":
             pooled_D = _tree_sum(hidden_nD) / hidden_nD.shape[0]
         else:
@@ -47,7 +49,7 @@ class Pooling:
 
 
 def _tree_sum(x_nD: Tensor) -> Tensor:
-    """The sum of the rows by halving: one order for each n, whatever torch's own sum would choose."""
+    """The sum of the rows by halving: for each n the order is fixed, independent of torch's own sum."""
     while (n := x_nD.shape[0]) > 1:
         half = n // 2
         halved = x_nD[:half] + x_nD[half : 2 * half]
@@ -56,13 +58,14 @@ def _tree_sum(x_nD: Tensor) -> Tensor:
 
 
 def _normalized(x_D: Tensor) -> Tensor:
-    """Length one; zeros stay zeros."""
+    """Scales the vector to length 1; zeros stay zeros."""
     length = _tree_sum((x_D * x_D).unsqueeze(1)).sqrt()
     return x_D / length.clamp_min(1e-12)
 
 
 def pooling_of(config: Mapping[str, Any], default: Pooling) -> Pooling:
-    """The `pooling` entry of a config, which `read_pooling` and GGUF files give. Raises ModelFileError."""
+    """The `pooling` entry of a config, as written by `read_pooling` and for GGUF files; `default` if absent. Raises
+    ModelFileError for a bad entry, UnsupportedModel for an unknown kind."""
     value = config.get("pooling")
     if value is None:
         return default
@@ -80,7 +83,7 @@ def pooling_of(config: Mapping[str, Any], default: Pooling) -> Pooling:
 
 
 def read_pooling(folder: str | Path) -> dict[str, Any]:
-    """{"pooling": {...}} to be put into the folder's config; {} where it is no sentence-transformers folder.
+    """{"pooling": {...}} to merge into the folder's config; {} if it is not a sentence-transformers folder.
 
     Raises UnsupportedModel for modules and modes without code (dense, max), ModelFileError for bad files.
     """
@@ -102,7 +105,7 @@ def read_pooling(folder: str | Path) -> dict[str, Any]:
 
 
 def _module_paths(folder: Path) -> dict[str, str]:
-    """Module kind -> its folder, in order. A path that leaves the model's folder is refused."""
+    """Module kind -> its folder, in order. Raises ModelFileError for a path outside the model's folder."""
     modules = read_json(folder / "modules.json")
     if not isinstance(modules, list) or not 0 < len(modules) <= _MAX_MODULES:
         raise ModelFileError(f"{folder / 'modules.json'} is not a short list of modules")

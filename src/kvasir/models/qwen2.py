@@ -1,5 +1,5 @@
-"""Qwen 1.5, 2 and 2.5 (arXiv:2407.10671): Llama with biases on q, k and v, and windows on some layers if
-asked."""
+"""Qwen 1.5, 2 and 2.5 (arXiv:2407.10671): Llama with biases on q, k and v, and optional sliding windows on some
+layers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from kvasir.models.llama import Llama
 
 @dataclass(frozen=True, slots=True)
 class Qwen2Config(DecoderConfig):
+    """The sizes and settings of a Qwen2."""
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen2Config:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
         sizes = read_sizes(f, kv_heads=32)
         windows = read_layer_windows(f, sizes["num_layers"])
@@ -24,4 +27,6 @@ class Qwen2Config(DecoderConfig):
 
 
 class Qwen2(Llama):
+    """A Llama with the biases and windows of its config."""
+
     Config = Qwen2Config

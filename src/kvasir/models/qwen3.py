@@ -1,5 +1,5 @@
-"""Qwen3, dense (arXiv:2505.09388): Llama whose q and k are normalised per head; windows on some layers if
-asked."""
+"""Qwen3, dense (arXiv:2505.09388): Llama with q and k normalised per head, and optional sliding windows on some
+layers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from kvasir.models.llama import Llama
 
 @dataclass(frozen=True, slots=True)
 class Qwen3Config(DecoderConfig):
+    """The sizes and settings of a dense Qwen3."""
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen3Config:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
         sizes = read_sizes(f, kv_heads=32, head_dim=128)
         windows = read_layer_windows(f, sizes["num_layers"])
@@ -25,4 +28,6 @@ class Qwen3Config(DecoderConfig):
 
 
 class Qwen3(Llama):
+    """A Llama with the head norms and windows of its config."""
+
     Config = Qwen3Config

@@ -1,4 +1,4 @@
-"""Qwen3, mixtures of experts (arXiv:2505.09388): Qwen3 some or all of whose MLPs are mixtures."""
+"""Qwen3, mixtures of experts (arXiv:2505.09388): Qwen3 with mixtures of experts in some or all layers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from kvasir.models.mixtral import Mixtral, MixtralConfig, read_experts
 
 @dataclass(frozen=True, slots=True)
 class Qwen3MoeConfig(MixtralConfig):
+    """The sizes and settings of a Qwen3 with experts."""
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen3MoeConfig:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
         sizes = read_sizes(f, kv_heads=4)
         layers, bias = sizes["num_layers"], f.flag("attention_bias", False)
         window = f.integer("sliding_window", 1, MAX_POSITIONS, 4096 if "sliding_window" not in config else 0)
         if not f.flag("use_sliding_window", False):
             window = 0
-        f.get("max_window_layers")  # of the dense Qwens; here a window is for all layers
+        f.get("max_window_layers")  # only the dense Qwen models use it; here all layers share the window
         num_experts, top_k = read_experts(f, num_experts=128, top_k=8)
         settings = {
             "windows": (window,) * layers,
@@ -38,7 +41,7 @@ class Qwen3MoeConfig(MixtralConfig):
 
 
 def read_sparse_layers(f: Fields, layers: int) -> tuple[bool, ...]:
-    """Every `decoder_sparse_step`th layer has experts, those in `mlp_only_layers` never."""
+    """Which layers have experts: every `decoder_sparse_step`th, except those in `mlp_only_layers`."""
     step = f.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
     dense = f.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
@@ -47,9 +50,12 @@ def read_sparse_layers(f: Fields, layers: int) -> tuple[bool, ...]:
 
 
 class Qwen3Moe(Mixtral):
+    """A Mixtral with head norms, under the tensor names of Qwen3."""
+
     Config = Qwen3MoeConfig
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        """The name table of `Mixtral.names`, with Qwen3's names of the router and the experts."""
         mlp = "model.layers.*.mlp."
         return {
             **super().names(),

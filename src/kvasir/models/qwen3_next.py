@@ -1,6 +1,5 @@
-"""Qwen3-Next: three layers of Gated DeltaNet (arXiv:2412.06464) for each of gated attention, and mixtures whose rows
-all go to a shared expert too.
-"""
+"""Qwen3-Next: three Gated DeltaNet layers (arXiv:2412.06464) for each layer of gated attention, and mixtures of experts
+with a shared expert that processes every row."""
 
 from __future__ import annotations
 
@@ -27,8 +26,11 @@ _MAX_TAPS = 8  # a cache block has at least as many tokens
 
 @dataclass(frozen=True, slots=True)
 class Qwen3NextConfig(Qwen3MoeConfig):
-    """recurrent: per layer, whether it is a Gated DeltaNet, whose heads are `delta` and whose convolution has `taps`.
-    shared_inner: the width inside the shared expert."""
+    """The sizes and settings of a Qwen3-Next.
+
+    recurrent: per layer, whether it is a Gated DeltaNet. delta: the heads of a Gated DeltaNet. taps: the length of its
+    convolution, in tokens. shared_inner: the inner width of the shared expert.
+    """
 
     recurrent: tuple[bool, ...] = ()
     delta: Heads = field(kw_only=True)
@@ -37,6 +39,7 @@ class Qwen3NextConfig(Qwen3MoeConfig):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen3NextConfig:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields({**_DEFAULTS, **config})
         sizes = read_sizes(f, kv_heads=2, head_dim=256, partial=True)
         layers, bias = sizes["num_layers"], f.flag("attention_bias", False)
@@ -70,7 +73,7 @@ def _read_heads(f: Fields) -> Heads:
 
 
 def _recurrent_layers(f: Fields, layers: int) -> tuple[bool, ...]:
-    """By `layer_types`; without it, all but every `full_attention_interval`th."""
+    """Which layers are recurrent, from `layer_types`; without it, all except every `full_attention_interval`th."""
     interval = f.integer("full_attention_interval", 1, MAX_LAYERS, 4)
     kinds = f.get("layer_types")
     if kinds is None:
@@ -85,6 +88,8 @@ def _recurrent_layers(f: Fields, layers: int) -> tuple[bool, ...]:
 
 
 class Qwen3Next(Qwen3Moe):
+    """A Qwen3 with experts whose recurrent layers have a Gated DeltaNet instead of attention."""
+
     Config = Qwen3NextConfig
     config: Qwen3NextConfig
 
@@ -94,7 +99,8 @@ class Qwen3Next(Qwen3Moe):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        return (*super().ignored, r"mtp\..*")  # a head that drafts tokens
+        """Patterns of unused tensors, including the head for multi-token prediction."""
+        return (*super().ignored, r"mtp\..*")  # the head for multi-token prediction
 
     def _block(self, layer: int, c: Qwen3NextConfig) -> Block:
         return Block(
@@ -129,6 +135,7 @@ class Qwen3Next(Qwen3Moe):
         )
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        """The name table of `Qwen3Moe.names`, with the Gated DeltaNet layers and the shared expert."""
         layer = "model.layers.*."
         return {
             **super().names(),

@@ -1,7 +1,7 @@
-"""From the name of an architecture to our class for it. The table is the whole list of what runs.
+"""Maps the name of an architecture to our class for it. The table lists every supported model.
 
-A model folder is data: `auto_map` and the code beside it are never loaded. Where the model type is ours, our
-code runs in its place; where it is not, the model is refused.
+A model folder is data: `auto_map` and the code in the folder are never loaded. For a known model type, our code runs
+instead; an unknown one raises UnsupportedModel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 
-# model_type -> module of this package, its class, and the `architectures` that the class computes.
+# model_type -> module of this package, its class, and the `architectures` that the class implements.
 MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "bert": ("bert", "Bert", ("BertModel", "BertForMaskedLM", "BertForPreTraining")),
     "gemma2": ("gemma2", "Gemma2", ("Gemma2ForCausalLM",)),
@@ -33,9 +33,9 @@ HOWTO = "docs/howto/add-a-model.md shows how to add one"
 
 
 def model_class(name: str) -> type:
-    """The class for a `model_type` or for a name in `architectures`. Raises UnsupportedModel.
+    """The class for a `model_type` or for a name in `architectures`. Raises UnsupportedModel if there is none.
 
-    Only the module asked for is imported.
+    Imports only the module of that class.
     """
     for model_type, (module, attribute, architectures) in MODELS.items():
         if name == model_type or name in architectures:
@@ -44,9 +44,10 @@ def model_class(name: str) -> type:
 
 
 def model_class_for(config: Mapping[str, Any]) -> type:
-    """The class for a `config.json`. Raises UnsupportedModel, or ModelFileError where it names no model.
+    """The class for a `config.json`. Raises UnsupportedModel if there is none, ModelFileError if the config names no
+    model.
 
-    A known model type with a head that we have no code for (a classifier, a reward model) is refused too.
+    A known model type with an unsupported head (a classifier, a reward model) raises UnsupportedModel too.
     """
     model_type, architectures = config.get("model_type"), config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
@@ -69,7 +70,7 @@ def model_class_for(config: Mapping[str, Any]) -> type:
 
 
 def unsupported(name: str, architectures: list[str] | None = None, own_code: bool = False) -> UnsupportedModel:
-    """The refusal of an architecture: it names the nearest supported ones and the way to add it."""
+    """The error for an unknown architecture: it names the nearest supported ones and how to add one."""
     known = [*MODELS, *(a for entry in MODELS.values() for a in entry[2])]
     near = get_close_matches(name, known, n=3, cutoff=0.4)
     hints = [

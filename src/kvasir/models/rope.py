@@ -1,9 +1,8 @@
-"""Reading the rotary embedding's settings from a config, in the old spelling and in the new.
+"""Reads the rotary embedding's settings from a config, in the old format and in the new.
 
-Old (`rope_theta` beside `rope_scaling`, with `type` or `rope_type`) and new (transformers 5: one
-`rope_parameters` that holds the theta too) give the same pair of theta and `RopeScaling`. What a kind does to
-the frequencies is done in `kvasir.layers.rope`; here its numbers are read, checked and completed with the
-published defaults.
+Old (`rope_theta` beside `rope_scaling`, with `type` or `rope_type`) and new (transformers 5: one `rope_parameters` that
+also holds theta) give the same pair of theta and `RopeScaling`. This module reads and checks the numbers and fills in
+the published defaults; `kvasir.layers.rope` applies them to the frequencies.
 
 Sources: YaRN, arXiv:2309.00071; LongRoPE, arXiv:2402.13753; the Llama 3.1 model card; transformers'
 `modeling_rope_utils` for names and defaults.
@@ -30,9 +29,9 @@ _KNOWN_KEYS = """
 def read_rope(
     f: Fields, max_position: int, default_theta: float = 10000.0, *, partial: bool = False
 ) -> tuple[float, RopeScaling]:
-    """The rotary base theta and the scaling. partial: whether a part of a head may turn.
+    """The rotary base theta and the scaling. partial: whether only a part of a head may be rotated.
 
-    Raises ModelFileError, or UnsupportedModel naming the kind.
+    Raises ModelFileError for bad values, UnsupportedModel for an unknown kind or setting.
     """
     new, old = f.get("rope_parameters"), f.get("rope_scaling")
     values = new or old or {}
@@ -44,21 +43,21 @@ def read_rope(
     if not partial:
         for source in (f, inner):
             source.expect("partial_rotary_factor", 1.0)
-    original = f.get("original_max_position_embeddings")  # beside the object it wins, as in transformers
+    original = f.get("original_max_position_embeddings")  # the top-level field takes precedence, as in transformers
     if original is not None:
         inner.values = {**values, "original_max_position_embeddings": original}
     return theta, _read_scaling(inner, max_position)
 
 
 def read_rotary_share(f: Fields) -> float:
-    """The share of a head's dimensions that turn, of a config that `read_rope` has read. Raises ModelFileError."""
+    """The fraction of a head's dimensions that is rotated. Call it after `read_rope`. Raises ModelFileError."""
     inner = Fields(f.get("rope_parameters") or f.get("rope_scaling") or {}, f.where)
     return inner.number("partial_rotary_factor", 0.0, 1.0, f.number("partial_rotary_factor", 0.0, 1.0, 1.0))
 
 
 def _read_scaling(f: Fields, max_position: int) -> RopeScaling:
     kind = f.get("rope_type") or f.get("type") or "default"
-    kind = "longrope" if kind == "su" else kind  # its first name
+    kind = "longrope" if kind == "su" else kind  # LongRoPE's original name
     if kind not in KINDS:
         raise UnsupportedModel(
             f"{f.where}: the rope kind {quoted(kind)} is not supported", f"supported: {', '.join(KINDS)}"
@@ -106,7 +105,7 @@ def _read_yarn(f: Fields, original: int, max_position: int) -> RopeScaling:
 
 
 def _read_longrope(f: Fields, original: int, max_position: int) -> RopeScaling:
-    """The long factors are checked and put aside: see `RopeScaling`."""
+    """LongRoPE's settings. The long factors are checked and not used: see `RopeScaling`."""
     _read_factors(f, "long_factor")
     factor = f.number("factor", 1e-6, 1e6, max_position / original)
     attention = math.sqrt(1 + log(factor) / log(original)) if factor > 1.0 < original else 1.0
@@ -120,7 +119,7 @@ def _read_longrope(f: Fields, original: int, max_position: int) -> RopeScaling:
 
 
 def _yarn_attention_factor(f: Fields, factor: float) -> float:
-    """YaRN's 0.1 ln(factor) + 1, or DeepSeek's ratio of two such terms where both mscale fields are given."""
+    """YaRN's 0.1 ln(factor) + 1, or DeepSeek's ratio of two such terms if both mscale fields are given."""
 
     def grown(weight: float) -> float:
         return 0.1 * weight * log(factor) + 1.0

@@ -1,4 +1,4 @@
-"""The kernels: one folder per family, each with its contract (a plain torch body) and its implementations."""
+"""The ops: one folder per family, each with its contract (a plain torch body) and its implementations."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from kvasir.device import Device
 from kvasir.ops.registry import BODY, OPS, Choice, Facts, choose_all
 
 FAMILIES = ("activation", "attention", "embedding", "gated_delta", "linear", "moe", "norm", "rope")
-# Where implementations are registered, by the device that they are for: imported only where they could serve.
+# Modules that register implementations, by device; imported only for that device.
 IMPLEMENTATIONS = {"cpu": ("norm.native",), "cuda": ()}
 
 
 def choose(device: Device, dtype: str = "float32", wanted: Mapping[str, str] | None = None) -> tuple[Choice, ...]:
-    """Fills the table for a device, once at start. `wanted` forces implementations: {"rms_norm": "torch"}.
+    """Selects an implementation of every op for a device, once at start. wanted: forced choices, e.g. {"rms_norm":
+    "torch"}.
 
-    Raises ConfigError where a wanted one cannot serve.
+    Raises ConfigError if a forced implementation cannot run.
     """
     for name in (*FAMILIES, *IMPLEMENTATIONS[device.kind]):
         import_module(f"kvasir.ops.{name}")
@@ -24,7 +25,7 @@ def choose(device: Device, dtype: str = "float32", wanted: Mapping[str, str] | N
 
 
 def table() -> tuple[Choice, ...]:
-    """What is in force, by op and device; an op that was never chosen for runs as its body."""
+    """The selected implementations, by op and device; an op without a selection uses its body."""
     for name in FAMILIES:
         import_module(f"kvasir.ops.{name}")
     return tuple(

@@ -1,11 +1,11 @@
-"""Symbolic values: a readable forward, run once on them, leaves the list of ops that it calls.
+"""Symbolic values: a forward, run once on them, records the list of ops that it calls.
 
     x_TD  --rms_norm-->  h_TD  --linear-->  q  --rope-->  ...        each arrow a Node, each name a Traced
 
-A `Traced` stands for float32 rows [rows, *shape] (or ids [rows]); how many rows there are is known only when the
-list is carried out, so nothing of a forward may depend on it. What a forward does to rows is then: ops, `+` and `*`,
-and `view` and `flatten` of what lies after the rows. Anything else raises CannotTrace, and the model runs on the
-executor that needs no list.
+A `Traced` stands for float32 rows [rows, *shape] (or ids [rows]). The number of rows is known only when the list is
+executed, so a forward must not depend on it. On rows, a forward may use: ops, `+` and `*`, and `view` and `flatten` of
+the dimensions after the rows. Anything else raises CannotTrace, and the model runs on the eager executor, which needs
+no list.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from math import prod
 from typing import Any
 
 ROWS = "rows"  # the domain of a step's token rows
-CHOSEN = "chosen"  # the domain of the rows whose logits are wanted
+CHOSEN = "chosen"  # the domain of the rows whose logits are computed
 
 
 class CannotTrace(Exception):
-    """A forward did to a symbolic value what has no name in the list."""
+    """A forward applied an operation to a symbolic value that cannot be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,8 @@ _DEVICE = _Device()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """One op. inputs: values and constants, in the order of the op's signature. out: None if it only has effects."""
+    """One op. inputs: values and constants, in the order of the op's signature. out: None if the op only has side
+    effects."""
 
     op: str
     inputs: tuple[Any, ...]
@@ -41,16 +42,16 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """The nodes in the order of their calls."""
+    """The nodes in call order."""
 
     nodes: list[Node] = field(default_factory=list)
 
     def value(self, domain: str, shape: tuple[int, ...], kind: str = "float32") -> Traced:
-        """A value that no node makes: an input."""
+        """An input: a value that no node produces."""
         return Traced(self, domain, shape, kind)
 
     def record(self, op: str, inputs: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...], domain: str) -> Any:
-        """Adds a node whose results have these shapes after their rows."""
+        """Adds a node. shapes: of its results, without the rows dimension."""
         outs = tuple(Traced(self, domain, shape) for shape in shapes)
         out = outs[0] if len(outs) == 1 else outs or None
         self.nodes.append(Node(op, inputs, out))
@@ -58,7 +59,7 @@ class Graph:
 
 
 class Traced:
-    """Rows that are not there yet. kind: "float32" or "ids"."""
+    """Symbolic rows. kind: "float32" or "ids"."""
 
     __slots__ = ("base", "domain", "graph", "kind", "shape")
     device = _DEVICE
@@ -69,11 +70,11 @@ class Traced:
 
     @property
     def width(self) -> int:
-        """Numbers in a row."""
+        """Elements per row."""
         return prod(self.shape)
 
     def view(self, *shape: int) -> Traced:
-        """[rows, ...]: the first of `shape` is -1."""
+        """[rows, ...]: the first of `shape` must be -1."""
         if not shape or shape[0] != -1 or -1 in shape[1:] or prod(shape[1:]) != self.width:
             raise CannotTrace(f"view{shape} of rows of shape {self.shape}")
         return Traced(self.graph, self.domain, shape[1:], self.kind, self.base)

@@ -1,6 +1,6 @@
-"""The one door to libkvasir_cpu, the native CPU kernels (csrc/kvasir_cpu.h tells each call's contract).
+"""The only entry point to libkvasir_cpu, the native CPU kernels (csrc/kvasir_cpu.h documents each call's contract).
 
-The library is optional: without a compiler at install time it is not there, `available()` is False,
+The library is optional: it is missing if no compiler was available at install time. Then `available()` is False,
 `reason()` says why, and everything runs on the eager executor. Calls release the GIL and take raw addresses.
 """
 
@@ -16,10 +16,10 @@ from kvasir.errors import ConfigError
 
 ABI_VERSION = 6
 ISAS = ("portable", "avx2", "avx512")  # in the order of kvasir_set_isa
-MAX_COLS = 1 << 24  # up to here a row's length is exact in float32
+MAX_COLS = 1 << 24  # below this, a row's length is exact in float32
 
 _SUFFIX = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
-# KVASIR_LIBRARY: another build of it, for those who work on the kernels.
+# KVASIR_LIBRARY: another build of the library, for kernel development.
 _PATH = Path(env("KVASIR_LIBRARY") or Path(__file__).parents[1] / "_lib" / f"libkvasir_cpu.{_SUFFIX}")
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -32,7 +32,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load a library and declare its calls. Raises ConfigError if it is absent, broken or of another ABI."""
+    """Loads a library and declares its calls. Raises ConfigError if it is missing, broken or of another ABI version."""
     if not path.exists():
         raise ConfigError(
             "the native CPU kernels are not built",
@@ -66,20 +66,20 @@ def available() -> bool:
 
 
 def reason() -> str:
-    """Why they cannot, with what to do about it; "" where they can."""
+    """Why the native kernels are unavailable and what to do about it; "" if they are available."""
     outcome = _outcome()
     return str(outcome) if isinstance(outcome, ConfigError) else ""
 
 
 def declare(name: str, result: Any, *arguments: Any) -> Any:
-    """A call of the library with its types, for the family that makes it. Raises ConfigError as `lib` does."""
+    """A library function with its types declared, for the module that calls it. Raises ConfigError as `lib` does."""
     function = getattr(lib(), name)
     function.restype, function.argtypes = result, list(arguments)
     return function
 
 
 def lib() -> ctypes.CDLL:
-    """The library, its calls declared. Raises ConfigError with the reason where there is none."""
+    """The library with its calls declared. Raises ConfigError with the reason if it is unavailable."""
     outcome = _outcome()
     if isinstance(outcome, ConfigError):
         raise outcome
@@ -92,20 +92,20 @@ def sources_digest() -> str:
 
 
 def cpu_features() -> tuple[str, ...]:
-    """What this processor offers of the instructions that the kernels look for, e.g. ("avx2", "fma", ...)."""
+    """The instruction set extensions of this processor that the kernels check for, e.g. ("avx2", "fma", ...)."""
     return tuple(lib().kvasir_cpu_features().decode().split())
 
 
 def isa() -> str:
-    """The instruction set in force, one of ISAS."""
+    """The active instruction set, one of ISAS."""
     return lib().kvasir_isa_name().decode()
 
 
 def force_isa(name: str | None) -> str:
-    """Use this instruction set, of ISAS, in this process (None: the best it has). Returns the one in force.
+    """Selects an instruction set of ISAS for this process (None: the best available). Returns the active one.
 
-    The results keep their bits; only the speed changes. Not to be called while a kernel runs.
-    Raises ConfigError for a name that is unknown or that this processor cannot run; nothing changes then.
+    Results keep their bits; only the speed changes. Must not be called while a kernel runs. Raises ConfigError, and
+    changes nothing, if the name is unknown or the processor cannot run it.
     """
     if name is not None and name not in ISAS:
         raise ConfigError(f"there is no instruction set {name!r}", f"choose one of {', '.join(ISAS)}")
@@ -118,7 +118,8 @@ def force_isa(name: str | None) -> str:
 def rms_norm(out_ptr: int, x_ptr: int, w_ptr: int, rows: int, cols: int, eps: float) -> None:
     """RMSNorm of float32 rows by address: out and x are [rows, cols], w is [cols], all dense; out may be x.
 
-    The caller answers for the addresses. It runs on one thread; splitting rows over several changes no bits.
+    The caller is responsible for the addresses. Runs on one thread; splitting rows over several threads changes no
+    bits.
     """
     lib().kvasir_rms_norm_f32(out_ptr, x_ptr, w_ptr, rows, cols, eps)
 
@@ -126,7 +127,7 @@ def rms_norm(out_ptr: int, x_ptr: int, w_ptr: int, rows: int, cols: int, eps: fl
 def rms_norm_arrays(out: Any, x: Any, weight: Any, eps: float) -> None:
     """`rms_norm` on numpy arrays or CPU tensors: out and x [..., cols], weight [cols], float32, dense.
 
-    Raises ValueError for anything that the kernel could not read or write safely.
+    Raises ValueError for arguments that the kernel could not read or write safely.
     """
     shape = tuple(x.shape)
     if not shape or not 0 < shape[-1] < MAX_COLS:
@@ -137,7 +138,8 @@ def rms_norm_arrays(out: Any, x: Any, weight: Any, eps: float) -> None:
 
 
 def address(array: Any, name: str, shape: tuple[int, ...], dtype: str = "float32", writable: bool = False) -> int:
-    """Where the data of a numpy array or CPU tensor lies. Raises ValueError if a kernel expects another."""
+    """The data address of a numpy array or CPU tensor. Raises ValueError for another dtype, shape, layout or device, or
+    if `writable` is set and the array is read-only."""
     is_tensor = hasattr(array, "data_ptr")
     found = (str(array.dtype).removeprefix("torch."), tuple(array.shape))
     if found != (dtype, shape):

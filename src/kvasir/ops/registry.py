@@ -1,4 +1,4 @@
-"""One function per kernel. Its plain torch body is the contract, the fallback and the oracle of the tests.
+"""The registry of ops. An op's plain torch body is its contract, its fallback and the reference in tests.
 
     @op
     def rms_norm(x, weight, eps): ...                       # ops/norm/__init__.py
@@ -6,9 +6,9 @@
     @rms_norm.impl("native", on="cpu", refuses=reason)      # ops/norm/native.py
     def native(x, weight, eps): ...
 
-An implementation has the body's signature. `refuses` gets the facts that hold for the whole run (device,
-dtype) and says why it cannot serve, "" where it can. The choice is made once at start, by `choose`, into a
-table that can be printed; what was not chosen for a device stays the body.
+An implementation has the body's signature. `refuses` gets the facts of the whole run (device, dtype) and returns why
+the implementation cannot be used, "" if it can. `choose` selects once at start; the selections can be printed. A device
+without a selection uses the body.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Shapes = Callable[..., tuple[tuple[int, ...], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known at start. dtype: of the weights, "float32" or "bfloat16"."""
+    """The facts known at start. dtype: of the weights, "float32" or "bfloat16"."""
 
     device: Device
     dtype: str = "float32"
@@ -49,7 +49,7 @@ class Impl:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A row of the table: which implementation an op uses on a device, and why not the others."""
+    """A row of the table: the implementation that an op uses on a device, and why others were rejected."""
 
     op: str
     device: str
@@ -63,9 +63,12 @@ class Choice:
 
 @dataclass(eq=False)
 class Op(Generic[P, R]):
-    """A function that calls the implementation chosen for its first argument's device, or records the call where
-    that is a symbolic value (kvasir.ops.graph). shapes: of the results' rows, from the arguments; without it there
-    is one result of the first argument's shape."""
+    """A function that calls the implementation selected for its first argument's device, or records the call if that
+    argument is a symbolic value (kvasir.ops.graph).
+
+    shapes: computes the results' shapes, without the rows, from the arguments; by default there is one result of the
+    first argument's shape.
+    """
 
     name: str
     body: Callable[P, R]
@@ -90,7 +93,7 @@ class Op(Generic[P, R]):
     def impl(
         self, name: str, *, on: str, refuses: Callable[[Facts], str] = lambda facts: ""
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Registers an implementation for the device kind `on`; earlier ones are preferred."""
+        """Registers an implementation for the device kind `on`; implementations registered earlier are preferred."""
 
         def register(function: Callable[P, R]) -> Callable[P, R]:
             assert all(impl.name != name for impl in self.impls), f"{self.name}: {name} is registered twice"
@@ -100,9 +103,9 @@ class Op(Generic[P, R]):
         return register
 
     def choose(self, facts: Facts, wanted: str | None = None) -> Choice:
-        """Takes the first implementation that does not refuse, else the body.
+        """Selects the first implementation that does not refuse, else the body.
 
-        Raises ConfigError where `wanted` is given and refuses, or is not there.
+        Raises ConfigError if `wanted` is given and refuses or does not exist.
         """
         kind, refused, found = facts.device.kind, [], None
         for impl in (impl for impl in self.impls if impl.on == kind and wanted in (None, impl.name)):
@@ -121,7 +124,7 @@ class Op(Generic[P, R]):
 
 
 def op(body: Callable[P, R]) -> Op[P, R]:
-    """Makes an op of its plain torch body; the function's name is the op's."""
+    """Makes an op from its plain torch body; the function's name is the op's name."""
     name = body.__name__
     assert name not in OPS, f"there are two ops called {name}"
     OPS[name] = entry = Op(name, body)
@@ -130,8 +133,8 @@ def op(body: Callable[P, R]) -> Op[P, R]:
 
 
 def op_with(shapes: Shapes) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """`op` for a function whose results have other shapes than its first argument; `shapes` gets its arguments and
-    says what lies after the rows of each result."""
+    """`op` for a function whose results differ in shape from its first argument. shapes: gets the function's arguments
+    and returns each result's shape without the rows."""
 
     def make(body: Callable[P, R]) -> Op[P, R]:
         entry = op(body)
@@ -142,8 +145,7 @@ def op_with(shapes: Shapes) -> Callable[[Callable[P, R]], Op[P, R]]:
 
 
 def choose_all(facts: Facts, wanted: Mapping[str, str] | None = None) -> tuple[Choice, ...]:
-    """Chooses for every op. `wanted`: op name -> implementation ("torch" is the body), which is then a
-    must."""
+    """Selects an implementation for every op. wanted: op name -> required implementation ("torch" is the body)."""
     wanted = wanted or {}
     unknown = sorted(set(wanted) - set(OPS))
     if unknown:

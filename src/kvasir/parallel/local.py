@@ -1,4 +1,4 @@
-"""Ranks in one process, each on a thread of its own."""
+"""Ranks in one process, each on its own thread."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class LocalRank(Mesh):
 
 
 class LocalRanks:
-    """The meeting point of `size` ranks: 1, 2, 4 or 8. A rank that fails calls `abort`, so that none waits for it;
-    `reset` makes the next meeting possible, once no rank is in one."""
+    """The meeting point of `size` ranks: 1, 2, 4 or 8. A rank that fails calls `abort`, so that no rank waits for it;
+    `reset` allows the next meeting, once no rank is in a meeting. Raises ConfigError for another size."""
 
     def __init__(self, size: int):
         if size < 1 or size > MAX_RANKS or size & (size - 1):
@@ -33,11 +33,11 @@ class LocalRanks:
         self._brought: list[np.ndarray] = [np.empty(0)] * size
 
     def exchange(self, rank: int, mine: np.ndarray) -> Sequence[np.ndarray]:
-        """See Mesh.meet. Raises threading.BrokenBarrierError where another rank has failed."""
+        """See Mesh.meet. Raises threading.BrokenBarrierError if another rank has failed."""
         self._brought[rank] = mine.copy()
         self._barrier.wait()
         everyones = list(self._brought)
-        self._barrier.wait()  # none brings the next before all have these
+        self._barrier.wait()  # no rank brings its next array before all have these
         return everyones
 
     def abort(self) -> None:

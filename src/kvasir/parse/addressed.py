@@ -1,11 +1,11 @@
-"""Answers that are messages to recipients, a call being a message to a function (Functionary 3.2).
+"""Outputs that are messages to recipients, where a call is a message to a function (Functionary 3.2).
 
     >>>all
     TEXT>>>NAME
     {...}>>>NAME
     {...}
 
-The prompt has written the first mark.
+The prompt contains the first mark.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _NAME = re.compile(r"[^\s<>{}()\[\]\"'`,;=]*")
 
 
 def addressed(tell: Telling, bare: bool) -> Steps:
-    """From the mark on, or from the name on where the prompt has written the mark. A name is one of a function that
-    there is: text has such marks in it, too."""
+    """Parses from the mark, or from the name if the prompt contains the mark. Only names of known functions count,
+    since ordinary text can contain such marks too."""
     tape = tell.tape
     tell.known = True
     yield from tape.skip(marks(*tell.calls.begins))

@@ -1,4 +1,4 @@
-"""Answers that are messages with headers, a call being a message to a function (harmony)."""
+"""Outputs that are messages with headers, where a call is a message to a function (harmony)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def messages(tell: Telling, calls: bool, thinks: bool) -> Steps:
-    """<|start|>ROLE to=RECIPIENT<|channel|>CHANNEL TYPE<|message|>TEXT<|end|>, again and again. The prompt has written
-    the first role. What has no header is content. thinks: the channel `analysis` is reasoning."""
+    """<|start|>ROLE to=RECIPIENT<|channel|>CHANNEL TYPE<|message|>TEXT<|end|>, repeated. The prompt contains the first
+    role. Text without a header is content. thinks: the channel `analysis` is reasoning."""
     tape = tell.tape
     while (yield from tape.peek()):
         tape.hold()

@@ -1,7 +1,7 @@
-"""How a model writes, found out from its chat template: calls by a round trip, reasoning by its words.
+"""Finds a model's output format from its chat template: tool calls by a round trip, reasoning by its marks.
 
-A format is the template's if the calls that the template has written come back from the parser as they were, with
-nothing left over. Where the template writes no calls, its words decide: many say in the prompt how to call.
+A format is the template's if the parser returns the calls that the template wrote unchanged, with nothing left over. If
+the template writes no calls, the marks in its source decide: many templates explain in the prompt how to call.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kvasir.parse.format import Calls, Format, Thinking, grammar_parts
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import CALLS, NO_CALLS, THINKING
 
-SHOWN = 160  # characters of what is not understood
+SHOWN = 160  # characters of output that is not understood
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An answer as the template writes it, with the prompt before it. turn_end: what it writes after any answer.
-    calls: names and arguments; tools: the functions' schemas by their names."""
+    """A model's output as the template writes it, with the prompt before it. turn_end: the text that it writes after
+    any output. calls: names and arguments; tools: the functions' schemas by name."""
 
     prompt: str
     said: str
@@ -35,17 +35,18 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """fault: why calls cannot be read, for people; "" where they can, or where the template knows of no tools."""
+    """fault: why calls cannot be parsed, for people to read; "" if they can, or if the template does not support
+    tools."""
 
     format: Format
     fault: str = ""
 
 
 def detect(template: str, special_tokens: Collection[str] = (), samples: Iterable[Sample] = ()) -> Found:
-    """template: its source. Reasoning may also show in the special tokens of the vocabulary."""
+    """template: its source. Reasoning marks may also occur among the vocabulary's special tokens."""
     samples = iter(samples)
     first = next(samples, None)
-    shown = (first.prompt, first.said) if first else ()  # some templates put their marks together
+    shown = (first.prompt, first.said) if first else ()  # some templates assemble their marks from parts
     seen = "\n".join((template, *special_tokens, *shown))
     thinking = next((row for row in THINKING if _shows(row.signs, seen)), None)
     for sample in chain(filter(None, [first]), samples):
@@ -60,8 +61,8 @@ def detect(template: str, special_tokens: Collection[str] = (), samples: Iterabl
 
 
 def _returning(sample: Sample, thinking: Thinking | None, template: str) -> Calls | None:
-    """The format whose parser gives the calls back. Of several, one that would itself write what the template wrote;
-    then one whose signs the template has."""
+    """The format whose parser returns the sample's calls. If several do, one that would write what the template wrote
+    is preferred, then one whose signs the template contains."""
     rows = [row for row in CALLS if row is not NO_CALLS and _returns(sample, Format(row, thinking))]
     return min(rows, key=lambda row: (not _writes(row, sample), not _shows(row.signs, template)), default=None)
 
@@ -81,7 +82,7 @@ def _loaded(name: str, arguments: str) -> tuple[str, Any]:
 
 
 def _is_clean(events: Sequence[Event], thinking: Thinking | None, turn_end: str) -> bool:
-    """Whether there is nothing but what separates reasoning, and, after the last call, what ends a turn."""
+    """Whether there is no other text than marks of reasoning and, after the last call, the end of the turn."""
     last = max(i for i, event in enumerate(events) if isinstance(event, CallEnd))
     said = "".join(event.text for event in events[:last] if isinstance(event, Content | Reasoning))
     for mark in (thinking.start, thinking.end, *thinking.answer) if thinking else ():
@@ -96,7 +97,7 @@ _TURN_ENDS = re.compile(r"(?:\s*[<\[][^<>\[\]\s]{1,40}(?:[>\]]|\Z))*\s*")
 
 
 def _writes(row: Calls, sample: Sample) -> bool:
-    """Whether a grammar of the format would have a call begin and end as the template does, but for blanks."""
+    """Whether the format's grammar would begin and end a call as the template does, except for white space."""
     parts = grammar_parts(Format(row), sample.calls[0][0])
     said = _squeezed(sample.said)
     return _squeezed(parts.begin) in said and _squeezed(parts.end + parts.close) in said

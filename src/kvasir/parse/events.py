@@ -1,4 +1,4 @@
-"""What a parser tells, piece by piece, and the whole message made of it."""
+"""The events of a parser, and the whole message built from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A piece of the answer itself."""
+    """A piece of the answer's content."""
 
     text: str
 
@@ -22,7 +22,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A tool call begins: the `index`-th of this answer, counted from 0. `id` where the model wrote one."""
+    """The start of tool call number `index` of this output, counted from 0. `id` if the model wrote one."""
 
     index: int
     name: str
@@ -39,7 +39,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """Nothing more belongs to the call. Its arguments are whole unless the model broke off inside them."""
+    """The end of a call. Its arguments are complete unless the model broke off inside them."""
 
     index: int
 
@@ -48,7 +48,8 @@ Event = Content | Reasoning | CallStart | Arguments | CallEnd
 
 
 def merged(events: Iterable[Event]) -> list[Event]:
-    """The events with adjacent pieces of one kind joined: the same for every way the text was cut."""
+    """The events with adjacent pieces of one kind joined, so that the result does not depend on how the text is
+    divided."""
     runs: list[tuple[Event, list[str]]] = []
     for event in events:
         if isinstance(event, (CallStart, CallEnd)):
@@ -61,7 +62,7 @@ def merged(events: Iterable[Event]) -> list[Event]:
 
 
 def merged_counts(read: Iterable[tuple[Event, int]]) -> tuple[list[Event], tuple[int, ...]]:
-    """`merged` of events that came each with a count, and the last count of each piece."""
+    """`merged` of events that each come with a count, and the last count of each merged event."""
     events: list[Event] = []
     counts: list[int] = []
     for event, count in read:
@@ -98,7 +99,7 @@ class Call:
 
 @dataclass(slots=True)
 class Message:
-    """A whole answer, or what there is of it so far."""
+    """A whole output, or the part received so far."""
 
     content: str = ""
     reasoning: str = ""

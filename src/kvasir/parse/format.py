@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Style(Enum):
-    """What stands between a call's marks."""
+    """The notation between a call's marks."""
 
     NONE = "none"
     OBJECTS = "objects"  # {"name": ..., "arguments": {...}}, one or a list of them
@@ -17,11 +17,11 @@ class Style(Enum):
     MARKED = "marked"  # the name, then an object with bare keys and strings between marks
     PARAMETERS = "parameters"  # the name, then each parameter between marks, its value as plain text
     PYTHON = "python"  # [name(key=value, ...), ...]
-    ADDRESSED = "addressed"  # each message begins with its recipient, a function or everyone
-    CHANNELS = "channels"  # messages with headers, a call being a message to a function
+    ADDRESSED = "addressed"  # each message begins with its recipient: a function or "all"
+    CHANNELS = "channels"  # messages with headers, where a call is a message to a function
 
 
-JSON_STYLES = (Style.OBJECTS, Style.KEYED)  # in which the name is a JSON string, too
+JSON_STYLES = (Style.OBJECTS, Style.KEYED)  # here the name is a JSON string too
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Texts:
 
         open  begin ARGUMENTS end  separator  begin ARGUMENTS end  close
 
-    `{name}` and `{index}` stand for the name and the place of a call.
+    `{name}` and `{index}` stand for the name and the index of a call.
     """
 
     begin: str = ""
@@ -42,10 +42,10 @@ class Texts:
 
 @dataclass(frozen=True)
 class Parameters:
-    """A parameter: key_begin KEY key_end KIND value_begin VALUE value_end, where "{key}" in value_end is the key. One
-    line break at either end of the value belongs to the marks where `lines`. kinds: what a string is marked with, and
-    what other kinds of values, which are JSON then; none: the tool's schema decides. wrap: marks that may stand around
-    a value besides. tags: what stands before a tag where lists and objects are tags again, and not JSON."""
+    """A parameter: key_begin KEY key_end KIND value_begin VALUE value_end, where "{key}" in value_end is the key.
+    lines: one line break at either end of the value belongs to the marks. kinds: the mark of string values, then the
+    mark of other values, which are JSON; empty: the tool's schema decides. wrap: optional marks around a value. tags:
+    the text before a tag if lists and objects are nested tags instead of JSON."""
 
     key_begin: str
     key_end: str
@@ -61,17 +61,19 @@ class Parameters:
 class Calls:
     """How tool calls are written.
 
-    begins: marks of which any may begin a call; with `bare`, calls also begin without one, as the first
-    thing of an answer.
-    head: for NAMED, MARKED and PARAMETERS a regular expression of all from the mark to the arguments, with the groups
-    `name` and perhaps `id`.
-    ends: what closes a call, then what closes all of them; each may be missing, but the first of PARAMETERS.
-    fence: what may stand around the JSON besides.
-    id_size: the number of letters and digits that the template demands of a call's id; 0: any id will do.
-    quote: for MARKED the mark around strings.
-    asides: marks that say to whom the model speaks, and are no content; "{name}" stands for any function.
-    enforced: whether there is a grammar of these calls.
-    signs: taken for the format of a template that has all strings of one of these groups, and shows no calls.
+    begins: marks, any of which may begin a call; with `bare`, calls may also begin without a mark, at the start of the
+    output.
+    head: for NAMED, MARKED and PARAMETERS, a regular expression for everything from the mark to the arguments, with the
+    group `name` and optionally `id`.
+    ends: the mark that closes a call, then the mark that closes all calls; each is optional, except the first for
+    PARAMETERS.
+    fence: optional marks around the JSON.
+    id_size: the number of letters and digits that the template requires in a call's id; 0: any id is valid.
+    quote: for MARKED, the mark around strings.
+    asides: marks of the recipient that are not content; "{name}" stands for any function.
+    enforced: whether a grammar can enforce these calls.
+    signs: a template that shows no calls and contains all strings of one of these groups is assumed to have this
+    format.
     """
 
     name: str
@@ -84,8 +86,8 @@ class Calls:
     parameters: Parameters | None = None
     bare: bool = False
     id_size: int = 0
-    also: tuple[str, ...] = ()  # marks that appear in none of the other fields
-    turns: tuple[str, ...] = ()  # those of the marks that begin or end a turn
+    also: tuple[str, ...] = ()  # marks that are in none of the other fields
+    turns: tuple[str, ...] = ()  # the marks that begin or end a turn
     quote: str = '<|"|>'
     asides: tuple[str, ...] = ()
     enforced: bool = True
@@ -94,7 +96,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class Thinking:
-    """How reasoning is marked. `answer`: marks around the content that follows it, which are no content."""
+    """How reasoning is marked. `answer`: marks around the content that follows; they are not content themselves."""
 
     name: str
     start: str
@@ -105,21 +107,21 @@ class Thinking:
 
 @dataclass(frozen=True)
 class Format:
-    """What a parser has to know of a model. Without `thinking`, reasoning is content."""
+    """The facts that a parser needs about a model. Without `thinking`, reasoning is content."""
 
     calls: Calls
     thinking: Thinking | None = None
 
     def opened_by(self, prompt: str) -> bool:
-        """Whether the prompt ends within reasoning that it has opened itself, as some templates do."""
+        """Whether the prompt ends inside reasoning that it opened itself, as with some templates."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking.start)
 
     def closed_by(self, prompt: str) -> bool:
-        """Whether the prompt has ended the reasoning, as templates do where it is switched off."""
+        """Whether the prompt has closed the reasoning, as templates do when reasoning is disabled."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking.end)
 
     def uses(self, token: str) -> bool:
-        """Whether a special token is a mark of this format, and therefore has to reach the parser."""
+        """Whether a special token is a mark of this format, and so must be passed to the parser."""
         return bool(token.strip()) and any(token in mark for mark in self._marks())
 
     def says(self, token: str) -> bool:
@@ -141,12 +143,12 @@ class Format:
 
 @dataclass(frozen=True)
 class GrammarParts:
-    """The exact texts for a grammar of one call: free text, until `trigger` begins a call, which reads
-    `begin` ARGUMENTS `end`; between two calls stands `separator`, after the last `close`.
+    """The exact texts for a grammar of one call: free text until `trigger` begins a call, which is `begin` ARGUMENTS
+    `end`; `separator` stands between two calls, `close` after the last call.
 
-    `begin` opens the first call and starts with `trigger`, `begin_next` each further one. An empty trigger
-    means that a call can only be the first thing of an answer. `style` tells how the arguments are written,
-    with `parameters` for those between marks.
+    `begin` opens the first call and starts with `trigger`; `begin_next` opens each further call. With an empty trigger,
+    a call can only be at the start of the output. `style` is the notation of the arguments, with `parameters` for
+    arguments between marks.
     """
 
     trigger: str
@@ -160,8 +162,8 @@ class GrammarParts:
 
 
 def grammar_parts(format: Format, name: str, index: int | str = 0) -> GrammarParts:
-    """The texts of a call of the function `name`, the `index`-th of an answer. Raises ValueError for a format
-    without calls."""
+    """The texts of call number `index` of an output, to the function `name`. Raises ValueError for a format without
+    calls."""
     calls, texts = format.calls, format.calls.texts
     if calls.style is Style.NONE:
         raise ValueError("this format has no tool calls")

@@ -1,4 +1,4 @@
-"""Calls with a head that names the function, and the arguments after it: an object, or parameters between marks."""
+"""Calls with a head that names the function, followed by arguments: an object, or parameters between marks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MAX_KEY = 256
 
 
 def headed(tell: Telling, bare: bool) -> Steps:
-    """From the mark on."""
+    """Parses from the mark."""
     tape, calls, parameters = tell.tape, tell.calls, tell.calls.parameters
     yield from tape.skip(marks(*calls.begins))
     mark_size = tape.num_held
-    if calls.begins[1:]:  # the first mark may open all calls, and be followed by that of one
+    if calls.begins[1:]:  # the first mark may open all calls; the mark of one call follows then
         yield from tape.skip(marks(*calls.begins[1:]))
     arguments = marks(parameters.key_begin if parameters else "{", *calls.ends[:1])
     found = yield from tape.before(arguments, MAX_HEAD)
@@ -46,8 +46,8 @@ def headed(tell: Telling, bare: bool) -> Steps:
 
 
 def _parameters(tell: Telling, name: str) -> Generator[None, None, bool]:
-    """Parameters between marks, up to and with the mark that closes the call; False where they break off, with what was
-    read of a broken one still held."""
+    """Parameters between marks, up to and including the mark that closes the call; False if they break off, with the
+    text read of an incomplete parameter still held."""
     tape, parameters = tell.tape, tell.calls.parameters
     assert parameters is not None
     schema = tell.tools.get(name) if tell.tools else None
@@ -62,7 +62,7 @@ def _parameters(tell: Telling, name: str) -> Generator[None, None, bool]:
         key_start = tape.num_held
         if not (yield from tape.before(marks(parameters.key_end, before=""), MAX_KEY)):
             tape.rewind(0)
-            if tape.cut(tell.calls.ends[0]):  # which begins as a key does
+            if tape.cut(tell.calls.ends[0]):  # whose beginning may match that of a key
                 tape.release()
             else:
                 tape.rewind(key_start)
@@ -88,8 +88,8 @@ def _parameters(tell: Telling, name: str) -> Generator[None, None, bool]:
 
 
 def _value(tell: Telling, key: str, types: frozenset[str]) -> Generator[None, None, bool]:
-    """A parameter's value with the mark after it; False where the text ends first. A string is passed on as it comes,
-    anything else at its end; what is too long to be held is a string."""
+    """A parameter's value with the mark after it; False if the text ends first. A string is emitted as it arrives, any
+    other value at its end; a value too long to hold becomes a string."""
     tape, parameters = tell.tape, tell.calls.parameters
     assert parameters is not None
     value = _Value(types, parameters.tags, tell.arguments)
@@ -106,13 +106,13 @@ def _value(tell: Telling, key: str, types: frozenset[str]) -> Generator[None, No
             tape.release()
             value.close()
             return True
-        value.add(tape.release())  # the value itself has such a mark in it
+        value.add(tape.release())  # the value itself contains this mark
     value.break_off()
     return False
 
 
 def _follows(tell: Telling) -> Generator[None, None, bool]:
-    """Whether the next parameter comes, or the end of the call, or what is left of either in an answer that was cut."""
+    """Whether the next parameter or the end of the call follows, or a beginning of either in truncated output."""
     key_begin = tell.calls.parameters.key_begin if tell.calls.parameters else ""
     if (yield from tell.tape.is_next(marks(tell.calls.ends[0]))):
         return True
@@ -122,12 +122,12 @@ def _follows(tell: Telling) -> Generator[None, None, bool]:
     if cut:
         return True
     if key_begin.endswith("<") and (yield from tell.tape.is_next(marks(key_begin + "/"))):
-        return False  # where keys are tags, that is the end of one in which the value lies
+        return False  # where keys are tags: the end of a tag around the value
     return (yield from tell.tape.is_next(marks(key_begin)))
 
 
 class _Value:
-    """The text of a parameter on its way to JSON."""
+    """Converts the text of a parameter to JSON."""
 
     def __init__(self, types: frozenset[str], tags: str, emit: Emit):
         self._types = types
@@ -162,6 +162,6 @@ class _Value:
         self._emit(values.to_json(text, self._types) if nested is None else nested)
 
     def break_off(self) -> None:
-        """The end never came: what there is of the value, as a string without its end."""
+        """The end of the value is missing: emit the text so far, as a string without its closing quote."""
         if not self._is_string:
             self._as_string()

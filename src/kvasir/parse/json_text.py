@@ -1,4 +1,4 @@
-"""JSON text followed to its end as it comes: strings, and values of any depth, without recursion."""
+"""Incremental parsing of JSON text to its end: strings, and values of any depth, without recursion."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import Enum, auto
 from kvasir.parse.tape import Emit, Tape, marks
 
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]*')
-_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{0,4})?')  # short only at the end of the text
+_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{0,4})?')  # incomplete only at the end of the text
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _SCALAR = re.compile(r"[0-9A-Za-z+\-.]*")
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -21,7 +21,7 @@ _TRAILING = {bracket: marks(bracket, before=r",[ \t\n\r]{0,16}") for bracket in 
 
 
 class _Want(Enum):
-    """What may come next."""
+    """The grammar element that may come next."""
 
     VALUE = auto()
     FIRST = auto()  # the first member, or the closing bracket
@@ -31,15 +31,14 @@ class _Want(Enum):
 
 
 def quoted(text: str) -> str:
-    """A piece of text as it stands inside a JSON string."""
+    """A piece of text in the notation of a JSON string, without quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def string(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
-    """Consume a string with its quotes; False where the text ends first.
+    """Consume a string with its quotes; False if the text ends first.
 
-    Two things that models write and JSON forbids are mended: control characters, and backslashes before
-    what needs none.
+    Two errors of models are corrected: control characters, and backslashes before characters that need none.
     """
     emit('"')
     tape.pos += 1
@@ -67,10 +66,11 @@ def string(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
 
 
 def value(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
-    """Consume a value of any kind and hand it over as it is written; False where something comes that is not JSON, or
-    the text ends. What was handed over is the beginning of a value then.
+    """Consume a value of any kind and emit its text as it arrives; False if something other than JSON follows, or the
+    text ends. The emitted text is then the beginning of a value.
 
-    Mended are a comma before a closing bracket, which is left out, and Python's True, False and None.
+    Two errors of models are corrected: a comma before a closing bracket is dropped, and Python's True, False and None
+    become JSON.
     """
     closing: list[str] = []  # the brackets still open
     want = _Want.VALUE
@@ -104,7 +104,7 @@ def value(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
 
 
 def _closes(tape: Tape, bracket: str, want: _Want) -> Generator[None, None, bool]:
-    """Consume the closing bracket, if it comes next, and after a member a comma before it."""
+    """Consume the closing bracket, if it comes next; after a member also a comma before it."""
     if (yield from tape.peek()) == bracket:
         tape.pos += 1
         return True

@@ -1,4 +1,4 @@
-"""Values as Gemma writes them, turned into JSON as they come: keys without quotes, strings between marks.
+"""Values in Gemma's notation, converted to JSON as they arrive: keys without quotes, strings between marks.
 
 {city:<|"|>Oslo<|"|>,days:3,hourly:false}
 """
@@ -15,15 +15,15 @@ from kvasir.parse.tape import Emit, Marks, Tape, marks
 
 QUOTE = '<|"|>'
 _BRACKETS = {"{": "}", "[": "]"}
-PLAIN_KEY = re.compile(r"[^\s:,{}\[\]<]+")  # a key that needs no marks
+PLAIN_KEY = re.compile(r"[^\s:,{}\[\]<]+")  # a key without marks
 _KEY = re.compile(rf"(?:{PLAIN_KEY.pattern})?")
 _WORD = re.compile(r"[A-Za-z0-9+\-.]*")
 _MAX_SCALAR = 512
 
 
 def container(tape: Tape, emit: Emit, quote: str = QUOTE) -> Generator[None, None, bool]:
-    """Consume an object or array, from its opening bracket to the one that closes it; False where something else comes
-    or the text ends."""
+    """Consume an object or array, from its opening to its closing bracket; False if something else follows or the text
+    ends."""
     if (yield from tape.blank()) not in _BRACKETS:
         return False
     mark = marks(quote, before="")

@@ -1,4 +1,4 @@
-"""Objects and arrays in any notation of brackets, commas and colons, turned into JSON as they come."""
+"""Objects and arrays in any notation of brackets, commas and colons, converted to JSON as they arrive."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable, Generator, Mapping
 from kvasir.parse.tape import Emit, Tape
 
 MAX_DEPTH = 512
-Read = Callable[[Tape, Emit], Generator[None, None, bool]]  # False where something else comes or the text ends
+Read = Callable[[Tape, Emit], Generator[None, None, bool]]  # False if something else follows or the text ends
 
 
 def value(tape: Tape, emit: Emit, brackets: Mapping[str, str], key: Read, scalar: Read) -> Generator[None, None, bool]:
-    """Consume one value; False where something else comes or the text ends.
+    """Consume one value; False if something else follows or the text ends.
 
-    brackets: the opening ones and what closes each; all but { } are arrays. key, scalar: how the notation writes those.
+    brackets: maps opening to closing brackets; all but { } are arrays. key, scalar: readers of keys and scalars in the
+    notation.
     """
     closing: list[str] = []  # the brackets still open
-    fresh = False  # an opening bracket was the last thing seen: no comma before what comes
+    fresh = False  # directly after an opening bracket: no comma before the next element
     while True:
         character = yield from tape.blank()
         if closing and character == closing[-1]:

@@ -1,4 +1,4 @@
-"""Calls that are JSON objects with a name and arguments, one or a list of them."""
+"""Calls that are JSON objects with a name and arguments: one object or a list."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _FACTS |= {"function": "function"}
 
 
 def objects(tell: Telling, bare: bool) -> Steps:
-    """From the mark on, or from the first bracket if `bare`."""
+    """Parses from the mark, or from the first bracket if `bare`."""
     tape, calls = tell.tape, tell.calls
     if not bare:
         yield from tape.skip(marks(*calls.begins))
-        if calls.begins[1:]:  # the first mark may open all calls, and be followed by that of one
+        if calls.begins[1:]:  # the first mark may open all calls; the mark of one call follows then
             yield from tape.skip(marks(*calls.begins[1:]))
         yield from tape.skip(marks(*calls.fence[:1]))
     is_list = bool((yield from tape.skip(marks("["))))
@@ -35,15 +35,15 @@ def objects(tell: Telling, bare: bool) -> Steps:
         if not (yield from tape.skip(separator)) and is_list:
             break
     if some:
-        if is_list and tape.at_end:  # nothing but a separator is held
+        if is_list and tape.at_end:  # only a separator is held
             tape.hold()
         yield from tell.closed("]" if is_list else "", *calls.fence[1:], *calls.ends)
 
 
 def _object(tell: Telling, strict: bool) -> Generator[None, None, bool]:
-    """After its opening brace. strict: with no keys but a call's, its name before its arguments, which are there, all
-    in plain strings: so much can be said of text by a regular expression, as grammars do. False where it breaks off, or
-    says what a call does not."""
+    """An object after its opening brace. strict: only a call's keys, with the name before the arguments, arguments
+    present, and all in plain strings, which is what a regular expression (as in grammars) can check. False if the
+    object breaks off or contains anything that is not part of a call."""
     tape = tell.tape
     facts: dict[str, str] = {}  # JSON texts
     while (character := (yield from tape.blank())) != "}":
@@ -89,7 +89,7 @@ def _keyed(tell: Telling) -> Generator[None, None, bool]:
 
 
 def _called(tell: Telling, name: str) -> Generator[None, None, bool]:
-    """The arguments, as they come, and the rest of the object they are in."""
+    """The arguments, emitted as they arrive, and the rest of the enclosing object."""
     tell.start(name)
     whole = yield from json_text.value(tell.tape, tell.arguments)
     tell.end()
@@ -100,7 +100,7 @@ def _called(tell: Telling, name: str) -> Generator[None, None, bool]:
 
 
 def _rest_of_object(tape: Tape) -> Generator[None, None, bool]:
-    """What stands after the arguments, up to the closing brace, may say nothing more of the call."""
+    """The members after the arguments, up to the closing brace; False if they contain more facts about the call."""
     while (yield from tape.blank()) == ",":
         tape.pos += 1
         key = yield from _key(tape)
@@ -115,7 +115,7 @@ def _rest_of_object(tape: Tape) -> Generator[None, None, bool]:
 
 
 def _key(tape: Tape) -> Generator[None, None, str | None]:
-    """A key as JSON text, with the colon after it; None where something else comes."""
+    """A key as JSON text, with the colon after it consumed; None if something else follows."""
     if (yield from tape.blank()) != '"' or (key := (yield from _json(tape, json_text.string))) is None:
         return None
     if (yield from tape.blank()) != ":":
@@ -125,7 +125,7 @@ def _key(tape: Tape) -> Generator[None, None, str | None]:
 
 
 def _json(tape: Tape, kind: Callable[[Tape, Emit], Generator[None, None, bool]]) -> Generator[None, None, str | None]:
-    """The text of a string or value, which is held; None where it breaks off."""
+    """The text of a string or value, which is held; None if it breaks off."""
     pieces: list[str] = []
     return "".join(pieces) if (yield from kind(tape, pieces.append)) else None
 
@@ -136,13 +136,13 @@ def _is_plain_name(tell: Telling, value: str) -> bool:
 
 
 def _string(text: str | None) -> str | None:
-    """A JSON string decoded; None for anything else."""
+    """The decoded JSON string; None for anything else."""
     value = json.loads(text) if text is not None and text.startswith('"') else None
     return value if isinstance(value, str) else None
 
 
 def _object_text(text: str | None) -> str | None:
-    """Arguments as JSON text: an object, also one written as a string of JSON, or none at all; else None."""
+    """Arguments as JSON text: an object (also in a string of JSON), or no arguments at all; None for anything else."""
     if text is None or text == "null":
         return "{}"
     try:
@@ -150,7 +150,7 @@ def _object_text(text: str | None) -> str | None:
         if isinstance(value, str):
             value = json.loads(text := value, parse_constant=_refuse)
             text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair in the string
+    except UnicodeEncodeError:  # a lone surrogate in the string
         text = json.dumps(value)
     except (ValueError, RecursionError):
         return None

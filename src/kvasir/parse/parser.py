@@ -1,13 +1,13 @@
-"""Parser: an answer's text in, events out.
+"""Parser: a model's output text in, events out.
 
     text -> Tape -> the steps of this file and of objects, headed, python_calls, addressed, channels -> events
 
-What the parser decides depends on the text alone, not on how it was cut into pieces. It reads every character
-once, and holds back only what may still become a mark, or the head of a call that is not certain yet.
+The parser's decisions depend only on the text, not on how it is divided into pieces. It reads every character once, and
+holds back only text that may still become a mark, or the head of a call that is not certain yet.
 
-A call begins at a mark. Until the name is known and the arguments have begun, it may turn out not to be one:
-then what was read of it is content after all. From there on everything is passed on as it comes, and where it
-breaks off or stops to make sense the call ends, and what follows is content.
+A call begins at a mark. Until the name is known and the arguments have begun, it may turn out not to be a call: then
+the text read so far is content. After that, everything is emitted as it arrives; where the text breaks off or becomes
+invalid, the call ends, and the rest is content.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _STEPS: dict[Style, Callable[[Telling, bool], Steps]] = {
 
 
 class Parser:
-    """Parses one answer. `push` its text as it comes, then `finish`."""
+    """Parses one output. `push` its text as it arrives, then `finish`."""
 
     def __init__(
         self, format: Format, tools: Mapping[str, Schema] | None = None, calls: bool = True, opened: bool = False
     ):
-        """tools: the functions there are, by name, with the JSON schemas of their arguments, which decide what
-        untyped text becomes. A call that has no mark of its own counts only if it names one of them. None:
-        they are not known.
+        """tools: the available functions by name, with the JSON schemas of their arguments, which decide how untyped
+        text is converted. A call without a mark of its own counts only if it names one of them. None: the functions
+        are not known.
         calls: False leaves calls in the content.
-        opened: the prompt has opened the reasoning (`Format.opened_by`).
+        opened: the prompt opened the reasoning (`Format.opened_by`).
         """
         self._format = format
         self._opened = opened
         self._tell = Telling(format.calls, tools if calls else {})
         self._tape = self._tell.tape
-        recipients = calls or format.calls.style is Style.ADDRESSED  # content has one, too
+        recipients = calls or format.calls.style is Style.ADDRESSED  # content has a recipient too
         self._begins = format.calls.begins if recipients else ()
         names = [*(tools or ())]
         self._asides = tuple(a.replace("{name}", n) for a in format.calls.asides for n in _names_in(a, names))
@@ -60,13 +60,13 @@ class Parser:
         self._steps = messages(self._tell, calls, format.thinking is not None) if channels else self._answer()
 
     def push(self, text: str) -> list[Event]:
-        """What is settled by now. Never raises, whatever the text."""
+        """The events that are certain with this text. Never raises, whatever the text."""
         self._tape.push(text)
         return self._advance()
 
     def finish(self) -> list[Event]:
-        """The rest, at the end of the answer: what was held back, and the end of a call that was broken off,
-        whose arguments stay as unfinished as they are. Nothing may be pushed afterwards."""
+        """The remaining events at the end of the output: text held back, and the end of a call that was broken off,
+        whose arguments stay incomplete. No text may be pushed afterwards."""
         self._tape.ended = True
         return self._advance()
 
@@ -84,7 +84,7 @@ class Parser:
             lead = marks(thinking.start, thinking.end, *filter(None, [answer_begin]))
             opened = self._opened
             while opened or (mark := (yield from tape.skip(lead))) in (thinking.start, thinking.end):
-                if mark == thinking.end:  # some models say that they do not think
+                if mark == thinking.end:  # some models write the end mark when they do not reason
                     yield from tape.blank()
                 elif (yield from self._think(thinking.end)):
                     stray_end += (thinking.end,)
@@ -103,7 +103,8 @@ class Parser:
                 yield from self._call(tell.content)
 
     def _think(self, end: str) -> Generator[None, None, bool]:
-        """Reasoning up to its end mark, or to a call: models forget the mark. Returns whether they did."""
+        """Reasoning up to its end mark, or up to a call, since models may omit the mark. Returns whether the mark was
+        omitted."""
         tape = self._tape
         wanted = marks(end, *self._begins)
         yield from tape.blank()
@@ -117,8 +118,8 @@ class Parser:
         return False
 
     def _call(self, otherwise: Emit, bare: bool = False, known: bool = False) -> Generator[None, None, bool]:
-        """What begins at a mark, or without one if `bare`; tells `otherwise` what turns out to be no call.
-        known: only a function that there is counts. Returns whether it was a call."""
+        """A call at a mark, or without a mark if `bare`; text that turns out not to be a call is passed to `otherwise`.
+        known: only known functions count. Returns whether it was a call."""
         tell = self._tell
         count, tell.known = tell.count, known or bare
         tell.tape.hold()

@@ -1,4 +1,4 @@
-"""Calls in Python: [name(key=value, ...), ...]"""
+"""Calls in Python syntax: [name(key=value, ...), ...]"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEYWORD = re.compile(r"(?:[^\W\d]\w*)?")
 
 
 def python_calls(tell: Telling, bare: bool) -> Steps:
-    """From the mark on, or from the opening bracket if `bare`."""
+    """Parses from the mark, or from the opening bracket if `bare`."""
     tape, calls = tell.tape, tell.calls
     if not bare:
         yield from tape.skip(marks(*calls.begins))
@@ -45,8 +45,8 @@ def python_calls(tell: Telling, bare: bool) -> Steps:
 
 
 def _keywords(tell: Telling) -> Generator[None, None, bool]:
-    """key=value, ... and the closing parenthesis; False where they break off, with what was read of a broken key still
-    held."""
+    """key=value, ... and the closing parenthesis; False if they break off, with the text read of an incomplete key
+    still held."""
     tape = tell.tape
     tell.arguments("{")
     separator = ""

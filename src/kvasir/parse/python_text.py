@@ -1,4 +1,4 @@
-"""Python literals, as models that call in Python write them, turned into JSON as they come."""
+"""Python literals, as in calls in Python syntax, converted to JSON as they arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ESCAPES |= {character: character for character in "\\'\""}
 
 
 def value(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
-    """Consume one literal; False where something else comes or the text ends. Tuples become arrays."""
+    """Consume one literal; False if something else follows or the text ends. Tuples become arrays."""
     return (yield from nested.value(tape, emit, _BRACKETS, _key, _scalar))
 
 
@@ -43,12 +43,12 @@ def _scalar(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
 
 
 def _begun(word: str) -> str | None:
-    """The beginning of a constant's name with which the answer was cut, as JSON begins it."""
+    """The incomplete name of a constant at the end of truncated output, as the beginning of its JSON name."""
     return next((WORDS[name][: len(word)] for name in WORDS if word and name.startswith(word)), None)
 
 
 def _number(text: str) -> str | None:
-    """The number as JSON writes it: no digits' separators, no sign +, digits on both sides of the point."""
+    """The number in JSON notation: no digit separators, no plus sign, digits on both sides of the point."""
     text = text.replace("_", "").removeprefix("+")
     text = re.sub(r"^(-?)\.", r"\g<1>0.", text)
     text = re.sub(r"\.(?![0-9])", ".0", text)
@@ -56,7 +56,7 @@ def _number(text: str) -> str | None:
 
 
 def _string(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
-    """A string in either quotes, single or triple."""
+    """A string in either kind of quotes, single or triple."""
     quote = yield from tape.peek(3)
     if quote != quote[0] * 3:
         quote = quote[0]
@@ -92,7 +92,7 @@ def _escape(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
     digits = escape[2:]
     if size and re.fullmatch(r"[0-9a-fA-F]+", digits) and int(digits, 16) <= 0x10FFFF:
         code = int(digits, 16)
-        # Half a surrogate pair is no character: it stays an escape, which JSON knows as well.
+        # A lone surrogate is not a character: it stays an escape, which JSON has too.
         emit(f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else quoted(chr(code)))
     elif size:
         emit(quoted(escape[:2]))

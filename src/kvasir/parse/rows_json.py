@@ -1,4 +1,4 @@
-"""Rows of the table of formats: calls whose arguments are JSON, or Python.
+"""Rows of the table of formats: calls whose arguments are in JSON or Python.
 
 Sources: the models' own chat templates and model cards, and for harmony OpenAI's description of the format
 (github.com/openai/harmony, docs/format.md).
@@ -125,7 +125,7 @@ JSON_CALLS = (
         signs=(("Action:", "tool_name"),),
     ),
     Calls(
-        "phi4",  # Phi-4-mini: with its marks, or the word that its model card teaches
+        "phi4",  # Phi-4-mini: with its marks, or the word that its model card documents
         Style.OBJECTS,
         Texts(_OBJECT, "}", open="<|tool_call|>[", separator=", ", close="]<|/tool_call|>"),
         begins=("<|tool_call|>", "functools"),
@@ -284,7 +284,7 @@ JSON_CALLS = (
         signs=(("<|tool_call_start|>", "```python"),),
     ),
     Calls(
-        "pythonic",  # Llama 4; Llama 3.2 with a prompt for it
+        "pythonic",  # Llama 4; Llama 3.2 if prompted for it
         Style.PYTHON,
         Texts("{name}(", ")", open="[", separator=", ", close="]"),
         begins=("<|python_start|>",),

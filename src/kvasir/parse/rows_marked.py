@@ -12,7 +12,7 @@ from kvasir.parse.marked_text import QUOTE
 
 
 def _dsml(name: str, section: str) -> Calls:
-    """DeepSeek from V3.2 on: parameters that say whether they are strings (encoding/encoding_dsv32.py of the model)."""
+    """DeepSeek V3.2 and later: parameters state whether they are strings (encoding/encoding_dsv32.py of the model)."""
     open, close = f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"
     return Calls(
         name,
@@ -50,7 +50,7 @@ _M3 = "]<]minimax[>["
 
 MARKED_CALLS = (
     Calls(
-        "minimax_m3",  # values that are no scalars are tags again
+        "minimax_m3",  # non-scalar values are nested tags
         Style.PARAMETERS,
         Texts(
             _M3 + '<invoke name="{name}">',
@@ -109,7 +109,7 @@ MARKED_CALLS = (
         Texts("{name}\n", separator=">>>"),
         begins=(">>>",),
         bare=True,
-        enforced=False,  # as marks of calls, ">>>" in any text would have to be followed by one
+        enforced=False,  # otherwise ">>>" in any text would have to be followed by a call
         signs=((">>>all",), (">>>${recipient}",)),
     ),
     Calls(

@@ -1,4 +1,4 @@
-"""The formats there are. A family of models is a row of `rows_json`, `rows_marked`, or THINKING here."""
+"""The known formats. Each family of models is a row of `rows_json`, `rows_marked`, or THINKING here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvasir.parse.rows_marked import MARKED_CALLS
 
 NO_CALLS = Calls("none", Style.NONE)
 
-# In the order of detection: a row whose signs others may have as well comes after them.
+# In the order of detection: a row comes after others whose templates may contain its signs too.
 CALLS = (*MARKED_CALLS, *JSON_CALLS, NO_CALLS)
 
 THINKING = (
@@ -59,7 +59,7 @@ REASONING_FORMATS = (*(thinking.name for thinking in THINKING), "none")
 
 
 def choose(tools: str = "auto", reasoning: str = "auto", found: Format = Format(NO_CALLS)) -> Format:
-    """The format of these names; of what is "auto" as it was found. Raises ConfigError for an unknown name."""
+    """The format with these names; "auto" keeps that part of `found`. Raises ConfigError for an unknown name."""
     calls, thinking = found.calls, found.thinking
     if tools != "auto":
         calls = next((row for row in CALLS if row.name == tools), None) or _unknown("tool", tools, TOOL_FORMATS)

@@ -1,7 +1,7 @@
 """The text that a parser has not consumed yet, and the steps over it.
 
-The steps are generators: they yield where they have to wait for more text, and go on when it has been pushed.
-A step decides only on what it has seen whole, so that what it decides does not depend on how the text was cut.
+The steps are generators: they yield when they have to wait for more text, and continue when it has been pushed. A step
+decides only on complete information, so that its decisions do not depend on how the text is divided.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import sys
 from collections.abc import Callable, Generator
 from functools import lru_cache
 
-MAX_SPACE = 16  # blank characters before a mark that count as a part of it
-MAX_HELD = 1 << 16  # characters that are held back at most, until it is clear what they are
+MAX_SPACE = 16  # maximum blank characters before a mark that count as part of it
+MAX_HELD = 1 << 16  # maximum characters held back until their meaning is clear
 
 Emit = Callable[[str], None]
 
 _NEVER = r"(?!)"
-BLANK = r"[ \t\n\r\f\v]"  # as bytes know it, so that tokens tell it as text does
+BLANK = r"[ \t\n\r\f\v]"  # as for bytes, so that tokens and text agree
 SPACE = rf"{BLANK}{{0,{MAX_SPACE}}}"
 
 
 class Marks:
-    """Texts to be looked for, each with what may stand `before` it (a regular expression)."""
+    """Texts to search for, each with what may stand `before` it (a regular expression)."""
 
     def __init__(self, marks: tuple[str, ...], before: str = SPACE):
-        """No mark may lie inside another one: which of them is meant would be seen too late."""
+        """No mark may contain another one: which of them is meant would be known too late."""
         whole = "|".join(map(re.escape, marks))
         partial = "|".join(map(_beginnings, marks))
         self.whole = re.compile(f"{before}({whole})" if marks else _NEVER)
@@ -39,7 +39,7 @@ def marks(*texts: str, before: str = SPACE) -> Marks:
 
 
 def _beginnings(mark: str) -> str:
-    """A regular expression for every beginning of a mark but the empty one."""
+    """A regular expression that matches every non-empty beginning of a mark."""
     pattern = ""
     for character in reversed(mark):
         pattern = f"{re.escape(character)}(?:{pattern})?" if pattern else re.escape(character)
@@ -47,7 +47,7 @@ def _beginnings(mark: str) -> str:
 
 
 class Tape:
-    """`text[pos:]` is still to be consumed. From `hold()` to `release()` the text consumed is kept."""
+    """`text[pos:]` is still to be consumed. From `hold()` to `release()` the consumed text is kept."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -56,7 +56,7 @@ class Tape:
         self._held: int | None = None
 
     def push(self, text: str) -> None:
-        """Positions in `text` are valid until here."""
+        """Invalidates positions in `text`."""
         start = self.pos if self._held is None else self._held
         self.text = self.text[start:] + text
         self.pos -= start
@@ -86,26 +86,27 @@ class Tape:
         self.pos = self._held + num_held
 
     def release(self) -> str:
-        """The text consumed since `hold()`, which is kept no longer; "" where nothing is held."""
+        """The text consumed since `hold()`, which is then no longer held; "" if nothing is held."""
         text = "" if self._held is None else self.held()
         self._held = None
         return text
 
     @property
     def _stop(self) -> int:
-        """Where text that is held counts as ended, however much follows."""
+        """The position at which held text counts as ended, even if more text follows."""
         return sys.maxsize if self._held is None else self._held + MAX_HELD
 
     # -- steps ---------------------------------------------------------------------------------------------
 
     def peek(self, count: int = 1) -> Generator[None, None, str]:
-        """The next `count` characters, or the fewer that are left."""
+        """The next `count` characters, or the fewer that remain."""
         while len(self.text) < min(self.pos + count, self._stop) and not self.ended:
             yield
         return self.text[self.pos : min(self.pos + count, self._stop)]
 
     def take(self, allowed: re.Pattern[str], emit: Emit) -> Generator[None, None, str]:
-        """Hand over what matches, whose every beginning has to match too; returns the character after it."""
+        """Emit the text that matches `allowed`, each beginning of which must match too; returns the character
+        after it."""
         while True:
             found = allowed.match(self.text, self.pos, self._stop)
             if found and found.end() > self.pos:
@@ -116,7 +117,7 @@ class Tape:
             yield
 
     def read(self, allowed: re.Pattern[str], limit: int) -> Generator[None, None, str | None]:
-        """The run of characters that match, consumed; None if it is longer than `limit`."""
+        """Consume and return the run of characters that match; None if it is longer than `limit`."""
         while True:
             found = allowed.match(self.text, self.pos)
             end = found.end() if found else self.pos
@@ -128,7 +129,7 @@ class Tape:
             yield
 
     def skip(self, wanted: Marks) -> Generator[None, None, str | None]:
-        """Consume one of the marks if it comes next; returns it."""
+        """Consume and return one of the marks if it comes next; else None."""
         while True:
             found = wanted.whole.match(self.text, self.pos)
             if found:
@@ -139,9 +140,10 @@ class Tape:
             yield
 
     def until(self, wanted: Marks, emit: Emit, keep_cut: bool = True) -> Generator[None, None, re.Match[str] | None]:
-        """Hand over the text before the first mark, which is not consumed; None at the end of all text.
+        """Emit the text before the first mark, which is not consumed; None at the end of all text.
 
-        Held back is only the end that may turn out to begin a mark. keep_cut: it is text where all text ends with it.
+        Only a suffix that may be the beginning of a mark is held back. keep_cut: at the end of all text, that suffix is
+        text.
         """
         while True:
             found = wanted.whole.search(self.text, self.pos)
@@ -160,7 +162,7 @@ class Tape:
             yield
 
     def before(self, wanted: Marks, limit: int) -> Generator[None, None, bool]:
-        """Consume the text before the first mark, if one comes within `limit` characters."""
+        """Consume the text before the first mark, if a mark comes within `limit` characters."""
         while True:
             found = wanted.whole.search(self.text, self.pos, self.pos + limit + wanted.longest)
             if found and found.start() - self.pos <= limit:
@@ -171,14 +173,15 @@ class Tape:
             yield
 
     def is_next(self, wanted: Marks) -> Generator[None, None, bool]:
-        """Whether one of the marks, or the end of all text, comes next. Only while text is held."""
+        """Whether one of the marks, or the end of all text, comes next. Only valid while text is held."""
         consumed = self.num_held
         found = yield from self.skip(wanted)
         self.rewind(consumed)
         return found is not None or (self.ended and not self.text[self.pos :].strip())
 
     def cut(self, *texts: str) -> bool:
-        """At the end of all text: consume the beginning of one of these marks. After a `skip` of them, which waits."""
+        """At the end of all text: consume the beginning of one of these marks. Call it after a `skip` of them, which
+        waits for the text."""
         rest = self.text[self.pos :].lstrip()
         if not self.ended or not rest or not any(text.strip().startswith(rest) for text in texts):
             return False
@@ -190,7 +193,7 @@ class Tape:
         return (yield from self.take(_BLANK, nothing))
 
     def comma_or(self, closing: str) -> Generator[None, None, bool]:
-        """Consume blank characters and a comma, or those before `closing`; False where neither comes."""
+        """Consume blank characters and a comma, or the blank characters before `closing`; False if neither follows."""
         character = yield from self.blank()
         if character == ",":
             self.pos += 1
@@ -201,4 +204,4 @@ _BLANK = re.compile(f"{BLANK}*")
 
 
 def nothing(text: str) -> None:
-    """An `Emit` for text that says nothing."""
+    """An `Emit` that drops its text."""

@@ -1,4 +1,4 @@
-"""What the steps of a parser share: the text, the events made of it, and which functions there are."""
+"""The shared state of a parser's steps: the text, the events made from it, and the known functions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Steps = Generator[None, None, None]
 
 
 class Telling:
-    """One answer in the making: `events` are those that have not been handed over yet."""
+    """The state of parsing one output; `events` are those that are not returned yet."""
 
     def __init__(self, calls: Calls, tools: Mapping[str, Schema] | None):
         self.calls = calls
         self.tools = tools
         self.tape = Tape()
         self.events: list[Event] = []
-        self.count = 0  # of calls that have ended
-        self.known = False  # only a function that there is counts
-        self._fresh = False  # a call ended, and nothing but blanks came since
+        self.count = 0  # number of calls that have ended
+        self.known = False  # only calls of known functions count
+        self._fresh = False  # a call ended, and only blanks came since
 
     def content(self, text: str) -> None:
         if not text or (self._fresh and self.tape.ended and text.isspace()):
@@ -36,7 +36,7 @@ class Telling:
         self.events.append(Reasoning(text))
 
     def start(self, name: str, id: str | None = None) -> None:
-        """A call is certain: what is held of it is no content any more."""
+        """A call is certain: the text held for it is not content."""
         self.tape.release()
         self.events.append(CallStart(self.count, name, id))
 
@@ -54,7 +54,8 @@ class Telling:
         return not self.known or self.tools is None or name in self.tools
 
     def closed(self, *closing: str) -> Steps:
-        """Consume what closes a call, as far as it is there; the answer may have been cut within a mark."""
+        """Consume the marks that close a call, as far as they are present; the output may be truncated within a
+        mark."""
         for text in filter(None, closing):
             if (yield from self.tape.skip(marks(text))) or self.tape.cut(text):
                 self.tape.hold()

@@ -1,4 +1,4 @@
-"""Values that stand as plain text between marks, turned into JSON by what the tool's schema says of them."""
+"""Values in plain text between marks, converted to JSON according to the tool's schema."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvasir.parse.tape import Tape
 Schema = Mapping[str, Any]
 
 STRING = frozenset(("string",))
-JSON = frozenset(("json",))  # of any type, written as JSON
-_LITERALS = {"True": "true", "False": "false", "None": "null"}  # what templates make of them in Python
-_MAX_DEPTH = 8  # of references and alternatives that are followed
+JSON = frozenset(("json",))  # any type, in JSON notation
+_LITERALS = {"True": "true", "False": "false", "None": "null"}  # as templates print them in Python
+_MAX_DEPTH = 8  # of references and alternatives to follow
 
 
 def types_of(parameters: Schema | None, name: str) -> frozenset[str]:
-    """The JSON types that a parameter may have; empty where the schema does not say."""
+    """The JSON types that a parameter may have; empty if the schema does not say."""
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     schema = properties.get(name) if isinstance(properties, Mapping) else None
     return frozenset(_types(schema, parameters or {}, _MAX_DEPTH)) if isinstance(schema, Mapping) else frozenset()
@@ -47,7 +47,7 @@ def _types(schema: Schema, root: Schema, depth: int) -> set[str]:
 
 
 def resolve(reference: str, root: Schema) -> Schema | None:
-    """A reference within the same schema: "#/$defs/Name"."""
+    """The target of a reference within the same schema: "#/$defs/Name"; None if there is none."""
     if not reference.startswith("#/"):
         return None
     target: Any = root
@@ -66,9 +66,10 @@ def _type(value: object) -> str:
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
-    """A parameter's text as JSON: what it reads as, if that is of one of the `types`, else a string.
+    """A parameter's text as JSON: the value that it parses as, if that is of one of the `types`, else a string.
 
-    Without types, text that reads as something other than a string is that. Lists and objects may also be Python's.
+    Without types, text that parses as something other than a string becomes that value. Lists and objects may also be
+    in Python notation.
     """
     stripped = text.strip()
     literal = _LITERALS.get(stripped, stripped)
@@ -84,8 +85,8 @@ def to_json(text: str, types: frozenset[str]) -> str:
 
 
 def from_tags(text: str, lead: str, depth: int = _MAX_DEPTH) -> str | None:
-    """A list or an object written as tags, <item> for the items of a list, as JSON; None for any other text. lead: what
-    stands before each tag."""
+    """A list or an object in tags as JSON (<item> for the items of a list); None for any other text. lead: the text
+    before each tag."""
     members: list[tuple[str, str]] = []
     while text := text.lstrip() if members else text.strip():
         head = re.match(rf"{re.escape(lead)}<([^<>/]+)>", text)
@@ -103,7 +104,7 @@ def from_tags(text: str, lead: str, depth: int = _MAX_DEPTH) -> str | None:
 
 
 def _from_python(text: str) -> str | None:
-    """A Python literal as JSON; None where the text is none."""
+    """A Python literal as JSON; None if the text is not a literal."""
     tape, pieces = Tape(), list[str]()
     tape.push(text)
     tape.ended = True
@@ -116,9 +117,9 @@ def _from_python(text: str) -> str | None:
 
 
 def _json_type(text: str) -> str:
-    """ "" where the text is no JSON."""
+    """The JSON type of a text; "" if it is not JSON."""
     try:
-        # Numbers stay text: the value is passed on as it was written.
+        # Numbers stay text: the value is emitted as written.
         value = json.loads(text, parse_int=_Integer, parse_float=_Number, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return ""

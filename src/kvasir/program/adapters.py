@@ -1,4 +1,4 @@
-"""The adapters of a program: what csrc/adapters.h reads, and its memory."""
+"""The LoRA adapters of a program: the structures that csrc/adapters.h reads, and their memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from kvasir.ops.linear.low_rank import LowRank
 from kvasir.ops.linear.packed import PackedMatrix, pack_rows
 from kvasir.program import native
 
-_LINE = 16  # float32 in a cache line
+_LINE = 16  # float32 values per cache line
 
 
 class Adapters:
-    """The slots of a program's linears, filled while it is built, and what adapters put there.
+    """The slots of a program's linears, collected while it is built, and the matrices that adapters put into them.
 
-    struct: what the kernels read, once anything was put there; until then steps know of no adapters.
+    max_tokens: token rows of a step. struct: read by the kernels once an adapter is set; without one, steps skip
+    adapters altogether.
     """
 
     def __init__(self, max_tokens: int):
@@ -32,25 +33,27 @@ class Adapters:
         self._of_rows = np.zeros(max_tokens, np.int32)
 
     def linear(self, products: list[tuple[Slot | None, bool]]) -> list[int]:
-        """The places of a linear's slots, each (slot, whether its product is written onto a residual); -1 for none."""
+        """The table index of each product's slot, -1 for a product without one. products: (slot, whether the product is
+        added onto its residual in place)."""
         self.parts = max(self.parts, len(products))
         self.widest = max([self.widest, *(slot.shape[0] for slot, onto in products if slot and onto)])
         return [self.place(slot) if slot else -1 for slot, _ in products]
 
     def place(self, slot: Slot) -> int:
+        """The table index of a slot, which is added if it is new."""
         assert self.slots.setdefault(slot.name, slot) == slot, f"two products of {slot.name}"
         self.parts = max(self.parts, 1)
         return list(self.slots).index(slot.name)
 
     def inner(self, rows: int) -> np.ndarray:
-        """a x of a step's first rows for the first matrix of a linear, float32 [rows, rank]; no rows where none of them
-        has an adapter."""
+        """The products a x of the first rows of a step for the first matrix of a linear, float32 [rows, rank]; empty if
+        none of these rows has an adapter."""
         if not self.struct.tables or not self._of_rows[:rows].any():
             return np.empty((0, 0), np.float32)
         return self._inner[: rows * self.struct.rank].reshape(rows, -1)
 
     def set(self, adapter: int, pairs: Pairs) -> None:
-        """See Program.set_adapter."""
+        """Packs the matrix pairs of an adapter and installs them; see Program.set_adapter."""
         check_adapter(adapter, pairs, self.slots)
         if adapter >= native.MAX_ADAPTERS:
             raise ValueError(f"adapter ids end at {native.MAX_ADAPTERS - 1}, before {adapter}")
@@ -64,13 +67,13 @@ class Adapters:
         self._kept[adapter] = table, made
 
     def remove(self, adapter: int) -> None:
-        """Takes an adapter away; rows that still ask for it make their step fail."""
+        """Removes an adapter; a step with rows that still use it fails."""
         if adapter in self._kept:
             self._tables[adapter] = None
             del self._kept[adapter]
 
     def _grow(self, rank: int) -> None:
-        """Room for adapters up to this rank."""
+        """Allocates buffers for adapters of up to this rank."""
         s = self.struct
         rank = -(-max(rank, 1) // _LINE) * _LINE
         if rank <= s.rank:

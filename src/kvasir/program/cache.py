@@ -1,4 +1,4 @@
-"""The paged keys and values as the native kernels lay them out (csrc/attention.h), with the interface of `KVCache`."""
+"""The paged KV cache in the layout of the native kernels (csrc/attention.h), with the interface of `KVCache`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _ITEM = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    "int8": torch.uint8,  # bytes with a scale beside them
+    "int8": torch.uint8,  # bytes, stored with their scales
 }
 
 
 TILE = 16  # tokens
-_KEY_OFFSET = 128  # of keys in int8 caches: the top bit is turned over
-_COMPUTES = ("attention",)  # what there are kernels for (caches.Kind.needs)
+_KEY_OFFSET = 128  # of keys in int8 caches: their top bit is flipped
+_COMPUTES = ("attention",)  # values of caches.Kind.needs that have kernels
 _MOST_DIM = 256
 
 
@@ -34,7 +34,7 @@ def _padded(dim: int) -> int:
 
 
 def no_kernel(spec: Spec | Layout) -> str:
-    """Why the kernels cannot compute over such caches; "" where they can."""
+    """Why the kernels do not support these caches; "" if they do."""
     layout = Layout.of(spec)
     if len(layout.groups) > MAX_GROUPS:
         return f"the kernels have room for {MAX_GROUPS} block tables of a sequence, not for {len(layout.groups)}"
@@ -49,19 +49,21 @@ def no_kernel(spec: Spec | Layout) -> str:
 
 
 def layout_of(kind: Kind, block_size: int, kv_dtype: str) -> CacheLayout:
+    """The kernels' description of a block of one layer."""
     return CacheLayout(FORMATS.index(kv_dtype), kind.heads, kind.key_dim, block_size)
 
 
 def cache_groups(spec: Spec | Layout, block_size: int, kv_dtype: str) -> tuple[CacheGroup, ...]:
-    """The groups as the scheduler plans them; bytes_per_block counts keys and values of all their layers."""
+    """The cache groups for the scheduler; bytes_per_block counts the keys and values of all layers of a group."""
     layout = Layout.of(spec)
     return layout.cache_groups(lambda kind: 2 * cache_block_bytes(layout_of(kind, block_size, kv_dtype)))
 
 
 class NativeCache(PagedMemory):
-    """Each bank one [layers, 2, blocks, bytes of a block]. Raises ValueError for a kind that there is no kernel for.
+    """The KV cache of a program. Each bank is one tensor [layers, 2, blocks, numbers of a block].
 
-    kv_dtype: "float32", "bfloat16", "float16" or "int8". block_size: a multiple of 16.
+    kv_dtype: "float32", "bfloat16", "float16" or "int8". block_size: a multiple of 16. Raises ValueError for a cache
+    kind without a kernel.
     """
 
     def __init__(self, spec: Spec | Layout, num_blocks: Sequence[int], block_size: int, kv_dtype: str):
@@ -77,25 +79,26 @@ class NativeCache(PagedMemory):
         return [torch.empty((len(bank.layers), 2, num_blocks, size // item.itemsize), dtype=item)]
 
     def layout_at(self, layer: int) -> CacheLayout:
-        """How the kernels find their way in a layer's blocks."""
+        """The kernels' description of a layer's blocks."""
         return layout_of(self.spec[layer], self.block_size, self.kv_dtype)
 
     def address(self, layer: int, values: bool) -> int:
-        """Where block 0 of the layer's keys, or of its values, lies."""
+        """The address of block 0 of the layer's keys or, with `values`, of its values."""
         (array,) = self.arrays(layer)
         return array[int(values)].data_ptr()
 
     def orders(self, group: int) -> list[tuple[Bank, str]]:
-        """Of each bank of a group the axes of its part of an exported block, outermost first."""
+        """Each bank of a group with the axes of its part of an exported block, outermost first."""
         scale = "+scale" if self.kv_dtype == "int8" else ""
         return [(bank, bank.fields[0].order + scale) for bank, _ in self.of_group(group)]
 
     def order(self, group: int) -> str:
+        """The axes of an exported block of a group: those of its banks, joined by "+"."""
         return "+".join(order for _, order in self.orders(group))
 
     def export(self, group: int, block: int) -> memoryview:
-        """A copy of a block's bytes in all layers of the group, of each bank [layers, 2, heads, tokens, dim]. Of int8
-        each token has its float32 scale after its numbers."""
+        """A copy of a block's bytes in all layers of the group: for each bank [layers, 2, heads, tokens, dim]. In int8
+        caches the numbers of each token are followed by its float32 scale."""
         return joined([self._export(bank, tensor, block) for bank, (tensor,) in self.of_group(group)])
 
     def _export(self, bank: Bank, tensor: Tensor, block: int) -> memoryview:
@@ -112,7 +115,7 @@ class NativeCache(PagedMemory):
         return bytes_of(found.contiguous())
 
     def import_(self, group: int, block: int, data: Bytes) -> None:
-        """Writes what `export` gave."""
+        """Writes bytes from `export` into a block."""
         rest = memoryview(data)
         for bank, (tensor,) in self.of_group(group):
             width = bank.kind.key_dim + 4 * (self.kv_dtype == "int8")
@@ -134,9 +137,9 @@ class NativeCache(PagedMemory):
         return len(bank.layers), 2, bank.kind.heads, self.block_size
 
     def _numbers(self, kind: Kind, tensor: Tensor, block: int) -> list[tuple[Tensor, Tensor]]:
-        """Views of a block's keys and values, and of int8 of their scales: [layers, heads, tiles, 16 tokens or 8 pairs,
-        numbers of a token], as the tiles have them (csrc/attention_layout.h). Dimensions of a key that lie side by side
-        are one number of 32 bits: to move them so is several times faster."""
+        """Views of a block's keys and values and, for int8, of their scales: [layers, heads, tiles, 16 tokens or 8
+        pairs, numbers of a token], as in the tiles (csrc/attention_layout.h). Adjacent dimensions of a key are viewed
+        as one 32-bit number: copying them like this is several times faster."""
         dim, tiles = _padded(kind.key_dim), self.block_size // TILE
         view = tensor[:, :, block].unflatten(-1, (kind.heads, tiles, -1))
         keys, values = view.unbind(1)
@@ -153,6 +156,6 @@ class NativeCache(PagedMemory):
         return found
 
     def fill_(self, value: float) -> None:
-        """With a number everywhere; bytes of int8 caches all become 255, which makes their scales NaN."""
+        """Fills all blocks with a number; int8 caches are filled with bytes of 255, which makes their scales NaN."""
         for tensor in self.tensors:
             tensor.fill_(255 if tensor.dtype == torch.uint8 else value)

@@ -1,5 +1,5 @@
-"""Calls out of a program's step, on its first thread, while the others wait: where ranks meet, and what an executor
-does in the middle of a step."""
+"""Calls from a program's step into Python, on its first thread, while the other threads wait: collectives of ranks, and
+hooks of the executor."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from kvasir.program.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What an executor wants to be called for. A program has calls for these alone: one without hooks is the same list
-    of instructions as ever. Arrays are float32 [rows, width], views of the program's buffers, to be read until the call
-    returns. An error ends the calls of the step; `Program.wait` raises it.
+    """The hooks of an executor. A program calls only the hooks that are given; without hooks its instructions are
+    unchanged. Arrays are float32 [rows, width], views of the program's buffers that are valid until the call returns.
+    After an error the step makes no more calls; `Program.wait` raises it.
 
-    before_layer(layer): may wait for the layer's weights, or for its keys and values of earlier tokens, which nothing
-    has read yet. after_layer(layer, x): the layer has read its weights and stored its keys and values; x is what it
-    gives the next. inputs(name, x): the rows that a linear gets, by its name (layers.adapters.linears); an expert of a
-    mixture gets those that chose it, once for each of the passes that they are computed in.
+    before_layer(layer): may wait for the layer's weights, or for its keys and values of earlier tokens; the layer has
+    read neither yet. after_layer(layer, x): the layer has read its weights and stored its keys and values; x is its
+    output. inputs(name, x): the input rows of a linear, by its name (layers.adapters.linears); for an expert of a
+    mixture, the rows routed to it, once for each pass over the experts.
     """
 
     before_layer: Callable[[int], None] | None = None
@@ -34,7 +34,7 @@ class Hooks:
     inputs: Callable[[str, np.ndarray], None] | None = None
 
     def nodes(self, trace: Trace) -> list[Node]:
-        """The ops of a trace, with calls at the borders of its layers."""
+        """The ops of a trace, with calls inserted at the borders of its layers."""
         nodes, borders = [*trace.graph.nodes], [*pairwise((0, *trace.ends))]
         for layer, (begin, end) in reversed([*enumerate(borders)]):
             if self.after_layer:
@@ -49,6 +49,7 @@ NO_HOOKS = Hooks()
 
 
 def for_each(names: Iterable[str], function: Callable[[str, np.ndarray], None], rows: np.ndarray) -> None:
+    """Calls function(name, rows) for each name."""
     for name in names:
         function(name, rows)
 
@@ -61,8 +62,9 @@ def for_experts(
     begins: np.ndarray,
     sources: np.ndarray,
 ) -> None:
-    """names: of gate, up and down, for each expert that is here. x: the rows of a pass. inner: what down gets, a row
-    for each slot. begins: where the slots of each expert begin, and the end of the last. sources: each slot's row."""
+    """Calls function(name, rows) for the linears of each expert with rows. names: of gate, up and down, for each expert
+    of this rank. x: the rows of a pass. inner: the input of down, one row per slot. begins: the first slot of each
+    expert, and the end of the last expert. sources: the row of x of each slot."""
     for expert, (begin, end) in enumerate(pairwise(begins)):
         if begin < end:
             *of_x, of_inner = names[expert]
@@ -71,15 +73,16 @@ def for_experts(
 
 
 class Calls:
-    """No error may pass through C: it is kept, and the rest of the step calls nothing. errors: of the step under way.
-    The thread flushes denormals, as all kernels do."""
+    """The Python functions that a program calls. An exception must not pass through C: it is kept in `errors`, and the
+    rest of the step calls nothing. errors: of the current step. The calling thread flushes denormals, as all kernels
+    do."""
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
         self._kept: list[Any] = []
 
     def address(self, function: Callable[[int], None]) -> int:
-        """What C calls as `function(rows)`."""
+        """The address of a C callback that calls `function(rows)`."""
         errors = self.errors
 
         def call(_: Any, rows: int) -> None:

@@ -1,4 +1,4 @@
-"""The memory of a program: one arena for the values of a step, and whatever else its structures point to."""
+"""The memory of a program: one arena for the values of a step, and all other arrays that its structures point to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kvasir.program.lower import Buffer
 
 
 class Layout:
-    """Addresses that stay as long as it lives. kept: what it keeps alive."""
+    """Memory whose addresses stay valid for the lifetime of this object. arena: bytes. kept: objects that it keeps
+    alive."""
 
     def __init__(self, arena: int):
         self.arena = aligned(arena)
@@ -19,32 +20,34 @@ class Layout:
         self.kept: list[Any] = []
 
     def at(self, buffer: Buffer) -> int:
+        """The address of a buffer."""
         return self._base + buffer.offset
 
     def view(self, buffer: Buffer, count: int) -> np.ndarray:
-        """Float32 [count, width]: the first rows."""
+        """The first `count` rows of a buffer, float32 [count, width]."""
         flat = self.arena[buffer.offset : buffer.offset + count * buffer.row_bytes]
         return flat.view(np.float32).reshape(count, -1)
 
     def vector(self, tensor: Any) -> int:
-        """Where a copy as float32 lies."""
+        """The address of the tensor's values as contiguous float32."""
         array = np.ascontiguousarray(tensor.float().numpy())
         self.kept.append(array)
         return array.ctypes.data
 
     def array(self, dtype: Any, count: int) -> int:
-        """Where so many zeros lie."""
+        """The address of a new array of `count` zeros."""
         array = np.zeros(count, dtype)
         self.kept.append(array)
         return array.ctypes.data
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the arena and of all kept arrays."""
         return self.arena.nbytes + sum(array.nbytes for array in _arrays(self.kept))
 
 
 def aligned(size: int) -> np.ndarray:
-    """Uninitialised bytes that begin at a multiple of 4096."""
+    """An uninitialised byte array whose address is a multiple of 4096."""
     raw = np.empty(size + 4096, np.uint8)
     skip = -raw.ctypes.data % 4096
     return raw[skip : skip + size]

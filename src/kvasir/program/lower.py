@@ -1,10 +1,10 @@
-"""From the traced ops to steps over buffers: fused where it pays, laid out once, with barriers where threads meet.
+"""Lowers traced ops to steps over buffers: fused where it pays, placed once, with barriers between threads.
 
-apart     an adapter of a sum that ranks share: a x is added up like the product, then b meets it
-fold      bias and residual into their product, f(gate) * up into one, neighbouring products of one input together
-place     every value gets room in the arena from its first to its last use; work on rows may happen in place
-barrier   stands where a step reads what other threads wrote: steps that go row by row split the rows alike, so
-          between them there is none
+apart     the adapter of a linear that is summed over ranks: a x is all-reduced like the product, then b is applied
+fold      fuses bias and residual into their product, f(gate) * up into one op, adjacent products of one input
+place     each value has a place in the arena from its first to its last use; ops on rows may run in place
+barrier   before a step that reads rows written by other threads; steps that go row by row split the rows in the same
+          way, so there is no barrier between them
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvasir.program.trace import Trace
 ALIGN = 64
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu")
 ELEMENTWISE = (*FUNCTIONS, "add", "multiply", "add_vector", "scale", "softcap")
-# Ops whose threads split the rows: each writes rows that it alone reads.
+# Ops whose threads split the rows: each thread reads and writes only its own rows.
 BY_ROW = (
     *ELEMENTWISE,
     "embedding",
@@ -35,14 +35,14 @@ BY_ROW = (
     "route",
     "gated",
 )
-MEETINGS = ("all_reduce", "all_gather", "pick_rows")  # of ranks
+MEETINGS = ("all_reduce", "all_gather", "pick_rows")  # collectives of ranks
 ALL_TOGETHER = ("paged_attention", "experts", "adapt_inner", "adapt_add", "call", *MEETINGS)
 IN_PLACE = (*ELEMENTWISE, "rms_norm", "layer_norm", "rope", "gated", "adapt_add", "all_reduce", "pick_rows")
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A place in the arena: byte offset, bytes of a row, and the domain that says how many rows there are."""
+    """A place in the arena. offset: bytes. domain: ROWS or CHOSEN, which defines the number of rows."""
 
     offset: int
     row_bytes: int
@@ -51,7 +51,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One matrix of a linear step. slot: for adapters. bias: float32 vector. residual: rows that are added."""
+    """One matrix product of a linear step. slot: of its adapters. bias: float32 vector. residual: rows to add."""
 
     weight: Any
     x: Traced
@@ -63,8 +63,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One instruction: an op with its constants, and where its values lie. `buffers` are the outputs', then the
-    inputs' that are values, in order; products of a linear step have their own beside their input's."""
+    """One instruction: an op with its inputs and the places of its values. buffers: of the outputs, then of the float32
+    inputs, in order; a linear step has the buffer of its input there and the others in `products`."""
 
     op: str
     inputs: tuple[Any, ...] = ()
@@ -77,8 +77,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """steps[:chosen_from] run over all token rows, the rest over the chosen ones. exports: of hidden states, by name.
-    arena: bytes."""
+    """The result of `lower`. steps[:chosen_from] run over all token rows, the other steps over the chosen rows.
+    exports: buffers of hidden states, by name. arena: bytes."""
 
     steps: tuple[Step, ...]
     chosen_from: int
@@ -95,8 +95,9 @@ def lower(
     prepared: Callable[[Any], tuple[Any, int]],
     hooks: Hooks = NO_HOOKS,
 ) -> Lowered:
-    """prepared: for a packed weight, what rows must be turned into for it (a key; weights of the same key share
-    them) and the bytes of such a row. Raises CannotTrace for an op without a kernel."""
+    """Lowers a trace. prepared: for a packed weight, the format that its input rows must be converted to (a key;
+    weights with equal keys share the converted rows), and the bytes of such a row. max_rows, max_chosen: rows of the
+    two domains. Raises CannotTrace for an op without a kernel."""
     nodes = _group(_fold(_apart(_product_of(n, trace.slots) for n in hooks.nodes(trace)), trace))
     return _Placer(nodes, trace, {ROWS: max_rows, CHOSEN: max_chosen}, prepared, hooks).run()
 
@@ -138,7 +139,7 @@ def _outs(node: Node) -> tuple[Traced, ...]:
 
 @dataclass(slots=True)
 class _Uses:
-    """Who makes a value, and how often it is used."""
+    """For each value, by the id of its base: the index of the node that makes it, and the number of its uses."""
 
     made: dict[int, int] = field(default_factory=dict)
     count: dict[int, int] = field(default_factory=dict)
@@ -179,7 +180,7 @@ def _product_of(node: Node, slots: Mapping[int, Slot]) -> Node:
 
 
 def _single(nodes: list[Node], value: Any, uses: _Uses, ops: tuple[str, ...]) -> int | None:
-    """Where the value is made, if by one of these ops and for one use alone."""
+    """The index of the node that makes `value`, if its op is one of `ops` and the value is used only once."""
     if not isinstance(value, Traced) or uses.count.get(id(value.base)) != 1:
         return None
     made = uses.made.get(id(value.base))
@@ -225,7 +226,7 @@ def _residual(nodes: list[Node], at: int, uses: _Uses) -> tuple[int, Node] | Non
 
 
 def _group(nodes: list[Node]) -> list[Node]:
-    """Neighbouring products of one input become one step."""
+    """Merges adjacent products of the same input into one step."""
     grouped: list[Node] = []
     for node in nodes:
         last = grouped[-1] if grouped else None
@@ -242,7 +243,8 @@ def _group(nodes: list[Node]) -> list[Node]:
 
 
 def _check_experts(gate: Sequence[Any], up: Sequence[Any], down: Sequence[Any]) -> None:
-    """One call goes through all gates and ups of a layer, and one through all downs."""
+    """Raises CannotTrace unless all gates and ups of a layer share a weight format, and all downs: each of the two sets
+    is computed by one call."""
     if len({m.key for m in (*gate, *up)}) > 1 or len({m.key for m in down}) > 1:
         raise CannotTrace("the experts of a layer have different weight formats")
 
@@ -251,7 +253,8 @@ def _check_experts(gate: Sequence[Any], up: Sequence[Any], down: Sequence[Any]) 
 
 
 class _Arena:
-    """Room by first fit. What is given back while threads may still read it is free only after a barrier."""
+    """First-fit allocation of byte ranges. A released range is free only after the next barrier: until then, threads
+    may still read it."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[int, int]] = []  # (offset, end), ascending
@@ -355,7 +358,7 @@ class _Placer:
     # -- buffers
 
     def _residual_place(self, at: int, product: Product, residual: Buffer | None) -> Buffer:
-        """Onto the residual where no one needs it any more."""
+        """The buffer of a product: that of its residual if this is the residual's last use, else a new one."""
         if residual is not None and product.residual is not None and self.last[id(product.residual.base)] == at:
             self.place[id(product.out.base)] = residual
             return residual
@@ -377,7 +380,7 @@ class _Placer:
         return buffer
 
     def _forget(self, at: int, values: tuple[Traced, ...], places: tuple[Buffer, ...]) -> None:
-        """Gives back what was used for the last time, unless a result lies there now."""
+        """Releases the buffers of values used for the last time, unless an output reuses the buffer."""
         kept = {p.offset for p in places}
         for base in {id(v.base): v for v in values}:
             if self.last[base] == at and self.place[base].offset not in kept:

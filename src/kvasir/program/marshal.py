@@ -1,4 +1,4 @@
-"""From a lowered program to the structures that csrc/program.cpp walks."""
+"""Marshals a lowered program into the C structures that csrc/program.cpp interprets."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from kvasir.program.meetings import meeting
 from kvasir.program.trace import Trace
 from kvasir.sampling.native import SampleRow, sample_scratch
 
-MAX_CHOSEN = 32  # rows of logits at a time: bounds the only buffer that is as wide as the vocabulary
-EXPERT_ROWS = 128  # rows that experts compute at a time
+MAX_CHOSEN = 32  # rows of logits per pass: bounds the only buffer that is as wide as the vocabulary
+EXPERT_ROWS = 128  # rows per pass of the experts
 
 
 def prepared(weight: PackedMatrix) -> tuple[tuple, int]:
-    """What rows must be turned into for a matrix, and the bytes of such a row."""
+    """The format that the input rows of a matrix are converted to (a key), and the bytes of such a row."""
     return (weight.activation, weight.cols, weight.segments, weight.activated_bytes), weight.activated_bytes
 
 
 class Marshal:
-    """Writes a lowered program as csrc/program.h has it, over the memory of a layout.
+    """Writes a lowered program into the structures of csrc/program.h, in the memory of a layout.
 
-    instrs: its instructions, the sampler's last. calls: out of a step.
+    instrs: the instructions; the last is the sampler's if the model has logits. vocab: width of the logits, 0 without.
+    calls: from a step into Python. max_tokens: token rows of a step. Raises CannotTrace for an op without a kernel.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class Marshal:
     # -- structures
 
     def program(self, states: Any, pieces: Any, results: Any, max_rows: int) -> native.Program:
-        """The whole, over what the run reads and writes."""
+        """The complete program structure, over the arrays that a run reads (states, pieces) and writes (results).
+        max_rows: rows of the runner."""
         cache, s = self.cache, native.Program()
         s.instrs, s.count = ctypes.addressof(self.instrs), len(self.instrs)
         s.chosen_from = self.lowered.chosen_from
@@ -244,7 +246,8 @@ class Marshal:
         self._set(instr, "experts", [ctypes.addressof(args), *(self._at(b) for b in step.buffers)], [])
 
     def _call_for_experts(self, step: Step, held: np.ndarray, sources: np.ndarray) -> Callable[[int], None]:
-        """Gives the hook what the linears of each expert get in a pass. held: `begins` of those that are here."""
+        """A function that passes the input rows of each expert's linears to the hook, for one pass. held: `begins` of
+        the experts of this rank."""
         x, ids, _, gate, up, down = step.inputs[:6]
         names = [[self._names[id(matrix)] for matrix in expert] for expert in zip(gate, up, down, strict=True)]
         slots, inner, inputs = EXPERT_ROWS * ids.width, gate[0].rows, self._hooks.inputs
@@ -254,7 +257,8 @@ class Marshal:
         return lambda first: for_experts(names, inputs, rows[first:], gate_out, held, sources)
 
     def _room_of_experts(self, steps: Sequence[Step]) -> list[np.ndarray]:
-        """For one layer at a time: rows that gate, up and down are to meet, and the results of each."""
+        """Buffers for the experts of one layer at a time: the converted input rows, and the outputs of gate, up and
+        down."""
         sizes = [0] * 4
         for x, ids, _, gate, _, down, *_ in (step.inputs for step in steps):
             row_bytes = max(gate[0].activated_bytes, down[0].activated_bytes)
@@ -287,7 +291,7 @@ class Marshal:
     # -- angles
 
     def fill_angles(self, pieces: np.ndarray, end: int) -> None:
-        """Of the positions of these pieces (records of native.Piece), all below `end`."""
+        """Computes the rope angles of the positions of these pieces (records of native.Piece), all below `end`."""
         assert end <= self._max_positions, "positions that the program does not have rows of angles for"
         for _, angles in self._angles.values():
             if end > angles.until:

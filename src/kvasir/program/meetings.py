@@ -1,4 +1,4 @@
-"""Where the ranks of a program meet, as calls out of its step."""
+"""The collectives of a program's ranks, as calls from its step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvasir.parallel import picked, side_by_side, tree_sum
 from kvasir.program.adapters import Adapters
 from kvasir.program.lower import Step
 
-Rows = Callable[[int], np.ndarray]  # the first rows of a buffer, float32 [rows, width]
+Rows = Callable[[int], np.ndarray]  # (rows) -> the first rows of a buffer, float32 [rows, width]
 
 
 def meeting(step: Step, views: tuple[Rows, ...], tokens: np.ndarray, adapters: Adapters) -> Callable[[int], None]:
-    """The call of a step that is a meeting, of whose buffers these are views: the result, then what it is made of.
-    tokens: ids of the rows, int64 [rows or more]."""
+    """The function that performs the collective of a step. views: of its buffers, the result, then the input. tokens:
+    token ids of the rows, int64 [rows or more]."""
     if step.op == "all_reduce":
         _, mesh, parts, *slot = step.inputs
         return partial(_all_reduce, views, mesh, parts, adapters if slot else None)

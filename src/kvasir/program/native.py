@@ -1,4 +1,4 @@
-"""The C structures of csrc/program.h, and the calls on them."""
+"""The C structures of csrc/program.h, and the native functions on them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,19 @@ RUN_ERRORS = {
 
 
 def records(array: Any, kind: type[ctypes.Structure]) -> np.ndarray:
-    """A ctypes array of structures as numpy's records, in the same memory."""
+    """A NumPy record view of a ctypes array of structures, in the same memory."""
     return np.frombuffer(array, kind)
 
 
 class Instr(ctypes.Structure):
+    """One instruction: integer, float and pointer operands."""
+
     _fields_ = (("op", c_int32), ("flags", c_int32), ("n", c_int64 * 8), ("f", c_float * 2), ("p", c_void_p * 6))
 
 
 class LinearPart(ctypes.Structure):
+    """One product of a linear instruction. Strides are in floats; slot is -1 without adapters."""
+
     _fields_ = (
         ("matrix", c_void_p),
         ("activated", c_void_p),
@@ -54,10 +58,14 @@ class LinearPart(ctypes.Structure):
 
 
 class LowRank(ctypes.Structure):
+    """The matrices of one adapter for one slot, null if it does not change the slot."""
+
     _fields_ = (("a", c_void_p), ("b", c_void_p))
 
 
 class Adapters(ctypes.Structure):
+    """The adapters of a program (csrc/adapters.h): a table of LowRank per adapter id, and buffers."""
+
     _fields_ = (
         ("tables", c_void_p),
         ("count", c_int64),
@@ -70,10 +78,14 @@ class Adapters(ctypes.Structure):
 
 
 class RopeTable(ctypes.Structure):
+    """Cosines and sines of a rope, one row per position."""
+
     _fields_ = (("cos", c_void_p), ("sin", c_void_p))
 
 
 class Experts(ctypes.Structure):
+    """The operands of an experts instruction."""
+
     _fields_ = (
         ("experts", c_int64),
         ("top_k", c_int64),
@@ -100,6 +112,8 @@ class Experts(ctypes.Structure):
 
 
 class RowState(ctypes.Structure):
+    """The state of a row of the runner: its ids, block tables, sampling parameters and adapter id."""
+
     _fields_ = (
         ("ids", c_void_p),
         ("tables", c_void_p * MAX_GROUPS),
@@ -111,6 +125,8 @@ class RowState(ctypes.Structure):
 
 
 class Program(ctypes.Structure):
+    """A whole program."""
+
     _fields_ = (
         ("instrs", c_void_p),
         ("count", c_int64),
@@ -142,14 +158,15 @@ class Program(ctypes.Structure):
 
 
 class Pool:
-    """Threads that compute steps together: the caller and `threads` - 1 others, or, with `apart`, `threads` others
-    while the caller is free. Closed at the end of its life, after the run in progress."""
+    """A pool of threads that compute steps: the caller and `threads` - 1 others or, with `apart`, `threads` others
+    while the caller is free. It is closed, after the run in progress, when it is garbage-collected at the latest."""
 
     def __init__(self, threads: int, pin: bool = False, apart: bool = False):
         self.threads, self.apart = threads, apart
         self.address = native.declare("kvasir_pool_create", c_void_p, c_int32, c_int32, c_int32)(threads, pin, apart)
 
     def close(self) -> None:
+        """Waits for a run in progress and ends the threads."""
         if self.address:
             native.declare("kvasir_pool_destroy", None, c_void_p)(self.address)
             self.address = None
@@ -158,22 +175,22 @@ class Pool:
         self.close()
 
 
-# What OP_CALL calls, function(context, rows); Experts.meet(null, slots); Experts.inputs(null, first).
+# Callbacks: of OP_CALL, function(context, rows); Experts.meet(null, slots); Experts.inputs(null, first).
 CALL = ctypes.CFUNCTYPE(None, c_void_p, c_int64)
 
 
 def start_call() -> Any:
-    """kvasir_program_start(program, pool, pieces, how many) -> RunError."""
+    """kvasir_program_start(program, pool, pieces, count) -> RunError."""
     return native.declare("kvasir_program_start", c_int32, c_void_p, c_void_p, c_void_p, c_int64)
 
 
 def wait_call() -> Any:
-    """kvasir_program_wait(pool), at the end of what was started."""
+    """kvasir_program_wait(pool): waits for the end of the started run."""
     return native.declare("kvasir_program_wait", None, c_void_p)
 
 
 def logits_call() -> Any:
-    """kvasir_program_logits(program, pool, rows, how many) -> RunError."""
+    """kvasir_program_logits(program, pool, rows, count) -> RunError."""
     return native.declare("kvasir_program_logits", c_int32, c_void_p, c_void_p, c_void_p, c_int64)
 
 

@@ -1,4 +1,4 @@
-"""A program's run: one native call a step, over the rows it is bound to."""
+"""Running a program: one native call per step, over the rows that it is bound to."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from kvasir.sampling.native import Sampled
 class Program:
     """The forward of one model over one cache.
 
-    `run`, or `start` and `wait`, computes a step from `pieces` (native.Piece) on `states` (native.RowState, one per row
-    of the runner) and leaves `results`. `hidden` and `logits` are float32 views of what the last run left: of all its
-    token rows, and of the chosen ones. seconds: kernel time of the last run. The program of a part of a model meets the
-    other ranks in its steps, so theirs must run at the same time.
+    `run`, or `start` and `wait`, computes a step: it reads `pieces` (native.Piece, the work of a row) and `states`
+    (native.RowState, one per row of the runner), and writes `results`. `hidden` and `left_logits` are float32 views of
+    the values of the last run: of all its token rows, and of the chosen rows. The program of one rank performs
+    collectives with the other ranks in its steps, so their programs must run at the same time.
 
-    max_tokens: token rows of a step. max_rows: rows of the runner, and pieces of a step. hooks: what is called in the
-    middle of a step.
+    max_tokens: token rows of a step. max_rows: rows of the runner, and pieces of a step. max_positions: number of
+    positions with rope angles. apart: see native.Pool. hooks: called in the middle of a step. vocab: width of the
+    logits, 0 without.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Program:
         self._pieces = ctypes.addressof(self.pieces)
 
     def bind(self, rows: RowArrays) -> None:
-        """The rows that pieces name: their ids and block tables stay where they are."""
+        """Binds the rows that pieces refer to; their ids and block tables must keep their addresses."""
         self._rows = rows
         for i, state in zip(range(len(rows.ids)), self.states, strict=False):
             state.ids, state.max_ids = rows.ids[i].ctypes.data, rows.ids.shape[1]
@@ -73,53 +74,58 @@ class Program:
     # -- a step
 
     def start(self, num_pieces: int, end: int) -> None:
-        """Begins to compute the first pieces; no one touches states, pieces or results until `wait` has returned.
-        end: above every position in them."""
+        """Begins to compute the first `num_pieces` pieces. Nothing may access states, pieces or results until `wait`
+        has returned. end: greater than every position in the pieces."""
         assert self.pool.address, "the program is closed"
         self.marshal.fill_angles(self._records[:num_pieces], end)
         error = self._start(self._address, self.pool.address, self._pieces, num_pieces)
         assert error == 0, native.RUN_ERRORS.get(error, error)
 
     def wait(self) -> None:
+        """Waits for the started step. Raises the error of a hook or a collective, if there was one."""
         assert self.pool.address, "the program is closed"
         self._wait(self.pool.address)
         if self.marshal.calls.errors:
             raise self.marshal.calls.errors.pop()
 
     def settle(self) -> None:
-        """Waits for a step of which no one took the result; drops what went wrong in it."""
+        """Waits for a step whose results are not needed, and drops its errors."""
         assert self.pool.address, "the program is closed"
         self._wait(self.pool.address)
         self.marshal.calls.errors.clear()
 
     def run(self, num_pieces: int, end: int) -> None:
-        """A whole step."""
+        """Computes a step: `start`, then `wait`."""
         self.start(num_pieces, end)
         self.wait()
 
     @property
     def seconds(self) -> float:
+        """Kernel time of the last run."""
         return self.struct.kernel_nanoseconds * 1e-9
 
-    # -- what a step left
+    # -- values of the last step
 
     def hidden(self, count: int) -> np.ndarray:
+        """The forward's result for the first `count` token rows of the last run, float32 [count, width]."""
         return self.layout.view(self.lowered.hidden, count)
 
     def export(self, name: str, count: int) -> np.ndarray:
-        """The first rows of a hidden state that the trace exports, as the last run left them."""
+        """The first `count` rows of an exported hidden state of the last run, float32 [count, width]."""
         return self.layout.view(self.lowered.exports[name], count)
 
     def logits_of(self, rows: Sequence[int]) -> np.ndarray:
-        """Float32 [rows, vocabulary] of token rows of the last run, at most MAX_CHOSEN; valid until the next call."""
+        """Computes the logits of at most MAX_CHOSEN token rows of the last run, float32 [rows, vocabulary]; valid until
+        the next call."""
         ids = np.asarray(rows, np.int64)
         error = self._logits(self._address, self.pool.address, ids.ctypes.data, len(ids))
         assert error == 0, native.RUN_ERRORS.get(error, error)
         return self.layout.view(self._logits_buffer, len(ids))
 
     def left_logits(self, count: int) -> np.ndarray:
-        """Float32 [count, vocabulary], at most MAX_CHOSEN: what the last run left of the pieces that it sampled, in
-        their order, then of those with PIECE_LOGITS. Valid until the next call, where a run chose no more than that."""
+        """The logits that the last run computed, float32 [count, vocabulary]: of the sampled pieces in their order,
+        then of those with PIECE_LOGITS. Correct only if the run chose at most MAX_CHOSEN rows; valid until the next
+        call."""
         assert count <= MAX_CHOSEN
         return self.layout.view(self._logits_buffer, count)
 
@@ -128,11 +134,11 @@ class Program:
         assert self.lowered.logits is not None
         return self.lowered.logits
 
-    # -- beside the steps
+    # -- between steps
 
     def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
-        """What the rows of this adapter id get added to products, in the place of what they had; None takes the adapter
-        away. Not during a step. Raises ValueError for an id, a slot or a shape that cannot be."""
+        """Sets the matrix pairs that are applied to rows with this adapter id, in place of earlier ones; None removes
+        the adapter. Must not run during a step. Raises ValueError for an invalid id, slot or shape."""
         adapters = self.marshal.adapters
         if pairs is None:
             return adapters.remove(adapter)
@@ -140,12 +146,12 @@ class Program:
         self.struct.adapters = ctypes.addressof(adapters.struct)
 
     def profile(self, on: bool = True) -> None:
-        """Adds up nanoseconds per instruction in `times`; the last is the whole."""
+        """Starts (from zero) or stops adding up nanoseconds per instruction in `times`; the last entry is the total."""
         self.times[:] = 0
         self.struct.nanoseconds = self.times.ctypes.data if on else None
 
     def close(self) -> None:
-        """Waits for a step in progress and ends the threads; before that nothing they use may go."""
+        """Waits for a step in progress and ends the threads. The memory that they use must live until then."""
         self.pool.close()
 
     def __del__(self) -> None:
@@ -154,7 +160,7 @@ class Program:
 
     @property
     def num_bytes(self) -> int:
-        """Of its buffers, without the angles, whose size goes with the positions."""
+        """Bytes of its buffers, without the rope angles, whose size depends on the number of positions."""
         return self.layout.num_bytes
 
 

@@ -1,7 +1,7 @@
-"""All ranks of a model in one process: what runs their programs together, with the interface of one.
+"""All ranks of a model in one process: runs their programs together, with the interface of one program.
 
-It computes the same bits as the program of the whole model, at no gain in speed: it is how the split, the meetings and
-their order are tested, and the shape of an executor whose ranks are processes or machines.
+It computes the same bits as the program of the whole model, without being faster: it serves to test the sharding, the
+collectives and their order, and is the model for an executor whose ranks are processes or machines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from kvasir.program.program import Program
 
 
 class RankedCache:
-    """The caches of all ranks, each with the blocks of its own heads; what is exported is all parts, by rank."""
+    """The caches of all ranks, each with the blocks of its own heads. An exported block is the concatenation of its
+    shards, by rank."""
 
     def __init__(self, caches: Sequence[NativeCache]):
         self.caches = list(caches)
@@ -36,25 +37,29 @@ class RankedCache:
         )
 
     def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks in every rank's cache; pairs: (source, target)."""
         for cache in self.caches:
             cache.copy(group, pairs)
 
     def export(self, group: int, block: int) -> memoryview:
+        """A copy of a block's bytes: those of each rank, concatenated."""
         return memoryview(b"".join(cache.export(group, block) for cache in self.caches))
 
     def import_(self, group: int, block: int, data: Bytes) -> None:
+        """Writes bytes from `export` into a block."""
         size = len(data) // len(self.caches)
         for i, cache in enumerate(self.caches):
             cache.import_(group, block, memoryview(data)[i * size : (i + 1) * size])
 
     def fill_(self, value: float) -> None:
+        """See NativeCache.fill_."""
         for cache in self.caches:
             cache.fill_(value)
 
 
 class RankedProgram:
-    """`programs`, by rank, of the parts of one model. States, pieces and results are those of rank 0: the other ranks
-    get a copy of the first two at each step. All ranks sample, and all write the same tokens."""
+    """The programs of all ranks of one model, with the interface of Program. States, pieces and results are those of
+    rank 0; each step copies states and pieces to the other ranks. All ranks sample, and all write the same tokens."""
 
     def __init__(self, ranks: LocalRanks, programs: Sequence[Program]):
         self.programs = list(programs)
@@ -67,31 +72,36 @@ class RankedProgram:
         self._running: list[Future[Any]] = []
 
     def bind(self, rows: RowArrays) -> None:
-        """See Program.bind. The other ranks read the same rows."""
+        """See Program.bind. All ranks read the same rows."""
         self.lead.bind(rows)
 
     # -- a step
 
     def start(self, num_pieces: int, end: int) -> None:
+        """See Program.start."""
         for other in self.programs[1:]:
             ctypes.memmove(other.states, self.states, ctypes.sizeof(self.states))
             ctypes.memmove(other.pieces, self.pieces, ctypes.sizeof(self.pieces))
         self._begin(lambda program: program.run(num_pieces, end))
 
     def wait(self) -> None:
+        """See Program.wait. Raises the error of the rank that failed first-hand, not of ranks that waited for it."""
         self._end()
 
     def settle(self) -> None:
+        """See Program.settle."""
         for running in self._running:
             running.exception()
         self._running = []
         self._ranks.reset()
 
     def run(self, num_pieces: int, end: int) -> None:
+        """See Program.run."""
         self.start(num_pieces, end)
         self.wait()
 
     def logits_of(self, rows: Sequence[int]) -> np.ndarray:
+        """See Program.logits_of."""
         self._begin(lambda program: program.logits_of(rows))
         return self._end()[0]
 
@@ -106,7 +116,8 @@ class RankedProgram:
         self._running = [self._threads.submit(guarded, program) for program in self.programs]
 
     def _end(self) -> list[Any]:
-        """The results, by rank. Raises what a rank raised by itself, not for another."""
+        """Waits for all ranks and returns their results. Raises the first error that is not only the consequence of
+        another rank's failure (BrokenBarrierError)."""
         running, self._running = self._running, []
         errors = [error for one in running if (error := one.exception())]
         if errors:
@@ -114,28 +125,34 @@ class RankedProgram:
             raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
         return [one.result() for one in running]
 
-    # -- what a step left: every rank has it
+    # -- values of the last step: every rank has them
 
     @property
     def seconds(self) -> float:
+        """Kernel time of the slowest rank in the last run."""
         return max(program.seconds for program in self.programs)
 
     def hidden(self, count: int) -> np.ndarray:
+        """See Program.hidden."""
         return self.lead.hidden(count)
 
     def export(self, name: str, count: int) -> np.ndarray:
+        """See Program.export."""
         return self.lead.export(name, count)
 
     def left_logits(self, count: int) -> np.ndarray:
+        """See Program.left_logits."""
         return self.lead.left_logits(count)
 
     # -- the rest
 
     def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
+        """See Program.set_adapter; each rank is given all pairs."""
         for program in self.programs:
             program.set_adapter(adapter, pairs)
 
     def close(self) -> None:
+        """Waits for a step in progress and ends the threads of all ranks."""
         self.settle()
         self._threads.shutdown()
         for program in self.programs:

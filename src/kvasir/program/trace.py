@@ -1,4 +1,4 @@
-"""A model's forward, run once on symbolic values."""
+"""Tracing: runs a model's forward once on symbolic values and records its ops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Graph, Traced
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerPart:
-    """The keys or values of a layer, where a forward names them."""
+    """A symbolic reference of a forward to the cached keys or values of a layer."""
 
     layer: int
 
@@ -28,7 +28,7 @@ class _TracedCache:
 
 
 class TracedBatch:
-    """What a forward asks of its `Batch`, for symbolic rows."""
+    """The interface of `Batch` that a forward uses, for symbolic rows. Raises CannotTrace for any other attribute."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -36,22 +36,26 @@ class TracedBatch:
         self.positions_T = graph.value(ROWS, (), "ids")
         self.kv = _TracedCache()
         self.layers: dict[str, Traced] = {}
-        self.ends: list[int] = []  # of each layer, how many ops there were at its end
+        self.ends: list[int] = []  # for each layer, the number of ops recorded up to its end
 
     def after_layer(self, layer: int, x_TD: Traced) -> None:
+        """Records the end of a layer and its output."""
         self.layers[f"layers.{layer}"] = x_TD
         self.ends.append(len(self.graph.nodes))
 
     def note_weights(self, layer: int, q_THd: Traced, scale: float, softcap: float) -> None:
-        """A program has no such output (`trace`)."""
+        """Does nothing: programs do not export attention weights (see `trace`)."""
 
     def angles(self, rope: Rope) -> tuple[Rope, Rope]:
+        """The rope itself stands for its cosines and sines."""
         return rope, rope
 
     def attention(self, layer: int, group: int) -> int:
+        """The layer number stands for its AttentionPlan."""
         return layer
 
     def store(self, layer: int, k_TKd: Traced, v_TKd: Traced) -> None:
+        """Records the op that stores keys and values in the cache."""
         self.graph.record("store_kv", (k_TKd, v_TKd, layer), (), ROWS)
 
     def __getattr__(self, name: str) -> Any:
@@ -60,12 +64,12 @@ class TracedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A model's ops in order. hidden: its result, float32 [rows, width]. logits: of chosen rows, None for a model
-    without.
+    """A model's ops in order. hidden: the forward's result, float32 [rows, width]. logits: of chosen rows, None for a
+    model without logits.
 
-    exports: hidden states by name, which are there as well after a run. slots: by the id of a weight, what adapters
-    know of it. names: of the linears, by the id of a weight. Layer i is the ops from ends[i - 1], or from the first, to
-    before ends[i].
+    exports: hidden states, by name, that can also be read after a run. slots: adapter slots, by the `id()` of the
+    weight. names: of the linears, by the `id()` of the weight. The ops of layer i are [ends[i - 1], ends[i]), from 0
+    for the first layer.
     """
 
     graph: Graph
@@ -78,16 +82,17 @@ class Trace:
 
     @property
     def ends(self) -> tuple[int, ...]:
+        """For each layer, the index after its last op."""
         return tuple(self.batch.ends)
 
     @property
     def results(self) -> tuple[Traced, ...]:
-        """What is read after a run."""
+        """The values that are read after a run."""
         return (self.hidden, *self.exports.values(), *(() if self.logits is None else (self.logits,)))
 
     @property
     def weight_bytes_read(self) -> int:
-        """Bytes of the matrices that a step of one row goes through; of a mixture's experts, the row's."""
+        """Bytes of the matrices that a step of one row reads; of a mixture's experts, only those of the row."""
         total = 0
         for node in self.graph.nodes:
             if node.op == "linear":
@@ -100,7 +105,8 @@ class Trace:
 
 def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
     """Runs `model.forward` and `model.logits` on symbolic rows. exports: "layers.<i>" for the rows after a layer,
-    "last" for the forward's result. Raises CannotTrace."""
+    "last" for the forward's result. Raises CannotTrace if the forward uses anything but the ops and the interface of
+    TracedBatch, or does not name an export."""
     graph = Graph()
     batch = TracedBatch(graph)
     try:
@@ -109,7 +115,7 @@ def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
         if hasattr(model, "logits"):
             chosen = graph.record("choose", (hidden,), (hidden.shape,), CHOSEN)
             logits = model.logits(chosen)
-    except (TypeError, AttributeError) as error:  # torch itself was handed a symbolic value
+    except (TypeError, AttributeError) as error:  # torch itself was given a symbolic value
         raise CannotTrace(f"the forward leaves the ops: {error}") from error
     if not isinstance(hidden, Traced) or not isinstance(logits, Traced | None):
         raise CannotTrace("the forward returns something else than its rows")

@@ -1,11 +1,11 @@
-"""Helpers that the decoders of GGML blocks share.
+"""Shared helpers of the GGML block decoders.
 
-A decoder is a function `decode(blocks, out)`: `blocks` is a structured array [n] whose dtype spells the
-block as it lies in the file, `out` is float32 [n, weights per block], C-contiguous, and is overwritten.
-Decoders use `out` as their working memory, so that a chunk stays in the cache while it is unpacked.
+A decoder is a function `decode(blocks, out)`: `blocks` is a structured array [n] whose dtype is the block's layout in
+the file; `out` is float32 [n, weights per block], C-contiguous, and is overwritten. Decoders use `out` as working
+memory, so that a chunk stays in the cache while it is decoded.
 
-All products that the formats define (scale * sub-scale * level) fit into 24 bits and are exact in float32, so
-their order is free; only where a minimum is subtracted or added does a rounding happen, once.
+All products that the formats define (scale * sub-scale * level) fit in 24 bits and are exact in float32, so their order
+is free; only adding or subtracting a minimum rounds, once.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ F32 = np.dtype("<f4")
 
 
 def column(values: np.ndarray) -> np.ndarray:
-    """Scales of any dtype and shape [n, ...] as float32 [n, ..., 1], ready to multiply rows with."""
+    """Scales of any dtype and shape [n, ...] as float32 [n, ..., 1], to multiply rows with."""
     return values.astype(F32)[..., None]
 
 
 def fields(packed: np.ndarray, width: int, bits: int) -> np.ndarray:
-    """Unpack bytes whose `bits`-wide fields belong to different rows of `width` elements, lowest bits first.
+    """Unpacks bytes whose `bits`-wide fields belong to different rows of `width` elements, lowest bits first.
 
     uint8 [n, groups * width] -> uint8 [n, groups, 8 // bits, width].
     """
@@ -38,5 +38,5 @@ def bits(packed: np.ndarray) -> np.ndarray:
 
 
 def look_up(table: np.ndarray, index: np.ndarray, out: np.ndarray) -> None:
-    """out = table[index] for an index that cannot be out of range (clipping spares numpy a buffer)."""
+    """out = table[index], for an index known to be in range (clip mode avoids a buffer in numpy)."""
     np.take(table, index, axis=0, out=out, mode="clip")

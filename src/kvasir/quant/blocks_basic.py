@@ -1,7 +1,7 @@
-"""GGML blocks of 32 (or 128, or 256) weights under one scale, without sub-scales.
+"""GGML blocks of 32 (or 128, or 256) weights with one scale, without sub-scales.
 
-Source: block_* in ggml-common.h and dequantize_row_* in ggml-quants.c of the ggml project. In the 4- and
-5-bit formats the low nibbles of a block are its first half, the high nibbles its second.
+Source: block_* in ggml-common.h and dequantize_row_* in ggml-quants.c of the ggml project. In the 4- and 5-bit formats
+the low nibbles of a block are its first half, the high nibbles its second.
 """
 
 import numpy as np
@@ -51,13 +51,13 @@ def q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def q8(blocks: np.ndarray, out: np.ndarray) -> None:
-    """Q8_0 and Q8_K; the sums that Q8_K carries for dot products are not needed."""
+    """Q8_0 and Q8_K; ignores the sums that Q8_K stores for dot products."""
     out[:] = blocks["qs"]
     out *= column(blocks["d"])
 
 
 def tq1_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    """Five ternary digits a byte: digit k of neighbouring bytes gives neighbouring weights."""
+    """Five ternary digits per byte: digit k of adjacent bytes gives adjacent weights."""
     start = 0
     for packed, digits in ((blocks["qs"][:, :32], 5), (blocks["qs"][:, 32:], 5), (blocks["qh"], 4)):
         for table in _TRITS[:digits]:

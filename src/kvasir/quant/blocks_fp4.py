@@ -1,7 +1,7 @@
 """GGML blocks of 4-bit indices into a fixed table of levels: the 4-bit floats and the non-linear IQ4 formats.
 
-Source: block_mxfp4, block_nvfp4, block_iq4_* in ggml-common.h of the ggml project; OCP Microscaling Formats
-v1.0 for E2M1 and E8M0; NVIDIA's NVFP4 for E4M3 scales of 16 weights.
+Source: block_mxfp4, block_nvfp4, block_iq4_* in ggml-common.h of the ggml project; OCP Microscaling Formats v1.0 for
+E2M1 and E8M0; NVIDIA's NVFP4 for E4M3 scales per 16 weights.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ NVFP4 = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
 IQ4_NL = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
 IQ4_XS = np.dtype([("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
 
-# E2M1 doubled, so that every level is an integer; the scale tables below are halved in turn. ggml reads the
+# E2M1 doubled, so that every level is an integer; the scale tables below are halved to compensate. ggml reads the
 # code of minus zero as plus zero.
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], F32)
 
@@ -52,7 +52,7 @@ def _half_e8m0() -> np.ndarray:
 
 
 def _half_ue4m3() -> np.ndarray:
-    """Half of every unsigned E4M3 scale (bias 7), float32 [256]; 0x7F, its NaN, counts as 0 in ggml."""
+    """Half of every unsigned E4M3 scale (bias 7), float32 [256]; 0x7F, its NaN, is 0 as in ggml."""
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, (code & 7).astype(F32)
     value = np.where(exponent == 0, np.ldexp(mantissa, -10), np.ldexp(8 + mantissa, np.maximum(exponent, 1) - 11))

@@ -1,8 +1,8 @@
 """The IQ formats: super-blocks of 256 weights as indices of rows in a fixed grid, plus signs and scales.
 
-Source: block_iq* in ggml-common.h and dequantize_row_iq* in ggml-quants.c of the ggml project. A grid row
-gives 8 magnitudes (IQ1, IQ2) or 4 (IQ3) at once. The `_xxs` and `_xs` formats store 7 signs of 8; the eighth
-makes the number of minus signs even.
+Source: block_iq* in ggml-common.h and dequantize_row_iq* in ggml-quants.c of the ggml project. A grid row gives 8
+magnitudes (IQ1, IQ2) or 4 (IQ3). The `_xxs` and `_xs` formats store 7 of 8 signs; the eighth makes the number of minus
+signs even.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ _SEVEN_BITS = np.arange(0, 28, 7, dtype=np.uint32)
 
 
 def iq1_s(blocks: np.ndarray, out: np.ndarray) -> None:
-    """qh holds, per 32 weights, four times 3 upper index bits, a 3-bit scale and the sign of the shift."""
+    """qh holds, per 32 weights, the 3 upper bits of four indices, a 3-bit scale and the sign of the shift."""
     high = blocks["qh"][..., None] >> _THREE_BITS & 7
     _grid_rows("IQ1_S", _joined(blocks["qs"], high), out)
     sub_blocks = out.reshape(-1, 8, 32)
@@ -35,7 +35,7 @@ def iq1_s(blocks: np.ndarray, out: np.ndarray) -> None:
 def iq1_m(blocks: np.ndarray, out: np.ndarray) -> None:
     """A nibble of qh belongs to 8 weights: 3 upper index bits and the sign of the shift.
 
-    The four words of `scales` hold four 3-bit scales each and, on top, a quarter of the float16 scale.
+    Each of the four words of `scales` holds four 3-bit scales and, in the upper 4 bits, a quarter of the float16 scale.
     """
     nibbles = fields(blocks["qh"], 1, 4).reshape(-1, 32)
     _grid_rows("IQ1_S", _joined(blocks["qs"], nibbles & 7), out)
@@ -81,7 +81,7 @@ def iq3_s(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def _joined(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Grid indices from their lower 8 bits [n, rows] and upper bits [n, ...] of as many entries."""
+    """Grid indices from their lower 8 bits [n, rows] and their upper bits [n, ...], equal in number."""
     return low | high.reshape(low.shape).astype(np.uint16) << 8
 
 
@@ -91,18 +91,18 @@ def _grid_rows(name: str, index: np.ndarray, out: np.ndarray) -> None:
 
 
 def _shift(negative: np.ndarray) -> np.ndarray:
-    """What the IQ1 formats add to each grid entry: -1/8 where `negative` is not 0, else 1/8."""
+    """The offset that the IQ1 formats add to each grid entry: -1/8 where `negative` is not 0, else 1/8."""
     return np.where(negative, np.float32(-0.125), np.float32(0.125))[..., None]
 
 
 def _apply_signs(sign_bytes: np.ndarray, out: np.ndarray) -> None:
-    """Multiply runs of 8 weights with the signs of one byte (a set bit is minus)."""
+    """Multiplies each run of 8 weights by the signs in one byte (a set bit is minus)."""
     rows = out.reshape(*sign_bytes.shape, 8)
     rows *= _SIGNS[sign_bytes]
 
 
 def _packed_signs_and_scales(d: np.ndarray, words: np.ndarray, unit: float, out: np.ndarray) -> None:
-    """The _xxs formats' word per 32 weights: four times 7 signs, and a scale in the upper 4 bits."""
+    """The _xxs formats' word per 32 weights: four groups of 7 signs, and a scale in the upper 4 bits."""
     _apply_signs(_EVEN_SIGNS[words[..., None] >> _SEVEN_BITS & 127], out)
     scales = (F32.type(0.5) + (words >> 28).astype(F32)) * F32.type(unit)
     sub_blocks = out.reshape(-1, 8, 32)
@@ -110,7 +110,7 @@ def _packed_signs_and_scales(d: np.ndarray, words: np.ndarray, unit: float, out:
 
 
 def _half_step_scales(blocks: np.ndarray, out: np.ndarray) -> None:
-    """4-bit scales of 16 weights each, in steps of a quarter from an eighth."""
+    """4-bit scales of 16 weights each: from 1/8 in steps of 1/4."""
     nibbles = fields(blocks["scales"], 1, 4).reshape(-1, 16)
     scales = (F32.type(0.5) + nibbles.astype(F32)) * F32.type(0.25)
     sub_blocks = out.reshape(-1, 16, 16)
@@ -118,7 +118,7 @@ def _half_step_scales(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def _even_signs() -> np.ndarray:
-    """Seven sign bits completed by the one that makes their number even: uint8 [128]."""
+    """Seven sign bits, plus the eighth that makes their number even: uint8 [128]."""
     seven = np.arange(128, dtype=np.uint8)
     parity = np.unpackbits(seven[:, None], axis=1).sum(axis=1, dtype=np.uint8) & 1
     return seven | parity << 7

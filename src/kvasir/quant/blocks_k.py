@@ -20,7 +20,7 @@ def q2_k(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def q3_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    """A set mask bit means that 4 is *not* taken off; scales have 6 bits, the upper 2 apart."""
+    """A set mask bit means that 4 is *not* subtracted; scales have 6 bits, with the upper 2 stored separately."""
     levels = fields(blocks["qs"], 32, 2).reshape(-1, 256)
     mask = fields(blocks["hmask"], 32, 1).reshape(-1, 256)
     np.add(levels, mask << 2, out=out, casting="unsafe")
@@ -64,8 +64,8 @@ def _scale_and_shift(blocks: np.ndarray, out: np.ndarray, scales: np.ndarray, mi
 def _six_bit_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The 8 scales and 8 minima of Q4_K and Q5_K: uint8 [n, 12] -> two of uint8 [n, 8].
 
-    Bytes 0-3 hold scales 0-3 and bytes 4-7 minima 0-3 in their lower 6 bits; bytes 8-11 hold the lower
-    nibbles of scales (low) and minima (high) 4-7, whose upper 2 bits sit on top of bytes 0-7.
+    Bytes 0-3 hold scales 0-3 and bytes 4-7 minima 0-3 in their lower 6 bits. Bytes 8-11 hold the lower nibbles of
+    scales (low) and minima (high) 4-7; their upper 2 bits are the top bits of bytes 0-7.
     """
     scale, minimum, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([scale & 63, rest & 15 | scale >> 2 & 48], axis=1)

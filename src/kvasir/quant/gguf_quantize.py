@@ -1,7 +1,7 @@
-"""Encoding float32 weights as GGUF tensors, for the formats that need no search for good scales.
+"""Encodes float32 weights as GGUF tensors, for the formats that need no search for good scales.
 
-Source: quantize_row_*_ref in ggml-quants.c and the bfloat16 rounding in ggml-impl.h of the ggml project; the
-bytes are those of the reference code.
+Source: quantize_row_*_ref in ggml-quants.c and the bfloat16 rounding in ggml-impl.h of the ggml project; the bytes
+equal those of the reference code.
 """
 
 import numpy as np
@@ -12,9 +12,9 @@ from kvasir.quant.gguf_types import CHUNK, GGMLType
 
 
 def quantize(values: np.ndarray, ggml_type: GGMLType) -> np.ndarray:
-    """Encode float32 [..., row] as uint8 [..., row bytes]: F32, F16, BF16, Q4_0 or Q8_0.
+    """Encodes float32 [..., row] as uint8 [..., row bytes]: F32, F16, BF16, Q4_0 or Q8_0.
 
-    Raises `UnsupportedModel` for other types and `ValueError` where a row is not a whole number of blocks.
+    Raises `UnsupportedModel` for other types and `ValueError` if a row is not a whole number of blocks.
     """
     encode = _ENCODERS.get(ggml_type)
     if encode is None:
@@ -37,7 +37,7 @@ def _plain(rows: np.ndarray, blocks: np.ndarray) -> None:
 
 
 def _bf16(rows: np.ndarray, blocks: np.ndarray) -> None:
-    """Round to nearest, ties to even; a NaN keeps its sign and payload and becomes quiet."""
+    """Rounds to nearest, ties to even; a NaN keeps its sign and payload and becomes quiet."""
     word = rows[:, 0].view(np.uint32)
     rounded = word + (0x7FFF + (word >> 16 & 1))
     is_nan = word & 0x7FFFFFFF > 0x7F800000
@@ -45,7 +45,7 @@ def _bf16(rows: np.ndarray, blocks: np.ndarray) -> None:
 
 
 def _q4_0(rows: np.ndarray, blocks: np.ndarray) -> None:
-    """The weight of largest magnitude, sign included, becomes level 0 of 0..15, that is -8."""
+    """The weight of largest magnitude, with its sign, becomes level 0 of 0..15, that is -8."""
     largest = np.take_along_axis(rows, np.abs(rows).argmax(axis=1, keepdims=True), axis=1)
     d = largest / F32.type(-8)
     levels = np.clip(rows * _inverse(d) + F32.type(8.5), 0, 15).astype(np.uint8)
@@ -54,7 +54,7 @@ def _q4_0(rows: np.ndarray, blocks: np.ndarray) -> None:
 
 
 def _q8_0(rows: np.ndarray, blocks: np.ndarray) -> None:
-    """The largest magnitude becomes 127; halves are rounded away from zero."""
+    """The largest magnitude becomes 127; halves round away from zero."""
     d = np.abs(rows).max(axis=1, keepdims=True) / F32.type(127)
     scaled = rows * _inverse(d)
     magnitude = np.abs(scaled)

@@ -1,8 +1,8 @@
 """The tensor types of GGUF files: their table, and decoding to float32 with numpy alone.
 
-Source: enum ggml_type and the block structs of the ggml project (ggml.h, ggml-common.h). A row of a tensor
-is a whole number of blocks; a block is `block_size` weights in `type_size` bytes, little-endian. Values are
-those of the reference code bit for bit.
+Source: enum ggml_type and the block structs of the ggml project (ggml.h, ggml-common.h). A row of a tensor is a whole
+number of blocks; a block is `block_size` weights in `type_size` bytes, little-endian. Decoded values equal those of the
+reference code bit for bit.
 """
 
 from enum import IntEnum
@@ -16,12 +16,12 @@ from kvasir.quant import blocks_iq as iq
 from kvasir.quant import blocks_k as k
 from kvasir.quant.blocks import F32, Decoder
 
-# Weights converted at a time: small enough that a chunk and its temporaries stay in a core's own cache.
+# Weights per chunk: small enough that a chunk and its temporaries stay in a core's own cache.
 CHUNK = 1 << 15
 
 
 class GGMLType(IntEnum):
-    """A tensor type as numbered in GGUF files. Numbers missing here were withdrawn from the format."""
+    """A tensor type with its number in GGUF files. Missing numbers were withdrawn from the format."""
 
     F32 = 0
     F16 = 1
@@ -60,22 +60,22 @@ class GGMLType(IntEnum):
 
     @property
     def block_size(self) -> int:
-        """Weights in a block; 1 for plain numbers."""
+        """Weights per block; 1 for plain numbers."""
         return _BLOCKS[self][0]
 
     @property
     def type_size(self) -> int:
-        """Bytes in a block."""
+        """Bytes per block."""
         return self.layout.itemsize
 
     @property
     def layout(self) -> np.dtype:
-        """A block as it lies in the file."""
+        """The layout of a block in the file."""
         return _BLOCKS[self][1]
 
     @property
     def is_plain(self) -> bool:
-        """True for ordinary number types, which need no decoding."""
+        """Whether this is an ordinary number type, which needs no decoding."""
         return self.block_size == 1
 
     def row_bytes(self, row_length: int) -> int:
@@ -92,8 +92,8 @@ def _bf16(blocks: np.ndarray, out: np.ndarray) -> None:
     np.left_shift(blocks, 16, out=out.view("<u4")[:, 0], dtype=np.uint32)
 
 
-# Weights per block, the block as it lies in the file, and its decoder. Q8_1 is what ggml makes of activations
-# on the fly: its size varies between versions of ggml, and no model file holds it.
+# Weights per block, the block's layout in the file, and its decoder. Q8_1 is ggml's runtime format for
+# activations: its size varies between versions of ggml, and no model file holds it.
 _BLOCKS: dict[GGMLType, tuple[int, np.dtype, Decoder | None]] = {
     GGMLType.F32: (1, np.dtype("<f4"), _plain),
     GGMLType.F16: (1, np.dtype("<f2"), _plain),
@@ -133,9 +133,9 @@ _BLOCKS: dict[GGMLType, tuple[int, np.dtype, Decoder | None]] = {
 
 
 def dequantize(data: np.ndarray, ggml_type: GGMLType, shape: tuple[int, ...]) -> np.ndarray:
-    """Decode a whole tensor: uint8 of any shape, C-contiguous -> float32 `shape`.
+    """Decodes a whole tensor: uint8 of any shape, C-contiguous -> float32 `shape`.
 
-    Raises `UnsupportedModel` for Q8_1 and `ValueError` where the bytes do not fill `shape`.
+    Raises `UnsupportedModel` for Q8_1 and `ValueError` if the bytes do not fill `shape`.
     """
     out = np.empty(shape, F32)
     dequantize_into(out, data, ggml_type)
@@ -143,7 +143,7 @@ def dequantize(data: np.ndarray, ggml_type: GGMLType, shape: tuple[int, ...]) ->
 
 
 def dequantize_into(out: np.ndarray, data: np.ndarray, ggml_type: GGMLType) -> None:
-    """Decode `data` (uint8, C-contiguous) over `out` (float32, C-contiguous) in chunks of `CHUNK` weights."""
+    """Decodes `data` (uint8, C-contiguous) into `out` (float32, C-contiguous) in chunks of `CHUNK` weights."""
     block_size, layout, decode = _BLOCKS[ggml_type]
     if decode is None:
         raise UnsupportedModel(
@@ -155,7 +155,7 @@ def dequantize_into(out: np.ndarray, data: np.ndarray, ggml_type: GGMLType) -> N
     blocks = data.reshape(-1).view(layout)
     rows = out.reshape(-1, block_size)
     step = CHUNK // block_size
-    # Infinite or NaN scales are the file's affair and follow the rules of IEEE 754 quietly.
+    # Infinite or NaN scales in the file follow IEEE 754, without warnings.
     with np.errstate(all="ignore"):
         for start in range(0, len(blocks), step):
             decode(blocks[start : start + step], rows[start : start + step])

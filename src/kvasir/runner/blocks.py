@@ -1,4 +1,4 @@
-"""What plans do with whole blocks of a cache: copies within it, and to and from the host."""
+"""Moves whole blocks of a cache as plans say: copies within it, exports to the host, imports from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Coming(Protocol):
-    """Bytes on their way; `result` waits for them."""
+    """Bytes of a transfer in progress; `result` waits for them."""
 
     def result(self) -> memoryview: ...
 
@@ -24,8 +24,8 @@ Exported = memoryview | Coming
 
 
 class BlockCache(Protocol):
-    """What both executors' caches can do with whole blocks. `export` takes a block as it is now, though its bytes may
-    still be on their way."""
+    """Operations on whole blocks that both executors' caches have. `export` gives the block's bytes at the time of the
+    call, though their transfer may still be in progress."""
 
     def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None: ...
 
@@ -45,7 +45,7 @@ class Copies(Protocol):
 
 
 class StagedBlocks:
-    """Of a cache that is not in the host's memory: its bytes come and go beside the computing."""
+    """Blocks of a cache outside the host's memory, transferred while the device computes."""
 
     def __init__(self, cache: KVCache, copies: Copies):
         self._cache = cache
@@ -65,7 +65,7 @@ class StagedBlocks:
 
 
 class _Parts:
-    """What several copies bring."""
+    """The concatenated bytes of several copies."""
 
     def __init__(self, parts: Sequence[Future[memoryview]]):
         self._parts = parts
@@ -75,7 +75,7 @@ class _Parts:
 
 
 def move_blocks(cache: BlockCache, plan: StepPlan) -> tuple[Exported, ...]:
-    """What a plan does with blocks before it computes; what its `saves` give."""
+    """Carries out a plan's `saves`, `copies` and `loads`, in this order; returns the exports of its `saves`."""
     saved = tuple(cache.export(group, block) for group, block in plan.saves)
     for group in sorted({g for g, _, _ in plan.copies}):
         cache.copy(group, [(source, target) for g, source, target in plan.copies if g == group])
@@ -85,5 +85,5 @@ def move_blocks(cache: BlockCache, plan: StepPlan) -> tuple[Exported, ...]:
 
 
 def wait_all(saved: Sequence[Exported]) -> tuple[memoryview, ...]:
-    """Waits for exports in flight; the bytes of all."""
+    """Waits for exports in flight; returns the bytes of all."""
     return tuple(part if isinstance(part, memoryview) else part.result() for part in saved)

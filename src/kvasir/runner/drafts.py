@@ -1,8 +1,8 @@
-"""Sampling along a draft: each position from its own row of logits, as if a step of its own had come to it.
+"""Samples along a draft: each position from its own logits, as a step of its own would.
 
-Speculative decoding (Leviathan et al., ICML 2023) accepts a draft with a probability that keeps the target's
-distribution. Here a drafted id is right exactly if it is the one that the sampler draws at its place, which is a
-function of the logits, the ids before it, the seed and the position: the answer is the one without drafts.
+Speculative decoding (Leviathan et al., ICML 2023) accepts drafted ids with a probability that keeps the target's
+distribution. Here a drafted id is accepted exactly if the sampler draws it at its position. The draw is a function of
+the logits, the ids before it, the seed and the position, so the results are the same as without drafts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Draw = Callable[[int, int, bytes | None, bytes], Taken]
 
 
 def along(work: Work, row: Row, mask: bytes | None, draw: Draw) -> Taken:
-    """What was sampled after the known ids, and after each drafted one as long as all before it were right. mask: one
-    after the other, of equal length. draw(i, known, mask, carry): samples from the i-th of the last rows of the work,
-    after the first `known` ids of the row.
+    """Samples after the last known id, and after each drafted id as long as the draft matches. mask: concatenated
+    masks of equal length, one per position. draw(i, known, mask, carry): samples from the i-th of the work's last
+    1 + drafted token rows, after the first `known` ids of the row.
 
-    An error at a drafted id ends the draft before it: the next step meets it again.
+    An error at a drafted id ends the draft before it: the next step meets the error again.
     """
     size = len(mask) // (work.drafted + 1) if mask is not None else 0
     tokens, entries, carry = [], [], row.carry

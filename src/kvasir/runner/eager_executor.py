@@ -1,6 +1,6 @@
-"""The executor of plain torch, op by op, on any device: the reference, and the fallback for what a program cannot run.
+"""The eager executor: plain torch, op by op, on any device. The reference, and the fallback where no program can run.
 
-One thread computes, in order, and `start` returns at once: the caller may think while the forward runs.
+One thread computes steps in order, and `start` returns at once, so the caller can plan while the forward runs.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from kvasir.runner.rows import Row, Rows
 from kvasir.sampling.logprobs import BadLogits, logprobs
 from kvasir.sampling.sampler import RowContext, Sampled, sample
 
-_TILE = 32  # rows whose logits are read at a time
+_TILE = 32  # token rows whose log-probabilities are read at a time
 
 
 @dataclass(slots=True)
 class Results:
-    """What a step left. logits: float32 of the rows of `Step.now`, then of `Step.later`. The rest is by place."""
+    """Results of a step. logits: float32 [S, V], works of `Step.now`, then of `Step.later`. taken: in the order of
+    `Step.now`. The dictionaries are by place in the step."""
 
     logits: Tensor | None = None
     taken: list[Taken] = field(default_factory=list)
     read: dict[int, tuple[tuple[Entry, ...], str]] = field(default_factory=dict)
-    drafted: dict[int, Tensor] = field(default_factory=dict)  # logits of the last known id and of the draft
+    drafted: dict[int, Tensor] = field(default_factory=dict)  # [1 + drafted, V], of the last known id and of the draft
     pooled: dict[int, Tensor] = field(default_factory=dict)
     hidden: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     saved: tuple[Exported, ...] = ()
 
 
 class EagerExecutor:
-    """`model` as models/ makes them. max_tokens: token rows of a step. hidden: names of the hidden states that work may
-    want. copies: for blocks that come and go beside the computing."""
+    """model: of models/. max_tokens: most token rows of a step. hidden: names of the outputs that work may want.
+    copies: transfers blocks while the device computes."""
 
     computes = frozenset(("drafted",))
     queues = False
@@ -86,7 +87,7 @@ class EagerExecutor:
         if self._copies:
             self._copies.close()
 
-    # -- in the thread
+    # -- on the thread
 
     @torch.inference_mode()
     def _compute(self, step: Step) -> Results:
@@ -98,16 +99,16 @@ class EagerExecutor:
         return found
 
     def batch(self, step: Step) -> Batch:
-        """The step's rows as layers read them."""
+        """The step's token rows as layers read them."""
         wanted = frozenset(name for work in step.works for name in work.want_hidden)
         return make_batch(step.works, self.rows.arrays, self._cache, wanted, self._inputs)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The hidden rows."""
+        """The last hidden states, [T, D]."""
         return self.model.forward(batch.tokens_T, batch)
 
     def _keep(self, found: Results, step: Step, batch: Batch, hidden_TD: Tensor) -> None:
-        """What the works want of their rows."""
+        """Stores the outputs that the works want."""
         for at, work in enumerate(step.works):
             mine = slice(step.starts[at], step.starts[at + 1])
             if any(work.read):
@@ -126,7 +127,7 @@ class EagerExecutor:
                 found.drafted[at] = self.model.logits(hidden_TD[end - 1 - work.drafted : end])[: work.drafted + 1]
 
     def _read(self, work: Work, hidden_nD: Tensor) -> tuple[tuple[Entry, ...], str]:
-        """Log-probabilities of known ids, a tile of rows at a time."""
+        """Log-probabilities of known ids, computed for a tile of token rows at a time, or an error."""
         entries: list = []
         for first in range(*work.read, _TILE):
             end = min(first + _TILE, work.read[1])
@@ -139,7 +140,7 @@ class EagerExecutor:
 
     @torch.inference_mode()
     def take(self, logits_SV: Tensor, works: Sequence[Work], masks: Sequence[bytes | None] = ()) -> list[Taken]:
-        """One id for each row of logits."""
+        """Samples one id from each row of logits."""
         masks = masks or [None] * len(works)
         rows = [self.rows[work.row] for work in works]
         given = zip(rows, masks, works, strict=True)
@@ -148,7 +149,7 @@ class EagerExecutor:
 
     @torch.inference_mode()
     def take_along(self, logits_nV: Tensor, work: Work, mask: bytes | None) -> Taken:
-        """Samples along a draft. logits_nV: of the last known id's row and of those of the draft."""
+        """Samples along a draft. logits_nV: of the last known id and of the drafted ids."""
         row = self.rows[work.row]
 
         def draw(i: int, known: int, mask: bytes | None, carry: bytes) -> Taken:

@@ -1,10 +1,10 @@
-"""What a Runner asks of the machine. An `Executor` computes steps over the rows of one runner. A `Handle` stands for
-one step under way: its results stay where the executor computed them until they are asked for.
+"""The interface between a Runner and its executor. An `Executor` computes steps over the rows of one runner. A `Handle`
+stands for one pending step: its results stay where the executor computed them until they are read.
 
     runner      rows, plans, results, refusals, errors         decides what is computed
     executor    weights, cache, buffers, sampling              computes it
 
-An executor writes the ids it samples where its next step reads them; the runner learns of them from the handle. The
+An executor writes the ids it samples where its next step reads them; the runner gets them from the handle. The
 capacity bounds the sizes of a step, so inputs can lie in buffers at fixed addresses.
 """
 
@@ -23,8 +23,8 @@ Entry = tuple[int, float, int, tuple[tuple[int, float], ...]]  # as in plan.RowR
 
 
 class Taken(NamedTuple):
-    """What was sampled for a work. tokens: none with an error, several after an accepted draft. carry: that of the
-    sampler at the last of them."""
+    """Sampled ids of a work. tokens: empty with an error, several after an accepted draft. carry: the sampler's, after
+    the last token."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Entry, ...] = ()
@@ -34,12 +34,12 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an executor is to do: what the plan says of blocks, then its `decodes`, whose token rows are the first ones,
-    and `works`, those of the plan whose rows are sound. Without `columns` the plan has no decodes.
+    """A step for an executor: moves the plan's blocks, then computes the plan's `decodes`, whose token rows come first,
+    and `works`: the plan's works whose rows are sound. Without `Executor.columns` the plan has no decodes.
 
-    starts: the first token row of each work,
-    and after the last the number of token rows. now: places of the works that
-    are sampled with the forward. later: of those that wait for a mask, whose logits are kept.
+    starts: the first token row of each work, then the total number of token rows. now: places of the works that are
+    sampled with the forward. later: places of the works that are sampled by `Handle.take` (masked or drafted), whose
+    logits are kept.
     """
 
     plan: StepPlan
@@ -54,29 +54,30 @@ class Step:
 
 
 class Handle(Protocol):
-    """A step under way. After `wait`, and before the executor's next step, the others give what it computed, and for as
-    long as the handle lives where the executor queues steps; `at` is a work's place in the step."""
+    """A pending step. The other methods return its results after `wait` and until the executor's next step starts, or,
+    if the executor queues steps, as long as the handle exists. at: a work's place in the step."""
 
     def wait(self) -> float:
-        """Returns at the end of the step, with the seconds that its kernels took if the executor counts them. Raises
-        what the step raised."""
+        """Waits for the end of the step. Returns the seconds that its kernels took, 0 if the executor does not measure
+        them. Raises what the step raised."""
         ...
 
     def decoded(self) -> tuple[np.ndarray, Mapping[int, str]]:
-        """For `Step.decodes`, the ids that were sampled, int32, and by place why there is none. Called once, and only
-        where there are such rows."""
+        """The ids sampled for `Step.decodes`, int32, and the errors of failed rows by place. Called once, and only if
+        the step has decodes."""
         ...
 
     def taken(self) -> Sequence[Taken]:
-        """For the works of `Step.now`, in their order."""
+        """Sampled ids of the works of `Step.now`, in their order."""
         ...
 
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> Sequence[Taken]:
-        """Samples works with masks, those of `Step.now` too. Called once, before `read`."""
+        """Samples works with their masks (None: no mask); works of `Step.now` can be sampled again. Called once, before
+        `read`."""
         ...
 
     def read(self, at: int) -> tuple[tuple[Entry, ...], str]:
-        """The log-probabilities of the work's `read`, or why there are none."""
+        """The log-probabilities of the work's `read`, and an error if there are none."""
         ...
 
     def pooled(self, at: int) -> bytes:
@@ -84,23 +85,23 @@ class Handle(Protocol):
         ...
 
     def hidden(self, at: int, name: str) -> bytes:
-        """Float32 bytes of the work's rows of an output."""
+        """Float32 bytes of the work's token rows of a named output."""
         ...
 
     def saved(self) -> tuple[Bytes, ...]:
-        """What the plan's `saves` give."""
+        """The bytes of the plan's `saves`."""
         ...
 
 
 class Executor(Protocol):
-    """Computes steps. One step at a time: the next is started after the last was waited for, unless the executor queues
-    them. It then computes them in the order of their starts, and each of them over rows as its plan and those before it
-    have them, so it keeps rows of its own that follow the plans: `Rows.apply`, and `Row.take` of what it has sampled.
-    The host learns of the ids from the handle and gives none back.
+    """Computes steps one at a time: a step is started after the previous one was waited for, unless the executor queues
+    steps. A queuing executor computes steps in the order of their starts, each over the rows as its plan and the
+    earlier plans define them. So it keeps rows of its own that follow the plans: `Rows.apply`, and `Row.take` of the
+    sampled ids. The host reads the ids from the handle and passes none back.
 
-    computes: what it has code for of what not every executor has: inputs.FEATURES, "encodes" of a plan, "drafted" and
-    "pending" of a work. The runner refuses the others by name. columns: it takes `Step.decodes` now. hidden: names of
-    the outputs that work may want. cache: what tiers and tests may know of its memory.
+    computes: optional features that it implements: names of inputs.FEATURES, "encodes" of a plan, "drafted" and
+    "pending" of a work. The runner refuses the others by name. columns: whether it takes `Step.decodes` at present.
+    hidden: names of the outputs that work may want. cache: its memory, as tiers and tests may see it.
     """
 
     @property
@@ -117,25 +118,25 @@ class Executor(Protocol):
 
     @property
     def overlaps(self) -> bool:
-        """`start` returns while the step computes elsewhere."""
+        """Whether `start` returns while the step is computed in the background."""
         ...
 
     @property
     def queues(self) -> bool:
-        """`start` may be called while steps before it run: their ids and carries are fed to the new one where they were
-        sampled. Not after a step of which works wait for a mask. Such an executor takes no columns."""
+        """Whether `start` may be called while earlier steps run: the new step reads their ids and carries where they
+        were sampled. Not allowed after a step whose works wait for a mask. Such an executor takes no columns."""
         ...
 
     def bind(self, rows: Rows) -> None:
-        """The rows over which it computes; called once."""
+        """Sets the rows over which it computes; called once."""
         ...
 
     def enter(self, join: Join, row: Row) -> None:
-        """A sequence has joined. Raises ValueError for a spec that it cannot sample by."""
+        """A sequence has joined. Raises ValueError for a spec that the executor cannot sample with."""
         ...
 
     def settle(self) -> None:
-        """Waits for a step whose result no one took; drops what went wrong in it."""
+        """Waits for a step whose result was not taken; ignores its errors."""
         ...
 
     def start(self, step: Step) -> Handle: ...
@@ -145,5 +146,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Waits for a step in progress and ends the threads. Twice does no harm."""
+        """Waits for a step in progress and ends the threads. Idempotent."""
         ...

@@ -1,14 +1,14 @@
-"""FakeRunner: a runner whose executor samples tokens that one can compute by hand, over a cache that notices every
+"""FakeRunner: a runner whose executor samples tokens that can be computed by hand, over a cache that detects every
 mistake of a plan. No torch.
 
-Each slot of its cache holds a number: the token id whose keys and values would lie there, or what
-fake_content makes of it and of embeddings, positions and adapters. A row's next token is
+Each slot of its cache holds a number: the token id whose keys and values would lie there, or a hash that fake_content
+makes of the id, embeddings, positions and adapters. A row's next token is
 
     (31 * sum of all numbers of the sequence + 7 * position + seed) mod vocab_size
 
-where the numbers are read *through the block tables of the plan*, as attention would: a block that was never written,
-was given to another row, or was not copied shows up as a wrong token or a loud error. Only drawn tokens (with a
-temperature) bring a carry.
+where the numbers are read *through the block tables of the plan*, as attention would read keys and values: a block that
+was never written, was given to another row, or was not copied causes a wrong token or an AssertionError. Only sequences
+with a temperature get a carry.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ EMPTY = -1
 
 
 def fake_next(ids: list[int], position: int, seed: int, vocab_size: int) -> int:
-    """The token FakeRunner samples at `position` after `ids`; seed is that of SamplingSpec."""
+    """The token that FakeRunner samples at `position` after `ids`. seed: of SamplingSpec."""
     return (31 * sum(ids) + 7 * position + seed % 1009) % vocab_size
 
 
 class FakeRunner(Runner):
     """A runner whose executor has no model.
 
-    step_seconds: how long a step takes. fault: called with each plan before it runs; may raise. deadly_token: an id
-    that kills the whole process, as a faulty kernel would, when it is computed. overlaps: says that the next step may
-    be planned meanwhile. window: of its one cache group, 0 for none; or of several, each with a cache of its own.
-    kinds: in the place of windows, the kind of each cache group.
+    step_seconds: duration of a step. fault: called with each plan before it runs; may raise. deadly_token: an id that
+    kills the whole process when it is computed, as a faulty kernel would. overlaps: whether the next step may be
+    planned while a step runs. window: of its only cache group, 0 for none; or of each of several cache groups. kinds:
+    the kind of each cache group, instead of windows.
     """
 
-    samples: type[FakeExecutor]  # what draws the tokens
+    samples: type[FakeExecutor]  # the executor's class
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class FakeRunner(Runner):
 
 
 class FakeCache:
-    """Token ids where keys and values would lie, [groups, blocks, block size]; `BlockCache` of it.
+    """A `BlockCache` of numbers in place of keys and values: int64 [groups, blocks, block size].
 
-    starts: [groups, blocks], of kinds that keep it what there was at the start of a block.
+    starts: int64 [groups, blocks], the state at the start of each block, for kinds that keep it.
     """
 
     def __init__(self, capacity: Capacity):
@@ -99,7 +99,7 @@ class FakeCache:
         self.ids = np.full((*self.starts.shape, self.size), EMPTY, np.int64)
 
     def write(self, group: int, table: np.ndarray, first: int, numbers: np.ndarray) -> None:
-        """Numbers at the positions from `first` on."""
+        """Writes numbers at the positions from `first` on."""
         positions = np.arange(first, first + len(numbers))
         blocks = table[positions // self.size]
         assert blocks.all(), "a write into the scratch block"
@@ -109,7 +109,7 @@ class FakeCache:
         return self.ids[group, table[positions // self.size], positions % self.size]
 
     def open_blocks(self, group: int, table: np.ndarray, ids: np.ndarray, first: int, end: int) -> None:
-        """What there was at the starts of the blocks that positions [first, end) open."""
+        """Stores the states at the starts of the blocks that begin in positions [first, end)."""
         for index in range(-(-first // self.size), -(-end // self.size)):
             self.starts[group, table[index]] = fake_state(ids[: index * self.size])
 
@@ -128,8 +128,8 @@ class FakeCache:
 
 
 class FakeExecutor:
-    """Has code for every seat in a plan. Takes columns where all numbers are ids and stay in their blocks, unless its
-    `draw` is another's (`draws_columns`)."""
+    """Computes every feature of a plan. Takes columns if all numbers are plain ids and no cache group has a window,
+    states or a fixed size. draws_columns: False where `draw` is replaced, so that columns are never taken."""
 
     computes = frozenset((*FEATURES, "encodes", "drafted", "pending"))
     queues = False
@@ -148,8 +148,8 @@ class FakeExecutor:
         self.hidden: frozenset[str] = _AllNames()
         self.cache = FakeCache(capacity)
         self.arrived: set[int] = set()  # transfers of a connector that are done
-        self.contents: dict[int, FakeContent] = {}  # by row, of those that are more than their ids
-        self.outputs: dict[bytes, tuple[bytes, int]] = {}  # of the encoder: a hash of what was encoded, how many
+        self.contents: dict[int, FakeContent] = {}  # by row, for sequences with inputs or adapters
+        self.outputs: dict[bytes, tuple[bytes, int]] = {}  # by content: a hash of the encoded data, embeddings
         self.closed = False
 
     @property
@@ -166,7 +166,7 @@ class FakeExecutor:
         if join.inputs or join.adapters:
             self.contents[join.row] = FakeContent(join.inputs, join.adapters, self.capacity.max_model_len + 1)
         if sampled := row.ids[join.prompt_len : row.known].tolist():
-            # A request made by hand may bring what an earlier engine had streamed without its carry.
+            # A handmade request may resume ids of an earlier engine without their carry.
             carries = (fake_carry(b"", sampled[i:]) for i in range(len(sampled)))
             assert not join.carry or join.carry in carries, "the carry is not that of the sampled tokens"
 
@@ -229,7 +229,7 @@ class FakeExecutor:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def draw_all(self, decodes: Decodes) -> tuple[np.ndarray, dict[int, str]]:
-        """What `draw` gives without a mask: reads all ids of all rows through their tables, too."""
+        """The same as `draw` without a mask for each row; also reads all ids of all rows through their tables."""
         rows, starts = _columns(decodes)
         size, arrays = self.cache.size, self.rows.arrays
         blocks = int(starts.max()) // size + 1
@@ -244,7 +244,8 @@ class FakeExecutor:
         return ((31 * sums + 7 * (starts + 1)) % self.capacity.vocab_size).astype(np.int32), {}
 
     def seen(self, work: Work) -> list[int]:
-        """All numbers of the sequence, those that the last one sees in each group from the cache."""
+        """All numbers of the sequence. Those that the last position attends to in each group are read from the cache
+        and checked."""
         row, end = self.rows[work.row], work.start + work.count
         content = self.contents.get(work.row, PLAIN)
         numbers = content.numbers(row.ids[:end])
@@ -263,7 +264,7 @@ class FakeExecutor:
         return numbers.tolist()
 
     def draw(self, work: Work, mask: bytes | None) -> Taken:
-        """The next token, and after each drafted one that equals it the one after, as long as any is allowed."""
+        """Samples the next token, and along the draft as long as it matches and the masks allow any id."""
         row, end, vocab = self.rows[work.row], work.start + work.count, self.capacity.vocab_size
         seen, spec = self.seen(work), row.spec
         ahead = self.contents.get(work.row, PLAIN).ahead
@@ -283,7 +284,7 @@ class FakeExecutor:
                 break
         if not tokens:
             return Taken(error="no token is allowed")
-        # What a grammar forces is not sampled, so no carry knows of it.
+        # Guided sequences get no carry: forced ids are not sampled, so a carry would miss them.
         carries = (spec.temperature or row.carry) and not spec.guided
         carry = fake_carry(row.carry, tokens) if carries else row.carry
         first = end - work.drafted
@@ -295,7 +296,7 @@ FakeRunner.samples = FakeExecutor
 
 
 class _AllNames(frozenset):
-    """Every hidden state is there."""
+    """A set that contains every name: every output can be asked for."""
 
     def issuperset(self, names: object) -> bool:
         return True
@@ -349,24 +350,24 @@ def _columns(decodes: Decodes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fake_state(numbers: np.ndarray) -> int:
-    """What a recurrent layer would know of the numbers."""
+    """Stands for a recurrent layer's state after the numbers."""
     return zlib.crc32(numbers.astype(np.int64).tobytes())
 
 
 def fake_encoded(scope: int, length: int) -> np.ndarray:
-    """What an encoder would give for all sequences of a scope."""
+    """Stands for an encoder's output, the same for all sequences of a scope: int64 [length]."""
     return 1000 * scope + np.arange(length)
 
 
 def fake_masked(token: int, mask: bytes | None, vocab: int) -> int:
-    """The id, or the next one that a mask allows."""
+    """The id, or the next id that the mask allows."""
     while mask is not None and not mask[token >> 3] >> (token & 7) & 1:
         token = (token + 1) % vocab
     return token
 
 
 def fake_carry(before: bytes, tokens: list[int]) -> bytes:
-    """A carry as mirostat's would be: a function of the one before and of the tokens since."""
+    """A carry like Mirostat's: a function of the previous carry and the tokens since."""
     value = int.from_bytes(before, "little")
     for token in tokens:
         value = (value * 33 + token + 1) % 2**64
@@ -374,6 +375,6 @@ def fake_carry(before: bytes, tokens: list[int]) -> bytes:
 
 
 def fake_logprob(token: int, position: int, top: int = 0) -> tuple[int, float, int, tuple[tuple[int, float], ...]]:
-    """Of an id at a position: tells which row it was read from."""
+    """The entry of an id at a position; its value shows the position it was read at."""
     best = tuple((token + i, -float(i + 1)) for i in range(top))
     return token, -1.0 - position / 64, 1, best

@@ -1,5 +1,5 @@
-"""What FakeRunner computes a sequence from: numbers made of ids, embeddings, positions, a bias and adapters, so that
-a row that reads those of another sequence notices."""
+"""The numbers that FakeRunner computes a sequence from: made of ids, embeddings, positions, a bias and adapters, so
+that a row that reads another sequence's numbers is detected."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvasir.plan import Adapted
 
 
 class FakeContent:
-    """What inputs and adapters make of the ids of a sequence of at most `length`.
+    """The numbers that inputs and adapters make of the ids of a sequence of at most `length` tokens.
 
-    scope: a number of what holds for all of it. ahead: by how much positions after the prompt are greater than the
-    place.
+    scope: a hash of the inputs and adapters that apply to the whole sequence. ahead: how much greater positions after
+    the prompt are than the index.
     """
 
     def __init__(self, inputs: Inputs, adapters: Sequence[Adapted], length: int):
@@ -39,21 +39,21 @@ class FakeContent:
         self._added += fake_mixed(inputs.bias) if inputs.bias else 0
 
     def numbers(self, ids: np.ndarray) -> np.ndarray:
-        """int64, one for each of the first ids."""
+        """One number for each of the first ids, int64 [len(ids)]."""
         return ids * self._kept[: len(ids)] + self._added[: len(ids)]
 
     def reads(self, start: int, end: int) -> list[bytes]:
-        """Contents whose embeddings a step reads that computes [start, end)."""
+        """Contents whose embeddings are read by a step that computes [start, end)."""
         found = [s.content for s in self._inputs.spans if s.start < end and start < s.end]
         return [*found, self._inputs.encoded] if self._inputs.encoded and not start else found
 
     def inside(self, place: int) -> int:
-        """Whether a step that begins or ends there would cut a span that attends both ways."""
+        """How many spans that attend in both directions a step that begins or ends at `place` would cut."""
         return sum(span.start < place < span.end for span in self._wholes)
 
 
 class _Plain(FakeContent):
-    """Of sequences that are their ids alone."""
+    """The content of sequences without inputs and adapters: their ids."""
 
     def __init__(self) -> None:
         self._inputs, self._wholes, self.ahead, self.scope = NONE, [], 0, 0
@@ -66,5 +66,5 @@ PLAIN = _Plain()
 
 
 def fake_mixed(*values: object) -> int:
-    """A number that is another for other values."""
+    """A hash (CRC-32) of the values."""
     return zlib.crc32(repr(values).encode())

@@ -1,5 +1,5 @@
-"""What a loaded model takes beside its keys and values. A program's buffers are laid out, and counted; what torch takes
-for a step of the eager executor is bounded from the shapes of the layers."""
+"""The memory that a loaded model needs besides its KV cache. A program's buffers are laid out and counted; torch's
+memory for a step of the eager executor is bounded from the shapes of the layers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from kvasir.program.program import Program
 from kvasir.runner.load import LoadedModel
 
 _FLOAT = 4
-_SAMPLING = 6  # copies of a row of logits that the reference sampler has at a time: sorted, their places, masks
-_LIVE = 2  # every activation of a layer, and what it is computed by
-_SCORES = 4  # float32 copies of what attention computes together: keys, values, scores, results
+_SAMPLING = 6  # copies of a row of logits that the reference sampler holds at a time: sorted, their indices, masks
+_LIVE = 2  # every activation of a layer, and the temporaries it is computed with
+_SCORES = 4  # float32 copies of what attention computes at a time: keys, values, scores, results
 
 
 def footprint_of(
     loaded: LoadedModel, *, kind: str, tokens: int, rows: int, threads: int, block_size: int, kv_dtype: str
 ) -> Footprint:
-    """kind: of the device. tokens: computed in a step at most. rows: sequences computed at once."""
+    """The footprint in bytes. kind: of the device. tokens: most tokens of a step. rows: most running sequences."""
     model = loaded.model
     spec = model.cache_spec()
     groups = len(Layout.of(spec).groups)
@@ -49,13 +49,13 @@ def footprint_of(
 
 
 def ropes(model: Any) -> Iterator[Rope]:
-    """Each rotary embedding of the model, once."""
+    """The distinct rotary embeddings of the model."""
     found = {id(value): value for _, part in model.walk() for value in vars(part).values() if isinstance(value, Rope)}
     yield from found.values()
 
 
 def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_size: int, kv_dtype: str) -> int:
-    """Of the program itself, laid out over a cache of the smallest size."""
+    """Bytes of the program's buffers, laid out over a cache of the smallest size."""
     assert loaded.trace is not None
     spec = loaded.model.cache_spec()
     cache = NativeCache(spec, [1] * len(Layout.of(spec).groups), block_size, kv_dtype)
@@ -67,7 +67,7 @@ def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_si
 
 
 def _row_bytes(model: Any) -> int:
-    """A bound on what a row of tokens takes in the widest layer, and in the residual stream."""
+    """An upper bound on the bytes of one token row in the widest layer and in the residual stream."""
     experts = max((part.top_k for _, part in model.walk() if isinstance(part, MoE)), default=1)
     widths: dict[str, int] = {}
     for path, part in model.walk():

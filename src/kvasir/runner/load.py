@@ -1,4 +1,4 @@
-"""From a model's files to a model that computes: its config, the class of its architecture, its weights."""
+"""Loads a model from its files: reads its config, selects the class of its architecture, fills in its weights."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from kvasir.weights.source import GGUFSource, SafetensorsSource, WeightSource
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its weights. config: as of Hugging Face, also for a GGUF file. bytes: of the weights' files.
+    """A model with its weights. config: in Hugging Face's form, also for a GGUF file. bytes: of the weights' files.
 
-    trace: for the program executor, None for eager. formats: bytes of packed weights by format. notes: for people.
-    hidden: as wished. held: bytes of the weights in memory, of which `mapped` lie in the file's pages.
+    trace: for the program executor, None for eager. formats: bytes of packed weights by format. notes: messages for the
+    user. hidden: as in LoadOptions. held: bytes of the weights in memory, of which `mapped` are pages of the file.
     """
 
     model: Any
@@ -56,8 +56,9 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a model is to be run. executor: "auto", "program" or "eager". kv_dtype, quantize: as in EngineOptions.
-    hidden: the outputs that work may ask for, "layers.<i>", "last" or "attention.<i>". mesh: the rank to load for."""
+    """Options of loading and running a model. executor: "auto", "program" or "eager". kv_dtype, quantize: as in
+    EngineOptions. hidden: outputs that work may want: "layers.<i>", "last" or "attention.<i>". mesh: the rank to load
+    for."""
 
     executor: str = "eager"
     block_size: int = 64
@@ -76,10 +77,11 @@ def load_model(
     options: LoadOptions | None = None,
     report: Report | None = None,
 ) -> LoadedModel:
-    """Reads config and weights. dtype: "auto", "float32", "bfloat16" or (on a GPU) "float16".
+    """Loads a model's config and weights. dtype: "auto", "float32", "bfloat16" or (on a GPU) "float16".
 
-    What the program executor cannot run is loaded for eager, with a note that says why. report: see `Packer`.
-    Raises UnsupportedModel, ModelFileError, or ConfigError for a dtype or an option that cannot be had.
+    With executor "auto", a model that the program executor cannot run is loaded for eager, with a note that gives the
+    reason. report: see `Packer`. Raises UnsupportedModel, ModelFileError, or ConfigError for a dtype or an option that
+    is not available.
     """
     options = options or LoadOptions()
     device = torch.device(device)
@@ -98,7 +100,7 @@ def load_model(
 
 
 def _no_program(options: LoadOptions, device: torch.device) -> str:
-    """Why the program executor cannot serve, before anything is read; "" where it can."""
+    """Why no program can run with these options, found before any file is read; "" if one can."""
     if device.type != "cpu":
         return f"programs run on the CPU, not on {device.type}"
     if options.block_size % 16:
@@ -107,7 +109,7 @@ def _no_program(options: LoadOptions, device: torch.device) -> str:
 
 
 def no_attention(model: Any) -> str:
-    """Why the program executor cannot compute the model's attention; "" where it can."""
+    """Why the program executor cannot compute the model's attention; "" if it can."""
     return no_kernel(model.cache_spec())
 
 
@@ -153,7 +155,7 @@ def _load(
 
 
 def split(model: Any, mesh: Mesh, source: WeightSource, dtype: torch.dtype, packer: Packer | None) -> None:
-    """Leaves to this rank its part of the model. Sums are cut where the formats of the stored weights cut them."""
+    """Reduces the model to this rank's shards. Sums are cut at the segments of the weights' packed formats."""
     cuts: dict[int, int] = {}
 
     def note(leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
@@ -161,13 +163,13 @@ def split(model: Any, mesh: Mesh, source: WeightSource, dtype: torch.dtype, pack
             cuts[id(leaf)] = packer.segments(leaf, source.info(stored).dtype)
         return True
 
-    fill(model, source, dtype, hold=note)  # reads nothing
+    fill(model, source, dtype, hold=note)  # reads no weights
     model.split(mesh, lambda linear: cuts.get(id(linear), linear.segments))
 
 
 def weight_bytes(model: Any, source: WeightSource, dtype: torch.dtype, packer: Packer | None = None) -> int:
-    """Bytes that the weights will take: goes through a load in which nothing is read. Norms, biases and what a part
-    wants so are float32. Raises UnsupportedModel, or ModelFileError as `fill` does."""
+    """Bytes that the weights will take, found by a load that reads no weights. Norms, biases and weights that a layer
+    keeps so are float32. Raises UnsupportedModel, or ModelFileError as `fill` does."""
     total = 0
 
     def count(leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
@@ -208,7 +210,7 @@ def _check_hidden(names: tuple[str, ...], model: Any) -> None:
 
 
 def open_checkpoint(files: ModelFiles) -> tuple[dict[str, Any], WeightSource]:
-    """The config and the tensors under Hugging Face's names, whatever the container."""
+    """The config and the tensors of a checkpoint, under Hugging Face's names also for GGUF."""
     if files.kind == "gguf":
         source = GGUFSource(files.weights[0])
         metadata = source.model.metadata

@@ -1,4 +1,4 @@
-"""A runner for a loaded model: its cache, its executor, and what it says of its exactness."""
+"""Makes a runner for a loaded model: its cache, its executor, and its self-test grade."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvasir.weights.load import DTYPES
 
 
 def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tuple[CacheGroup, ...]:
-    """The cache's groups and their sizes. Raises ConfigError for a kv_dtype that the executor does not have."""
+    """The cache's groups and their block sizes in bytes. Raises ConfigError for a kv_dtype that the executor lacks."""
     spec = loaded.model.cache_spec()
     if loaded.trace:
         return program_cache.cache_groups(spec, block_size, kv_dtype)
@@ -37,11 +37,11 @@ def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tupl
 def make_runner(
     loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: torch.device
 ) -> Runner:
-    """Allocates the cache. The runner's `info` has the grade that the start-up self-test gave."""
+    """Allocates the cache and makes the runner. Its `info` has the grade of the start-up self-test."""
     model, spec = loaded.model, loaded.model.cache_spec()
     if loaded.trace is None:
         if device.type == "cpu" and loaded.dtype == torch.float32:
-            devices.set_threads(1)  # MKL's float32 products depend on their number on some processors
+            devices.set_threads(1)  # MKL's float32 products depend on the number of threads on some processors
         for rope in ropes(model):
             rope.reserve(capacity.max_model_len + 1, device)
         cache = KVCache(spec, config.num_blocks, config.block_size, DTYPES[config.kv_dtype], device)
@@ -51,7 +51,7 @@ def make_runner(
             model, cache, capacity.max_tokens_per_step, overlaps=config.overlap, hidden=loaded.hidden, copies=copies
         )
         return Runner(executor, capacity, info)
-    devices.set_threads(1)  # torch's threads stay out of the way of the pool
+    devices.set_threads(1)  # torch's threads must not compete with the program's pool
     cache = NativeCache(spec, config.num_blocks, config.block_size, config.kv_dtype)
     program = Program(
         loaded.trace,
@@ -68,7 +68,7 @@ def make_runner(
 
 
 def _copies(config: EngineConfig, cache: KVCache) -> devices.Copier | None:
-    """For the blocks that a tier is given and gives."""
+    """Transfers blocks to and from a tier; None if there is no tier."""
     if not (config.cache_host or config.cache_dir or config.cache_peer):
         return None
     return devices.copier(cache.device, max(group.bytes_per_block for group in cache.groups))

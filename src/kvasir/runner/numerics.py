@@ -1,8 +1,8 @@
-"""The numerics version: what the bits of answers were computed by, as one digest. It guards whatever is stored.
+"""The numerics version: a digest of everything that can change the bits of results. It guards all stored blocks.
 
-It is never set by hand. It says too much rather than too little: a comment changes it as well, which costs no more than
-what was stored. Instruction sets enter for the libraries under the eager executor only: the bits of our kernels do not
-depend on them.
+It is computed, never set by hand. It covers too much rather than too little: changing a comment changes it, which costs
+no more than the stored blocks. Instruction sets are part of it only for the libraries of the eager executor: the bits
+of the native kernels do not depend on them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ ROOMS = ("ops", "parallel", "quant", "layers", "models", "weights", "sampling", 
 
 
 def numerics_version(executor: str, device: str, op_table: Iterable[str], kind: str = "cpu") -> str:
-    """SHA-256, in hexadecimal, of the native kernels' sources, the package's, the executor and what that stands on.
+    """SHA-256, in hexadecimal, of the sources of the native kernels and the package, the executor's name, and what the
+    executor depends on.
 
-    A program stands on nothing else. Eager stands on torch and its libraries: on the processor or GPU called `device`
-    (kind: "cpu" or "cuda") and the settings that they choose kernels by, on the bits that these compute here, and on
-    the implementation of each op, of which `op_table` has a line.
+    A program depends on nothing else. Eager depends on torch and its libraries: on the processor or GPU named `device`
+    (kind: "cpu" or "cuda") and the settings by which they choose kernels, on the bits that these compute here, and on
+    the implementation of each op, one line of `op_table` each.
     """
     kernels = native.sources_digest() if native.available() else "no native kernels"
     beneath = (torch.__version__, device, *op_table, *_libraries(kind)) if executor == "eager" else ()
@@ -44,7 +45,7 @@ def _own_sources() -> str:
 
 
 def sources_digest(package: Path, rooms: Iterable[str]) -> str:
-    """SHA-256, in hexadecimal, of names and contents of all Python files in these folders of `package`."""
+    """SHA-256, in hexadecimal, of the paths and contents of all Python files in the folders `rooms` of `package`."""
     paths = sorted(path.relative_to(package).as_posix() for room in rooms for path in (package / room).rglob("*.py"))
     assert paths, f"{package} holds no sources"
     return _digest(f"{hashlib.sha256((package / path).read_bytes()).hexdigest()} {path}" for path in paths)

@@ -1,7 +1,7 @@
-"""Weights on their way from a checkpoint to the native kernels: packed straight from the mapped file, tensor by tensor.
+"""Packs weights for the native kernels, straight from the mapped checkpoint, tensor by tensor.
 
-A matrix keeps the format of its file; float ones follow the dtype as they do on the eager executor, and `quantize`
-changes what is stored as floats.
+A matrix keeps the format of its file; a float matrix follows the dtype as on the eager executor, and `quantize` changes
+float matrices.
 
     stored          dtype bfloat16               dtype float32
     F32             rounded to BF16              F32, rows in float32
@@ -29,11 +29,11 @@ from kvasir.weights.source import WeightSource
 FLOATS = ("F32", "F16", "BF16")
 _STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 GROUP = 32  # values of a row that share a scale
-# What `quantize` makes of the linear layers, and of the table and the head.
+# Formats that `quantize` gives to the linear layers, and to the embedding table and the head.
 QUANTIZE = {"q8": ("Q8_0", "Q8_0"), "q4": ("Q4_0", "Q8_0")}
 
 
-# (the tensor's name, what was made of it, its values before as float32 [rows, columns])
+# (the tensor's name, the packed matrix, the original values as float32 [rows, columns])
 Report = Callable[[str, PackedMatrix, np.ndarray], None]
 
 
@@ -41,8 +41,8 @@ Report = Callable[[str, PackedMatrix, np.ndarray], None]
 class Packer:
     """Packs matrices for a model that runs as a program. quantize: "" or a name of QUANTIZE.
 
-    formats: how many bytes lie in which format. notes: for people. report: called with each matrix that is quantized.
-    changed, kept: with `quantize`, how many matrices it changed, and by the reason the names of those it did not.
+    formats: bytes by format. notes: messages for the user. report: called with each matrix that is quantized.
+    changed, kept: with `quantize`, the number of matrices it changed, and the names of the others by reason.
     """
 
     dtype: torch.dtype
@@ -59,7 +59,7 @@ class Packer:
             raise ConfigError(f"quantize is {self.quantize!r}", f"choose one of {', '.join(QUANTIZE)}")
 
     def __call__(self, leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
-        """Gives a matrix to its part of the model; False for anything else (kvasir.weights.load.Hold)."""
+        """Packs a matrix and gives it to its layer; False for any other tensor (kvasir.weights.load.Hold)."""
         if not _is_matrix(leaf, name):
             return False
         shard = _shard(leaf, name)
@@ -78,7 +78,7 @@ class Packer:
         return True
 
     def quantize_note(self) -> tuple[str, ...]:
-        """One line for people about the matrices that `quantize` left as they were; none where it changed all."""
+        """A message for the user about the matrices that `quantize` did not change; empty if it changed all."""
         if not self.quantize or not self.kept:
             return ()
         total = self.changed + sum(map(len, self.kept.values()))
@@ -93,7 +93,7 @@ class Packer:
             self.changed += 1
 
     def nbytes(self, leaf: Any, name: str, kind: str) -> int | None:
-        """Bytes that a call would make of a tensor of this type, None for what it leaves; nothing is read."""
+        """Bytes that a tensor of type `kind` takes when packed, None if it is not a matrix. Reads no weights."""
         if not _is_matrix(leaf, name):
             return None
         cols, shard = leaf.expects()[name][1], _shard(leaf, name)
@@ -104,11 +104,12 @@ class Packer:
         return packed_bytes(kind, *shard.shape, segments // shard.parts, to)
 
     def segments(self, leaf: Any, kind: str) -> int:
-        """In how many segments the sum of a reducing linear is cut, of a tensor of this type."""
+        """Number of segments of a reducing linear's sum, for a tensor of type `kind`."""
         return self._plan(leaf, "F32" if kind == "F64" else kind, leaf.inputs)[1]
 
     def _pack(self, leaf: Any, stored: str, kind: str, rows: np.ndarray, cols: int, shard: Shard) -> PackedMatrix:
-        """rows: those of the shard, whole. The segments are those of the whole matrix, of which the shard has some."""
+        """Packs a shard. rows: of the shard, with all columns. cols: of the whole matrix. The shard has its part of the
+        whole matrix's segments."""
         to, segments = self._plan(leaf, kind, cols)
         in_float32 = _is_exact(leaf) or self.dtype == torch.float32
         kind, rows, to = take_columns(kind, rows, cols, shard.columns, to)
@@ -133,7 +134,7 @@ class Packer:
         return "BF16" if kind == "F32" and self.dtype == torch.bfloat16 else kind
 
     def _why_kept(self, leaf: Any, kind: str, cols: int) -> str:
-        """Why `quantize` leaves a matrix as it is; "" where it does not."""
+        """Why `quantize` does not change a matrix; "" if it does."""
         if kind not in FLOATS:
             return f"stored as {kind} already"
         if _is_exact(leaf):
@@ -150,7 +151,7 @@ def _is_matrix(leaf: Any, name: str) -> bool:
 
 
 def _shard(leaf: Linear | Embedding, name: str) -> Shard:
-    """What of it is here."""
+    """The part of the matrix that this rank holds."""
     return leaf.shard(name)
 
 
@@ -159,7 +160,7 @@ def _is_exact(leaf: Any) -> bool:
 
 
 def _raw_rows(source: WeightSource, stored: str, take: Any) -> tuple[str, np.ndarray]:
-    """The format and the rows' bytes, uint8 [rows, bytes of a row]; a view of the file where nothing has to move."""
+    """The format and the rows' bytes, uint8 [rows, bytes per row]; a view of the file where no bytes have to move."""
     kind = source.info(stored).dtype
     if kind in (*FLOATS, "F64"):
         tensor = source.tensor(stored, torch.float32 if kind == "F64" else None)

@@ -1,7 +1,7 @@
-"""Which bits the libraries under the eager executor compute here: a few small products and functions, as one digest.
+"""Probe: a digest of the bits that the eager executor's libraries compute here, in a few small products and functions.
 
-Libraries choose kernels by the processor, its flags and their own settings, and say nowhere what they chose. Sums that
-cancel show it: what is left of them is rounding, so that another order of adding has other bits.
+Libraries choose kernels by the processor, its flags and their own settings, and do not report the choice. Sums that
+cancel reveal it: only rounding errors remain, so that another order of additions gives other bits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS, OUTPUTS = 32, 64  # rows of a tile of `ops.linear`
-WIDTHS = (64, 256, 1000)  # the second is that of its chains, the third long enough for libraries to cut the sum
+WIDTHS = (64, 256, 1000)  # 256: width of the chains of `ops.linear`; 1000: long enough for libraries to split the sum
 
 
 @torch.inference_mode()
 def probe(device: str) -> str:
-    """SHA-256, in hexadecimal, of what is computed on `device` in each dtype. It takes some milliseconds."""
+    """SHA-256, in hexadecimal, of the results computed on `device` in each dtype. Takes some milliseconds."""
     digest = hashlib.sha256()
     for out in _outputs(device):
         digest.update(out.cpu().contiguous().view(torch.uint8).numpy().tobytes())
@@ -42,12 +42,12 @@ def _outputs(device: str) -> Iterator[Tensor]:
 
 
 def _cancelling(random: np.random.Generator, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """x [ROWS, width] and weight [OUTPUTS, width] whose products are zero but for rounding."""
+    """x [ROWS, width] and weight [OUTPUTS, width] whose products are zero except for rounding errors."""
     u, v = _values(random, ROWS, width // 2), _values(random, OUTPUTS, width // 2)
     order = random.permutation(width)
     return np.hstack((u, u))[:, order], np.hstack((v, -v))[:, order]
 
 
 def _values(random: np.random.Generator, *shape: int) -> np.ndarray:
-    """float32 that each dtype holds exactly, of many magnitudes."""
+    """float32 values of many magnitudes that each dtype represents exactly."""
     return np.ldexp(random.integers(-255, 256, shape).astype(np.float32), random.integers(-13, -6, shape))

@@ -1,8 +1,8 @@
-"""The executor of a traced program: one native call a step, under which the caller may think.
+"""The program executor: runs a traced program, one native call per step, while the caller can plan.
 
-A row's ids and block tables stay where the kernels read them from joining to leaving; a step is described by a few
-integers per sequence. Rows that a grammar masks are sampled by a second native call, from logits that the first one
-left, so that masks are made under the forward.
+From joining to leaving, a row's ids and block tables stay where the kernels read them; a few integers per sequence
+describe a step. Rows with a grammar's mask are sampled by a second native call, from the logits of the first, so that
+masks are made during the forward.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kvasir.sampling.native import (
 
 
 class ProgramExecutor:
-    """`model` pools embeddings; `program` computes."""
+    """model: pools embeddings. program: computes steps."""
 
     computes = frozenset(("drafted",))
     queues = False
@@ -49,7 +49,7 @@ class ProgramExecutor:
     def __init__(self, model: Any, program: Program):
         self.model, self.program = model, program
         self.hidden = frozenset(program.lowered.exports)
-        self._kept: dict[int, list] = {}  # per row, the arrays its native state points to
+        self._kept: dict[int, list] = {}  # by row, the arrays that its native state points to
 
     @property
     def cache(self) -> NativeCache:
@@ -77,7 +77,7 @@ class ProgramExecutor:
         saved = wait_all(move_blocks(self.cache, step.plan))
         works, pieces, first = step.works, self.program.pieces, len(step.decodes)
         sampled = first + len(step.now) + len(step.later)
-        kept = PIECE_LOGITS * (sampled <= MAX_CHOSEN)  # else they would not stay in the buffer
+        kept = PIECE_LOGITS * (sampled <= MAX_CHOSEN)  # else the buffer could not hold all logits
         end = self._decode(step.decodes) if step.decodes else 0
         for at, work in enumerate(works, first):
             piece = pieces[at]
@@ -90,7 +90,7 @@ class ProgramExecutor:
         return ProgramHandle(self, step, saved)
 
     def _decode(self, decodes: Decodes) -> int:
-        """The first pieces are these; returns the greatest end."""
+        """Fills the first pieces with the decodes; returns their greatest end."""
         pieces, starts = self._pieces[: len(decodes)], np.frombuffer(decodes.starts, np.int32)
         pieces["row"], pieces["start"] = np.frombuffer(decodes.rows, np.int32), starts
         pieces["flags"], pieces["count"] = PIECE_SAMPLE, 1
@@ -106,14 +106,14 @@ class ProgramExecutor:
         if hasattr(self, "program"):  # its threads read the rows
             self.close()
 
-    # -- sampling, of logits that are there
+    # -- sampling from computed logits
 
     @cached_property
     def sampler(self) -> Sampler:
         return Sampler(self.program.vocab, self.program.pool)
 
     def take(self, logits: torch.Tensor, works: Sequence[Work], masks: Sequence[bytes | None]) -> Iterator[Taken]:
-        """One id for each row of logits."""
+        """Samples one id from each row of logits."""
         specs = (SampleRow * len(works))()
         for spec_at, (work, mask) in enumerate(zip(works, masks, strict=True)):
             specs[spec_at] = self.program.states[work.row].spec  # a copy
@@ -133,7 +133,7 @@ class ProgramExecutor:
 
 @dataclass(frozen=True, slots=True)
 class ProgramHandle:
-    """A step whose results lie in the program's buffers."""
+    """A pending step, whose results are in the program's buffers."""
 
     executor: ProgramExecutor
     step: Step
@@ -164,7 +164,7 @@ class ProgramHandle:
             works = [self.step.works[place] for place in part]
             taken = self.executor.take(logits, works, [by_place[place] for place in part])
             found.update(zip(part, taken, strict=True))
-        # Last, since their logits are computed where those that the run left lie.
+        # Last, because computing their logits overwrites the logits that the run left.
         found.update((place, self._along(place, by_place[place])) for place in drafted)
         return [found[place] for place in at]
 
@@ -182,8 +182,8 @@ class ProgramHandle:
         return along(work, row, mask, draw)
 
     def logits_of(self, at: Sequence[int]) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Works, and the logits of their last rows: neighbours in the buffer where the run left them, else computed
-        again."""
+        """Places of works with the logits of their last token rows: contiguous slices of the buffer if the run left
+        them there, otherwise computed again."""
         program, left, open_ = self.executor.program, self._left(), list(at)
         while open_:
             count = 1
@@ -200,7 +200,7 @@ class ProgramHandle:
             open_ = open_[count:]
 
     def _left(self) -> dict[int, int]:
-        """By place, where the run left its logits; none where they were more than the buffer holds."""
+        """The buffer index of each place's logits; empty if the step's logits exceeded the buffer."""
         chosen, first = (*self.step.now, *self.step.later), len(self.step.decodes)
         return {place: at for at, place in enumerate(chosen, first)} if first + len(chosen) <= MAX_CHOSEN else {}
 
@@ -232,7 +232,7 @@ class ProgramHandle:
 
 
 def _complete(target: SampleRow, row: Row, mask: bytes | None, known: int, carry: bytes) -> None:
-    """What differs from step to step. mask: has to live as long as the target is used."""
+    """Sets the fields that change from step to step. mask: must live as long as the target is used."""
     fill_carry(target, row.spec, carry)
     target.ids, target.num_ids, target.position = row.ids.ctypes.data, known, known
     if mask is not None:

@@ -1,4 +1,4 @@
-"""Rows: what the runner remembers of each running sequence from joining to leaving."""
+"""Rows: the runner's state of each running sequence, from joining to leaving."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ REFUSED = "this runner cannot compute {}"
 
 @dataclass(slots=True)
 class Row:
-    """Its arrays are parts of Rows.arrays. number: its place in them. ids: int32 [max_model_len + 1], the first `known`
-    are valid. counts: `known` of all rows. tables: block ids per cache group, int32. adapter: the first one's id, 0 for
-    none.
+    """The state of one sequence; its arrays are views of Rows.arrays. number: its index in them. ids: int32
+    [max_model_len + 1], the first `known` are valid. counts: `known` of all rows. tables: block ids per cache group,
+    int32. adapter: id of the first adapter, 0 for none.
 
-    fault: why nothing is computed for it any more: it asks for what the runner does not have, or a step of it gave an
-    error, so that works that were planned meanwhile have nothing to build on. Empty while it is sound.
+    fault: why the row is not computed any more: the sequence needs a feature that the runner lacks, or a step of it
+    failed, so that works planned meanwhile have nothing to build on. Empty while the row is sound.
     """
 
     number: int
@@ -45,7 +45,7 @@ class Row:
         self.counts[self.number] = known
 
     def read(self, first: int, end: int) -> tuple[list[int], list[int]]:
-        """The ids after the positions [first, end), and how many of the best are wanted beside each."""
+        """The ids after the positions [first, end), and the number of top log-probabilities wanted with each."""
         assert end < self.known, "there is no known id after the last position"
         split = min(max(self.prompt_len - 1 - first, 0), end - first)
         best = [self.spec.prompt_logprobs] * split + [self.spec.logprobs] * (end - first - split)
@@ -56,7 +56,7 @@ class Row:
         self.known += 1
 
     def take(self, work: Work, tokens: tuple[int, ...], carry: bytes) -> None:
-        """Ids that a work sampled, in the place of those that it drafted."""
+        """Replaces the drafted ids of a work by the ids that it sampled."""
         self.known = work.start + work.count - work.drafted
         for token in tokens:
             self.append(token)
@@ -64,7 +64,7 @@ class Row:
 
 
 class Rows:
-    """Applies plans to rows, which lie in `arrays`. computes: see Executor; what it leaves out is refused by name."""
+    """Applies plans to rows, which lie in `arrays`. computes: see Executor; other features are refused by name."""
 
     def __init__(self, capacity: Capacity, computes: frozenset[str] = frozenset()):
         self._vocab_size = capacity.vocab_size
@@ -75,7 +75,7 @@ class Rows:
         self._broken: set[int] = set()
         self._computes = computes
         self._rows: list[Row | None] = [None] * capacity.max_rows
-        self.adapters: set[int] = {0}  # that the executor has
+        self.adapters: set[int] = {0}  # ids of the loaded adapters; 0 is none
 
     def __getitem__(self, row: int) -> Row:
         found = self._rows[row]
@@ -84,7 +84,7 @@ class Rows:
 
     @property
     def known(self) -> np.ndarray:
-        """Of each row, int32, 0 for an empty one."""
+        """Number of known ids of each row, int32 [max_rows], 0 for an empty row."""
         return np.frombuffer(self._counts, np.int32)
 
     @property
@@ -92,29 +92,28 @@ class Rows:
         return sum(r is not None for r in self._rows)
 
     def has(self, place: int, row: Row) -> bool:
-        """Whether the row is still that of this place."""
+        """Whether `row` still occupies this place."""
         return self._rows[place] is row
 
     def break_(self, row: Row) -> None:
-        """A step of the row gave an error."""
+        """Marks a row: one of its steps failed."""
         row.fault = row.fault or BROKEN
         if self.has(row.number, row):
             self._broken.add(row.number)
 
     def sound(self, rows: np.ndarray) -> bool:
-        """Whether no earlier step of any of them gave an error."""
+        """Whether no earlier step of any of the rows failed. rows: [S] int32."""
         return not self._broken or self._broken.isdisjoint(rows.tolist())
 
     def take(self, rows: np.ndarray, tokens: np.ndarray) -> None:
-        """Ids that were sampled, one for each of these rows."""
+        """Appends one sampled id to each of the rows."""
         known = self.known
         self.arrays.ids[rows, known[rows]] = tokens
         known[rows] += 1
 
     def apply(self, plan: StepPlan) -> None:
-        """Frees, fills and extends rows as the plan says. Raises ValueError for ids outside the vocabulary, which
-        kernels would look up without asking, and for jobs of an encoder where there is none; then rows are freed and no
-        more."""
+        """Frees, fills and extends rows as the plan says. Raises ValueError for ids outside the vocabulary, which the
+        kernels do not check, and for encoder jobs if there is no encoder; in both cases rows are only freed."""
         for row in plan.left:
             self._rows[row] = None
             self._counts[row] = 0
@@ -133,7 +132,7 @@ class Rows:
             self[work.row].fault = self[work.row].fault or self._beyond(work)
 
     def _missing(self, join: Join) -> str:
-        """Why the runner cannot take the sequence; empty where it can."""
+        """Why the runner cannot compute the sequence; empty if it can."""
         for feature in asked(join.inputs, [(a.scale, a.start) for a in join.adapters]):
             if feature not in self._computes:
                 return REFUSED.format(FEATURES[feature])
@@ -149,7 +148,7 @@ class Rows:
         ids, tables = arrays.ids[join.row], [table[join.row] for table in arrays.tables]
         ids[: len(known)] = known
         for table in tables:
-            table[:] = 0  # no block of the sequence before
+            table[:] = 0  # removes the blocks of the previous sequence
         adapter = join.adapters[0].adapter if join.adapters else 0
         arrays.adapters[join.row] = adapter
         self._counts[join.row] = len(known)
@@ -185,7 +184,8 @@ class Rows:
         row.filled[group] = first + len(blocks)
 
     def _beyond(self, work: Work) -> str:
-        """What work asks for that the executor has no code for; ignored, it would be computed wrongly."""
+        """Why the executor cannot compute the work; empty if it can. Ignoring an unknown field would give wrong
+        results."""
         if not (work.drafted or work.pending):
             return ""
         asked = {

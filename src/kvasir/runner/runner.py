@@ -1,7 +1,8 @@
-"""Runner: carries out plans. It owns the rows, what becomes of each work, and the results; an executor computes.
+"""Runner: carries out plans. It owns the rows, decides which works are computed, and makes the results; an executor
+computes.
 
-execute    rows as the plan has them -> works of sound rows -> executor.start
-sample     executor's results, and those that waited for a mask -> rows -> StepResult
+execute    applies the plan to the rows -> works of sound rows -> executor.start
+sample     the executor's results, masked works included -> rows -> StepResult
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from kvasir.types import ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A step under way. rows: of its works, from its start: until it is sampled, the next step may give their places to
-    other sequences. faults: by place in the plan, of works that are not computed. expanded: so many of the plan's first
-    works were columns."""
+    """A pending step. rows: of its works when it started, because the next step may give their places to other
+    sequences before this one is sampled. faults: by place in the plan, of works that are not computed. expanded: number
+    of the plan's first works that were columns."""
 
     step: Step
     handle: Handle
@@ -33,7 +34,7 @@ class Pending:
 
 
 class Runner:
-    """`capacity` and `info` are what the scheduler and the front half may know."""
+    """Carries out plans with an executor. capacity, info: all that the scheduler and the front may know of it."""
 
     def __init__(self, executor: Executor, capacity: Capacity, info: ModelInfo):
         self.executor = executor
@@ -41,7 +42,7 @@ class Runner:
         self.capacity, self.info = replace(capacity, computes=computes), info
         self.rows = Rows(capacity, executor.computes)
         self.kernel_seconds = 0.0
-        self._under_way: Pending | None = None  # the last step that was started, until it is sampled
+        self._under_way: Pending | None = None  # the last started step, until it is sampled
         executor.bind(self.rows)
 
     @property
@@ -53,23 +54,23 @@ class Runner:
         return self.executor.overlaps
 
     def set_adapter(self, adapter: int, pairs: Any) -> None:
-        """What the rows of this adapter id get added to products; None takes the adapter away. Not during a step.
-        Raises ValueError for an id, a slot or a shape that cannot be."""
+        """Sets the low-rank matrices of an adapter id; None removes the adapter. Not allowed during a step. Raises
+        ValueError for an invalid id, slot or shape."""
         self.executor.set_adapter(adapter, pairs)
         (self.rows.adapters.discard if pairs is None else self.rows.adapters.add)(adapter)
 
     def close(self) -> None:
-        """Waits for a step in progress and ends the threads. Twice does no harm."""
+        """Waits for a step in progress and ends the threads. Idempotent."""
         self.executor.close()
 
     # -- a step
 
     def execute(self, plan: StepPlan) -> Pending:
-        """Starts to compute a plan. The rows are those of the plan even if that fails, here or in `sample`."""
+        """Starts computing a plan. The plan is applied to the rows even if the step fails, here or in `sample`."""
         ahead = self.follows()
         self._under_way = None
         if not ahead:
-            self.executor.settle()  # the step before runs on where its masks could not be made
+            self.executor.settle()  # the previous step still runs if its masks could not be made
         expanded = len(plan.decodes)
         if expanded and self._takes(plan.decodes):
             expanded = 0
@@ -84,18 +85,19 @@ class Runner:
         return pending
 
     def _takes(self, decodes: Decodes) -> bool:
-        """Whether the executor computes them as columns: it can, and no earlier step of any of them gave an error."""
+        """Whether the executor computes the decodes as columns: it can, and no earlier step of their rows failed."""
         return self.executor.columns and self.rows.sound(np.frombuffer(decodes.rows, np.int32))
 
     def follows(self) -> bool:
-        """Whether the next plan may be executed before the step under way is sampled: the executor feeds it the ids
-        that it samples by itself, and no mask may still change them."""
+        """Whether the next plan may be executed before the pending step is sampled: the executor passes the sampled ids
+        on by itself, and no mask can still change them."""
         if not self.executor.queues or (under_way := self._under_way) is None:
             return False
         return not (under_way.step.later or any(under_way.rows[at].spec.guided for at in under_way.step.now))
 
     def _step(self, plan: StepPlan, ahead: bool) -> tuple[Step, dict[int, str]]:
-        """ahead: of the rows' last ids, which are not here yet."""
+        """The executor's step, and faults by place in the plan. ahead: whether the rows' last ids may still be missing
+        here."""
         works, starts, now, later, faults = [], [len(plan.decodes)], [], [], {}
         for place, work in enumerate(plan.work):
             row = self.rows[work.row]
@@ -112,7 +114,7 @@ class Runner:
         return Step(plan, works, starts, now, later), faults
 
     def sample(self, pending: Pending, masks: Mapping[int, bytes] = {}) -> StepResult:
-        """Waits for the step; its results. Raises what the step or the sampler raised."""
+        """Waits for the step and returns its results. masks: by row. Raises what the step or the sampler raised."""
         step, handle = pending.step, pending.handle
         if pending is self._under_way:
             self._under_way = None
@@ -124,7 +126,8 @@ class Runner:
         return StepResult(step.plan.step, *self._rows(pending, results))
 
     def _taken(self, step: Step, handle: Handle, masks: Mapping[int, bytes]) -> dict[int, Taken]:
-        """By place in the step. What was sampled without the mask that has come after all is sampled again."""
+        """Sampled ids by place in the step. Works sampled with the forward that got a mask after all are sampled
+        again."""
         taken = dict(zip(step.now, handle.taken(), strict=True))
         late = [*step.later, *(at for at in step.now if masks and step.works[at].row in masks)]
         if late:
@@ -134,7 +137,7 @@ class Runner:
     # -- results
 
     def _rows(self, pending: Pending, results: Sequence[RowResult]) -> tuple:
-        """The fields of a result: what the plan had as columns goes back so."""
+        """The fields of a StepResult: results of the plan's columns are returned as columns."""
         saved = pending.handle.saved()
         if pending.step.plan.decodes:
             return tuple(results), saved, *self._decoded(pending.step.plan.decodes, pending.handle)
@@ -156,7 +159,7 @@ class Runner:
 
     def _result(self, pending: Pending, at: int, taken: Taken | None) -> RowResult:
         work, row = pending.step.works[at], pending.rows[at]
-        if row.fault:  # the step before gave an error after this one was started
+        if row.fault:  # the previous step failed after this one was started
             return RowResult(work.row, error=row.fault)
         wants_more = work.want_pooled or work.want_hidden or any(work.read)
         found = self._wanted(pending, at, taken) if wants_more else self._sampled(work, row, taken)
@@ -175,7 +178,7 @@ class Runner:
         return RowResult(work.row, tokens, logprobs, read, carry, b"", hidden, len(tokens) - 1)
 
     def _wanted(self, pending: Pending, at: int, taken: Taken | None) -> RowResult:
-        """Of work that wants more than a token."""
+        """The result of work that wants more than a token."""
         work, handle = pending.step.works[at], pending.handle
         hidden = tuple((name, handle.hidden(at, name)) for name in work.want_hidden)
         if work.want_pooled:

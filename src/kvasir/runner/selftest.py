@@ -1,9 +1,8 @@
-"""Does this machine keep the contract? A few rows through the model's own layers, alone and in company, bit
-by bit.
+"""Self-test: whether this machine computes batch-invariant bits. Compares a few rows through the model's own layers,
+alone and in a batch, bit by bit.
 
-The eager executor relies on the libraries under torch: that a matmul of one shape adds in one order, wherever
-a row lies in it and however many threads there are. They were measured to do so, but other builds and
-processors may differ.
+The eager executor relies on the libraries under torch: a matmul of a given shape must add in one order, wherever a row
+lies in it and however many threads there are. They were measured to do so, but other builds and processors may differ.
 """
 
 from __future__ import annotations
@@ -31,18 +30,17 @@ from kvasir.plan import Work
 from kvasir.program.program import Program
 
 _LENGTH = 70  # reaches into the second tile of keys and the third of rows
-_PIECES = (61, 1, 8)  # the border of the tile of keys lies inside the last
-_OUTPUTS = 8192  # of the head: all of a large vocabulary would take longer than the rest
-_NEIGHBOUR = 3  # rows of another sequence in front, so that rows change their places in the tiles
+_PIECES = (61, 1, 8)  # the border between tiles of keys lies inside the last piece
+_OUTPUTS = 8192  # columns of the head: a whole large vocabulary would take longer than the rest
+_NEIGHBOUR = 3  # rows of another sequence put first, so that rows change their places in the tiles
 
 
 @torch.inference_mode()
 def run(model: Any, cache: KVCache) -> str:
-    """ "exact" where the bits depended on nothing that they must not depend on, else "close".
+    """Returns "exact" if the bits do not depend on the batch, chunks or threads, else "close".
 
-    `cache` is the model's own: it gives the device, the block size and the type of keys and values, and stays
-    untouched. The model's first attention of each kind, first MLP and its head are tried, with all threads and with
-    one.
+    cache: the model's own; gives the device, the block size and the dtype of keys and values, and is not changed.
+    Tests the model's first attention of each type, its first MLP and its head, with all threads and with one.
     """
     threads = torch.get_num_threads()
     try:
@@ -52,10 +50,10 @@ def run(model: Any, cache: KVCache) -> str:
 
 
 def run_program(program: Program) -> str:
-    """ "exact" where a few rows through the whole program have the same bits in one chunk and in pieces beside a
-    neighbour, else "close"; "untested" where the program or its cache is too small for them.
+    """Returns "exact" if a few rows through the whole program have the same bits in one chunk and in several chunks
+    next to another sequence, else "close"; "untested" if the program or its cache is too small.
 
-    Uses the first blocks of the cache, which must be free.
+    Overwrites the first blocks of the cache, which must be free.
     """
     length, pieces = 21, (16, 1, 4)
     cache = program.cache
@@ -77,7 +75,7 @@ def run_program(program: Program) -> str:
 
 
 def _program_rows(program: Program, works: list[tuple[int, int, int]]) -> np.ndarray:
-    """The hidden rows of works (row, start, count)."""
+    """The hidden states of works (row, start, count), [T, D]."""
     for piece, (row, start, count) in zip(program.pieces, works, strict=False):
         piece.row, piece.flags, piece.start, piece.count = row, 0, start, count
     program.run(len(works), max(start + count for _, start, count in works))
@@ -105,7 +103,7 @@ def _checks(model: Any, cache: KVCache, threads: int) -> Iterator[bool]:
 
 
 def _small_cache(cache: KVCache, layers: int) -> KVCache:
-    """A cache like `cache` for the first layers and two sequences, full of NaN."""
+    """A cache like `cache` for the first `layers` layers and two sequences, filled with NaN."""
     spec = cache.spec[:layers]
     blocks = [2 * -(-_LENGTH // cache.block_size) + 1] * len(Layout.of(spec).groups)
     small = KVCache(spec, blocks, cache.block_size, cache.dtype, cache.device)
@@ -114,7 +112,7 @@ def _small_cache(cache: KVCache, layers: int) -> KVCache:
 
 
 def _batch(cache: KVCache, parts: list[tuple[int, int]]) -> Batch:
-    """parts: (start, count) of one or two sequences, the last of which has the first blocks."""
+    """A batch of one or two sequences. parts: (start, count) of each; the last sequence has the first blocks."""
     blocks = cache.num_blocks[0] // 2
     rows = RowArrays.empty(len(parts), max(start + count for start, count in parts), len(cache.groups), blocks)
     for table in rows.tables:
@@ -125,7 +123,7 @@ def _batch(cache: KVCache, parts: list[tuple[int, int]]) -> Batch:
 def _mix(
     mixer: Attention | GatedDelta, cache: KVCache, rows_nD: Tensor, pieces: tuple[int, ...], neighbour: int = 0
 ) -> Tensor:
-    """What the rows see of each other, computed in pieces, each after `neighbour` rows of another sequence."""
+    """The mixer's outputs, computed in pieces, each after `neighbour` rows of another sequence."""
     done, start = [], 0
     for count in pieces:
         parts = [(0, neighbour), (start, count)] if neighbour else [(start, count)]
@@ -138,8 +136,8 @@ def _mix(
 
 
 def _same_alone(call: Callable[[Tensor], Tensor], rows_TD: Tensor, threads: int) -> bool:
-    """Whether the last of a tile's rows, with all threads, equals itself alone elsewhere in the tile, with
-    one."""
+    """Whether the output of a tile's last row, computed with all threads, equals that of the row alone, elsewhere in
+    the tile, with one thread."""
     devices.set_threads(threads)
     among = call(rows_TD)[-1]
     devices.set_threads(1)

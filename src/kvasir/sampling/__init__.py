@@ -1,1 +1,1 @@
-"""From logits to ids, as pure functions. docs/sampling.md says what is exact and in which order."""
+"""From logits to ids, as pure functions. docs/sampling.md describes what is exact, and the order of the operations."""

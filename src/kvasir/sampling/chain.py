@@ -1,20 +1,20 @@
-"""All filters, one after another, for rows that ask for more than top-k, top-p and min-p. In llama.cpp's order, each on
-what those before it have left:
+"""All filters in sequence, for rows that use more than top-k, top-p and min-p. In llama.cpp's order, each applied to
+the tokens that the previous ones left:
 
     top-n-sigma, top-k, typical-p, top-p, min-p, XTC, dynamic temperature, mirostat
 
-- top-n-sigma (Tang et al., "Top-nσ: Not All Logits Are You Need", 2024): logits at least peak - n * sigma, sigma the
-  standard deviation of the finite ones. Temperature does not enter.
-- typical-p (Meister et al., "Locally Typical Sampling", TACL 2023): the tokens whose surprise is nearest to the
-  entropy, as many as it takes for their probability to reach p; ties to the lower id.
+- top-n-sigma (Tang et al., "Top-nσ: Not All Logits Are You Need", 2024): keeps logits of at least peak - n * sigma.
+  sigma is the standard deviation of the finite logits. Independent of the temperature.
+- typical-p (Meister et al., "Locally Typical Sampling", TACL 2023): keeps the tokens whose surprise is nearest to the
+  entropy, as many as needed for their probability to reach p; on ties, the lower id.
 - XTC ("exclude top choices", p-e-w, text-generation-webui #6335): with the given probability, of the tokens whose
-  probability is at least the threshold only the last in order stays. A threshold above 1/2 never finds two.
-- dynamic temperature (kalomaze, llama.cpp #4972): temperature - range .. + range by the entropy of what is left, as a
-  share of its greatest possible one, to the power of the exponent. Filters then see a temperature of 1.
-- mirostat 2 (Basu et al., "Mirostat", ICLR 2021, algorithm 2): tokens of more than mu bits of surprise are out; mu, at
-  first 2 tau, moves by eta towards a surprise of tau. It is the sampler's carry: no function of the ids.
+  probability is at least the threshold, keeps only the last in order. A threshold above 1/2 never matches two tokens.
+- dynamic temperature (kalomaze, llama.cpp #4972): temperature - range .. + range, by the entropy of the remaining
+  tokens, as a fraction of its maximum, to the power of the exponent. Filters then see a temperature of 1.
+- mirostat 2 (Basu et al., "Mirostat", ICLR 2021, algorithm 2): drops tokens of more than mu bits of surprise. mu, at
+  first 2 tau, moves by eta towards a surprise of tau. It is the sampler's carry; it is not a function of the ids.
 
-With neutral parameters the bits are those of `filters`. Letters: V vocabulary, N tokens that are left.
+With neutral parameters the bits are those of `filters`. Letters: V vocabulary, N remaining tokens.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from kvasir.sampling.gumbel import Noise, draw_listed
 from kvasir.sampling.numerics import LOG2_E, best_ids, centred, entropy, log, log_weight, mass_of, tree_sum, weights
 from kvasir.sampling.philox import STREAM_XTC, split_seed, token_words
 
-GREEDY_BELOW = 1e-5  # vLLM's bound: a temperature below it is greedy
+GREEDY_BELOW = 1e-5  # as in vLLM, a temperature below this is greedy
 NONE_TO_EXCLUDE = 0.5  # two tokens cannot both be more probable
-TINY = 1e-300  # in place of 0, which has no logarithm
+TINY = 1e-300  # replaces 0, which has no logarithm
 
 
 def needs_chain(spec: SamplingSpec) -> bool:
-    """Whether the row takes this way."""
+    """Whether the row uses a filter that only the chain implements."""
     return (
         spec.top_n_sigma > 0.0
         or spec.typical_p < 1.0
@@ -48,7 +48,7 @@ def needs_chain(spec: SamplingSpec) -> bool:
 
 
 def draws(spec: SamplingSpec) -> bool:
-    """Whether the token is drawn; else it is the best one, and no filter matters."""
+    """Whether the token is drawn at random; otherwise sampling is greedy, and no filter matters."""
     return spec.temperature >= GREEDY_BELOW
 
 
@@ -63,33 +63,34 @@ def pack_mu(mu: float) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Tokens that may still be drawn, by ascending id. x_N: float32 logits. z_N: float64, their logarithms of
-    probability but for a constant, the greatest 0."""
+    """Tokens that may still be drawn, by ascending id. x_N: float32 logits. z_N: float64, their log-probabilities up to
+    a constant, with a maximum of 0."""
 
     ids_N: Tensor
     x_N: Tensor
     z_N: Tensor
 
     def only(self, keep_N: Tensor) -> Left:
-        """keep_N: bool, one at least."""
+        """Keeps the tokens of a bool mask, of which at least one is set."""
         z_N = self.z_N[keep_N]
         return Left(self.ids_N[keep_N], self.x_N[keep_N], z_N - z_N.amax())
 
     def head(self, order_N: Tensor, count: int) -> Left:
-        """The first `count` in this order of places."""
+        """Keeps the first `count` tokens in this order of indices."""
         keep_N = torch.zeros_like(order_N, dtype=torch.bool)
         keep_N[order_N[:count]] = True
         return self.only(keep_N)
 
     def nucleus(self, order_N: Tensor, p: float) -> Left:
-        """The shortest head of this order whose probability reaches p, or all."""
+        """Keeps the shortest head in this order whose probability reaches p, or all tokens."""
         weight_N = weights(self.z_N[order_N])
         sum_N = weight_N.cumsum(-1)
         return self.head(order_N, int((sum_N - weight_N < mass_of(sum_N[-1:], p)).sum()))
 
 
 def choose(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, carry: bytes) -> tuple[int, bytes]:
-    """(token, the next carry) of one row of float32 logits. peak_1: their maximum. carry: as this left it."""
+    """(token, next carry) for one row of float32 logits. peak_1: their maximum. carry: as returned for the previous
+    token."""
     mu = carried_mu(spec, carry)
     left = narrowed(x_V, peak_1, spec, position, mu)
     noise = Noise.of([spec.seed], [position], x_V.device)
@@ -98,7 +99,7 @@ def choose(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, carry
 
 
 def narrowed(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, mu: float) -> Left:
-    """What all filters leave."""
+    """The tokens that all filters keep."""
     left = top_n_sigma(x_V, peak_1, spec.top_n_sigma, 1.0 if spec.dynatemp_range > 0.0 else spec.temperature)
     if 0 < spec.top_k < len(left.ids_N):
         left = left.head(_order(left), spec.top_k)
@@ -116,7 +117,7 @@ def narrowed(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, mu:
 
 
 def top_n_sigma(x_V: Tensor, peak_1: Tensor, n: float, temperature: float) -> Left:
-    """All tokens above -inf; of these, with n above 0, those within n standard deviations of the peak."""
+    """All tokens above -inf; with n above 0, only those within n standard deviations of the peak."""
     distance_V = centred(x_V, peak_1)
     keep_V = x_V > -math.inf
     if n > 0.0:
@@ -135,7 +136,7 @@ def typical_p(left: Left, p: float) -> Left:
 
 
 def xtc_acts(spec: SamplingSpec, position: int) -> bool:
-    """A function of seed and position alone."""
+    """Whether XTC applies at this position, which depends only on the seed and the position."""
     if spec.xtc_probability <= 0.0 or spec.xtc_threshold > NONE_TO_EXCLUDE:
         return False
     low, high, at, token = torch.tensor([*split_seed(spec.seed), position, 0])
@@ -169,7 +170,7 @@ def dynamic_temperature(left: Left, spec: SamplingSpec) -> Left:
 
 
 def mirostat(left: Left, mu: float) -> Left:
-    """Without tokens of more than mu bits of surprise; the best one stays."""
+    """Drops tokens of more than mu bits of surprise; the best one always stays."""
     surprise_N = (log_weight(weights(left.z_N).sum()) - left.z_N) * LOG2_E
     keep_N = surprise_N <= mu
     keep_N[torch.nonzero(left.x_N == left.x_N.amax())[0, 0]] = True
@@ -177,14 +178,14 @@ def mirostat(left: Left, mu: float) -> Left:
 
 
 def next_mu(left: Left, token: int, spec: SamplingSpec, mu: float) -> float:
-    """mu after `token` of those that were left."""
+    """mu after `token`, one of the remaining tokens, was drawn."""
     z = left.z_N[left.ids_N == token]
     surprise = float((log_weight(weights(left.z_N).sum()) - z) * LOG2_E)
     return mu - spec.mirostat_eta * (surprise - spec.mirostat_tau)
 
 
 def _order(left: Left) -> Tensor:
-    """Places by descending logit, ties by ascending id."""
+    """Indices by descending logit, ties by ascending id."""
     return best_ids(left.x_N[None], len(left.x_N))[0]
 
 

@@ -1,13 +1,13 @@
-"""DRY, "don't repeat yourself" (p-e-w, text-generation-webui #5677), as llama.cpp has it (its `llama_sampler_dry`).
+"""DRY, "don't repeat yourself" (p-e-w, text-generation-webui #5677), as in llama.cpp (`llama_sampler_dry`).
 
-Where the ids end with n tokens that stood before, the token which followed them there would go on with the repetition.
-Its logit loses multiplier * base ^ (n - allowed_length) for the greatest such n, if that is at least allowed_length:
+If the last n ids occurred earlier, the token that followed them there would continue the repetition. Its logit is
+reduced by multiplier * base ^ (n - allowed_length), for the largest such n, if n is at least allowed_length:
 
-    ids  a b c c b c y a b c        the last three, `a b c`, stood at the start: n of the `c` after them is 3
-               |   |                `c` stands before `b`: 1, `b c` before `y`: 2
+    ids  a b c c b c y a b c        the last three, `a b c`, are also at the start: n of the `c` after them is 3
+               |   |                `c` is before `b`: 1, `b c` before `y`: 2
 
-Looked at are the last `penalty_last_n` ids, prompt included (-1: all). No repetition goes across a sequence breaker,
-and an id that is one by itself is never punished.
+Only the last `penalty_last_n` ids count, prompt included (-1: all). A repetition does not extend across a sequence
+breaker, and an id that is a breaker by itself is never penalised.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_on(spec: SamplingSpec) -> bool:
 
 
 def penalties(ids: np.ndarray, spec: SamplingSpec) -> dict[int, float]:
-    """By token, what its logit loses: float32 numbers. ids: int32, all known ones."""
+    """Token -> amount to subtract from its logit, as float32 values. ids: int32, all known ids."""
     window = ids[-spec.dry_penalty_last_n :] if spec.dry_penalty_last_n > 0 else ids
     breakers = _breakers(window, spec.dry_breakers)
     limit = _unbroken(window, breakers, spec.dry_breaker_sequences)
@@ -42,10 +42,10 @@ def penalties(ids: np.ndarray, spec: SamplingSpec) -> dict[int, float]:
 
 
 def suffix_repeats(tokens: Sequence[int]) -> list[int]:
-    """For each place, how many tokens up to it equal the last ones of all; the last place has all of them.
+    """For each index, how many tokens up to it equal the last tokens of the list; for the last index, the whole length.
 
-    The Z-algorithm (Gusfield, 1997) from the end to the start: each token is compared with success once, so that the
-    whole is linear. A box is a run [low, high) of distances from the end that is known to equal the first ones.
+    The Z-algorithm (Gusfield, 1997) from the end to the start: each token is compared successfully only once, so the
+    time is linear. A box is a range [low, high) of distances from the end that is known to equal the first distances.
     """
     last = len(tokens) - 1
     by_distance = [0] * len(tokens)
@@ -63,7 +63,7 @@ def suffix_repeats(tokens: Sequence[int]) -> list[int]:
 
 
 def _breakers(window: np.ndarray, mask: bytes | memoryview) -> np.ndarray:
-    """[n] bool: which of the ids break repetitions by themselves."""
+    """[n] bool: which ids are breakers by themselves."""
     words = np.frombuffer(mask, "<i4")
     known = (window >= 0) & (window >> 5 < len(words))
     found = np.zeros(len(window), bool)
@@ -72,7 +72,7 @@ def _breakers(window: np.ndarray, mask: bytes | memoryview) -> np.ndarray:
 
 
 def _unbroken(window: np.ndarray, breakers: np.ndarray, sequences: tuple[tuple[int, ...], ...]) -> int:
-    """How many ids stand after the last breaker: the one that begins last, of these the longest."""
+    """How many ids follow the last breaker: the one that begins last, and the longest of those."""
     places = np.flatnonzero(breakers)
     found = (int(places[-1]), 1) if len(places) else (-1, 1)
     for sequence in sequences:
@@ -87,12 +87,12 @@ def _unbroken(window: np.ndarray, breakers: np.ndarray, sequences: tuple[tuple[i
 
 
 def _penalty(exponent: int, spec: SamplingSpec) -> float:
-    """Never infinite: what is punished stays possible."""
+    """Capped to a finite value, so that a penalised token stays possible."""
     return float(np.float32(min(spec.dry_multiplier * _power(spec.dry_base, exponent), GREATEST)))
 
 
 def _power(base: float, exponent: int) -> float:
-    """By squaring, so that the bits are of multiplications alone."""
+    """By squaring, so that only multiplications determine the bits."""
     result = 1.0
     while exponent:
         if exponent & 1:

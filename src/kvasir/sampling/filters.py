@@ -1,16 +1,16 @@
-"""Which tokens may be drawn: temperature, then top-k, top-p and min-p.
+"""Temperature, then the filters top-k, top-p and min-p.
 
-All three filters keep a head of the same list, the tokens by descending logit and ascending id (of equal
-logits the lower id is kept first), so what they keep together is the shortest head.
+Each filter keeps a head of the same list, the tokens by descending logit, then ascending id; so together they keep the
+shortest head.
 
 - temperature: z = (logit - peak) / T.
 - top-k (Fan et al., ACL 2018): the first k, never more.
-- top-p (Holtzman et al., ICLR 2020): the shortest head whose probability, among what top-k kept, reaches p.
-- min-p (Nguyen et al., ICLR 2025): tokens whose probability is at least min_p times the greatest.
+- top-p (Holtzman et al., ICLR 2020): the shortest head whose probability, among the tokens that top-k kept, reaches p.
+- min-p (Nguyen et al., ICLR 2025): tokens whose probability is at least min_p times the maximum.
 
-This is the order of transformers and llama.cpp. vLLM puts min-p before top-k and top-p, which makes its
-nucleus smaller when both are asked for: the mass that top-p cuts is then that of the tokens min-p left. Where
-only one of top-p and min-p is used there is no difference.
+This is the order of transformers and llama.cpp. vLLM applies min-p before top-k and top-p, which gives a smaller
+nucleus if both are used: top-p then takes its share of the tokens that min-p kept. With only one of top-p and min-p
+there is no difference.
 
 Letters: R rows, V vocabulary, K listed tokens.
 """
@@ -27,23 +27,23 @@ from torch.nn.functional import pad
 from kvasir.plan import SamplingSpec
 from kvasir.sampling.numerics import best_ids, centred, log, mass_of, total_weight, weights
 
-FIRST_LIST = 256  # tokens listed at first when only top-p bounds the list
+FIRST_LIST = 256  # initial length of the list if only top-p bounds it
 LIST_GROWTH = 16
 UNBOUNDED = 2**62
 
 
 def needs_list(spec: SamplingSpec, vocab: int) -> bool:
-    """Whether the tokens must be put in order at all."""
+    """Whether the tokens must be sorted."""
     return 0 < spec.top_k < vocab or spec.top_p < 1.0
 
 
 def scaled(x: Tensor, peak: Tensor, specs: Sequence[SamplingSpec]) -> Tensor:
-    """z of float32 logits x [R, any], float64: at most 0. peak: [R, 1]."""
+    """z of float32 logits x [R, any], float64, at most 0. peak: [R, 1]."""
     return centred(x, peak).mul_(_inverse_temperatures(specs, x))
 
 
 def min_p_(z: Tensor, specs: Sequence[SamplingSpec]) -> Tensor:
-    """Puts z [R, any] at -inf in place where min-p drops it. Returns z."""
+    """Sets z [R, any] to -inf in place for tokens that min-p drops. Returns z."""
     if all(s.min_p <= 0.0 for s in specs):
         return z
     bound = log(_column([max(s.min_p, 1e-300) for s in specs], z))
@@ -52,11 +52,11 @@ def min_p_(z: Tensor, specs: Sequence[SamplingSpec]) -> Tensor:
 
 
 def listed(x_RV: Tensor, peak_R1: Tensor, specs: Sequence[SamplingSpec]) -> tuple[Tensor, Tensor]:
-    """(ids_RK int64, z_RK float64): tokens in order and their z, -inf for those that a filter drops."""
+    """(ids_RK int64, z_RK float64): the tokens in order and their z, -inf for dropped tokens."""
     vocab = x_RV.shape[1]
     limits = [s.top_k if 0 < s.top_k < vocab else vocab for s in specs]
     whole = [i for i, limit in enumerate(limits) if limit == vocab]
-    total_R1 = torch.zeros_like(peak_R1, dtype=torch.int64)  # stays 0 where top-k makes the list's own count
+    total_R1 = torch.zeros_like(peak_R1, dtype=torch.int64)  # 0 where top-k bounds the list, whose own total counts
     if whole:
         scale_R1 = _inverse_temperatures([specs[i] for i in whole], x_RV)
         total_R1[whole] = total_weight(x_RV[whole], peak_R1[whole], scale_R1)
@@ -72,7 +72,8 @@ def _listed(
     total_R1: Tensor,
     size: int,
 ) -> tuple[Tensor, Tensor]:
-    """As `listed`, with K = size at first; rows whose nucleus does not end there are done again with more."""
+    """As `listed`, starting with K = size; rows whose nucleus does not end within the list are recomputed with a larger
+    K."""
     size = min(size, x_RV.shape[1])
     ids_RK = best_ids(x_RV, size)
     z_RK = scaled(x_RV.gather(1, ids_RK), peak_R1, specs)
@@ -90,10 +91,10 @@ def _listed(
 
 
 def _top_p_(z_RK: Tensor, total_R1: Tensor, specs: Sequence[SamplingSpec]) -> Tensor:
-    """Drops in place what comes after the nucleus. Returns [R, 1] bool: whether it ends within the list.
+    """Drops in place the tokens after the nucleus. Returns [R, 1] bool: whether the nucleus ends within the list.
 
-    A token stays if the tokens before it have not reached the mass yet. A top_p of 1 drops nothing, not even
-    tokens whose weight is too small to count.
+    A token stays if the tokens before it have not yet reached the mass. A top_p of 1 drops nothing, not even tokens
+    whose weight rounds to 0.
     """
     weight_RK = weights(z_RK)
     sum_RK = weight_RK.cumsum(-1)

@@ -1,8 +1,8 @@
-"""Log-probabilities of the raw float32 logits, as they left the model: no penalty, mask or temperature.
+"""Log-probabilities of the raw float32 logits, as the model computed them: without penalties, mask or temperature.
 
-An entry is that of `plan.RowResult`: (token, logprob, rank, ((id, logprob), ...)), the best ones by
-descending logit, ties by ascending id. Log-probabilities are natural, computed in float64 and rounded once to
-float32. The rank counts from 1 in the same order.
+An entry is as in `plan.RowResult`: (token, logprob, rank, ((id, logprob), ...)), with the best tokens by descending
+logit, ties by ascending id. Log-probabilities are natural, computed in float64 and rounded once to float32. The rank
+counts from 1 in the same order.
 
 Letters: R rows, V vocabulary, K best tokens.
 """
@@ -21,28 +21,27 @@ Entry = tuple[int, float, int, tuple[tuple[int, float], ...]]
 
 
 class BadLogits(ValueError):
-    """A row from which nothing can be said: it holds a NaN, or -inf alone."""
+    """A row has no valid distribution: it holds a NaN, or only -inf."""
 
 
 def chunks(num_rows: int, device: torch.device) -> Iterator[slice]:
-    """Rows taken together: on a CPU few, to fit its caches. No bit depends on it."""
+    """Ranges of rows to process together: few on a CPU, to fit its caches. Results do not depend on it."""
     size = CPU_ROWS if device.type == "cpu" else 64
     for start in range(0, num_rows, size):
         yield slice(start, min(start + size, num_rows))
 
 
 def fault(peak: float) -> str:
-    """What is wrong with a row whose maximum this is (NaN if the row holds one); empty if nothing."""
+    """The error message for a row with this maximum (NaN if the row holds one); empty if the row is valid."""
     if peak != peak:
         return "the model's logits hold NaN"
     return "all of the model's logits are -inf" if peak == float("-inf") else ""
 
 
 def logprobs(logits_RV: Tensor, tokens: Sequence[int], best: Sequence[int]) -> list[Entry]:
-    """The entry of tokens[r] in row r with the best[r] best beside it, for each row of float32 logits.
+    """For each row r of float32 logits, the entry of tokens[r] with the best[r] best tokens.
 
-    Raises BadLogits for a row with NaN or without any number above -inf, ValueError for an id outside the
-    vocabulary.
+    Raises BadLogits for a row with NaN or with only -inf, ValueError for an id outside the vocabulary.
     """
     if not len(logits_RV) == len(tokens) == len(best):
         raise ValueError(f"{len(logits_RV)} rows of logits, {len(tokens)} tokens, {len(best)} counts")
@@ -60,7 +59,7 @@ def _entries(logits_RV: Tensor, tokens: Sequence[int], best: Sequence[int]) -> l
     peak_R1 = logits_RV.amax(-1, keepdim=True)
     for peak in peak_R1[:, 0].tolist():
         if text := fault(peak):
-            raise BadLogits(text)  # without the row, which depends on how the prompt was cut
+            raise BadLogits(text)  # without the row's index, which depends on how the prompt was chunked
     log_total_R1 = log_weight(total_weight(logits_RV, peak_R1))
 
     def of(ids_RK: Tensor) -> list[list[float]]:
@@ -77,7 +76,7 @@ def _entries(logits_RV: Tensor, tokens: Sequence[int], best: Sequence[int]) -> l
 
 
 def _ranks(logits_RV: Tensor, tokens_R1: Tensor) -> Tensor:
-    """[R] 1 + the number of greater logits + that of equal ones with a lower id."""
+    """[R] 1 + the number of greater logits + the number of equal ones with a lower id."""
     own_R1 = logits_RV.gather(1, tokens_R1)
     ids = torch.arange(logits_RV.shape[1], device=logits_RV.device)
     ahead_RV = (logits_RV > own_R1) | ((logits_RV == own_R1) & (ids < tokens_R1))

@@ -1,7 +1,7 @@
-"""The structures of csrc/sampler.h, and the sampler in C++: `sampler.sample` for float32 logits in CPU memory, with the
+"""The structures of csrc/sampler.h, and the native sampler: `sampler.sample` for float32 logits in CPU memory, with the
 same bits.
 
-A model's program fills the structures and samples in its own call; `Sampler` is for logits that are already there.
+A model's program fills the structures and samples within its own call; `Sampler` is for logits that already exist.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class SampleArgs(Structure):
 
 
 class Pool(Protocol):
-    """A pool of the library's threads: where it lies and how many there are."""
+    """A thread pool of the library: its address and its number of threads."""
 
     @property
     def address(self) -> int | None: ...
@@ -139,10 +139,10 @@ SAME_NAMES = (
 
 
 def fill_spec(target: SampleRow, spec: SamplingSpec, prompt_len: int, max_ids: int) -> list[np.ndarray]:
-    """Writes a spec where the kernels read it; returns the arrays that must live as long.
+    """Writes a spec to the structure that the kernels read; returns the arrays that must stay alive as long as it.
 
-    max_ids: the most ids that the row will ever have. Left as they are: position, ids, num_ids and mu, which differ
-    from step to step. Raises ValueError where more log-probabilities are asked for than the kernel gives.
+    max_ids: the maximum number of ids that the row will have. Does not set position, ids, num_ids and mu, which change
+    at each step. Raises ValueError if the spec asks for more log-probabilities than the kernel supports.
     """
     if max(spec.logprobs, spec.prompt_logprobs) > MAX_LOGPROBS:
         raise ValueError(f"the native sampler gives {MAX_LOGPROBS} log-probabilities at most, asked for by {spec}")
@@ -184,21 +184,21 @@ def _fill_lists(target: IdLists, lists: Sequence[tuple[int, ...]]) -> list[np.nd
 
 
 def fill_carry(target: SampleRow, spec: SamplingSpec, carry: bytes) -> None:
-    """Writes what the sampler carries from token to token."""
+    """Writes the sampler's carry."""
     if spec.mirostat and draws(spec):
         target.mu = carried_mu(spec, carry)
 
 
 def sample_scratch(vocab: int) -> int:
-    """Bytes of scratch that each thread needs."""
+    """Bytes of scratch memory per thread."""
     return native.declare("kvasir_sample_scratch", c_int64, c_int64)(vocab)
 
 
 class Sampler:
-    """Samples rows over one vocabulary; owns the kernel's scratch, so one call at a time."""
+    """Samples rows over one vocabulary. It owns the kernel's scratch memory, so calls must not overlap."""
 
     def __init__(self, vocab: int, pool: Pool | None = None):
-        """pool: the threads to run on, by default the caller's alone.
+        """pool: the threads to run on, by default only the caller's.
 
         Raises ValueError for a vocabulary that is empty or too large, ConfigError without the library.
         """
@@ -208,18 +208,19 @@ class Sampler:
         self._scratch = np.empty(sample_scratch(vocab) // 8 * (pool.threads if pool else 1), np.int64)
 
     def sample(self, logits_RV: Tensor, rows: Sequence[RowContext]) -> list[sampler.Sampled]:
-        """As `sampler.sample`, in all bits. logits_RV: on the CPU; rows may lie apart, values of a row may not.
+        """As `sampler.sample`, with the same bits. logits_RV: on the CPU; rows may be strided, strided values in a row
+        are copied.
 
-        Raises ValueError for other logits, or where more log-probabilities are asked for than the kernel gives.
+        Raises ValueError for other logits, or if more log-probabilities are asked for than the kernel supports.
         """
         specs = (SampleRow * len(rows))()
         kept = [_fill_row(spec, row) for spec, row in zip(specs, rows, strict=True)]
         results = self.run(logits_RV, specs)
-        del kept  # what the rows pointed at lived until here
+        del kept  # keeps the arrays alive until after the kernel's call
         return [self._result(found, row) for found, row in zip(results, rows, strict=True)]
 
     def describe(self, logits_RV: Tensor, tokens: Sequence[int], best: Sequence[int]) -> list[Entry]:
-        """As `logprobs.logprobs`, in all bits, of logits as `sample` takes them."""
+        """As `logprobs.logprobs`, with the same bits, for logits as in `sample`."""
         specs = (SampleRow * len(tokens))()
         for spec, token, asked in zip(specs, tokens, best, strict=True):
             if not 0 <= token < self._vocab or asked > MAX_LOGPROBS:
@@ -235,7 +236,8 @@ class Sampler:
         return entries
 
     def run(self, logits_RV: Tensor, specs: Any) -> Any:
-        """An array of Sampled for an array of SampleRow, whose arrays live as long as the call."""
+        """An array of Sampled for an array of SampleRow. The arrays that the rows point to must stay alive during the
+        call."""
         if tuple(logits_RV.shape) != (len(specs), self._vocab):
             raise ValueError(f"logits of shape {tuple(logits_RV.shape)} for {len(specs)} contexts of {self._vocab}")
         if logits_RV.device.type != "cpu":
@@ -270,7 +272,7 @@ class Sampler:
 
 
 def entry_of(found: Sampled, asked: int, vocab: int) -> Entry | None:
-    """The log-probabilities that were asked for: -1 for none, else how many beside the token's own."""
+    """The requested log-probabilities. asked: -1 for none, else how many besides the token's own."""
     if asked < 0:
         return None
     k = min(asked, vocab)
@@ -278,12 +280,12 @@ def entry_of(found: Sampled, asked: int, vocab: int) -> Entry | None:
 
 
 def next_carry(found: Sampled, spec: SamplingSpec, carry: bytes) -> bytes:
-    """The carry after the token. carry: the one before it."""
+    """The carry after the token. carry: the previous one."""
     return pack_mu(found.mu) if spec.mirostat and draws(spec) else carry
 
 
 def _fill_row(target: SampleRow, row: RowContext) -> list[np.ndarray]:
-    """Writes a row where the kernel reads it; returns the arrays that must live as long."""
+    """Writes a row to the structure that the kernel reads; returns the arrays that must stay alive as long as it."""
     ids = np.ascontiguousarray(row.ids, np.int32)
     kept = fill_spec(target, row.spec, row.prompt_len, len(ids))
     fill_carry(target, row.spec, row.carry)
@@ -296,7 +298,7 @@ def _fill_row(target: SampleRow, row: RowContext) -> list[np.ndarray]:
 
 
 def _totals(spec: SamplingSpec) -> dict[int, float]:
-    """The bias of each id, in the order of their first mention."""
+    """The total bias of each id, in the order of first occurrence."""
     totals: dict[int, float] = {}
     for token, value in spec.logit_bias:
         totals[token] = totals.get(token, 0.0) + value
@@ -304,12 +306,12 @@ def _totals(spec: SamplingSpec) -> dict[int, float]:
 
 
 def _ids(ids: Any) -> np.ndarray:
-    """As int32, -1 (no token) for what does not fit."""
+    """As int32, with -1 (no token) for values out of range."""
     return np.array([i if 0 <= i <= _INT32.max else -1 for i in ids], np.int32)
 
 
 def _exact(ids: Sequence[int]) -> tuple[int, ...]:
-    """As int32; what does not fit becomes a number that is no id."""
+    """As int32; values out of range become a number that is not an id."""
     return tuple(i if _INT32.min < i <= _INT32.max else _INT32.min for i in ids)
 
 

@@ -1,9 +1,9 @@
-"""Arithmetic whose bits depend on the operands alone: not on threads, batch, vector width, device or library.
+"""Arithmetic whose bits depend only on the operands: not on threads, batch, vector width, device or library.
 
-IEEE additions, multiplications and divisions give the same bits everywhere, and separate torch calls are
-never fused into a multiply-add. `exp` and `log` are therefore made of nothing else, in float64: the body and
-the tail of a vectorised loop differ in library functions, but not in these. Sums over the vocabulary are sums
-of integers (64-bit fixed point), so their order does not matter. Maxima and minima are exact in any order.
+IEEE additions, multiplications and divisions give the same bits everywhere, and separate torch calls are never fused
+into a multiply-add. `exp` and `log` are therefore composed of these operations alone, in float64: in library functions
+the body and the tail of a vectorised loop can differ. Sums over the vocabulary are sums of integers (64-bit fixed
+point), so their order does not matter. Maxima and minima are exact in any order.
 
 Letters: R rows, V vocabulary, K listed tokens.
 """
@@ -16,23 +16,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-FRACTION_BITS = 40  # of a weight; 2^22 tokens of weight 1 fit an int64
+FRACTION_BITS = 40  # fraction bits of a weight; 2^22 tokens of weight 1 fit in an int64
 MAX_VOCAB = 1 << (62 - FRACTION_BITS)
 
 # ln 2 as a sum: the first part has 21 trailing zero bits, so that its product with an exponent is exact.
 LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
 LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 LOG2_E = float.fromhex("0x1.71547652b82fep+0")
-SQRT_HALF_BITS = 0x3FE6A09E667F3BCD  # of the float64
+SQRT_HALF_BITS = 0x3FE6A09E667F3BCD  # bits of the float64
 EXPONENT_BIAS = 1023
 MANTISSA_BITS = 52
 
-# Taylor for |r| <= ln(2)/2 leaves out less than 1e-11; artanh's odd series for |s| <= 0.172 less than 1e-16.
+# Truncation errors: below 1e-11 for Taylor with |r| <= ln(2)/2, below 1e-16 for artanh's odd series with |s| <= 0.172.
 EXP_TERMS = [1.0 / math.factorial(i) for i in range(9, -1, -1)]
 LOG_TERMS = [1.0 / (2 * i + 1) for i in range(9, -1, -1)]
 
-PIECE = 1 << 15  # elements summed at a time on a CPU, to stay in its cache
-RUN = 128  # most vocabularies are a multiple of it
+PIECE = 1 << 15  # elements per chunk of a sum on a CPU, sized for its cache
+RUN = 128  # most vocabulary sizes are multiples of it
 
 
 def _horner(x: Tensor, terms: list[float]) -> Tensor:
@@ -44,7 +44,8 @@ def _horner(x: Tensor, terms: list[float]) -> Tensor:
 
 
 def weights(z: Tensor) -> Tensor:
-    """e^z of float64 z <= 0, -inf included, as int64 in units of 2^-40: to a relative 1e-11, then rounded."""
+    """e^z of float64 z <= 0, -inf included, as int64 in units of 2^-40: with a relative error of 1e-11, then
+    rounded."""
     z = z.clamp_min(-30.0)  # e^-30 is a tenth of the unit
     n = (z * LOG2_E).round_()
     r = z.sub_(n * LN2_HIGH).sub_(n * LN2_LOW)
@@ -54,7 +55,7 @@ def weights(z: Tensor) -> Tensor:
 
 
 def log(x: Tensor) -> Tensor:
-    """ln x of a float64 tensor of positive normal numbers, to a relative 1e-15 or so, near 1 as well."""
+    """ln x of a float64 tensor of positive normal numbers, with a relative error of about 1e-15, also near 1."""
     bits = x.view(torch.int64)
     n = (bits - SQRT_HALF_BITS) >> MANTISSA_BITS
     # x = 2^n * (1 + f) with 1 + f between sqrt(1/2) and sqrt(2)
@@ -66,9 +67,9 @@ def log(x: Tensor) -> Tensor:
 
 
 def centred(x: Tensor, peak: Tensor) -> Tensor:
-    """x - peak in float64, at most 0. x: float32, peak: the maximum of each row, last dimension 1.
+    """x - peak in float64, at most 0. x: float32. peak: the maximum of each row, last dimension 1.
 
-    Where the peak is +inf, tokens at +inf get 0 and share all the probability; the others get -1e300.
+    If the peak is +inf, tokens at +inf get 0 and share all the probability; the others get at most -1e300.
     """
     return (x.double() - peak.double().clamp_max(1e300)).clamp_max_(0.0)
 
@@ -83,7 +84,7 @@ def total_weight(x_RV: Tensor, peak_R1: Tensor, scale_R1: Tensor | float = 1.0) 
 
 
 def mass_of(total: Tensor, p: Tensor | float) -> Tensor:
-    """The share p of int64 weights, rounded up, at least 1."""
+    """The fraction p of int64 weights, rounded up, at least 1."""
     return (total.double() * p).ceil().long().clamp_min(1)
 
 
@@ -93,7 +94,8 @@ def log_weight(weight: Tensor) -> Tensor:
 
 
 def tree_sum(x_N: Tensor) -> Tensor:
-    """[] the sum of float64 numbers by a fixed tree: halves of the next power of two are added until one is left."""
+    """[] the sum of float64 numbers by a fixed tree: pads to a power of two, then adds halves until one number is
+    left."""
     size = 1 << max(0, len(x_N) - 1).bit_length()
     x_N = pad(x_N, (0, size - len(x_N)))
     while len(x_N) > 1:
@@ -104,7 +106,7 @@ def tree_sum(x_N: Tensor) -> Tensor:
 def entropy(z_N: Tensor) -> tuple[Tensor, Tensor]:
     """([], []) float64: ln of the total weight of z <= 0, and the entropy of e^z / total in nats."""
     weight_N = weights(z_N)
-    # w * -z is at most 2^40 / e, so that the sum of as many as a vocabulary has fits an int64.
+    # w * -z is at most 2^40 / e, so the sum over a whole vocabulary fits in an int64.
     surprise = (weight_N * z_N.clamp_min(-30.0).neg_()).round_().long().sum()
     total = weight_N.sum()
     log_total = log_weight(total)
@@ -112,9 +114,9 @@ def entropy(z_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def first_at(x_RV: Tensor, peak_R1: Tensor) -> Tensor:
-    """[R] int64: the lowest id whose value is the peak, the row's maximum; any number where the peak is NaN.
+    """[R] int64: the lowest id whose value is the peak, the row's maximum; unspecified if the peak is NaN.
 
-    Maxima of runs of ids are found first, as comparing is slower than finding them.
+    Computes maxima of runs of ids first, because an elementwise comparison is slower than a maximum.
     """
     num_rows, vocab = x_RV.shape
     if vocab % RUN:
@@ -125,16 +127,16 @@ def first_at(x_RV: Tensor, peak_R1: Tensor) -> Tensor:
 
 
 def _first(found_RN: Tensor) -> Tensor:
-    """[R] int64: where the first True of each row is; the last place if there is none."""
+    """[R] int64: the index of the first True of each row; the last index if there is none."""
     places = torch.arange(found_RN.shape[1], device=found_RN.device)
     return torch.where(found_RN, places, found_RN.shape[1] - 1).amin(-1)
 
 
 def best_ids(x_RV: Tensor, k: int) -> Tensor:
-    """[R, k] int64: ids of the k greatest of each row of float32, descending, ties by ascending id.
+    """[R, k] int64: ids of the k largest values of each row of float32, descending, ties by ascending id.
 
-    torch leaves the order of ties open, so what is selected are integers without ties: the float's bits made
-    to ascend as a signed number, above the complement of the id. Adding 0 makes -0 equal to 0.
+    torch does not specify the order of ties, so this sorts unique integers: the float's bits, mapped to an
+    order-preserving signed number, above the complement of the id. Adding 0 makes -0 equal to 0.
     """
     bits = (x_RV + 0.0).view(torch.int32)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)

@@ -1,13 +1,13 @@
-"""Philox4x32-10: counter-based words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
+"""Philox4x32-10: counter-based random words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 
-A word is a pure function of key and counter, so nothing is drawn in sequence: a token's noise depends on the
-seed, the position and the token's id, and on nothing that happened before.
+A word is a pure function of key and counter, so there is no sequential state: a token's noise depends only on the seed,
+the position and the token's id.
 
     key      = the 64 bits of the seed: (low word, high word)
     counter  = (position, token id >> 2, stream, 0)
-    word     = number (token id & 3) of the four that come out
+    word     = number (token id & 3) of the four results
 
-Words are held in int64, each in [0, 2^32): torch has integer arithmetic of that width on every device.
+Words are stored as int64, each in [0, 2^32), because torch has 64-bit integer arithmetic on every device.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ MASK = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)  # the key's steps: golden ratio and sqrt(3) - 1
 
-STREAM_TOKEN = 0  # the noise that chooses the token; other uses of chance take other streams
-STREAM_XTC = 1  # whether XTC acts at this position: the word of token 0
+STREAM_TOKEN = 0  # the noise for drawing the token; other random choices use other streams
+STREAM_XTC = 1  # whether XTC applies at this position: the word of token 0
 
 
 def _multiply(constant: int, x: Tensor) -> tuple[Tensor, Tensor]:
     """High and low word of constant * x.
 
-    The 64-bit product does not fit a signed int64. Both constants lie within 2^30 of 2^32, so (constant -
-    2^32) * x does, and it lacks exactly x * 2^32: one x in the high word, nothing in the low one.
+    The 64-bit product does not fit in a signed int64. Both constants lie within 2^30 of 2^32, so (constant - 2^32) * x
+    fits. It is short by exactly x * 2^32: by x in the high word, by nothing in the low word.
     """
     product = x * (constant - (1 << 32))
     return (product >> 32).add_(x), product.bitwise_and_(MASK)
@@ -50,7 +50,7 @@ def philox4x32(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor
 
 
 def split_seed(seed: int) -> tuple[int, int]:
-    """The key's two words, low first. Seeds count modulo 2^64: -1 and 2^64 - 1 are the same seed."""
+    """The key's two words, low first. Seeds are taken modulo 2^64: -1 and 2^64 - 1 are the same seed."""
     return seed & MASK, (seed >> 32) & MASK
 
 

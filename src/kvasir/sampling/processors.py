@@ -1,18 +1,18 @@
-"""What changes a row of logits before a token is chosen, greedy or not. In this order, which is vLLM's, and DRY where
-llama.cpp has it:
+"""Logit processors: changes to a row of logits before a token is chosen, greedily or not. In vLLM's order, with DRY
+where llama.cpp has it:
 
-1. the allowed mask of a grammar: what is forbidden stays forbidden, nothing later raises -inf;
-2. min_tokens: ids that would end the answer are forbidden until enough is sampled;
-3. bad words (vLLM): the last id of each is forbidden where the output ends with the ids before it;
+1. the mask of a grammar: forbidden ids stay forbidden, since no later step raises -inf;
+2. min_tokens: ids that would end the sequence are forbidden until enough tokens are sampled;
+3. bad words (vLLM): the last id of each is forbidden if the output ends with the ids before it;
 4. logit bias (OpenAI API): added to the logit;
-5. repetition penalty (Keskar et al., CTRL, 2019): ids of prompt and output, or the last of them; positive logits are
-   divided by it, others multiplied;
-6. frequency and presence penalty (OpenAI API): ids of the output alone, or the last of all (llama.cpp); frequency times
-   their count and presence once are subtracted;
-7. DRY (dry.py): tokens that would go on with a repetition.
+5. repetition penalty (Keskar et al., CTRL, 2019): for ids of prompt and output, or the last of them, positive logits
+   are divided by it, others multiplied;
+6. frequency and presence penalty (OpenAI API): for ids of the output only, or the last of all ids (llama.cpp),
+   frequency times their count, and presence once, are subtracted;
+7. DRY (dry.py): penalises tokens that would continue a repetition.
 
-Biases come before penalties so that a penalty acts on the logit that counts; penalties before temperature so that their
-size does not depend on it. Each is a function of the ids up to the position; none keeps a state. All arithmetic is
+Biases come before penalties so that a penalty acts on the biased logit; penalties come before temperature so that their
+size does not depend on it. Each processor is a stateless function of the ids up to the position. All arithmetic is
 float32, one operation at a time.
 """
 
@@ -29,7 +29,7 @@ from kvasir.sampling import dry
 
 
 def changes_logits(spec: SamplingSpec, num_sampled: int, mask: np.ndarray | None) -> bool:
-    """Whether `process_` would do anything to a row of this kind."""
+    """Whether `process_` would change anything for such a row."""
     return (
         mask is not None
         or bool(spec.logit_bias)
@@ -45,7 +45,7 @@ def changes_logits(spec: SamplingSpec, num_sampled: int, mask: np.ndarray | None
 def process_(x_V: Tensor, spec: SamplingSpec, ids: np.ndarray, prompt_len: int, mask: np.ndarray | None) -> None:
     """Applies all processors in place to one float32 row. ids: int32, all known ids, the prompt first.
 
-    mask: see `mask_`. Raises ValueError where the bias names an id outside the vocabulary.
+    mask: see `mask_`. Raises ValueError if the bias names an id outside the vocabulary.
     """
     if mask is not None:
         mask_(x_V, mask)
@@ -72,19 +72,19 @@ def mask_(x_V: Tensor, mask: np.ndarray) -> None:
 
 
 def forbid_(x_V: Tensor, ids: tuple[int, ...]) -> None:
-    """Ids outside the vocabulary have no logit to forbid."""
+    """Sets the ids to -inf. Ignores ids outside the vocabulary."""
     x_V[_index([i for i in ids if 0 <= i < x_V.shape[0]], x_V)] = -math.inf
 
 
 def ended_by(output_ids: np.ndarray, words: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """The last id of each word whose other ids are the last of the output."""
+    """The last id of each word whose other ids are the last ids of the output."""
     longest = max(map(len, words))
     end = tuple(output_ids[max(0, len(output_ids) - longest) :].tolist())
     return tuple(w[-1] for w in words if len(w) <= len(end) + 1 and end[len(end) - len(w) + 1 :] == w[:-1])
 
 
 def bias_(x_V: Tensor, bias: tuple[tuple[int, float], ...]) -> None:
-    """Raises ValueError where an id is outside the vocabulary."""
+    """Adds each id's total bias. Raises ValueError if an id is outside the vocabulary."""
     totals: dict[int, float] = {}
     for token, value in bias:
         totals[token] = totals.get(token, 0.0) + value
@@ -95,14 +95,14 @@ def bias_(x_V: Tensor, bias: tuple[tuple[int, float], ...]) -> None:
 
 
 def last_of(ids: np.ndarray, count: int) -> np.ndarray:
-    """The last ids; -1: all."""
+    """The last `count` ids; all for -1."""
     return ids if count < 0 else ids[max(0, len(ids) - count) :]
 
 
 def repetition_(x_V: Tensor, ids: np.ndarray, penalty: float) -> None:
     index = _index(np.flatnonzero(_counts(ids, x_V.shape[0])), x_V)
     logits = x_V[index]
-    # A tensor, as some devices divide by a plain number as a product with its rounded inverse.
+    # A tensor, because some devices divide by a scalar by multiplying with its rounded inverse.
     by = torch.full_like(logits, penalty)
     x_V[index] = torch.where(logits > 0, logits / by, logits * by)
 
@@ -116,13 +116,13 @@ def occurrence_(x_V: Tensor, ids: np.ndarray, frequency: float, presence: float)
 
 
 def subtract_(x_V: Tensor, penalties: dict[int, float]) -> None:
-    """Ids outside the vocabulary have no logit."""
+    """Subtracts the penalties. Ignores ids outside the vocabulary."""
     inside = {token: value for token, value in penalties.items() if 0 <= token < x_V.shape[0]}
     x_V[_index(list(inside), x_V)] -= torch.tensor(list(inside.values()), dtype=torch.float32, device=x_V.device)
 
 
 def _counts(ids: np.ndarray, vocab: int) -> np.ndarray:
-    """[V] how often each id occurs; ids without a logit (padded embeddings have some) do not count."""
+    """[V] how often each id occurs. Ignores ids without a logit (padded embeddings have some)."""
     return np.bincount(ids[(ids >= 0) & (ids < vocab)], minlength=vocab)
 
 

@@ -1,8 +1,7 @@
-"""The sampler: rows of logits to tokens.
+"""The sampler: from rows of logits to tokens.
 
-A row's result is a function of its raw float32 logits, spec, ids, position and mask. Other rows, their
-number, threads and chunks do not enter: sums are of integers, and floats meet only elementwise (see
-numerics.py).
+A row's result is a function of its raw float32 logits, spec, ids, position, mask and carry. Other rows, their number,
+threads and chunks have no influence: sums are of integers, and float operations are elementwise (see numerics.py).
 
     raw logits --> processors --> peak --> temperature 0: the lowest id at the peak
         |                            \\---> else z, filters or chain, Gumbel draw
@@ -35,11 +34,11 @@ NOTHING_ALLOWED = "no token is allowed: grammar, min_tokens, bad_words and logit
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """All that a row's token depends on beside its logits.
+    """Everything besides its logits that a row's token depends on.
 
-    ids: int32, all known ids up to the position, the prompt's `prompt_len` first. position: absolute position
-    of the token to be sampled, len(ids). mask: int32 words of a grammar, bit i & 31 of word i >> 5 allows
-    token i; None allows all. carry: the sampler's state at this position that is no function of the ids.
+    ids: int32, all known ids up to the position, the first `prompt_len` of them the prompt. position: absolute position
+    of the token to sample, len(ids). mask: int32 words of a grammar, bit i & 31 of word i >> 5 allows token i; None
+    allows all. carry: the sampler's state at this position, which is not a function of the ids.
     """
 
     spec: SamplingSpec
@@ -56,7 +55,7 @@ class RowContext:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """token: -1 where `error` says why there is none. logprob: as in `plan.RowResult`, if asked for."""
+    """token: -1 if there is none; `error` then gives the reason. logprob: as in `plan.RowResult`, if requested."""
 
     token: int
     logprob: Entry | None = None
@@ -65,10 +64,10 @@ class Sampled:
 
 
 def sample(logits_RV: Tensor, rows: Sequence[RowContext]) -> list[Sampled]:
-    """One token for each row. logits_RV: float32, on any device; left unchanged.
+    """One token for each row. logits_RV: float32, on any device; not modified.
 
-    A row whose logits hold NaN or nothing above -inf, or whose spec does not fit the vocabulary, comes back
-    with an error; the others are not touched by it. Tokens at +inf share all the probability.
+    A row returns an error if its logits hold NaN or only -inf, or if its spec does not match the vocabulary; other rows
+    are unaffected. Tokens at +inf share all the probability.
     """
     if len(logits_RV) != len(rows):
         raise ValueError(f"{len(logits_RV)} rows of logits for {len(rows)} contexts")
@@ -99,7 +98,7 @@ def _sample(logits_RV: Tensor, rows: Sequence[RowContext]) -> list[Sampled]:
 
 
 def _processed(logits_RV: Tensor, rows: Sequence[RowContext], errors: list[str]) -> Tensor:
-    """Logits to choose from: a copy if a row changes them. Writes what is wrong with a row to `errors`."""
+    """The processed logits: a copy if any row changes them. Writes a row's error message to `errors`."""
     changed = [i for i, r in enumerate(rows) if not errors[i] and changes_logits(r.spec, r.num_sampled, r.mask)]
     if not changed:
         return logits_RV
@@ -113,7 +112,8 @@ def _processed(logits_RV: Tensor, rows: Sequence[RowContext], errors: list[str])
 
 
 def _choose(x_RV: Tensor, peak_R1: Tensor, rows: Sequence[RowContext], sound: list[int]) -> dict[int, int]:
-    """Tokens of the sound rows: greedy ones, then those drawn from a list, then those drawn from all."""
+    """Tokens of the valid rows: the greedy ones, then those drawn from a list, then those drawn from the whole
+    vocabulary."""
     top_R = first_at(x_RV, peak_R1)
     tops = top_R.tolist()
     tokens = {i: tops[i] for i in sound}

@@ -1,4 +1,4 @@
-"""What happens to a request when it arrives: refused at once if it can never run, else one sequence per answer."""
+"""Admission: refuses a request that can never run, and makes one sequence for each choice of any other."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from kvasir.sched.sequence import Sequence
 from kvasir.seeds import answer_seed
 from kvasir.types import Request, Task
 
-SHARED = b"shared:"  # namespaces of it may be stored beyond this engine's life; of others nothing is
+SHARED = b"shared:"  # only blocks in namespaces with this prefix may be saved to a tier that outlives the engine
 
 
 def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_chunk: int, bidirectional: bool) -> None:
-    """Raises InvalidRequest for what could never be computed, however long it waited."""
+    """Raises InvalidRequest if the request can never be computed, PromptTooLong if its prompt exceeds the context or,
+    with a bidirectional model, a step."""
     length = len(request.prompt_ids)
     _refuse_inputs(request, capacity, max_chunk, bidirectional)
     full = request.params.max_tokens or capacity.max_model_len
@@ -52,7 +53,7 @@ def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_c
 
 
 def _refuse_inputs(request: Request, capacity: Capacity, max_chunk: int, bidirectional: bool) -> None:
-    """Raises InvalidRequest for what the request's tokens cannot be computed from here."""
+    """Raises InvalidRequest for adapters and inputs that this engine does not have or cannot compute."""
     for name in (a.name for a in request.adapters if a.name not in capacity.adapters):
         raise InvalidRequest(
             f"there is no adapter {quoted(name)}",
@@ -74,7 +75,7 @@ def _refuse_inputs(request: Request, capacity: Capacity, max_chunk: int, bidirec
 
 
 def _refuse_sources(request: Request, limits: Encoders | None, at_once: bool) -> None:
-    """Raises InvalidRequest for what encoders cannot make here. at_once: all of it is read by one step."""
+    """Raises InvalidRequest for sources that the encoders cannot encode. at_once: one step reads all of them."""
     if request.sources and limits is None:
         raise InvalidRequest("this engine has no encoder", "leave out what is to be encoded", "sources")
     inputs.check_sources(request.inputs, request.sources)
@@ -100,9 +101,9 @@ def make_sequence(
     adapters: Seq[str] = (),
     numbers: Numbers | None = None,
 ) -> Sequence:
-    """Answer `index` of a request, with what an earlier engine had streamed of it as known tokens. private: it shares
-    cached prefixes with the other answers of its request alone. model: identity of the weights. adapters: the names
-    of the runner's. numbers: for the key of what is computed from more than ids."""
+    """The sequence of choice `index` of a request. Ids that an earlier engine already streamed become known tokens.
+    private: the sequence shares cached prefixes only with the other sequences of its request. model: identity of the
+    weights. adapters: names of the runner's adapters. numbers: stand for marks in prefix keys."""
     params = request.params
     ends = eos_ids if request.eos_ids is None else frozenset(request.eos_ids)
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)
@@ -136,8 +137,8 @@ def make_sequence(
 
 
 def namespace(request: Request, private: bool, model: str = "") -> bytes:
-    """What sequences must have in common, beside ids and marks, to be of use to each other. An adapter is known by its
-    name alone, which says nothing to another engine."""
+    """What two sequences must have in common, besides ids and marks, to share cached blocks. An adapter is identified
+    by its name only, which has no meaning to another engine, so such a namespace is not SHARED."""
     scope = inputs.scope(request.inputs, request.adapters)
     if private:
         kind, parts = b"request:", (request.id,)

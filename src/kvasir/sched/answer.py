@@ -1,6 +1,6 @@
-"""What a step's result adds to an answer: values become known, its grammar continues after them, and it may end.
+"""Applies a step's result to a sequence: sampled ids become known, its guide advances, and the sequence may end.
 
-Only the sequence changes. That one which has ended gives back its row and blocks is the scheduler's.
+Only the sequence changes. The scheduler takes back the row and the blocks of a sequence that ended.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from kvasir.sched import guidance
 from kvasir.sched.sequence import Sequence
 from kvasir.types import Delta, FinishReason, TokenLogprob
 
-Verdict = tuple[FinishReason | None, int | None]  # why it ends, and the stop id that ended it
+Verdict = tuple[FinishReason | None, int | None]  # the finish reason, and the stop id that ended the sequence
 
 
 def take_read(seq: Sequence, work: Work, row: RowResult) -> None:
-    """What was read of ids that were known: the prompt's, or forced ones."""
+    """Takes the log-probabilities read for known ids: prompt ids or forced ids."""
     seq.emission.read(work.read[0], [_entry(e) for e in row.read], seq.prompt_len)
 
 
 def take_pooled(seq: Sequence, pooled: bytes) -> Delta:
-    """The embedding (float32, little-endian), which is all of the answer."""
+    """The delta of an embedding (float32, little-endian), which completes the choice."""
     values = struct.unpack(f"<{len(pooled) // 4}f", pooled)
     return Delta(seq.request.id, seq.index, finish_reason=FinishReason.STOP, embedding=values)
 
 
 def take_tokens(seq: Sequence, row: RowResult) -> Delta:
-    """What was sampled, and what a grammar forces after it. Raises KvasirError where it cannot be followed."""
+    """Appends the sampled ids and the ids that the grammar forces after them; returns their delta. Raises KvasirError
+    where the grammar cannot be followed."""
     emission, begin = seq.emission, len(seq.tokens) - seq.emission.unemitted
     sampled = len(seq.tokens) + len(row.tokens)
     known = [*row.tokens, *(seq.guidance.take_pending_forced() if seq.guidance.pending_forced else ())]
@@ -54,7 +55,7 @@ def take_tokens(seq: Sequence, row: RowResult) -> Delta:
 
 
 def _append(seq: Sequence, ids: list[int]) -> Verdict:
-    """Ids become known, up to one that ends the answer."""
+    """Appends ids, up to and including the first that ends the sequence."""
     for token in ids:
         seq.tokens.append(token)
         finish, stop = _verdict(seq, token)
@@ -64,7 +65,8 @@ def _append(seq: Sequence, ids: list[int]) -> Verdict:
 
 
 def _follow(seq: Sequence, known: list[int], finish: FinishReason | None) -> Verdict:
-    """The grammar continues after what became known; an answer that is complete by it is not cut by its length."""
+    """Advances the guide over the ids that became known. A sequence that completes its grammar ends with STOP, even at
+    its length limit."""
     assert seq.guidance.guide
     seq.guidance.guide.advance(known)
     if finish is None:

@@ -1,11 +1,11 @@
-"""How many prompt tokens a step may take: as many as leave the running answers their pace. Pure functions.
+"""How many prompt tokens a step may compute without slowing the running sequences below their pace. Pure functions.
 
-The time of a step is taken to be linear in what it does,
+The time of a step is modelled as linear in its load,
 
     seconds = prefill tokens * p + decode rows * r + keys read * k + s
 
-and the four costs are fitted to the steps as they are measured. Each counts by its relative error, so that a few long
-steps do not drown the many short ones, and the newer ones count more.
+and the four costs are fitted to measured steps. The fit minimizes relative errors, so that a few long steps do not
+outweigh the many short ones, and newer steps weigh more.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 DECAY = 0.99  # weight of a step in the fit, relative to the step after it
-SWEEPS = 8  # of the solver, per step; it begins where it had stopped
-SETTLED = 16  # steps after which the fit believes itself more than one odd step
-ODD = 8.0  # a step that took so many times longer (or shorter) than foreseen counts as one that took just so much
+SWEEPS = 8  # sweeps of the solver per step; each solve starts from the previous solution
+SETTLED = 16  # steps after which outliers are clamped
+ODD = 8.0  # a measured time is clamped to within this factor of the predicted time
 
-PACE = 0.9  # of the target for a further token, what a step may take: steps are never quite as foreseen
+PACE = 0.9  # fraction of the time-per-token target that a step may take: predictions are never exact
 STRETCH = 2.0  # a step may always take this many times what its decodes take alone, whatever their target
-READING = 1.4  # with positions whose log-probabilities are read, what it may take of that time
-LEAST_READ, BESIDE, MOST_READ = 4, 16, 128  # positions that a step may read beside decodes at least, at most; and alone
-PATIENCE = 4  # of so many steps in a row with next to nothing for prefills, the last gives them a block
+READING = 1.4  # a step that reads log-probabilities of positions may take this many times what its decodes take alone
+LEAST_READ, BESIDE, MOST_READ = 4, 16, 128  # positions that a step may read: at least and at most with decodes; alone
+PATIENCE = 4  # the last of so many consecutive steps with almost no prefill tokens gives prefills a block
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step does. A decode row computes one token; the other rows compute `prefill_tokens` together. A position
-    of these whose log-probabilities are read counts as a decode row, too: what both take is their logits. context: keys
-    read, summed over all tokens that are computed."""
+    """What a step computes. A decode row computes one token; the other rows compute `prefill_tokens` in total. A prompt
+    position whose log-probabilities are read also counts as a decode row, because both need logits. context: keys
+    read, summed over all computed tokens."""
 
     decode_rows: int = 0
     prefill_tokens: int = 0
@@ -38,12 +38,12 @@ class StepLoad:
 
 
 def chunk_context(start: int, count: int) -> int:
-    """Keys that `count` tokens after `start` others read: each those before it and its own."""
+    """Keys that `count` tokens after the first `start` read: each reads the keys before it and its own."""
     return count * start + count * (count + 1) // 2
 
 
-# In the order of the solver: where steps cannot tell two costs apart, the one that comes first takes it all. So a
-# prefill is not thought to be free as long as it has been seen in one length only.
+# In the order of the solver: where the measured steps cannot separate two costs, the first takes all of it. So a
+# prefill does not seem free while prefills of only one length have been measured.
 _Vector = tuple[float, float, float, float]
 
 
@@ -56,7 +56,7 @@ _ZERO: _Vector = (0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The fit. costs: seconds per prefill token, decode row, key and step, none negative; of a fresh one all 0."""
+    """The fitted model. costs: seconds per prefill token, decode row, key and step; never negative, initially 0."""
 
     costs: _Vector = _ZERO
     moments: tuple[_Vector, _Vector, _Vector, _Vector] = (_ZERO, _ZERO, _ZERO, _ZERO)  # sums of x x' / seconds**2
@@ -65,13 +65,13 @@ class StepTime:
 
 
 def predict(model: StepTime, load: StepLoad) -> float:
-    """Seconds that a step will take; 0 as long as nothing was observed."""
+    """Seconds that a step will take; 0 before any step was observed."""
     prefill, row, key, step = model.costs
     return math.fsum((prefill * load.prefill_tokens, row * load.decode_rows, key * load.context, step))
 
 
 def observe(model: StepTime, load: StepLoad, seconds: float) -> StepTime:
-    """The model with one more step. A time that no clock can have measured changes nothing."""
+    """The model after one more measured step. Ignores times that are not positive and finite."""
     if not 0 < seconds < math.inf:
         return model
     if model.steps >= SETTLED and (foreseen := predict(model, load)) > 0:
@@ -86,7 +86,7 @@ def observe(model: StepTime, load: StepLoad, seconds: float) -> StepTime:
 
 
 def _solve(moments: tuple, sums: tuple, costs: _Vector) -> _Vector:
-    """Least squares without negative costs, by descent along one of them at a time."""
+    """Non-negative least squares by coordinate descent."""
     found = list(costs)
     for _ in range(SWEEPS):
         for i, row in enumerate(moments):
@@ -97,8 +97,8 @@ def _solve(moments: tuple, sums: tuple, costs: _Vector) -> _Vector:
 
 
 def prefill_seconds(model: StepTime, start: int, tokens: int, chunk: int) -> float:
-    """Seconds until `tokens` more after the first `start` of a sequence are computed, in steps of `chunk` of its
-    own. Neighbours are not thought of: it is a lower bound, but for the error of the model."""
+    """Seconds to compute `tokens` tokens after the first `start` of a sequence, in steps of `chunk` tokens each.
+    Ignores the other sequences of those steps: apart from the model's error, a lower bound."""
     prefill, _, key, step = model.costs
     steps = max(1, -(-tokens // max(chunk, 1)))
     return prefill * tokens + key * chunk_context(start, tokens) + step * steps
@@ -106,24 +106,24 @@ def prefill_seconds(model: StepTime, start: int, tokens: int, chunk: int) -> flo
 
 @dataclass(frozen=True, slots=True)
 class BudgetFacts:
-    """What the allowance for prefills depends on."""
+    """Inputs of `step_budget`."""
 
     model: StepTime
     whole: int  # tokens a step can hold
     block: int  # tokens in a block of the KV cache
     decode_rows: int  # sequences that decode in this step
     decode_context: int  # keys they read
-    tpot: float  # seconds: the tightest target among them; without meaning when there are none
-    prefills: tuple[tuple[int, int], ...] = ()  # in the order of service: tokens computed already, and those to compute
-    starved_steps: int = 0  # in a row without a block of prefill; see `count_starved`
+    tpot: float  # seconds per token: the tightest target among them; meaningless without decodes
+    prefills: tuple[tuple[int, int], ...] = ()  # in the order of service: tokens already computed, tokens to compute
+    starved_steps: int = 0  # consecutive steps that starved prefills; see `count_starved`
 
 
 def step_budget(facts: BudgetFacts) -> int:
-    """Prompt tokens that this step may compute beside its decodes.
+    """Prompt tokens that this step may compute besides its decodes.
 
-    All it can hold when no one decodes. Else as many of `prefills` as keep the step within PACE of the target, or
-    within STRETCH times what its decodes take alone: a target that the machine cannot keep must not stop all prefills.
-    And now and then a block, whatever the model says: it may be wrong.
+    Without decodes, all that the step can hold. Otherwise as many tokens of `prefills` as keep the step within PACE of
+    the target, or within STRETCH times what its decodes take alone: a target that the machine cannot meet must not
+    stop all prefills. `prefill_share` is the minimum, whatever the model predicts: it may be wrong.
     """
     f = facts
     if not f.decode_rows:
@@ -141,11 +141,12 @@ def step_budget(facts: BudgetFacts) -> int:
 
 
 def read_budget(model: StepTime, decode_rows: int, decode_context: int) -> int:
-    """Positions of prompts of which this step may read log-probabilities.
+    """Prompt positions whose log-probabilities this step may read.
 
-    Each costs as much as the logits of an answer's token, and a prompt has thousands: beside decodes as many as make
-    the step READING times as long as these alone, by the model, but always a few, and never many: rows of answers
-    share the reading of the weights, so that the model may think them cheaper than those of a prompt are.
+    Each position costs as much as the logits of a sampled token, and a prompt has thousands. With decodes, as many
+    positions as make the step READING times as long as its decodes alone, by the model; at least LEAST_READ, and at
+    most BESIDE, because decode rows share the reading of the weights, so that the model may underestimate the cost of
+    a prompt position. Without decodes, MOST_READ.
     """
     if not decode_rows:
         return MOST_READ
@@ -155,12 +156,13 @@ def read_budget(model: StepTime, decode_rows: int, decode_context: int) -> int:
 
 
 def prefill_share(starved_steps: int, block: int, whole: int) -> int:
-    """Tokens of a step that are for prefills whatever else it could compute: a block in each PATIENCE steps."""
+    """Tokens of a step that are reserved for prefills: a block after PATIENCE - 1 starved steps, else 0."""
     return min(block, whole) if starved_steps >= PATIENCE - 1 else 0
 
 
 def _piece(f: BudgetFacts, before: int, context: int, start: int, most: int, limit: float) -> int:
-    """How many tokens of a prefill, at most `most`, a step can take within `limit` beside `before` of others."""
+    """How many tokens of a prefill, at most `most`, fit into a step of `limit` seconds after `before` prompt tokens
+    of others."""
 
     def seconds(tokens: int) -> float:
         load = StepLoad(f.decode_rows, before + tokens, context + chunk_context(start, tokens))
@@ -170,6 +172,6 @@ def _piece(f: BudgetFacts, before: int, context: int, start: int, most: int, lim
 
 
 def count_starved(before: int, wanted: int, given: int, block: int) -> int:
-    """Steps in a row in which prefills that had `wanted` tokens to compute were `given` next to nothing: less than
-    1 / PATIENCE of a block. So they get a block in PATIENCE**2 steps at the latest."""
+    """Consecutive steps in which prefills that wanted `wanted` tokens were given less than 1 / PATIENCE of that, or of
+    a block where they wanted more. So prefills get a block in at most PATIENCE**2 steps."""
     return before + 1 if PATIENCE * given < min(wanted, block) else 0

@@ -1,8 +1,8 @@
-"""What a sequence is computed from, as the scheduler needs it: a key for the prefix tree, and where a step may end.
+"""What a sequence is computed from: its key for the prefix tree, its encoder sources, and where a step may end.
 
-The tree compares ids. Where something begins that the ids do not tell (a mark of kvasir.inputs), the key has a number
-below every id in the place of the id. The number stands for the mark and the id together, and no other ever gets it:
-so equal keys mean equal keys and values, and one number separates all that comes after it.
+The tree compares ids. Where something begins that ids do not show (a mark of kvasir.inputs), the key holds a negative
+number in place of the id. The number stands for the pair of mark and id and is never given to another pair. So equal
+tree keys mean equal keys and values in the cache, and different numbers separate everything after them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from kvasir.kv.node import ID_BYTES
 from kvasir.plan import Adapted
 from kvasir.types import Request
 
-FIRST = -2  # -1 names blocks of fixed kinds in a tier
+FIRST = -2  # -1 names blocks of fixed size in a tier
 LAST = -(2**31)
 
 
 class Numbers:
-    """The numbers of marks. Remembers the `most` used last; what is forgotten gets another number, and hits nothing."""
+    """Assigns a number to each pair of id and mark. Keeps the `most` recently used; an evicted pair gets a new number,
+    and so finds nothing in the prefix cache."""
 
     def __init__(self, most: int = 1 << 16):
         self._numbers: OrderedDict[tuple[int, bytes], int] = OrderedDict()
@@ -31,7 +32,7 @@ class Numbers:
     def of(self, token: int, mark: bytes) -> int:
         number = self._numbers.pop((token, mark), None)
         if number is None:
-            assert self._next >= LAST, "the numbers of marks are used up"  # a new process has all of them again
+            assert self._next >= LAST, "the numbers of marks are used up"  # a new process starts at FIRST again
             number, self._next = self._next, self._next - 1
             if len(self._numbers) >= self._most:
                 self._numbers.popitem(last=False)
@@ -40,10 +41,10 @@ class Numbers:
 
 
 class Content:
-    """Of a sequence: what it is computed from, and what the prefix tree calls that.
+    """What a sequence is computed from, and its keys in the prefix tree.
 
-    adapted: the adapters by the runner's ids. sources: by content. namespace: of the tree. prompt: the prompt's key.
-    prefix_key: namespace and first block; who has an equal one begins alike.
+    adapted: adapters by the runner's ids. sources: encoder sources by content. namespace: in the prefix tree. prompt:
+    the prompt's key. prefix_key: namespace and first block; sequences with equal ones share a prefix.
     """
 
     __slots__ = (
@@ -58,13 +59,13 @@ class Content:
         self.sources = {source.content: source for source in request.sources}
         self.wholes = tuple(s for s in request.inputs.spans if s.both_ways)
         self._marks, self._numbers = marks(request.inputs, request.adapters), numbers
-        self._given: dict[int, int] = {}  # a sequence's key never changes, whatever the numbers forget
+        self._given: dict[int, int] = {}  # by position: keeps the key stable if Numbers evicts a pair
         self.namespace = namespace
         self.prompt = self.key(array("i", request.prompt_ids))
         self.prefix_key = namespace + self.prompt[: block_size * ID_BYTES]
 
     def key(self, tokens: array[int]) -> bytes:
-        """The prefix tree's key of the first tokens of the sequence, as long as they are."""
+        """The prefix tree's key of `tokens`, the first tokens of the sequence."""
         if not self._marks:
             return tokens.tobytes()
         ids = tokens[:]
@@ -80,8 +81,8 @@ class Content:
         return number
 
     def needs(self, start: int) -> Iterator[tuple[int, Source]]:
-        """What must be there of an encoder where a sequence is computed from `start` on, with the positions that read
-        it, in ascending order."""
+        """Encoder sources whose outputs are needed to compute the sequence from `start` on, each with the first
+        position that reads it, in ascending order."""
         if self.inputs.encoded and not start:  # the first step writes all of it into the cache
             yield 0, self.sources[self.inputs.encoded]
         for span in self.inputs.spans:
@@ -89,9 +90,9 @@ class Content:
                 yield span.start, self.sources[span.content]
 
     def stop(self, end: int) -> int:
-        """The last position up to `end` before which a step, or what is taken from elsewhere, may end."""
+        """The last position up to `end` at which a step, or a cached or loaded prefix, may end."""
         return next((span.start for span in self.wholes if span.start < end < span.end), end)
 
     def whole(self, start: int) -> int:
-        """Tokens that must be computed together where a step begins at `start`; 1 as a rule."""
+        """Tokens that one step must compute together if it begins at `start`; usually 1."""
         return next((span.length for span in self.wholes if span.start == start), 1)

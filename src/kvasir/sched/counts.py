@@ -1,4 +1,4 @@
-"""The counts of a sequence: how many of its tokens exist, and how far steps have come.
+"""The counts of a sequence: how many of its tokens exist, and how many are computed.
 
 known     0 ........................ prompt ........ sampled ......
 computed  0 ................. c                                     once all planned steps are done
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Counts:
-    """They advance when a step is planned, and are settled when it is committed.
+    """Counts advance when a step is planned, and are settled when it is committed.
 
-    known:    tokens that exist or are being sampled by a step under way (values may lag)
+    known:    tokens that exist or are being sampled by a pending step (values may lag)
     computed: tokens whose keys and values are in the cache once all planned steps are done
-    stored:   those of them that are there now
-    in_flight: steps under way that sample for it
-    drafted: ids of it that the step under way checks; see drafts
-    turn: the last step that was planned to compute some of it
-    since: its last token's time by the scheduler's clock, before that the time when it came
+    stored:   tokens whose keys and values are in the cache now
+    in_flight: pending steps that sample a token of the sequence
+    drafted: drafted ids that the pending step checks; see drafts
+    turn: the last step that was planned to compute the sequence
+    since: time of its last token by the scheduler's clock; before its first token, its arrival
     """
 
     known: int

@@ -1,13 +1,13 @@
-"""Drafts: ids that are proposed to follow an answer, and computed in one step instead of one step each.
+"""Drafts (speculative decoding): proposed next ids of a sequence, computed and checked in one step.
 
-Each drafted id is checked against the one that the sampler draws from the row before it (runner.drafts); the first
-that differs ends the draft. So a draft changes how many ids a step brings, never which.
+Each drafted id is compared with the id that the sampler draws from the logits before it (runner.drafts); the first
+mismatch ends the draft. So a draft changes how many ids a step returns, never which.
 
-    known     ... t                   all values are known: no step that samples for it is under way
-    work            t  d1  d2  d3     rows; each is sampled as long as all before it were right
-    brings             s1  s2  s3     d1 == s1, d2 == s2, d3 != s3: two accepted, three tokens
+    known     ... t                   all values are known: no pending step samples for the sequence
+    work            t  d1  d2  d3     computed tokens; each is sampled after as long as all drafted ids up to it match
+    returns            s1  s2  s3     d1 == s1, d2 == s2, d3 != s3: two accepted, three tokens
 
-Until the step is committed the answer's length is not known, so the sequence is part of no other step meanwhile.
+The sequence's length is unknown until the step is committed, so no other step includes the sequence meanwhile.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from kvasir.sched.sequence import Sequence
 
 class Drafter(Protocol):
     def waits(self, seq: Sequence) -> bool:
-        """Whether a sequence had better wait for its last token's value, after which a draft can be made, than have
-        its next token computed under the step that samples the last."""
+        """Whether the sequence should wait for the value of its last token, to be drafted for then, instead of being
+        planned while the step that samples that token is pending."""
         ...
 
     def propose(self, seq: Sequence, most: int) -> Seq[int]:
-        """At most `most` ids that may follow `seq.tokens`; none where there is no good guess. Must not change `seq`."""
+        """At most `most` ids that may follow `seq.tokens`; empty if there is no good guess. Must not change `seq`."""
         ...
 
 
 def room(seq: Sequence, budget: int, most: int) -> int:
-    """How many ids may be drafted for a sequence that wants its next token. budget: tokens that the step has left for
-    it. most: what the runner takes."""
+    """How many ids may be drafted for a decoding sequence. budget: tokens that the step has left for it. most: the
+    runner's limit."""
     if seq.counts.in_flight or seq.pending != 1 or seq.embeds:
         return 0
     return max(0, min(budget - 1, most, seq.max_known - 1 - seq.counts.known))
 
 
 def propose(drafter: Drafter, seq: Sequence, most: int, vocab_size: int) -> array[int]:
-    """A draft of ids that exist; what follows one that does not is left out."""
+    """The drafter's ids, cut before the first that is outside the vocabulary."""
     draft = array("i")
     for token in list(drafter.propose(seq, most))[:most]:
         if not 0 <= token < vocab_size:
@@ -50,13 +50,13 @@ def propose(drafter: Drafter, seq: Sequence, most: int, vocab_size: int) -> arra
 
 
 def settle(seq: Sequence, work: Work, accepted: int, current: bool) -> int:
-    """The step is done: what was accepted of its draft is known and, where the sequence kept its blocks (`current`),
-    computed. Returns how many of the work's tokens are of use."""
+    """Settles the counts when the step is done: accepted ids are known and, if the sequence kept its blocks
+    (`current`), computed. Returns how many of the work's tokens are kept."""
     if not work.drafted:
         return work.count
     seq.counts.drafted = 0
     seq.counts.known += accepted
-    seq.emission.plan(seq.emission.unread + accepted)  # their log-probabilities came with them
+    seq.emission.plan(seq.emission.unread + accepted)  # their log-probabilities came with the result
     if current:
         seq.counts.computed += accepted
     return work.count - work.drafted + accepted

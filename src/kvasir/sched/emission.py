@@ -1,8 +1,8 @@
-"""What deltas have emitted of a sequence, and which log-probabilities they still need.
+"""Which ids of a sequence its deltas have emitted, and which log-probabilities are still missing.
 
 tokens   ... t  f1  f2  f3         values known to the scheduler
                 unemitted ..       in no delta yet: forced ids wait for their log-probabilities
-owed            e1  e2             the log-probabilities that have arrived for the first of them
+owed            e1  e2             log-probabilities that have arrived for the first unemitted ids
 unread                      ^      the first id that no step was planned to read
 """
 
@@ -16,8 +16,8 @@ from kvasir.types import TokenLogprob
 
 @dataclass(slots=True, eq=False)
 class Emission:
-    """holds_back: whether no delta says an id without its log-probability. unread: a position. prompt_logprobs: one for
-    each of the prompt's ids, None for the first and for what was not read yet; None where no one wants them."""
+    """holds_back: whether an id is emitted only with its log-probability. unread: a position. prompt_logprobs: one
+    entry per prompt id, None for the first and for ids not read yet; None if the request does not want them."""
 
     holds_back: bool
     unread: int
@@ -26,32 +26,33 @@ class Emission:
     owed: list[TokenLogprob] = field(default_factory=list)
 
     def to_read(self, known: int, prompt_len: int) -> range:
-        """Known ids of which log-probabilities are to be read, from the rows before them, by steps not planned yet."""
+        """Positions of known ids whose log-probabilities later steps must read, each at the position before the id."""
         return range(self.unread, known if self.holds_back else prompt_len)
 
     def plan(self, end: int) -> None:
-        """A step is planned that reads those before `end`, or samples them."""
+        """Records that a planned step reads or samples the ids before position `end`."""
         self.unread = end
 
     def hold(self, count: int) -> None:
-        """So many of the last ids are known, and no delta comes with them."""
+        """Records that the last `count` known ids are in no delta yet."""
         self.unemitted = count
 
     def reread(self, num_tokens: int) -> None:
-        """What steps were to read that did not run is to be read again."""
+        """Marks as unread the ids that steps which did not run were to read."""
         told = num_tokens - self.unemitted
         missing = (i for i, entry in enumerate(self.prompt_logprobs or ()) if i and entry is None)
         self.unread = next(missing, told + len(self.owed))
 
     def read(self, after: int, entries: list[TokenLogprob], prompt_len: int) -> None:
-        """Entries of the ids that come after the position `after`: the prompt's, then forced ones."""
+        """Takes the entries of the ids after position `after`: prompt ids, then forced ids."""
         of_prompt = min(max(0, prompt_len - 1 - after), len(entries))
         if self.prompt_logprobs is not None and of_prompt:
             self.prompt_logprobs[after + 1 : after + 1 + of_prompt] = entries[:of_prompt]
         self.owed += entries[of_prompt:]
 
     def tell(self, count: int, left: int, entries: Iterable[TokenLogprob]) -> tuple[TokenLogprob, ...]:
-        """A delta emits `count` ids, and `left` stay unemitted. Returns the log-probabilities of those it emits."""
+        """Records that a delta emits `count` ids and `left` stay unemitted; returns the emitted ids' log-probabilities.
+        entries: log-probabilities of sampled ids, which come after those owed."""
         found, self.owed = [*self.owed, *entries], []
         self.unemitted = left
         return tuple(found[:count])

@@ -1,11 +1,11 @@
-"""Encoder jobs: which outputs of encoders the runner holds, which a step makes, and which it lets go.
+"""Encoder outputs: which ones the runner holds, which ones a step makes, and which ones it drops.
 
     absent --make--> needed --pass--> kept --evict--> absent       bytes of needed and kept <= max_bytes
                         ^--- join ------'
 
-A sequence reserves room for all that it still has to read when it joins, and gives it back as its spans are computed or
-when it leaves its row. So what is needed always fits, and a running sequence gets its outputs in the end. What is kept
-is there for others until the room is wanted: the one used longest ago goes first.
+When a sequence joins, it reserves memory for all outputs that it still has to read, and releases it as its spans are
+computed or when it leaves its row. So needed outputs always fit, and a running sequence always gets its outputs. Kept
+outputs stay for other sequences until their memory is needed; the least recently used is evicted first.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from kvasir.sched.sequence import Sequence
 
 
 class Outputs:
-    """Owns what is known of the runner's outputs. limits: None where it has no encoders."""
+    """Tracks the runner's encoder outputs. limits: None if the runner has no encoders."""
 
     def __init__(self, limits: Encoders | None):
         self.limits = limits
-        self._held: dict[bytes, Source] = {}  # the one used longest ago first
-        self._readers: dict[bytes, dict[Sequence, Source]] = {}  # by content: who runs and has to read it
-        self._gone: list[bytes] = []  # of which the runner does not know yet
-        self.made = 0  # embeddings
+        self._held: dict[bytes, Source] = {}  # least recently used first
+        self._readers: dict[bytes, dict[Sequence, Source]] = {}  # by content: running sequences that still read it
+        self._gone: list[bytes] = []  # evicted, not yet reported to the runner
+        self.made = 0  # embeddings made
 
-    # -- who needs what ----------------------------------------------------------------------------------------
+    # -- needed outputs ----------------------------------------------------------------------------------------
 
     def fits(self, seq: Sequence, start: int) -> bool:
-        """Whether a sequence that begins at `start` may join: all that is needed then fits."""
+        """Whether all needed outputs still fit if the sequence joins and begins at `start`."""
         if not seq.content.sources:
             return True
         needed = {content: next(iter(readers.values())) for content, readers in self._readers.items()}
@@ -39,16 +39,16 @@ class Outputs:
         return self._bytes(needed.values()) <= self.limits.max_bytes
 
     def join(self, seq: Sequence) -> None:
-        """It runs, and its first tokens are computed."""
+        """The sequence runs: reserves the outputs that it still has to read."""
         for _, source in seq.content.needs(seq.counts.computed):
             self._readers.setdefault(source.content, {})[seq] = source
 
     def move(self, seq: Sequence) -> None:
-        """More of its tokens are computed."""
+        """More tokens of the sequence are computed: releases the outputs that it has read."""
         self._keep(seq, {source.content for _, source in seq.content.needs(seq.counts.computed)})
 
     def leave(self, seq: Sequence) -> None:
-        """It runs no more."""
+        """The sequence leaves its row: releases all its outputs."""
         if seq.content.sources:
             self._keep(seq, set())
 
@@ -58,11 +58,10 @@ class Outputs:
             if readers.pop(seq, None) and not readers:
                 del self._readers[content]
 
-    # -- what a step makes -------------------------------------------------------------------------------------
+    # -- making outputs ----------------------------------------------------------------------------------------
 
     def reach(self, seq: Sequence, start: int, end: int, room: int) -> int:
-        """The last position up to `end` before which a step that begins at `start` may end, where it may make `room`
-        embeddings more."""
+        """The last position up to `end` that a step from `start` on can reach if it may make `room` more embeddings."""
         for position, source in self._absent(seq, start, end):
             room -= source.length
             if room < 0:
@@ -70,7 +69,7 @@ class Outputs:
         return end
 
     def make(self, seq: Sequence, start: int, end: int) -> list[Encode]:
-        """What a step has to make that computes [start, end)."""
+        """Encoder jobs of a step that computes positions [start, end) of the sequence; evicts what must go for them."""
         jobs = [Encode(source.content, source.length, source.data) for _, source in self._absent(seq, start, end)]
         for job in jobs:
             source = seq.content.sources[job.content]
@@ -85,7 +84,7 @@ class Outputs:
         return ((p, source) for p, source in seq.content.needs(start) if p < end)
 
     def _absent(self, seq: Sequence, start: int, end: int) -> list[tuple[int, Source]]:
-        """With the first position that reads it."""
+        """Sources that [start, end) reads and the runner does not hold, each with the first position that reads it."""
         first: dict[bytes, tuple[int, Source]] = {}
         for position, source in self._read(seq, start, end) if seq.content.sources else ():
             if source.content not in self._held:
@@ -93,7 +92,7 @@ class Outputs:
         return list(first.values())
 
     def _evict(self, coming: Source) -> None:
-        """Lets go of what no one needs until there is room for another."""
+        """Evicts outputs that no running sequence needs until `coming` fits."""
         assert self.limits
         spare = [content for content in self._held if content not in self._readers]
         while self._bytes([*self._held.values(), coming]) > self.limits.max_bytes:
@@ -105,14 +104,15 @@ class Outputs:
         assert self.limits
         return self.limits.bytes_each * sum(source.length for source in sources)
 
-    # -- what the runner is to know ----------------------------------------------------------------------------
+    # -- reports to the runner ---------------------------------------------------------------------------------
 
     def take_gone(self) -> tuple[bytes, ...]:
         gone, self._gone = tuple(self._gone), []
         return gone
 
     def forget(self, plan: StepPlan) -> None:
-        """The step failed or does not run: what it was to make may not be there, what it was to let go may."""
+        """The step failed or does not run: outputs that it was to make may be missing, and those that it was to drop
+        may still be there. All of them are dropped by the next step."""
         self._gone += plan.dropped
         for job in plan.encodes:
             if self._held.pop(job.content, None):

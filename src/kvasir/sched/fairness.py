@@ -1,8 +1,8 @@
 """Fair shares between tenants of one class: virtual token counters, as pure state transitions.
 
-After Y. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. A tenant's counter grows by what it is
-served, divided by its weight, and the lowest goes first. Who was away comes back at the lowest counter of those who
-were not: absence saves up nothing, and neither does it pay a debt.
+After Y. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. A tenant's counter grows by the tokens it
+is served, divided by its weight; the tenant with the lowest counter goes first. A tenant that returns gets at least the
+lowest counter of the tenants present: absence earns no credit and cancels no debt.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 PROMPT_COST = 1.0
-GENERATED_COST = 2.0  # beside a prompt token: it has a row of its own in a step, and cannot be computed in bulk
-COARSE = 1024.0  # weighted tokens: what differs by less is no reason to preempt
+GENERATED_COST = 2.0  # relative to a prompt token: it takes its own row in a step, and cannot be computed in bulk
+COARSE = 1024.0  # weighted tokens: smaller differences are no reason to preempt
 
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """counters: weighted tokens served, of the tenants present and of those absent that are ahead of `floor`.
-    weights: of the tenants present. floor: the lowest counter of those present; it never falls."""
+    """counters: weighted tokens served, for tenants that are present or ahead of `floor`. weights: of the present
+    tenants. floor: the lowest counter of the present tenants; it never falls."""
 
     counters: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
@@ -26,8 +26,8 @@ class Fairness:
 
 
 def present(state: Fairness, weights: Mapping[str, float]) -> Fairness:
-    """Says which tenants have requests now, with their weights (above 0). To be called before tenants are charged or
-    ordered: those who come newly get the floor, unless they are ahead of it."""
+    """Sets the tenants that have requests now, with their weights (above 0). Call it before tenants are charged or
+    ordered. A tenant that was absent starts at the floor, unless it is ahead of it."""
     if state.weights == weights:
         return state
     floor = _floor(state)
@@ -43,7 +43,7 @@ def _floor(state: Fairness) -> float:
 
 
 def charge(state: Fairness, served: Mapping[str, tuple[int, int]]) -> Fairness:
-    """Tenants, which are present, were served so many prompt and generated tokens."""
+    """Adds the cost of served tokens to the counters. served: prompt and generated tokens per present tenant."""
     counters = dict(state.counters)
     for tenant, (prompt_tokens, generated_tokens) in served.items():
         cost = PROMPT_COST * prompt_tokens + GENERATED_COST * generated_tokens
@@ -52,13 +52,13 @@ def charge(state: Fairness, served: Mapping[str, tuple[int, int]]) -> Fairness:
 
 
 def order(state: Fairness, tenants: Iterable[str]) -> list[str]:
-    """The tenants (each present), who was served least first; of equals the one that was named first."""
+    """The tenants (all present), least served first; ties keep the given order."""
     return sorted(tenants, key=state.counters.__getitem__)
 
 
 def tags(state: Fairness, work: Iterable[tuple[str, float]]) -> list[float]:
-    """For each piece of work (tenant, prompt tokens), in the order in which its tenant wants it done, where its
-    tenant's counter will be when its turn comes. Sorted by that, the pieces of all tenants are in fair order."""
+    """The counter of its tenant at which each item of work (tenant, prompt tokens) begins. The items of one tenant
+    must be in the order in which it is to be served. Sorted by tag, the items of all tenants are in fair order."""
     counters = dict(state.counters)
     found = []
     for tenant, tokens in work:
@@ -68,5 +68,5 @@ def tags(state: Fairness, work: Iterable[tuple[str, float]]) -> list[float]:
 
 
 def lead(state: Fairness, tenant: str) -> int:
-    """How far a tenant is ahead of the lowest one present, coarsely, so that it seldom changes."""
+    """How far a tenant is ahead of the lowest present tenant, in units of COARSE, so that it seldom changes."""
     return int(max(0.0, state.counters[tenant] - _floor(state)) // COARSE)

@@ -1,15 +1,16 @@
-"""Answers that follow a grammar: when their guides are made, what may be sampled, and what need not be.
+"""Sequences that follow a grammar: when they get their guides, their masks, and their forced ids.
 
-Ids that the grammar forces become known at once instead of one by one, each by a step of its own; their keys and values
-are computed in the next step. Sampled one by one they would be the same, since the mask of each allows nothing else. So
-it is left where that may not be all: where the sampler has a carry, or banned words.
+Forced ids become known at once instead of one step at a time; the next step computes their keys and values. Sampling
+them one by one would give the same ids, since their masks allow nothing else. Where other state matters, they are
+sampled: where the sampler has a carry, or banned words.
 
     tokens          ... t               known to the scheduler
     pending_forced         f2 f3 f4     forced after the id that a pending step samples (f1); they wait for its value
-    unplanned_ids                       those of both that no plan has carried to the runner yet
+    unplanned_ids                       ids of both that no plan has carried to the runner yet
 
-Where log-probabilities are wanted, those of forced ids are read from the rows before them when these are computed.
-Until then no delta tells of the ids, and the last of a run is left to be sampled, so that an answer's end has them all.
+If log-probabilities are wanted, those of forced ids are read at the positions before them when these are computed.
+Until then no delta emits the ids, and the last id of a forced run is sampled, so that all entries exist when the
+sequence ends.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NOTHING = bytes(4)  # a mask that allows no id: the sampler fails the row
 
 
 def jumps(spec: SamplingSpec) -> bool:
-    """Whether no state comes of what is forced, and nothing else can forbid it."""
+    """Whether forced ids can be taken unsampled: they change no sampler state, and nothing else can ban them."""
     return not spec.mirostat and not spec.bad_words
 
 
@@ -35,20 +36,21 @@ def ready(seq: Sequence) -> bool:
 
 
 def begin(seq: Sequence, guides: Guides, rule: str, jump_ahead: bool) -> None:
-    """A new sequence is to follow a rule, as soon as it is compiled. jump_ahead: whether what is forced is taken."""
+    """Starts compiling the grammar that a new sequence follows. jump_ahead: whether forced ids are taken unsampled."""
     seq.guidance.compiling = guides.begin(rule)
     seq.guidance.jumps = jump_ahead and jumps(seq.spec)
 
 
 def enter(seq: Sequence, guides: Guides) -> int:
-    """Gives a waiting sequence its guide, and what is forced at its beginning: so many ids. Raises KvasirError."""
+    """Gives a waiting sequence its guide and appends the ids that are forced next; returns how many. Raises KvasirError
+    if the grammar failed to compile or cannot be followed."""
     at = seq.guidance
     assert at.compiling is not None
     compiled, at.compiling = at.compiling, None
     at.guide = guides.take(compiled, seq.tokens[seq.prompt_len :])
     forced = _forced(seq)
     at.guide.advance(forced)
-    if forced and at.guide.done:  # all of it is forced; what ends it is sampled, as every last id is
+    if forced and at.guide.done:  # everything is forced; the last id is sampled, as always
         forced.pop()
         at.guide = guides.take(compiled, [*seq.tokens[seq.prompt_len :], *forced])
     seq.tokens.extend(forced)
@@ -57,7 +59,8 @@ def enter(seq: Sequence, guides: Guides) -> int:
 
 
 def jump(seq: Sequence) -> list[int]:
-    """Takes what is forced after the last known token; returns those of which the values are known by that."""
+    """Takes the ids forced after the last known token. Returns them if no pending step samples for the sequence;
+    otherwise they become pending forced ids, and none are returned."""
     assert seq.guidance.guide is not None
     forced = _forced(seq)[seq.counts.in_flight :]
     seq.counts.known += len(forced)
@@ -69,18 +72,19 @@ def jump(seq: Sequence) -> list[int]:
 
 
 def take_back(seq: Sequence) -> None:
-    """What would have come after an id that was never sampled."""
+    """Drops the pending forced ids: the id before them was never sampled."""
     seq.counts.known -= len(seq.guidance.take_pending_forced())
 
 
 def masked(seq: Sequence) -> bool:
-    """Whether a mask is to be expected for what is sampled next, as far as is known by now."""
+    """Whether the next id will probably be sampled with a mask."""
     return seq.guidance.guide is not None and not seq.guidance.guide.quiet
 
 
 def mask(seq: Sequence, work: Work, vocab_size: int) -> bytes | None:
-    """What the step under way may sample for it; None for everything. With a draft, one mask each, after
-    the last known id and after each drafted one. Where the guide cannot say, nothing, and `astray` says why."""
+    """The mask with which the pending step samples for the sequence; None if every id is allowed. With a draft, the
+    concatenated masks after the last known id and after each drafted id. If the guide fails, the mask is NOTHING and
+    `astray` holds the error."""
     guide = seq.guidance.guide
     assert guide is not None
     seq.guidance.astray = None
@@ -94,13 +98,13 @@ def mask(seq: Sequence, work: Work, vocab_size: int) -> bytes | None:
     masks = [first, *_along(guide.copy(), unpack_ids(work.appended)[-work.drafted :])]
     if all(m is None for m in masks):
         return None
-    size = max(-(-vocab_size // 32) * 4, *(len(m) for m in masks if m is not None))  # a guide's may be longer
+    size = max(-(-vocab_size // 32) * 4, *(len(m) for m in masks if m is not None))  # a guide's mask may be longer
     return b"".join(b"\xff" * size if m is None else m.ljust(size, b"\0") for m in masks)
 
 
 def _along(guide: Guide, draft: list[int]) -> Iterator[bytes | None]:
-    """The masks after each drafted id. None of what follows is sampled after one that is not allowed, or at which the
-    answer ends, or where the guide cannot say: the draft ends before that."""
+    """The masks after each drafted id. After a drafted id that is not allowed, that ends the sequence, or at which the
+    guide fails, all masks are NOTHING: the draft ends there."""
     for i, token in enumerate(draft):
         try:
             guide.advance((token,))
@@ -114,7 +118,7 @@ def _along(guide: Guide, draft: list[int]) -> Iterator[bytes | None]:
 
 
 def _forced(seq: Sequence) -> list[int]:
-    """What is forced after the last known id; whatever may end the answer is left to be sampled."""
+    """The ids forced after the last known id, up to an id that may end the sequence: that one is sampled."""
     guide = seq.guidance.guide
     assert guide is not None
     room = seq.max_known - 1 - seq.counts.known

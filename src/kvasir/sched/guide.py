@@ -1,4 +1,4 @@
-"""Guides as the scheduler sees them: where an answer stands in its grammar, and what makes them. See guided.guide."""
+"""Guides as the scheduler sees them: the state of one sequence in its grammar, and its factory. See guided.guide."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kvasir.errors import KvasirError
 
 
 class Guide(Protocol):
-    """Where one answer stands in its grammar. `allowed` is None where everything is. The methods raise
-    KvasirError."""
+    """The state of one sequence in its grammar. `allowed` returns a mask, None if every id is allowed. The methods
+    raise KvasirError."""
 
     @property
     def done(self) -> bool: ...
@@ -33,10 +33,10 @@ class Guide(Protocol):
 class Guidance:
     """The grammar state of a sequence; see the module `guidance`.
 
-    compiling: the future of the compiled grammar, None once there is a guide. astray: the error after which the guide
-    cannot say what may come next. pending_forced: ids that are forced after the id that a pending step samples.
-    unplanned_ids: known ids that no plan has carried to the runner yet, and the pending forced ids. jumps: whether
-    forced ids are taken at once.
+    compiling: the future of the compiled grammar, None once there is a guide. astray: the error with which the guide
+    failed to give a mask. pending_forced: ids that are forced after the id that a pending step samples. unplanned_ids:
+    known ids that no plan has carried to the runner yet, and the pending forced ids. jumps: whether forced ids are
+    taken unsampled.
     """
 
     guide: Guide | None = None
@@ -58,8 +58,8 @@ class Guidance:
 
 
 class Guides(Protocol):
-    """Makes guides; `begin` compiles elsewhere and `take` raises KvasirError where that failed. `ends`: whether it is
-    the grammar that says where an answer ends."""
+    """Makes guides. `begin` compiles in the background; `take` raises KvasirError if that failed. `ends`: whether the
+    grammar determines where a sequence ends."""
 
     def begin(self, rule: str) -> Future[Any]: ...
 

@@ -1,10 +1,10 @@
-"""The lane: sequences that run and only decode, with their counts in columns, so that a step costs no object for a row.
+"""The lane: running sequences that only decode, with their counts in columns, so that a step needs no object per row.
 
     Counts of a Sequence  --enter-->  columns of the lane  --leave-->  Counts
 
-A sequence's counts are in one place at a time. In the lane its `counts` are those of its row: they can be read, and
-before one is changed the sequence has to leave. All of the lane compute a token in the same steps. What happens to one
-of them alone (its last token, a stop id, an error, a preemption) happens outside.
+A sequence's counts are in one place at a time. In the lane, its `counts` are a read-only view of its row; it has to
+leave the lane before one of them changes. All sequences of the lane compute a token in the same steps. A sequence
+leaves for anything that concerns it alone (its last token, a stop id, an error, a preemption).
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from kvasir.sched.sequence import Sequence, Status
 from kvasir.types import ServiceClass
 
 COUNTS = ("known", "computed", "stored", "in_flight", "turn", "since")
-LEAST = 8  # sequences: columns of fewer cost more than an object for each
+LEAST = 8  # sequences: columns for fewer cost more than an object for each
 _WHOLE = ("known", "computed", "stored", "in_flight", "turn", "room", "trim", "max_known")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """Who is in the lane until the next one enters or leaves, in the order of entry. shares: how many there are of each
-    class and tenant. stop_ids: of any of them."""
+    """The sequences of the lane until the next one enters or leaves, in the order of entry. rows: [S] int32. appends:
+    their `tokens.append`. ids: of their requests. shares: number of sequences per class and tenant. stop_ids: the union
+    of theirs, sorted, int64."""
 
     sequences: tuple[Sequence, ...]
     rows: np.ndarray
@@ -60,7 +61,7 @@ class Members:
 
 
 class RowCounts(Counts):
-    """The counts of a sequence in the lane, to be read."""
+    """Read-only view of the counts of a sequence in the lane."""
 
     __slots__ = ("_lane", "_row")
 
@@ -74,17 +75,17 @@ def _column(name: str) -> property:
 
 for _name in COUNTS:
     setattr(RowCounts, _name, _column(_name))
-RowCounts.drafted = property(lambda counts: 0)  # type: ignore[assignment]  # who drafts is not in the lane
+RowCounts.drafted = property(lambda counts: 0)  # type: ignore[assignment]  # drafted sequences are not in the lane
 
 
 class Lane:
-    """Owns the counts of its sequences. max_rows: rows of the runner. least: sequences that decode, from which on they
-    enter."""
+    """Owns the counts of its sequences. max_rows: rows of the runner. least: the least number of decoding sequences
+    with which the lane is used."""
 
     def __init__(self, max_rows: int):
         self._columns = {name: np.zeros(max_rows, np.int32) for name in _WHOLE} | {"since": np.zeros(max_rows)}
         self._sequences: dict[int, Sequence] = {}  # by row
-        self._members: Members | None = None  # as long as they are the same
+        self._members: Members | None = None  # None when the sequences have changed
         self.least = LEAST
         self.open = True  # whether sequences may enter
 
@@ -104,10 +105,10 @@ class Lane:
         """A count of the sequence in a row of the lane."""
         return self._columns[name][row].item()
 
-    # -- who is in it ------------------------------------------------------------------------------------------
+    # -- entering and leaving ----------------------------------------------------------------------------------
 
     def offer(self, seq: Sequence) -> None:
-        """A sequence that has got a token enters if it only decodes from now on."""
+        """Lets a sequence that got a token enter if it only decodes from here on."""
         if self.open and decodes_only(seq):
             counts = seq.counts
             room, trim = seq.blocks.room(counts.computed), seq.blocks.next_trim(counts.stored)
@@ -118,7 +119,7 @@ class Lane:
             self._sequences[seq.row], self._members, seq.counts = seq, None, RowCounts(self, seq.row)
 
     def leave(self, seq: Sequence) -> None:
-        """The sequence has its counts again; nothing if it is not in the lane."""
+        """Gives the sequence its own counts again; does nothing if it is not in the lane."""
         if seq in self:
             seq.counts = Counts(**{name: self.count(seq.row, name) for name in COUNTS})
             seq.emission.plan(seq.counts.known)
@@ -130,7 +131,7 @@ class Lane:
             self.leave(seq)
 
     def part(self) -> None:
-        """Those leave whose next token is their last."""
+        """Takes out the sequences whose next token is their last."""
         if not self:
             return
         rows = self.members.rows
@@ -142,16 +143,16 @@ class Lane:
 
     @property
     def short(self) -> int:
-        """How many need another block for their next token."""
+        """Number of sequences that need a new block for their next token."""
         return int((self._columns["room"][self.members.rows] == 0).sum()) if self else 0
 
     @property
     def context(self) -> int:
-        """Sum of their known tokens."""
+        """Sum of the known tokens of all sequences in the lane."""
         return int(self._columns["known"][self.members.rows].sum()) if self else 0
 
     def advance(self, kv: KVManager, turn: int) -> Decodes:
-        """All compute one token more, for which there are blocks. turn: number of the step."""
+        """Plans one more token for every sequence; enough blocks must be available. turn: number of the step."""
         columns, rows = self._columns, self.members.rows
         starts = columns["computed"][rows]
         blocks: list[tuple[int, int, int, int]] = []
@@ -167,8 +168,8 @@ class Lane:
         return Decodes(rows.tobytes(), starts.tobytes(), tuple(blocks))
 
     def odd(self, members: Members, tokens: np.ndarray) -> list[int]:
-        """Places of those among the members of a step that get more than a token: they have left the lane since, have
-        failed (-1), or end."""
+        """Places of the members of a step that must be committed one by one: they have left the lane since, have failed
+        (token -1), or got a stop id. tokens: [S] int32."""
         odd = set[int]()
         if members is not self._members:
             odd.update(place for place, seq in enumerate(members.sequences) if seq not in self)
@@ -178,7 +179,7 @@ class Lane:
         return sorted(odd)
 
     def take(self, rows: np.ndarray, now: float) -> None:
-        """Each of the rows has got a token; its keys and values are there."""
+        """Commits a token of each row: the keys and values that its step computed are stored."""
         columns = self._columns
         columns["in_flight"][rows] -= 1
         columns["stored"][rows] = stored = columns["computed"][rows] - columns["in_flight"][rows]
@@ -207,7 +208,7 @@ def share_of(seq: Sequence) -> tuple[ServiceClass, str]:
 
 
 def decodes_only(seq: Sequence) -> bool:
-    """Whether all that is to come of a sequence is one token after the other, until it ends."""
+    """Whether a running sequence only decodes from here on, with nothing besides the plain sampled id to handle."""
     spec, guided = seq.spec, seq.guidance
     return (
         seq.status is Status.RUNNING
@@ -222,5 +223,5 @@ def decodes_only(seq: Sequence) -> bool:
 
 
 def tokens_of(data: bytes) -> np.ndarray:
-    """Packed ids as int32."""
+    """Packed ids as an int32 array."""
     return np.frombuffer(data, np.int32)

@@ -1,8 +1,8 @@
-"""Planner: who computes what in the next step, who joins for it, and who has to leave.
+"""Planner: which sequences the next step computes, which waiting sequences join, and which running ones are preempted.
 
-Running answers get their token first; what is left of the step goes to prompts in the order of service, of those that
-run and of those that can join: see policy for the gates, service for order and allowance. Where a step holds fewer
-tokens than answers run, they take turns, and every few steps prompts come before them (`Service.share`).
+Decodes are planned first. The rest of the step goes to prefills in the order of service, of running sequences and of
+waiting ones that can join: see policy for the gates, service for order and allowance. If the budget is smaller than the
+number of decodes, these take turns, and every few steps prefills come before them (`Service.share`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from kvasir.types import ServiceClass
 
 
 class Planner:
-    """Gives and takes what others own: rows, blocks, prefixes. Its own are those suspected of having broken a step, and
-    what it counts."""
+    """Assigns and takes back rows, blocks and prefixes, which other objects own. Owns the list of sequences suspected
+    of having broken a step, and its counters."""
 
     def __init__(
         self,
@@ -44,16 +44,16 @@ class Planner:
         outputs: Outputs,
         drafter: Drafter | None = None,
     ):
-        """max_chunk: most tokens of one sequence in a step. indivisible: whether prompts are computed in one piece.
-        outputs: of encoders. drafter: proposes ids that may come next."""
+        """max_chunk: most tokens of one sequence in a step. indivisible: whether a prompt is computed in a single step.
+        outputs: of encoders. drafter: proposes drafts."""
         self._capacity = capacity
         self._table, self._kv, self._prefixes, self._tiering = table, kv, prefixes, tiering
         self._service = service
         self._max_chunk, self._indivisible = max_chunk, indivisible
         self._outputs, self._drafter = outputs, drafter
         self._suspects: list[Sequence] = []
-        self._turn = 0  # of the step in the making
-        self._missed = 0  # tokens of a piece of a prompt that is computed at once, and did not fit the step before
+        self._turn = 0  # number of the step being planned
+        self._missed = 0  # tokens of an indivisible span that did not fit into the previous step
         self.preemptions = 0
         self.cached_tokens = self.looked_up_tokens = self.loaded_tokens = self.drafted_tokens = 0
         self.displaced: Counter[ServiceClass] = Counter()
@@ -74,18 +74,18 @@ class Planner:
             self._decodes(step, kept)
             self._prefills(step)
             if kept:
-                self._decodes(step)  # what prompts have left of their share
+                self._decodes(step)  # the part of their share that prefills left
             self._missed = step.missed
         return step
 
     def suspect(self, sequences: list[Sequence]) -> None:
-        """Each of them is tried alone from now on, until it has passed the position at which a step failed."""
+        """From here on each of them is computed alone, until it has passed the position at which a step failed."""
         self._suspects += sequences
         for seq in sequences:
             seq.suspect = max(seq.suspect, seq.counts.computed, 1)
 
     def preempt(self, seq: Sequence) -> None:
-        """The running sequence leaves its row and gives back its blocks; it waits to join again."""
+        """Takes the row and the blocks of a running sequence; it waits to join again."""
         self._table.wait(seq)
         self._prefixes.leave(seq, keeps=True)
         self._outputs.leave(seq)
@@ -93,7 +93,7 @@ class Planner:
         self.preemptions += 1
 
     def displace(self) -> None:
-        """When all rows are taken, a sequence of a lower class leaves its row to the first of a higher one."""
+        """If all rows are taken and a sequence of a higher class waits, preempts one of a lower class."""
         if self._table.free_rows or not self._table.waiting:
             return
         if self._service.stands_higher(self._table.waits, self._table.runs):
@@ -102,12 +102,12 @@ class Planner:
             self.displaced[last.request.slo] += 1
 
     def _wants_prefill(self) -> bool:
-        """Whether anything could be computed in this step but answers' next tokens."""
+        """Whether this step could compute anything other than decodes."""
         joins = bool(self._table.waiting and self._table.free_rows)
         return joins or any(s.pending > 1 for s in self._table.outside())
 
     def _decodes(self, step: Step, kept: int = 0) -> None:
-        """One token each for those that want no more, but for `kept` tokens of the step."""
+        """Plans one token for each decoding sequence. kept: tokens of the budget to leave."""
         decodes = self._wanting_one(step, step.budget - kept)
         room = step.budget - kept
         if drafter := self._drafter:
@@ -123,9 +123,9 @@ class Planner:
                 self._compute(seq, 1, step, draft=self._draft(seq, step.budget - kept - (len(decodes) - 1 - i)))
 
     def _wanting_one(self, step: Step, room: int) -> list[Sequence]:
-        """Those outside the lane that want a token and are not yet part of the step. The lane computes its tokens
-        together if there are enough of them and all can have one. Else it is dissolved: who goes first, and who gives
-        up blocks, is decided one by one. room: tokens."""
+        """Decoding sequences outside the lane that are not yet part of the step. Plans the lane if it has enough
+        sequences and the step has tokens and blocks for all of them. Otherwise dissolves it, so that order and
+        preemption are decided sequence by sequence. room: tokens."""
         lane = self._table.lane
         if step.members:
             return self._outside(step)
@@ -141,14 +141,14 @@ class Planner:
         return found
 
     def _has_blocks(self, outside: int) -> bool:
-        """Whether there are any for all of the lane that need one, and for so many others."""
+        """Whether there are blocks for all sequences of the lane that need one, and for `outside` others."""
         return self._table.lane.short + outside <= min(pool.available for pool in self._kv.pools)
 
     def _outside(self, step: Step) -> list[Sequence]:
         return [s for s in self._table.outside() if s.pending == 1 and id(s) not in step.planned]
 
     def _draft(self, seq: Sequence, budget: int) -> Seq[int]:
-        """What may follow the sequence's next token and is computed with it: no other gives up blocks for that."""
+        """Ids drafted to follow the sequence's last token, computed with it. Drafts never preempt other sequences."""
         if self._drafter is None or not (most := drafts.room(seq, budget, self._capacity.max_drafted)):
             return ()
         draft = drafts.propose(self._drafter, seq, most, self._capacity.vocab_size)
@@ -158,11 +158,11 @@ class Planner:
         return draft
 
     def _turn_key(self, seq: Sequence) -> tuple:
-        """Who was computed least recently goes first."""
+        """Sorts the least recently computed sequence first."""
         return seq.counts.turn, self._service.victim_key(seq)
 
     def _prefills(self, step: Step) -> None:
-        """Pieces of prompts, and of what a preempted sequence computes anew, within the step's allowance."""
+        """Plans chunks of prompts, and of preempted sequences that are computed again, within the step's allowance."""
         running = [s for s in self._table.outside() if s.pending > 1]
         joins = bool(self._table.free_rows and self._table.waiting)
         if not running and not joins:
@@ -185,7 +185,7 @@ class Planner:
         self._service.record_prefill(wanted, budget - step.budget)
 
     def _admit(self, seq: Sequence, step: Step) -> bool:
-        """Lets a waiting sequence join if it can; False when none after it may, or it would starve."""
+        """Lets a waiting sequence join if it can. False if no later one may join, because this one would starve."""
         own = policy.OwnFacts(
             values_known=seq.counts.in_flight == 0,
             compiling=seq.guidance.compiling is not None,
@@ -198,7 +198,7 @@ class Planner:
         if hit and loaded:
             hit = hit.whole(self._capacity.block_size)
         found = loaded or (hit.tokens if hit else 0)
-        if not step.room(seq, found):  # what may be read in this step is read by others
+        if not step.room(seq, found):  # other sequences use up the positions that this step may read
             return True
         if self._prefixes.wait_for_shared_prefix(seq, found) or self._tiering.coming(seq, found):
             return True
@@ -230,7 +230,7 @@ class Planner:
         )
 
     def _alone(self, seq: Sequence, step: Step) -> None:
-        """A step for one sequence alone, as long as it is suspected to have broken an earlier one."""
+        """Plans a step for a single sequence that is suspected of having broken an earlier step."""
         if seq.counts.in_flight:
             return
         others = [s for s in self._table.running if s is not seq]
@@ -250,7 +250,7 @@ class Planner:
         copies, loads = [], []
         if hit is not None:
             copies = self._kv.adopt(seq.blocks, hit)
-            seq.counts.computed = hit.tokens  # stored once a step has run: until then a copy may be missing
+            seq.counts.computed = hit.tokens  # stored only after a step has run: until then a copy may be pending
         if loaded:
             loads = self._tiering.loads(seq, self._kv.receive(seq.blocks, loaded))
             self.loaded_tokens += loaded - seq.counts.computed
@@ -258,7 +258,7 @@ class Planner:
         self._tiering.end(seq)
         self._outputs.join(seq)
         if not seq.preemptions:
-            # What an answer takes from its siblings is no hit: it had not been computed before.
+            # Tokens shared with sequences of the same request are no hit: they were not computed before the request.
             first = seq is self._table.requests[seq.request.id][0]
             seq.cached = seq.counts.computed if first else min(seq.counts.computed, seq.expected)
             self.looked_up_tokens += seq.counts.known
@@ -272,8 +272,8 @@ class Planner:
         step.compute(seq, count, seq.blocks.whole() if joined else added, draft)
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
-        """Frees blocks until `seq` can grow to `num_tokens`; False when it has to leave itself, or to wait until a step
-        under way has given back what is beyond its window. Who is part of the step already stays."""
+        """Preempts sequences until `seq` can grow to `num_tokens`. False if `seq` itself is preempted, or has to wait
+        for a pending step to release its blocks outside the window. Sequences in the step already are not preempted."""
         while not self._kv.grows(seq.blocks, num_tokens):
             others = [s for s in self._table.outside() if id(s) not in step.planned]
             last = max(others, key=self._service.victim_key)

@@ -1,4 +1,4 @@
-"""Verdicts of the scheduler as pure functions: facts in, verdict out. No clock, no state, no I/O."""
+"""Decisions of the scheduler as pure functions of facts: no clock, no state, no I/O."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OwnFacts:
-    """What a gate may look at that postpones one waiting sequence and no one else."""
+    """Inputs of a gate that postpones one waiting sequence and no other."""
 
-    values_known: bool  # no step under way still samples for it
+    values_known: bool  # no pending step samples for it
     compiling: bool = False  # its grammar is not compiled yet
-    loading: bool = False  # blocks of it are on their way from a tier
+    loading: bool = False  # blocks of it are being fetched from a tier
 
 
 @dataclass(frozen=True, slots=True)
 class AdmitFacts:
-    """What a gate of a shared resource may look at before a waiting sequence takes a row in this step."""
+    """Inputs of a gate of a shared resource, for a waiting sequence that may take a row in this step."""
 
     free_rows: int
     budget: int  # tokens left in this step
-    first_chunk: int  # tokens the sequence would compute in this step if the budget allows
+    first_chunk: int  # tokens that the sequence would compute in this step
     indivisible: bool
-    blocks_fit: bool  # all that is known now, and one token more, fits the pools
-    outputs_fit: bool = True  # what it reads of encoders fits beside what others do, and a step can make it
+    blocks_fit: bool  # all known tokens and one more fit the pools
+    outputs_fit: bool = True  # the encoder outputs it reads fit besides the others', and a step can make them
 
 
 def has_row(f: AdmitFacts) -> bool:
@@ -55,20 +55,20 @@ def has_guide(f: OwnFacts) -> bool:
     return not f.compiling
 
 
-# Gates that only postpone this one sequence: those after it may pass.
+# Gates that postpone only this sequence: later ones may overtake it.
 OWN_GATES: tuple[Callable[[OwnFacts], bool], ...] = (has_values, has_guide, has_loads)
-# Gates of a shared resource: when one is shut, none after it may overtake, or the first would starve.
+# Gates of a shared resource: if one is closed, no later sequence may overtake, or this one would starve.
 SHARED_GATES: tuple[Callable[[AdmitFacts], bool], ...] = (has_row, has_budget, has_blocks, has_outputs)
 
 
 def chunk_tokens(
     pending: int, budget: int, decodes_to_come: int, max_chunk: int, indivisible: bool, prefill: int = 2**31
 ) -> int:
-    """Tokens a sequence computes in this step: all of `pending`, or what the budget and `max_chunk` leave.
+    """Tokens that a sequence computes in this step: all of `pending`, or as many as the budget and `max_chunk` allow.
 
     One token of the budget is kept for each of the `decodes_to_come` after it, so that a long prefill never stalls
-    a decode; but the first always gets one token of what is left. `prefill` is what is left of the step's
-    allowance for prefills (`step_budget`); one token alone is a decode and needs none of it.
+    a decode; but the sequence always gets one token of a nonempty budget. prefill: what is left of the step's
+    allowance for prefills (`step_budget`); a single token is a decode and is not bound by it.
     """
     room = max(budget - decodes_to_come, min(budget, 1))
     if pending > 1:

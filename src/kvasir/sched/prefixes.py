@@ -1,4 +1,4 @@
-"""Prefixes: what sequences take from the prefix tree and leave there, and whose prompts are being computed just now."""
+"""Prefixes: what sequences take from and add to the prefix tree, and which running sequences compute their prompts."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from kvasir.types import Request
 
 
 class Prefixes:
-    """shared: whether requests share what they begin with; the answers of one request always do.
+    """shared: whether requests share prefixes; the sequences of one request always do.
 
-    numbers: what stands in keys for what ids do not tell."""
+    numbers: stand in keys for marks, which ids do not show."""
 
     def __init__(self, tree: PrefixTree, block_size: int, shared: bool):
         self._tree = tree
         self._shared = shared
         self.numbers = Numbers()
-        self._least = max(1, block_size // 2)  # tokens that are worth waiting for
-        self._computing: dict[bytes, list[Sequence]] = {}  # running, with a prompt not stored yet, by what _key says
+        self._least = max(1, block_size // 2)  # shared tokens that are worth waiting for
+        self._computing: dict[bytes, list[Sequence]] = {}  # running sequences whose prompt is not stored yet, by _key
 
     def private(self, request: Request) -> bool:
         return request.no_cache or not self._shared
 
     def find(self, seq: Sequence) -> Hit | None:
-        """What the tree holds of a waiting sequence. One token at least is left to compute, for its logits."""
+        """The longest cached prefix of a waiting sequence, None if there is none. Leaves at least one token to compute,
+        for its logits."""
         limit = seq.reusable
         if limit < 1 or seq.counts.in_flight or seq.suspect:
             return None
@@ -38,15 +39,15 @@ class Prefixes:
         return hit if hit.tokens else None
 
     def _key(self, seq: Sequence) -> bytes:
-        """Sequences that have different ones have less in common than is worth waiting for."""
+        """Sequences with different keys share too short a prefix to wait for."""
         return seq.content.namespace + seq.content.prompt[: self._least * ID_BYTES]
 
     def begin(self, seq: Sequence) -> None:
-        """The sequence runs and is to compute its prompt."""
+        """The sequence runs and computes its prompt from here on."""
         self._computing.setdefault(self._key(seq), []).append(seq)
 
     def stop(self, seq: Sequence) -> None:
-        """Its prompt is computed, or it runs no more."""
+        """The prompt of the sequence is computed, or the sequence left its row."""
         key = self._key(seq)
         neighbours = self._computing.get(key, [])
         if seq in neighbours:
@@ -55,8 +56,8 @@ class Prefixes:
                 del self._computing[key]
 
     def wait_for_shared_prefix(self, seq: Sequence, found: int) -> bool:
-        """Lets a running sequence go first that computes a longer prefix of this one's prompt than the `found` tokens
-        that are cached. Returns whether there is one."""
+        """Makes a waiting sequence wait for a running one that computes a prefix of its prompt longer than the `found`
+        cached tokens. Returns whether there is such a sequence."""
         if seq.suspect:
             return False
         longest, first = 0, None
@@ -71,7 +72,7 @@ class Prefixes:
         return True
 
     def waits_for_shared(self, seq: Sequence) -> bool:
-        """Whether another sequence still computes what this one waits for."""
+        """Whether another sequence still computes the prefix that this one waits for."""
         if seq.shares_with is None:
             return False
         first, preemptions, tokens = seq.shares_with
@@ -82,7 +83,8 @@ class Prefixes:
         return False
 
     def remember(self, seq: Sequence, now: float) -> None:
-        """Leaves what the sequence has computed to the tree, too; keeps its prompt for as long as its request asks."""
+        """Adds the computed blocks of a running sequence to the tree; pins its prompt for as long as its request
+        asks."""
         self._insert(seq)
         if seq.counts.stored >= seq.prompt_len:
             self.stop(seq)
@@ -91,7 +93,7 @@ class Prefixes:
                 self._tree.pin(seq.content.namespace, seq.content.prompt, now + ttl)
 
     def leave(self, seq: Sequence, keeps: bool) -> None:
-        """The sequence gives back its blocks. keeps: whether what it has computed is of use to others."""
+        """Releases the blocks of the sequence. keeps: whether its computed blocks stay in the prefix cache."""
         self.stop(seq)
         if keeps:
             self._insert(seq)
@@ -104,7 +106,7 @@ class Prefixes:
             self._tree.insert(seq.content.namespace, ids, seq.blocks.ids, priority)
 
     def drop(self, seq: Sequence) -> None:
-        """The last answer of its request has ended: what was theirs alone is of no use to anybody."""
+        """The last sequence of its request has ended: drops the request's private namespace."""
         if self.private(seq.request):
             self._tree.drop(seq.content.namespace)
 

@@ -1,14 +1,14 @@
-"""Ranking: the order of service of those that wait, kept from step to step.
+"""Ranking: the order of service of waiting sequences, kept from step to step.
 
-Nothing about a sequence that waits changes by itself but whether its target can still be kept. So only those are ranked
-anew that came, that steps or grammars under way still change, whose neighbours by prefix came or went, or whose target
-may just have been missed. The last is known ahead of time, as long as the costs of a step stay near those that were
-reckoned with:
+The rank of a waiting sequence changes by itself only when its target can no longer be met. So a sequence is ranked
+again only if it has just come, if pending steps or grammars still change it, if sequences with its prefix came or left,
+or if its target may just have been missed. That time is known in advance, as long as the costs of a step stay near
+those of the ranking:
 
-    target - prefill - margin      surely in time until then; from then on looked at in every step
-    target - prefill + margin      surely late from then on
+    target - prefill - margin      certainly in time before; from then on checked in every step
+    target - prefill + margin      certainly late afterwards
 
-The margin is more than the time of the longest of them can have changed since.
+The margin exceeds any change of the longest prefill's time since the costs were taken.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from kvasir.sched.slo import ServiceFacts
 from kvasir.types import ServiceClass
 
 MARGIN = 0.02  # seconds, at least
-SHARE = 0.1  # of the time of the longest, at least
+SHARE = 0.1  # of the longest prefill's time, at least
 Stream = tuple[ServiceClass, str]  # a class and a tenant
 
 
 class Place(NamedTuple):
-    """Where a sequence stands among those of its class and tenant. prefill: see ServiceFacts."""
+    """The place of a sequence among those of its class and tenant. prefill: see ServiceFacts."""
 
-    key: tuple  # of slo; no two are equal
+    key: tuple  # slo.service_key; no two are equal
     prefill: int
     seq: Sequence
 
 
 class Ranking:
-    """facts(seq, now): what the policy looks at. seconds(model, tokens): the time of a whole prefill."""
+    """facts(seq, now): inputs of the policy. seconds(model, tokens): time to prefill `tokens` tokens."""
 
     def __init__(self, facts: Callable[[Sequence, float], ServiceFacts], seconds: Callable[[StepTime, int], float]):
         self._facts, self._seconds = facts, seconds
-        self._longest = 0  # tokens of those that were ranked
+        self._longest = 0  # tokens of the longest sequence ranked so far
         self._margin = MARGIN
-        self._model = StepTime()  # with whose costs it was reckoned
+        self._model = StepTime()  # whose costs the margin is based on
         self._places: dict[Sequence, Place] = {}
         self._streams: dict[Stream, list[Place]] = {}
-        self._groups: dict[Hashable, dict[Sequence, None]] = {}  # those that begin alike
-        self._firsts: dict[Hashable, int] = {}  # of each group the first order, those that run included
-        self._running: dict[Hashable, int] = {}  # the same of those that run alone
-        self._unsettled: dict[Sequence, tuple[int, float]] = {}  # that steps or grammars under way still change
-        self._marks: dict[Sequence, tuple[float, float]] = {}  # what was put for each into the two heaps
-        self._count = itertools.count()  # of what was put there, so that no two entries are equal
-        self._due: list[tuple[float, int, Sequence]] = []  # when they are in doubt; entries may be of the past
-        self._doubtful: dict[Sequence, float] = {}  # until when
+        self._groups: dict[Hashable, dict[Sequence, None]] = {}  # sequences by prefix key
+        self._firsts: dict[Hashable, int] = {}  # lowest order in each group, running sequences included
+        self._running: dict[Hashable, int] = {}  # lowest order in each group among running sequences only
+        self._unsettled: dict[Sequence, tuple[int, float]] = {}  # still changed by pending steps or grammars
+        self._marks: dict[Sequence, tuple[float, float]] = {}  # (since, due) of its valid entries in the two heaps
+        self._count = itertools.count()  # makes heap entries distinct
+        self._due: list[tuple[float, int, Sequence]] = []  # heap: when a target comes in doubt; may hold stale entries
+        self._doubtful: dict[Sequence, float] = {}  # sequences whose target is in doubt, and until when
         self._oldest: dict[ServiceClass, list[tuple[float, int, int, Sequence]]] = {c: [] for c in ServiceClass}
 
     # -- what changed ------------------------------------------------------------------------------------------
 
     def update(self, moved: set[Sequence], running: Iterable[ServiceFacts], model: StepTime, now: float) -> None:
-        """moved: that came to those who wait, or left them, since the last update. running: those that are ranked
-        beside them."""
+        """Brings the ranking up to date. moved: sequences that began or ceased to wait since the last update. running:
+        the running sequences that are ranked together with the waiting ones."""
         if self._strays(model, moved):
             moved = moved | set(self._places)
         firsts = _firsts(running)
@@ -83,7 +83,7 @@ class Ranking:
         self._watch(now)
 
     def _strays(self, model: StepTime, moved: Iterable[Sequence]) -> bool:
-        """Whether the margin is too small by now; it is set anew then."""
+        """Whether the margin has become too small; sets a new one if so."""
         longest = max((s.counts.known for s in (*moved, *self._unsettled)), default=0)
         change = tuple(abs(a - b) for a, b in zip(model.costs, self._model.costs, strict=True))
         self._longest = max(self._longest, longest)
@@ -94,14 +94,14 @@ class Ranking:
         return True
 
     def _settle(self) -> set[Sequence]:
-        """Those that are not as they were when they were ranked."""
+        """Removes and returns the unsettled sequences that have changed since they were ranked, or have settled."""
         found = {s for s, then in self._unsettled.items() if then != _state(s) or not _unsettled(s)}
         for seq in found:
             del self._unsettled[seq]
         return found
 
     def _regroup(self, prefixes: set[Hashable], entering: set[Sequence]) -> list[Sequence]:
-        """Takes out those whose group begins with another now; returns them."""
+        """Takes out and returns the sequences whose group has a new first sequence."""
         found: list[Sequence] = []
         for prefix in prefixes:
             members = self._groups.get(prefix)
@@ -158,7 +158,7 @@ class Ranking:
             del self._streams[stream]
 
     def _watch(self, now: float) -> None:
-        """Ranks those anew whose target has just been missed, or can be kept after all."""
+        """Ranks again the sequences whose target has just been missed, or can be met after all."""
         looked = list(self._doubtful)
         while self._due and self._due[0][0] <= now:
             due, _, seq = heapq.heappop(self._due)
@@ -173,7 +173,7 @@ class Ranking:
                 self._enter(seq, now)
 
     def again(self, seq: Sequence, now: float) -> None:
-        """It was promoted."""
+        """Ranks a sequence again: it was promoted."""
         if seq in self._places:
             self._remove(seq)
             self._enter(seq, now)
@@ -181,7 +181,7 @@ class Ranking:
     # -- the order ---------------------------------------------------------------------------------------------
 
     def oldest(self) -> list[Sequence]:
-        """Of each class the one that has waited longest."""
+        """The sequence of each class that has waited longest."""
         found = []
         for heap in self._oldest.values():
             while heap and self._marks.get(heap[0][3], (None, 0.0))[0] != heap[0][0]:
@@ -193,8 +193,8 @@ class Ranking:
     def order(
         self, running: Iterable[tuple[ServiceFacts, Sequence]], shares: Mapping[ServiceClass, Fairness]
     ) -> Iterator[Sequence]:
-        """All that wait, and these beside them, as `slo.service_order` has them; made as far as it is asked for. Good
-        until the next update."""
+        """All waiting sequences merged with `running`, in the order of `slo.service_order`. Lazy; valid until the next
+        update."""
         beside: dict[Stream, list[Place]] = {}
         for facts, seq in running:
             key = slo.service_key(
@@ -209,7 +209,7 @@ class Ranking:
 
 
 def _tagged(share: Fairness, tenant: str, places: Iterable[Place]) -> Iterator[tuple[tuple, float, Place]]:
-    """Places with their turns among tenants."""
+    """The places of one tenant with their class keys and turns (see `fairness.tags`)."""
     turn = share.counters[tenant]
     for place in places:
         yield place.key[: slo.CLASS_KEY], turn, place

@@ -10,8 +10,8 @@ from kvasir.types import Request, ServiceClass
 
 
 class RequestTable:
-    """Owns the status of all sequences and the rows. waits, runs: how many there are of each class. weights: by class,
-    of the tenants that have any. Paused sequences count for neither: they ask for nothing."""
+    """Owns the status of all sequences, and the rows. waits, runs: number of waiting and running sequences per class.
+    weights: by class, of the tenants that have such sequences. Paused sequences do not count: they want nothing."""
 
     def __init__(self, max_rows: int):
         self.max_rows = max_rows
@@ -19,49 +19,49 @@ class RequestTable:
         self.running: list[Sequence] = []
         self.paused: list[Sequence] = []
         self.requests: dict[str, list[Sequence]] = {}
-        self.moved: set[Sequence] = set()  # that came to those who wait, or left them, since it was emptied
+        self.moved: set[Sequence] = set()  # began or ceased to wait since it was last cleared
         self.lane = Lane(max_rows)
         self.free_rows = list(range(max_rows - 1, -1, -1))
-        self.left: list[int] = []  # rows of which the runner does not know yet that they are free
+        self.left: list[int] = []  # freed rows not yet reported to the runner
         self.waits: Counter[ServiceClass] = Counter()
         self.runs: Counter[ServiceClass] = Counter()
         self.weights: dict[ServiceClass, dict[str, float]] = {c: {} for c in ServiceClass}
         self._shares: Counter[tuple[ServiceClass, str]] = Counter()
 
     def enter(self, request_id: str, sequences: list[Sequence]) -> None:
-        """The answers of a new request wait."""
+        """Adds the sequences of a new request as waiting."""
         self.requests[request_id] = sequences
         for seq in sequences:
             self._queue(seq)
             self._present(seq.request)
 
     def join(self, seq: Sequence) -> None:
-        """A waiting one gets a row."""
+        """Gives a waiting sequence a row."""
         self._unqueue(seq)
         self.running.append(seq)
         self.runs[seq.request.slo] += 1
         seq.status, seq.row = Status.RUNNING, self.free_rows.pop()
 
     def wait(self, seq: Sequence) -> None:
-        """A running one leaves its row and waits again."""
+        """Frees the row of a running sequence; it waits again."""
         self._leave(seq)
         self._queue(seq)
 
     def pause(self, seq: Sequence) -> None:
-        """A waiting one is set aside."""
+        """Makes a waiting sequence paused."""
         self._unqueue(seq)
         self._absent(seq.request)
         self.paused.append(seq)
         seq.status = Status.PAUSED
 
     def resume(self, seq: Sequence) -> None:
-        """A paused one waits again."""
+        """Makes a paused sequence wait again."""
         self.paused.remove(seq)
         self._queue(seq)
         self._present(seq.request)
 
     def end(self, seq: Sequence) -> bool:
-        """Whether it was the last one of its request."""
+        """Ends a sequence; returns whether it was the last of its request."""
         request = seq.request
         if seq.status is Status.PAUSED:
             self.paused.remove(seq)
@@ -97,7 +97,7 @@ class RequestTable:
             del self._shares[request.slo, request.tenant], self.weights[request.slo][request.tenant]
 
     def outside(self) -> list[Sequence]:
-        """Those that run and are not in the lane."""
+        """Running sequences that are not in the lane."""
         if not self.lane:
             return self.running
         return [] if len(self.lane) == len(self.running) else [s for s in self.running if s not in self.lane]
@@ -111,7 +111,7 @@ class RequestTable:
         seq.row = -1
 
     def take_left(self) -> tuple[int, ...]:
-        """The rows that the runner has to be told of, once."""
+        """Returns and clears the freed rows that the runner must be informed of."""
         left, self.left = tuple(self.left), []
         return left
 

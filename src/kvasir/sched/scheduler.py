@@ -1,14 +1,15 @@
-"""Scheduler: decides what every step computes. Integers only; the only room where a request changes.
+"""Scheduler: decides what every step computes. Works on integers only; no other package changes a request's state.
 
-The life of a request: `add` makes a waiting sequence for each of its `n` answers. `plan` gives running sequences some
+The life of a request: `add` makes a waiting sequence for each of its `n` choices. `plan` gives running sequences some
 of their pending tokens under one budget and lets waiting ones join. `commit` takes the step's result: values become
-known, answers end, deltas go out. `abort` ends answers at any moment. A preempted sequence leaves its row and blocks
-and joins again later; what it had sampled is kept. `pause` sets the answers of a request aside, as preempted ones that
-do not want to join, until `resume`.
+known, sequences end, deltas are returned. `abort` ends sequences at any time. A preempted sequence gives up its row and
+blocks and joins again later; its sampled ids are kept. `pause` keeps the sequences of a request from joining, as
+preempted ones, until `resume`.
 
-Whoever leaves, and whoever has computed a piece of its prompt, leaves its blocks to the prefix tree; whoever joins
-takes from there what it finds. So the answers of a request share its prompt, and resuming is a hit like any other.
-Where there is a tier, evicted blocks go there and come back, as long as that is faster than computing them.
+A sequence that leaves its row, or has computed a chunk of its prompt, adds its blocks to the prefix tree; a sequence
+that joins takes the blocks of its prefix from there. So the sequences of a request share its prompt, and resuming is a
+hit like any other. If there is a tier, evicted blocks are saved to it and loaded back where that is faster than
+computing them.
 
 Prefill, chunk, decode, resume and prefill-only requests are one case: `known` and `computed` counts that differ.
 Counts advance when a step is planned and values arrive when it is committed, so step N + 1 can be planned while
@@ -48,8 +49,8 @@ from kvasir.types import ClassStats, Delta, FinishReason, Request, ServiceClass,
 
 
 class UnderWay(NamedTuple):
-    """A planned step. sequences: those of the plan's `work`, with their counts of preemptions then. members: those of
-    its `decodes`."""
+    """A planned step. sequences: of the plan's `work`, each with its `preemptions` at that time. members: the lane's
+    sequences, of the plan's `decodes`."""
 
     sequences: tuple[tuple[Sequence, int], ...] = ()
     members: Members | None = None
@@ -83,13 +84,13 @@ class Scheduler:
     ):
         """bidirectional: the model attends in both directions, so prompts are indivisible.
         max_chunk: most tokens of one sequence in a step. max_waiting: sequences that may wait before QueueFull.
-        prefix_cache: whether requests share what they begin with; the answers of one request always do.
-        eviction: a name of kv.policy.POLICIES. targets: what each class aims at. clock: seconds, never going back.
-        tier: where evicted blocks go; `tier_bytes` of it may be on their way back at a time.
-        guides: for answers that follow a grammar. jump_ahead: whether what one forces is taken at once.
-        service: who is served when, if not as usual. drafter: proposes ids that may come next.
+        prefix_cache: whether requests share prefixes; the sequences of one request always do.
+        eviction: a name of kv.policy.POLICIES. targets: of each class. clock: monotonic, in seconds.
+        tier: keeps evicted blocks; at most `tier_bytes` bytes are loaded from it at a time.
+        guides: for sequences that follow a grammar. jump_ahead: whether forced ids are taken unsampled.
+        service: replaces the default order of service. drafter: proposes drafts.
 
-        Raises ConfigError for a drafter where the runner takes no drafts."""
+        Raises ConfigError for a drafter if the runner takes no drafts."""
         if drafter and not capacity.max_drafted:
             raise ConfigError("this runner takes no drafts", "leave out speculation, or choose another executor")
         self.capacity = capacity
@@ -109,11 +110,11 @@ class Scheduler:
         parts = self.table, self.kv, self.prefixes, self.tiering, self.service
         self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional, self.outputs, drafter)
         self._under_way: dict[int, UnderWay] = {}
-        self._deadlines: list[Sequence] = []  # those that must end in time
-        self._compiling: list[Sequence] = []  # those that wait for their grammars, and some that did
+        self._deadlines: list[Sequence] = []  # sequences with a deadline, some ended
+        self._compiling: list[Sequence] = []  # sequences waiting for their grammars, and some that no longer do
         self._step = 0
         self._order = 0
-        self.pauses = 0  # of answers
+        self.pauses = 0  # of sequences
         self.finished = self.aborted = 0
         self.prompt_tokens = self.generated_tokens = 0
         self.masked_rows = self.forced_tokens = self.accepted_tokens = 0
@@ -121,7 +122,7 @@ class Scheduler:
     # -- requests ----------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Takes a request. Raises InvalidRequest when it can never fit, QueueFull at the queue's bound."""
+        """Takes a request. Raises InvalidRequest if it can never be computed, QueueFull if too many sequences wait."""
         if request.id in self.table.requests:
             raise InvalidRequest(f"request id {request.id!r} is in use", param="request_id")
         refuse_impossible(request, self.capacity, self.kv, self.max_chunk, self.bidirectional)
@@ -161,16 +162,16 @@ class Scheduler:
         )
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """Ends one answer or all of a request at once; no delta is owed. Unknown ids are no error."""
+        """Ends one or all sequences of a request at once, without a delta. Unknown ids are ignored."""
         for seq in list(self.table.requests.get(request_id, ())):
             if index is None or seq.index == index:
                 self._end(seq, FinishReason.ABORT)
                 self.aborted += 1
 
     def pause(self, request_id: str) -> None:
-        """The request's answers compute nothing until `resume`: no one takes what there is. They leave their rows, and
-        their blocks to the prefix tree, which gives them to others when it must. What steps under way sample still
-        comes, and deadlines go on. Unknown ids are no error."""
+        """Stops computing the request's sequences until `resume`, because its client does not read. They give up their
+        rows; their blocks go to the prefix tree, from which they may be evicted. Tokens of pending steps still arrive,
+        and deadlines still apply. Unknown ids are ignored."""
         for seq in list(self.table.requests.get(request_id, ())):
             if seq.status is Status.RUNNING:
                 self.preempt(seq)
@@ -182,7 +183,7 @@ class Scheduler:
                 self.pauses += 1
 
     def resume(self, request_id: str) -> None:
-        """Paused answers of the request wait to join again, as if their last token had just come."""
+        """Lets the paused sequences of the request wait to join again, as if their last token had just come."""
         now = self.clock()
         for seq in self.table.requests.get(request_id, ()):
             if seq.status is Status.PAUSED:
@@ -190,13 +191,13 @@ class Scheduler:
                 seq.counts.since = now
 
     def expires(self) -> float | None:
-        """Seconds until the next deadline; None when there is none."""
+        """Seconds until the next deadline; None if there is none."""
         living = [s for s in self._deadlines if s.status is not Status.FINISHED]
         ends = [s.arrived + s.request.deadline for s in living if s.request.deadline is not None]
         return max(0.0, min(ends) - self.clock()) if ends else None
 
     def expire(self) -> list[Delta]:
-        """Ends what has not come to its end in time."""
+        """Ends the sequences whose deadline has passed; returns their last deltas."""
         now, ended = self.clock(), []
         for seq in self._deadlines:
             if seq.status is not Status.FINISHED and slo.expired(now - seq.arrived, seq.request.deadline):
@@ -206,7 +207,8 @@ class Scheduler:
         return ended
 
     def enter_grammars(self) -> list[Delta]:
-        """Gives guides to those whose grammar is compiled by now; ends those of which it cannot be followed."""
+        """Gives guides to waiting sequences whose grammar is compiled. Ends those whose grammar cannot be followed, and
+        returns their last deltas."""
         ended = []
         compiling = (s for s in self._compiling if s.guidance.compiling is not None)
         self._compiling = [s for s in compiling if s.status is not Status.FINISHED]
@@ -221,7 +223,7 @@ class Scheduler:
         return ended
 
     def masks(self, plan: StepPlan) -> dict[int, bytes]:
-        """By row, what may be sampled where a grammar says so. Steps before this one must be committed."""
+        """The masks of a step's guided rows, by row. All earlier steps must be committed."""
         pairs = zip(self._under_way[plan.step].sequences, plan.work, strict=True)
         guided = ((s, w) for (s, _), w in pairs if s.guidance.guide and w.sample and s.status is not Status.FINISHED)
         vocab = self.capacity.vocab_size
@@ -230,7 +232,7 @@ class Scheduler:
         return masks
 
     def preempt(self, seq: Sequence) -> None:
-        """The running sequence leaves its row and gives back its blocks; it waits to join again."""
+        """Takes the row and the blocks of a running sequence; it waits to join again."""
         self.planner.preempt(seq)
 
     # -- planning ----------------------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ class Scheduler:
         return bool(self.waiting or self.running or self.table.left)
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to compute and no row to free."""
+        """Plans the next step; None if there is nothing to compute and no row to free."""
         self.kv.tree.expire(self.clock())
         self.tiering.poll(self.clock())
         step = self.planner.plan(self.clock())
@@ -252,7 +254,7 @@ class Scheduler:
         return plan
 
     def linger(self, seconds: float) -> None:
-        """To be called when there was nothing to plan: waits so long at most for what comes from elsewhere."""
+        """Call it when there was nothing to plan: waits at most `seconds` for a compiled grammar or a tier's blocks."""
         waiting = (s.guidance.compiling for s in self._compiling if s.status is Status.WAITING)
         compiling = [future for future in waiting if future]
         if compiling:
@@ -261,8 +263,8 @@ class Scheduler:
             self.tiering.poll(self.clock(), seconds)
 
     def last_plans(self) -> Iterator[StepPlan]:
-        """Steps that compute nothing: each gives some of what the prefix tree holds to the tier, the last used first.
-        To be run and committed one by one when no other is under way. No other comes afterwards."""
+        """Steps that compute nothing and save blocks of the prefix tree to the tier, most recently used first. Run and
+        commit them one by one, with no other step pending and none afterwards."""
         if self.store:
             self.store.tier.ending()
         for block, index, ids in list(self.kv.tree.named()) if self.store else ():
@@ -273,7 +275,7 @@ class Scheduler:
     # -- results -----------------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Delta | Tokens]:
-        """Takes the result of a planned step; returns what it adds to the answers, each in one place."""
+        """Takes the result of a planned step; returns what it adds to each sequence, once: in a Delta or in Tokens."""
         sequences, members = self._under_way.pop(plan.step)
         self.tiering.saved(plan.step, result.saved)
         served: list[Served] = []
@@ -287,7 +289,7 @@ class Scheduler:
     def _commit_decodes(
         self, members: Members, plan: StepPlan, result: StepResult, served: list[Served], now: float
     ) -> list[Delta | Tokens]:
-        """Of those that are still in the lane all at once, of the others one by one."""
+        """Commits the members still in the lane together, the others one by one."""
         lane, tokens = self.table.lane, tokens_of(result.decoded)
         odd = lane.odd(members, tokens)
         plain = members if not odd else members.without(odd)
@@ -329,7 +331,8 @@ class Scheduler:
         return [delta]
 
     def _take(self, seq: Sequence, work: Work, row: RowResult, end: int, current: bool) -> Delta | None:
-        """end: so many tokens are computed."""
+        """Applies the result of a row that did not fail. end: number of computed tokens. Returns None if there is
+        nothing to emit."""
         self.prompt_tokens += max(0, min(end, seq.prompt_len) - work.start)
         if seq.suspect and end >= seq.suspect:
             seq.suspect = 0
@@ -350,7 +353,7 @@ class Scheduler:
                 delta = answer.take_tokens(seq, row)
             except KvasirError as error:
                 return self._fail(seq, error)
-            # Less where one that was accepted ends the answer.
+            # Fewer tokens remain if an accepted id ends the sequence.
             seq.counts.stored = min(seq.counts.stored, len(seq.tokens))
             self.generated_tokens += len(delta.token_ids)
             self.forced_tokens += seq.counts.known - known
@@ -361,7 +364,7 @@ class Scheduler:
         return delta
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
-        """The step raised. Its only sequence ends with an error; of several, each is tried alone from now on."""
+        """The step raised. A single sequence ends with an error; several are computed alone from here on."""
         pairs = self._under_way.pop(plan.step).pairs(plan)
         self.tiering.forget(plan.step)
         self.outputs.forget(plan)
@@ -380,8 +383,8 @@ class Scheduler:
         return []
 
     def retract(self, plan: StepPlan) -> StepPlan:
-        """Takes back a planned step that builds on one that failed: its sequences leave their rows and wait. Returns
-        what is left of the plan: who joins and who leaves, which the runner must know of."""
+        """Takes back a planned step that builds on a failed one: its sequences are preempted. Returns what is left of
+        the plan: the joins and the freed rows, which the runner must still apply."""
         for seq, work in self._under_way[plan.step].pairs(plan):
             self._take_back(seq, work)
             seq.emission.reread(len(seq.tokens))
@@ -393,7 +396,7 @@ class Scheduler:
         return replace(plan, work=(), decodes=Decodes(), copies=(), saves=(), loads=(), encodes=(), dropped=())
 
     def _take_back(self, seq: Sequence, work: Work) -> None:
-        """The step did not come to its end: nothing was sampled."""
+        """Takes back the counts of a step that was not completed: nothing was sampled."""
         self.table.lane.leave(seq)
         seq.counts.in_flight -= work.sample
         seq.counts.known -= work.sample
@@ -416,7 +419,7 @@ class Scheduler:
         if last:
             self.prefixes.drop(seq)
 
-    # -- looking -----------------------------------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -458,7 +461,7 @@ class Scheduler:
         }
 
     def check(self) -> None:
-        """Proves that rows and blocks add up. Raises AssertionError."""
+        """Raises AssertionError unless rows, blocks and counts are consistent."""
         self.table.check()
         living = self.table.all()
         self.kv.check(s.blocks for s in living)

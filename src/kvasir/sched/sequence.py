@@ -1,4 +1,4 @@
-"""One answer on its way: what the scheduler knows of it. Changed by the scheduler alone."""
+"""Sequence: the scheduler's state of one choice of a request. Only the scheduler changes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvasir.types import FinishReason, Request
 class Status(Enum):
     WAITING = "waiting"  # no row, no blocks
     RUNNING = "running"  # has a row and blocks
-    PAUSED = "paused"  # no row, no blocks, and wants none: its reader has not taken what there is
+    PAUSED = "paused"  # no row, no blocks, and wants none: its client has not read its deltas
     FINISHED = "finished"
 
 
@@ -34,15 +34,15 @@ class SharedPrefix(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Answer `index` of a request.
+    """Choice `index` of a request.
 
-    tokens: the values known on this side; len(tokens) == known - in_flight - len(guidance.pending_forced)
-    cached: tokens that were found in the prefix tree when it first joined
-    expected: tokens that it had of this sequence when it came
-    arrived: by the scheduler's clock
+    tokens: ids known to the scheduler; len(tokens) == known - in_flight - len(guidance.pending_forced)
+    cached: tokens found in the prefix tree when the sequence first joined
+    expected: tokens that the prefix tree held of it when it arrived
+    arrived: arrival, by the scheduler's clock
     shares_with: while it waits, the sequence that computes a prefix of both
-    fetch: while it waits, what was asked of a tier; None: nothing yet
-    promoted: goes first until it ends, having waited too long
+    fetch: while it waits, its fetch from a tier; None if none was started
+    promoted: it waited too long and goes first until it ends
     """
 
     request: Request
@@ -50,15 +50,15 @@ class Sequence:
     spec: SamplingSpec
     order: int  # of arrival, over all sequences
     tokens: array[int]
-    counts: Counts  # of its tokens; while it is in the lane, the lane has them
+    counts: Counts  # while the sequence is in the lane, a view of the lane's columns
     stop_ids: frozenset[int]
     max_known: int  # prompt + max_tokens, within the context
     blocks: SequenceBlocks
-    content: Content  # what it is computed from beside its ids
-    emission: Emission  # what deltas have said
-    embeds: bool  # wants no token
+    content: Content  # what it is computed from besides its ids
+    emission: Emission  # what its deltas have emitted
+    embeds: bool  # wants an embedding, and samples nothing
     prompt_len: int
-    guidance: Guidance = field(default_factory=Guidance)  # the grammar that it follows
+    guidance: Guidance = field(default_factory=Guidance)  # its grammar state
     status: Status = Status.WAITING
     row: int = -1
     cached: int = 0
@@ -69,17 +69,17 @@ class Sequence:
     shares_with: SharedPrefix | None = None
     fetch: Fetch | None = None
     preemptions: int = 0
-    suspect: int = 0  # was part of a step that failed: computed alone until it has passed this position
+    suspect: int = 0  # not 0 after a failed step: computed alone until it has passed this position
     finish: FinishReason | None = None
 
     @property
     def to_read(self) -> range:
-        """Known ids of which log-probabilities are to be read, by steps not planned yet."""
+        """Positions of known ids whose log-probabilities later steps must read."""
         return self.emission.to_read(self.counts.known, self.prompt_len)
 
     @property
     def reusable(self) -> int:
-        """The most of its tokens that may come from elsewhere: outputs that are wanted, only computing gives."""
+        """The most tokens that may come from the prefix cache or a tier: wanted outputs require computing the rest."""
         if self.embeds:
             return 0
         wanted = self.to_read
@@ -87,13 +87,13 @@ class Sequence:
 
     @property
     def under_way(self) -> bool:
-        """Whether steps that compute some of it are planned and not yet committed."""
+        """Whether planned steps that compute some of it are not yet committed."""
         return self.counts.computed > self.counts.stored
 
     @property
     def pending(self) -> int:
-        """Tokens to compute; 0 when all that is known is computed or planned, or the answer is at its length, or a step
-        under way decides how long it is."""
+        """Known tokens not yet planned. 0 also if the sequence has its full length, or if a pending step with a draft
+        decides its length."""
         if self.counts.drafted or (not self.embeds and self.counts.known >= self.max_known):
             return 0
         return self.counts.known - self.counts.computed

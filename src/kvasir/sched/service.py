@@ -1,7 +1,7 @@
-"""Service: who is served when, and how much of a prefill a step may take. Holds what the policies remember.
+"""Service: the order of service, and how many prefill tokens a step may take. Holds the state of the policies.
 
-The policies themselves are pure (slo, fairness, budget); here their states live: what each tenant was served, how long
-steps take, and for how long prefills have gone hungry.
+The policies themselves are pure (slo, fairness, budget). Their state is here: what each tenant was served, how long
+steps take, and for how many steps prefills have been starved.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ TARGETS = {
     ServiceClass.BATCH: Target(30.0, 0.5),
     ServiceClass.BACKGROUND: Target(600.0, 5.0),
 }
-MEASURE_EVERY = 8  # of steps that only decode, which are much alike, so many pass between two that are measured
+MEASURE_EVERY = 8  # a step that only decodes is measured if its number is a multiple of this: they are much alike
 
 
 class Drawn:
-    """A sequence of sequences, made as far as it has been read, as often as wanted."""
+    """A lazy list of sequences: can be iterated repeatedly, and draws from its source only as far as it is read."""
 
     def __init__(self, source: Iterable[Sequence]):
         self._source, self._drawn = iter(source), list[Sequence]()
@@ -56,7 +56,7 @@ class Drawn:
 
 
 class Served(NamedTuple):
-    """What a tenant's answers of a class got in a step."""
+    """Tokens that a step computed for a class and tenant (`share`)."""
 
     share: tuple[ServiceClass, str]
     prompt_tokens: int
@@ -64,7 +64,7 @@ class Served(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """Those that decode in a step. context: the sum of their known tokens. classes: theirs."""
+    """The decodes of a step. context: sum of the known tokens of their sequences. classes: of their requests."""
 
     rows: int
     context: int
@@ -72,28 +72,29 @@ class Decoding(NamedTuple):
 
 
 class Service:
-    """targets: of each class. whole: tokens a step can hold. block: tokens in a KV block. chunk: most tokens of one
-    sequence in a step."""
+    """targets: of each class. whole: tokens that a step can hold. block: tokens in a KV block. chunk: most tokens of
+    one sequence in a step."""
 
     def __init__(self, targets: Mapping[ServiceClass, Target], whole: int, block: int, chunk: int):
         self.targets = targets
         self.step_time = StepTime()
         self._whole, self._block, self._chunk = whole, block, chunk
         self._shares = {c: Fairness() for c in ServiceClass}
-        self._leads: dict[tuple[ServiceClass, str], int] = {}  # as far as anybody asked since they changed
-        self._promoted: Sequence | None = None  # the last one that was
+        self._leads: dict[tuple[ServiceClass, str], int] = {}  # cache of `fairness.lead`
+        self._promoted: Sequence | None = None  # the last promoted sequence
         self._starved_steps = 0
         self._ranking = Ranking(self._facts, lambda model, tokens: prefill_seconds(model, 0, tokens, chunk))
 
     def present(self, weights: Mapping[ServiceClass, Mapping[str, float]]) -> None:
-        """Says which tenants have requests, of each class. To be called before tenants are ordered or charged."""
+        """Sets the tenants that have requests, per class, with their weights. Call it before tenants are ordered or
+        charged."""
         for service_class, found in weights.items():
             self._shares[service_class] = fairness.present(self._shares[service_class], found)
         self._leads.clear()
 
     def order(self, running: list[Sequence], table: RequestTable | None, now: float) -> Iterable[Sequence]:
-        """Those that want prompt tokens computed, in the order of service: of those that run these, and of `table` all
-        that wait. Good until who waits is ordered again."""
+        """The sequences that want prefill, in the order of service: `running`, and with a `table` all waiting ones.
+        Valid until the next call with a table."""
         facts = [self._facts(seq, now) for seq in running]
         if table:
             self._ranking.update(table.moved, facts, self.step_time, now)
@@ -114,7 +115,7 @@ class Service:
             self._ranking.again(self._promoted, now)
 
     def demote(self, seq: Sequence) -> None:
-        """It is set aside, and another may be promoted."""
+        """Ends the promotion of a sequence that is paused; another may be promoted."""
         seq.promoted = False
         if self._promoted is seq:
             self._promoted = None
@@ -138,7 +139,7 @@ class Service:
         )
 
     def wanted(self, candidates: Iterable[Sequence]) -> int:
-        """Tokens that they have to compute, a block at most: more makes no difference to `record_prefill`."""
+        """Tokens that the candidates have to compute, at most a block: more makes no difference to `record_prefill`."""
         total = 0
         for seq in candidates:
             total += seq.counts.known - (seq.counts.computed or seq.expected)
@@ -147,7 +148,7 @@ class Service:
         return total
 
     def allowance(self, decodes: Decoding, wanting: Iterable[Sequence]) -> int:
-        """Prompt tokens that a step with these decodes may compute, of those that want some in the order of service."""
+        """Prompt tokens that a step with these decodes may compute. wanting: in the order of service."""
         return step_budget(
             BudgetFacts(
                 model=self.step_time,
@@ -162,11 +163,11 @@ class Service:
         )
 
     def readable(self, decodes: Decoding) -> int:
-        """Positions of prompts of which a step with these decodes may read log-probabilities."""
+        """Prompt positions whose log-probabilities a step with these decodes may read."""
         return read_budget(self.step_time, decodes.rows, decodes.context)
 
     def _prefills(self, wanting: Iterable[Sequence]) -> tuple[tuple[int, int], ...]:
-        """As many as a step can hold: tokens that are there, and tokens to compute."""
+        """(computed tokens, tokens to compute) of the first sequences, as many as a step can hold."""
         found, room = [], self._whole
         for seq in wanting:
             start = seq.counts.computed or seq.expected
@@ -177,15 +178,15 @@ class Service:
         return tuple(found)
 
     def prefill_seconds(self, start: int, tokens: int) -> float:
-        """Time to compute so many tokens after the first `start` of a sequence; 0 as long as it is not known."""
+        """Seconds to compute `tokens` tokens after the first `start` of a sequence; 0 before any step was measured."""
         return prefill_seconds(self.step_time, start, tokens, self._chunk)
 
     def share(self) -> int:
-        """Tokens of the next step that answers leave to prefills, which want some, even if these would use them up."""
+        """Tokens of the next step that decodes must leave to prefills, if any prefill wants them."""
         return prefill_share(self._starved_steps, self._block, self._whole)
 
     def record_prefill(self, wanted: int, given: int) -> None:
-        """Prefills wanted so many tokens of a step and were given so many."""
+        """Records how many tokens of a step prefills wanted and were given."""
         self._starved_steps = count_starved(self._starved_steps, wanted, given, min(self._block, self._whole))
 
     def charge(self, served: Iterable[Served]) -> None:
@@ -203,14 +204,14 @@ class Service:
         self._leads.clear()
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long."""
+        """Records that the plan's step took `seconds`."""
         load = load_of(plan)
         if load.prefill_tokens or plan.step % MEASURE_EVERY == 0:
             self.step_time = observe(self.step_time, load, seconds)
 
     def stands_higher(self, waiting: Mapping[ServiceClass, int], running: Mapping[ServiceClass, int]) -> bool:
-        """Whether the first of those that wait stands above the last of those that run, of any tenant. There
-        are so many of each class."""
+        """Whether the highest class that waits, of any tenant, is above the lowest class that runs. waiting, running:
+        number of sequences per class. A promoted sequence is above all classes."""
         first = min(c.rank for c, n in waiting.items() if n)
         held = self._promoted if self._promoted and self._promoted.status is not Status.FINISHED else None
         if held and held.status is Status.RUNNING:
@@ -219,7 +220,7 @@ class Service:
         return last >= 0 if held and held.status is Status.WAITING else first < last
 
     def victim_key(self, seq: Sequence) -> tuple[bool, int, int, int]:
-        """Who leaves when something runs out: the one with the greatest key."""
+        """Sort key of preemption: the sequence with the greatest key is preempted first."""
         request = seq.request
         key = request.slo, request.tenant
         lead = self._leads.get(key)

@@ -1,22 +1,23 @@
-"""The order of service: classes, targets, turns. Pure functions over facts; the clock is the caller's.
+"""The order of service: classes, targets, turns. Pure functions of facts; the caller supplies the time.
 
-Who wants prompt tokens computed is served in this order:
+Sequences that want prefill are served in this order:
 
-    the one that was promoted                          so that no one starves
+    the promoted sequence                              so that nothing starves
     by class                                           interactive, batch, background
-      who has given tokens already                     preempted in the middle of an answer
+      sequences that have sampled tokens               preempted during decode
       by the tenant's turn                             see `fairness`
         by the request's own priority
-          in time: the target can still be kept        shortest prefill first, those with one beginning together
-          late: it is missed already                   first come, first served
+          in time: the target can still be met         shortest prefill first, equal prefixes together
+          late: the target is missed already           first come, first served
 
-Late ones come last since they have nothing left to lose, and others would miss their targets for them. Nor is anybody
-hurried whose slack is nearly used up: in a queue that is too long all would come just before their time, or just after.
+Late sequences come last: they have nothing left to lose, and serving them would make others miss their targets.
+Sequences with little slack left are not hurried: in an overloaded queue all of them would be served just before or just
+after their targets.
 
-That alone could starve them, as classes could, and short prefills. So whoever has waited PATIENCE times its target may
-be promoted above all: the one that is farthest beyond, one at a time, until it ends. A sequence beyond its patience
-with k others farther beyond is thus promoted when at most k of these have ended, whoever else may come; and the
-promoted one is always first.
+Late sequences alone could starve this way, as could lower classes and long prefills. So a sequence that has waited
+PATIENCE times its target may be promoted above all others: the one farthest beyond, one at a time, until it ends. A
+sequence beyond its patience with k others farther beyond is thus promoted after at most k of these have ended, whatever
+else arrives; and the promoted sequence is always first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kvasir.sched.fairness import Fairness
 from kvasir.types import ServiceClass, Target
 
 PATIENCE = 5.0
-CLASS_KEY = 3  # so many fields of a service key are of the class; turns come after them
+CLASS_KEY = 3  # leading fields of a service key that rank above the tenants' turns
 
 
 class ServiceFacts(NamedTuple):
@@ -38,25 +39,25 @@ class ServiceFacts(NamedTuple):
     order: int  # of arrival
     slo: ServiceClass
     target: Target
-    waited: float  # seconds since its last token, or since it came
-    prefill: int  # tokens to compute before its next one; those that the cache has do not count
-    prefill_seconds: float  # that this will take
+    waited: float  # seconds since its last token, or since its arrival
+    prefill: int  # tokens to compute before its next token, without those in the prefix cache
+    prefill_seconds: float  # predicted time of the prefill
     tenant: str = ""
     priority: int = 0
-    started: bool = False  # has given a token
+    started: bool = False  # has sampled a token
     running: bool = False  # has a row
     promoted: bool = False
-    prefix: Hashable = None  # sequences with an equal one begin alike; None: like no one
+    prefix: Hashable = None  # equal for sequences that share a prefix; None: shared with no other
 
 
 def slack(f: ServiceFacts) -> float:
-    """Seconds that the prefill can be put off without missing the target; negative when it is missed already."""
+    """Seconds that the prefill can be delayed without missing the target; negative if it is missed already."""
     return f.target.ttft - f.waited - f.prefill_seconds
 
 
 def service_key(f: ServiceFacts, group: int) -> tuple:
-    """Where a sequence stands among those of its tenant and class. group: `order` of the first with its prefix."""
-    # By powers of two: what is about as long stays together by prefix, and no one is overtaken for a few tokens.
+    """Sort key of a sequence among those of its tenant and class. group: lowest `order` with its prefix."""
+    # By powers of two: prefills of similar length stay together by prefix, and a few tokens do not change the order.
     standing = (1, 0, 0) if slack(f) < 0 else (0, f.prefill.bit_length(), group)
     return (*_class_key(f), f.priority, *standing, not f.running, f.order)
 
@@ -66,7 +67,7 @@ def _class_key(f: ServiceFacts) -> tuple[bool, int, bool]:
 
 
 def service_order(candidates: Sequence[ServiceFacts], shares: Mapping[ServiceClass, Fairness]) -> list[int]:
-    """Indices of the candidates in the order of service. shares: of each class, in which all tenants are present."""
+    """Indices of the candidates in the order of service. shares: of each class; all tenants must be present in it."""
     groups: dict[Hashable, int] = {}
     for f in candidates:
         groups[f.prefix] = min(groups.get(f.prefix, f.order), f.order)
@@ -86,8 +87,8 @@ def service_order(candidates: Sequence[ServiceFacts], shares: Mapping[ServiceCla
 
 
 def promote(candidates: Sequence[ServiceFacts], taken: bool) -> int | None:
-    """Index of the one to be promoted now: the farthest beyond its patience; None when no one is beyond. Who was
-    promoted stays so until it ends; `taken` says that there is one."""
+    """Index of the candidate to promote: the one farthest beyond its patience, None if none is. taken: a promoted
+    sequence exists, so none is promoted until it ends."""
     if taken:
         return None
     beyond = [
@@ -99,11 +100,11 @@ def promote(candidates: Sequence[ServiceFacts], taken: bool) -> int | None:
 
 
 def victim_key(promoted: bool, service_class: ServiceClass, lead: int, order: int) -> tuple[bool, int, int, int]:
-    """The one with the last key leaves when blocks run out: it is of the last class, of the tenant that was served most
-    (`fairness.lead`), and came last. One may only take blocks from another with a greater key."""
+    """Sort key of preemption. When blocks run out, the sequence with the greatest key is preempted: lowest class, most
+    served tenant (`fairness.lead`), latest arrival. A sequence may take blocks only from one with a greater key."""
     return not promoted, service_class.rank, lead, order
 
 
 def expired(waited: float, deadline: float | None) -> bool:
-    """Whether a request that came `waited` seconds ago is beyond its own deadline."""
+    """Whether a request that arrived `waited` seconds ago is past its deadline."""
     return deadline is not None and waited >= deadline

@@ -1,4 +1,4 @@
-"""A step in the making: what its sequences compute, and how many tokens more it may hold."""
+"""A step while it is planned: what its sequences compute, and how many more tokens it may hold."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvasir.sched.lane import Lane, Members
 from kvasir.sched.sequence import Sequence
 from kvasir.sched.service import Decoding
 
-Added = tuple[tuple[int, tuple[int, ...]], ...]  # per cache group: the first new index of the table, and what is there
+Added = tuple[tuple[int, tuple[int, ...]], ...]  # per cache group: first new index of the block table, new block ids
 Copy = tuple[int, int, int]  # group, source, target
 Load = tuple[int, int, Bytes]  # group, block id, content
 
 
 class Step:
-    """Owns the step's budget and the parts of its plan; `compute` is where a sequence's counts advance."""
+    """Owns the step's budget and the parts of its plan; `compute` advances a sequence's counts."""
 
     __slots__ = (
         *("_outputs", "budget", "copies", "decodes", "encodable", "encodes", "indivisible", "joined", "loads"),
@@ -27,25 +27,25 @@ class Step:
     )
 
     def __init__(self, budget: int, max_chunk: int, indivisible: bool, now: float, outputs: Outputs):
-        """max_chunk: most tokens of one sequence. indivisible: whether prompts are computed in one piece. now: when it
-        is planned. outputs: of encoders."""
+        """max_chunk: most tokens of one sequence. indivisible: whether a prompt is computed in a single step. now: time
+        of planning. outputs: of encoders."""
         self._outputs = outputs
         self.encodes: list[Encode] = []
         self.encodable = outputs.limits.per_step if outputs.limits else 0  # embeddings that may still be made
         self.budget = budget
-        self.prefill = budget  # of it for pieces of more than one token
-        self.reads = MOST_READ  # positions of prompts of which log-probabilities may still be read
+        self.prefill = budget  # tokens of it left for prefills, of more than one token
+        self.reads = MOST_READ  # prompt positions whose log-probabilities may still be read
         self.max_chunk = max_chunk
         self.indivisible = indivisible
         self.now = now
-        self.missed = 0  # tokens of a piece that found no room
+        self.missed = 0  # tokens of an indivisible span that did not fit
         self.planned: set[int] = set()  # identities of `sequences`
         self.joined: list[Join] = []
         self.work: list[Work] = []
         self.copies: list[Copy] = []
         self.loads: list[Load] = []
         self.sequences: list[Sequence] = []
-        self.members: Members | None = None  # of the lane, if it is part of the step
+        self.members: Members | None = None  # the lane's sequences, if it is part of the step
         self.decodes = Decodes()
 
     @property
@@ -53,12 +53,12 @@ class Step:
         return bool(self.work or self.members)
 
     def decode(self, members: Members, decodes: Decodes) -> None:
-        """All of the lane compute a token."""
+        """Adds the lane to the step: each of its sequences computes a token."""
         self.members, self.decodes = members, decodes
         self.budget -= len(decodes)
 
     def decoding(self, lane: Lane) -> Decoding:
-        """What it computes by now, which is one token of each."""
+        """The decodes of the step, to be called before prefills are added."""
         context, found = sum(s.counts.known for s in self.sequences), {s.request.slo for s in self.sequences}
         if self.members is None:
             return Decoding(len(self.sequences), context, frozenset(found))
@@ -66,7 +66,7 @@ class Step:
         return Decoding(len(self.sequences) + len(self.decodes), context + lane.context, frozenset(found))
 
     def chunk(self, seq: Sequence, start: int) -> int:
-        """How many of its tokens from `start` on a sequence may compute."""
+        """How many tokens from `start` on the sequence may compute in this step."""
         pending = seq.counts.known - start
         most = policy.chunk_tokens(pending, self.budget, 0, self.max_chunk, self.indivisible, self.prefill)
         end = seq.content.stop(start + min(most, self.room(seq, start)))
@@ -75,7 +75,8 @@ class Step:
         return 0 if self.indivisible and reach < end else reach - start
 
     def _whole(self, seq: Sequence, start: int) -> int:
-        """A piece that is computed at once or not at all is not bound by what prompts may take of the step."""
+        """Tokens of the indivisible span at `start`, 0 if there is none or it exceeds the budget. Not bound by the
+        allowance for prefills."""
         whole = seq.content.whole(start)
         if whole == 1:
             return 0
@@ -83,13 +84,13 @@ class Step:
         return whole if whole <= self.budget else 0
 
     def room(self, seq: Sequence, start: int) -> int:
-        """How many tokens from `start` on are there before more log-probabilities are to be read than may be."""
+        """Tokens from `start` on that a step can compute without reading more log-probabilities than `reads` allows."""
         first, end = _rows(seq.to_read, start, seq.counts.known)
         return seq.counts.known if self.indivisible or first == end else first - start + max(0, self.reads)
 
     def join(self, seq: Sequence, copies: list[Copy], loads: list[Load]) -> None:
-        """The sequence has got its row."""
-        seq.guidance.tell()  # joining tells all
+        """Adds a sequence that got its row."""
+        seq.guidance.tell()  # the Join carries all known ids
         self.copies += copies
         self.loads += loads
         ids, content = seq.tokens.tobytes(), seq.content
@@ -98,8 +99,7 @@ class Step:
         )
 
     def compute(self, seq: Sequence, count: int, blocks: Added, draft: Seq[int] = ()) -> None:
-        """The sequence computes `count` more of its tokens, and the draft. blocks: those the runner does not know of
-        yet."""
+        """Plans `count` more tokens of the sequence, and the draft. blocks: not yet known to the runner."""
         start, seq.counts.drafted = seq.counts.computed, len(draft)
         unplanned = seq.guidance.tell() if seq.guidance.unplanned_ids else ()
         appended = pack_ids([*unplanned, *draft])
@@ -138,21 +138,21 @@ class Step:
         )
 
     def _encode(self, seq: Sequence, start: int) -> None:
-        """What it computes from `start` on may need outputs that are not there."""
+        """Adds encoder jobs for the outputs that the tokens planned from `start` on need and the runner lacks."""
         jobs = self._outputs.make(seq, start, seq.counts.computed)
         self._outputs.move(seq)
         self.encodes += jobs
         self.encodable -= sum(job.length for job in jobs)
 
     def plan(self, number: int, left: tuple[int, ...], saves: list[tuple[int, int]]) -> StepPlan:
-        """left: rows that are free now. saves: (group, block id) to be given out before all else."""
+        """left: freed rows. saves: (group, block id) to export before anything else happens to the cache."""
         work, joined, copies, loads = tuple(self.work), tuple(self.joined), tuple(self.copies), tuple(self.loads)
         encodes, dropped = tuple(self.encodes), self._outputs.take_gone() if self._outputs.limits else ()
         return StepPlan(number, joined, work, left, copies, tuple(saves), loads, encodes, dropped, self.decodes)
 
 
 def _rows(ids: range, start: int, end: int) -> tuple[int, int]:
-    """Of the positions [start, end), those before the ids, which are as good as always none."""
+    """The positions [first, last) within [start, end) right before the given ids; usually empty, (0, 0)."""
     if not ids or ids.start > end:
         return 0, 0
     first, last = max(start, ids.start - 1), min(end, ids.stop - 1)

@@ -1,7 +1,7 @@
-"""Tiering: what sequences wait for from a tier below the pools, and which steps save what is evicted to it.
+"""Tiering: which blocks sequences fetch from a tier below the pools, and which steps save evicted blocks to it.
 
-A waiting sequence asks once (`begin`) for what comes after its hit, and others pass it until that has come or was
-given up; a sequence that joins has no fetch any more.
+A waiting sequence starts one fetch (`begin`) for the blocks after its hit. Other sequences overtake it until the fetch
+has ended. A sequence that has joined has no fetch.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from kvasir.sched.step import Load
 
 
 class Tiering:
-    """Owns the store, and of each step under way what it saves. Without a store nothing is asked and nothing saved.
+    """Owns the store and the saves of each pending step. Without a store nothing is fetched or saved.
 
-    seconds(start, tokens): the time to compute so many tokens after the first `start`, 0 for unknown."""
+    seconds(start, tokens): time to compute `tokens` tokens after the first `start`, 0 if unknown."""
 
     def __init__(self, store: Store | None, block_size: int, seconds: Callable[[int, int], float]):
         self.store = store
         self._block_size = block_size
         self._seconds = seconds
-        self._saving: dict[int, list[Save]] = {}  # by the steps that save it
-        self._open: dict[
-            Sequence, None
-        ] = {}  # those that wait for what is on its way, in the order in which they asked
+        self._saving: dict[int, list[Save]] = {}  # by step number
+        self._open: dict[Sequence, None] = {}  # sequences with an open fetch, in the order of their starts
 
     # -- saving ------------------------------------------------------------------------------------------------
 
@@ -42,26 +40,26 @@ class Tiering:
         return self.store is not None and self.store.has_saves
 
     def saves(self, step: int) -> list[tuple[int, int]]:
-        """What the step is to save: (group, block id)."""
+        """Assigns the queued saves to a step and returns them: (group, block id)."""
         saves = self.store.take_saves() if self.store else []
         if saves:
             self._saving[step] = saves
         return [(group, id) for _, group, id in saves]
 
     def saved(self, step: int, payloads: tuple[Bytes, ...]) -> None:
-        """The step has run and gives what it saved."""
+        """Passes the bytes that a step exported to the tier."""
         for (block, group, _), payload in zip(self._saving.pop(step, []), payloads, strict=True):
             assert self.store
             self.store.tier.save(block, group, payload)
 
     def forget(self, step: int) -> None:
-        """The step did not run, or is not to save anything."""
+        """Drops the saves of a step that did not run."""
         self._saving.pop(step, None)
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
     def begin(self, seq: Sequence, hit: Hit | None, now: float) -> bool:
-        """Asks the tier, once while the sequence waits, for what comes after the hit; whether to wait for it."""
+        """Starts a fetch of the blocks after the hit, once while the sequence waits; returns whether to wait for it."""
         asks = seq.reusable and not seq.suspect and seq.content.namespace.startswith(SHARED)
         if self.store is None or seq.fetch is not None or not asks:
             return False
@@ -72,7 +70,7 @@ class Tiering:
         return seq.fetch.open
 
     def poll(self, now: float, timeout: float = 0.0) -> None:
-        """Takes what has arrived; waits at most `timeout` seconds for the first that has something on its way."""
+        """Takes what has arrived; waits at most `timeout` seconds for the first open fetch."""
         for seq in list(self._open):
             assert self.store and seq.fetch
             self.store.poll(seq.fetch, now, timeout)
@@ -81,14 +79,14 @@ class Tiering:
                 del self._open[seq]
 
     def arrived(self, seq: Sequence, hit: Hit | None) -> int:
-        """Tokens up to which blocks after the hit have arrived, or 0."""
+        """End of the fetched blocks that directly follow the hit, in tokens; 0 if there are none."""
         if self.store is None or seq.fetch is None or seq.suspect:
             return 0
         return self.store.arrived(seq.fetch, hit.tokens // self._block_size if hit else 0)
 
     def coming(self, seq: Sequence, found: int) -> bool:
-        """Whether so much is fetched for another sequence that this one, which has its first `found` tokens and has not
-        asked yet, could take from it that it waits."""
+        """Whether a sequence that has its first `found` tokens, and no fetch, should wait for another one's fetch that
+        brings enough blocks of its own prefix."""
         if seq.fetch is not None or seq.suspect:
             return False
         for other in self._open:
@@ -101,12 +99,12 @@ class Tiering:
         return False
 
     def loads(self, seq: Sequence, received: Iterable[tuple[int, int, int]]) -> list[Load]:
-        """What has arrived for the blocks (group, index, id), to be written into them."""
+        """The fetched bytes of the blocks (group, index, id), to be written into the cache."""
         assert seq.fetch
         return [(group, id, seq.fetch.parts[group, index]) for group, index, id in received]
 
     def end(self, seq: Sequence) -> None:
-        """The sequence needs nothing of the tier any more."""
+        """Ends the fetch of a sequence, if it has one."""
         if self.store and seq.fetch:
             self.store.end(seq.fetch)
         self._open.pop(seq, None)

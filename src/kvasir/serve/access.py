@@ -1,4 +1,4 @@
-"""The access log: a line for every request, with what it took and never with what it said."""
+"""The access log: one line for each request. It records timing and token counts, never the content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvasir.serve.metrics import method_of, route_of
 
 @dataclass(slots=True)
 class Spent:
-    """What the core did for one HTTP request. reasons: its answers by finish reason."""
+    """What the core computed for one HTTP request. reasons: number of its choices by finish reason."""
 
     model: str | None = None
     prompt_tokens: int = 0
@@ -29,12 +29,12 @@ class Spent:
     reasons: Counter[str] = field(default_factory=Counter)
 
 
-# What the request that is being answered here has spent; its tasks see the same.
+# Usage of the HTTP request being served; its tasks share the object.
 _spent: ContextVar[Spent | None] = ContextVar("spent", default=None)
 
 
 def note(model: str, watch: Watch) -> None:
-    """Adds a request of the core that has ended to the HTTP request that it was made for."""
+    """Adds an ended request of the core to the HTTP request that it belongs to."""
     spent = _spent.get()
     if spent is None:
         return
@@ -46,7 +46,7 @@ def note(model: str, watch: Watch) -> None:
 
 
 class AccessLog:
-    """ASGI middleware, around all that answers."""
+    """ASGI middleware around everything that can respond."""
 
     def __init__(self, app: ASGIApp, log: LineLog):
         self.app = app
@@ -67,7 +67,7 @@ class AccessLog:
 
 
 def who(scope: Scope) -> dict[str, Any]:
-    """When, and of whom a request is."""
+    """The fields that identify a request: time, request id, key, client address and method."""
     state: dict[str, Any] = scope.get("state", {})
     key: Key | None = state.get("key")
     return {

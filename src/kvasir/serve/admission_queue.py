@@ -1,7 +1,7 @@
-"""Which model is loaded next, and which idle models are unloaded for it.
+"""Decides which model is loaded next, and which idle models are unloaded for it.
 
-A model that waits for memory holds up no other: a later one that fits is loaded first. Idle models are unloaded only if
-that makes a waiting model fit, and the memory they free is promised to it.
+A model that waits for memory does not block the others: a later one that fits is loaded first. Idle models are unloaded
+only if that makes a waiting model fit, and the memory they free is promised to it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kvasir.serve.offers import Offer
 
 
 class AdmissionQueue:
-    """budget: of the memory. most: models loaded at once. patience: seconds that a model waits at most. all: returns
-    the models that exist. leave: begins to unload one."""
+    """budget: of the memory. most: maximum number of loaded models. patience: maximum seconds that a model waits. all:
+    returns all models. leave: starts to unload a model."""
 
     def __init__(
         self,
@@ -33,16 +33,17 @@ class AdmissionQueue:
         self._patience = patience
         self._all = all
         self._leave = leave
-        self._waiting: list[Held] = []  # in the order in which they came
+        self._waiting: list[Held] = []  # in order of arrival
         self._freed = asyncio.Event()
 
     def freed(self) -> None:
-        """To be called when a model has gone, or has no lease any more."""
+        """Call it when a model has been unloaded, or has lost its last lease."""
         self._freed.set()
 
     async def take(self, held: Held, options: EngineOptions) -> tuple[int | None, int]:
-        """Waits for a place; idle models go for it, the one first that was leased least recently. Returns the bytes
-        that are free (None where that is not known) and how many models have a place beside it. Raises EngineDead."""
+        """Waits for a place; idle models are unloaded to make one, the least recently leased first. Returns the free
+        bytes (None if unknown) and the number of other models that have a place. Raises EngineDead if the model can
+        never fit, gets no place within the patience, or has no lease any more."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience
         need = sum(needed(held.offer, options))
@@ -61,8 +62,8 @@ class AdmissionQueue:
             self._freed.set()
 
     def _find(self, held: Held, need: int) -> tuple[int | None, int] | None:
-        """A place for one that waits, if there is one that is not promised to others; else those begin to leave that
-        make one. Raises EngineDead where there never will be one."""
+        """Takes a place for a waiting model if one is free and not promised to earlier ones; otherwise starts to unload
+        the idle models whose places suffice. Raises EngineDead if the model can never fit."""
         placed = [other for other in self._all() if other.placed]
         free = self._budget.free(other.reserved for other in placed)
         if free is not None and need > free + sum(other.reserved for other in placed):

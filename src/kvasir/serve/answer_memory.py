@@ -1,7 +1,8 @@
-"""The memory that answers take here until they are sent whole: bounded for each request and for all together.
+"""The memory that choices occupy until they are sent, bounded per request and in total.
 
-What is streamed leaves as it comes. A whole answer is held, and log-probabilities make it large: each token has its
-candidates, as objects and as JSON. So a request reserves what its answers may need at most before it is begun.
+Streamed output is sent as it is generated. A choice that is not streamed is buffered, and log-probabilities make it
+large: each token has its candidates, as objects and as JSON. So each request reserves the maximum that its choices may
+need before it starts.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from kvasir.errors import InvalidRequest, LimitExceeded
 from kvasir.memory import host_memory
 from kvasir.types import Request
 
-# Bytes, as tests/serve/test_answer_memory.py measures them.
+# Bytes per item, measured by tests/serve/test_answer_memory.py.
 TOKEN = 96  # its id and its text
-LOGPROB = 1024  # what comes with it where log-probabilities are asked for
+LOGPROB = 1024  # added per token if log-probabilities are requested
 CANDIDATE = 512
-SHARE = 8  # of the host's memory, one part for all answers
+SHARE = 8  # 1/SHARE of the host's memory is for all choices
 
 
 def needed(request: Request, whole: bool) -> int:
-    """Bytes that the answers of a resolved request take here at most. whole: they are not streamed."""
+    """Maximum bytes that the choices of a resolved request occupy here. whole: they are not streamed."""
     params = request.params
     prompt = len(request.prompt_ids) * _entry(params.prompt_logprobs)
     return prompt + (params.n * (params.max_tokens or 0) * (TOKEN + _entry(params.logprobs)) if whole else 0)
@@ -34,14 +35,15 @@ def _entry(candidates: int | None) -> int:
 
 
 class AnswerMemory:
-    """All of one server, on one event loop. most: bytes; None: a share of what this process may use."""
+    """The memory for choices of one server, used on one event loop. most: bytes; None: 1/SHARE of the memory that this
+    process may use."""
 
     def __init__(self, most: int | None = None):
         self.most = host_memory()[0] // SHARE if most is None else most
         self.held = 0
 
     def check(self, requests: Sequence[Request], size: int) -> None:
-        """Raises InvalidRequest for what never fits, LimitExceeded for what does not fit now."""
+        """Raises InvalidRequest if `size` bytes can never fit, LimitExceeded if they do not fit at present."""
         if size > self.most:
             raise _too_large(requests, size, self.most)
         if self.held + size > self.most:
@@ -52,7 +54,7 @@ class AnswerMemory:
 
 
 def _too_large(requests: Sequence[Request], size: int, most: int) -> InvalidRequest:
-    """Names what makes it large."""
+    """The error for a request that can never fit; names the parameter that makes it large."""
     params, count = requests[0].params, len(requests)
     prompt = sum(len(request.prompt_ids) for request in requests)
     if params.prompt_logprobs is not None and 2 * prompt * _entry(params.prompt_logprobs) > size:
@@ -71,7 +73,7 @@ def _mib(size: int) -> str:
 
 
 class Reservation:
-    """What one HTTP request has reserved, until all who hold it have left."""
+    """The bytes reserved by one HTTP request, held until all its holders have left."""
 
     def __init__(self, memory: AnswerMemory):
         self._memory = memory
@@ -79,14 +81,14 @@ class Reservation:
         self._holders = 1
 
     def take(self, requests: Sequence[Request], whole: bool) -> None:
-        """Raises InvalidRequest, LimitExceeded."""
+        """Reserves memory for the requests. Raises InvalidRequest, LimitExceeded."""
         size = sum(needed(request, whole) for request in requests)
         self._memory.check(requests, size)
         self._size += size
         self._memory.held += size
 
     def hold(self, work: asyncio.Task) -> None:
-        """Work that continues when the request is answered keeps it."""
+        """Keeps the reservation for `work`, which continues after the response was sent."""
         self._holders += 1
         work.add_done_callback(lambda _: self.leave())
 
@@ -98,7 +100,7 @@ class Reservation:
 
 
 class MemoryGuard:
-    """Gives each request a reservation, and takes it back when the request is answered."""
+    """ASGI middleware: gives each request a reservation and releases it after the response."""
 
     def __init__(self, app: ASGIApp, memory: AnswerMemory):
         self.app = app

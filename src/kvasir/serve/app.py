@@ -1,8 +1,8 @@
 """create_app: the web application over a catalogue of models.
 
-A request passes, from the outside in: its metrics, its id, a net for errors, the bounds on connections and headers,
-Host and Origin, CORS, the drain gate, the key, its scopes, its limits, the bounds on the body, and then a route. All of
-it is plain ASGI, so a stream's chunks go to the socket without a stop.
+A request passes, from the outside in: metrics, request id, access and audit logs, a catch-all for errors, the bounds on
+connections and headers, Host and Origin, CORS, the drain gate, the key, its scopes, its limits, the bounds on the body,
+and then a route. All of it is plain ASGI, so chunks of a stream reach the socket without buffering.
 """
 
 from __future__ import annotations
@@ -110,13 +110,13 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Manag
 
 
 def open_logs(settings: ServeSettings) -> dict[str, LineLog]:
-    """Those that are wanted, by name. Raises ConfigError for a file that cannot be written."""
+    """The configured logs by name. Raises ConfigError for a file that cannot be written."""
     audit = settings.audit_log or (settings.data_dir and settings.data_dir / "audit.jsonl")
     files = {"access": settings.access_log, "audit": audit}
     return {name: LineLog(file) for name, file in files.items() if file}
 
 
-# Handlers of errors are coroutines: starlette gives each call of a plain function a thread.
+# Error handlers are coroutines: starlette runs each call of a plain function in a thread.
 async def _on_error(request: Request, error: Exception) -> Response:
     return response_of(fault_of(error), request.scope)
 
@@ -126,8 +126,8 @@ async def _on_gone(request: Request, error: Exception) -> Response:
 
 
 class RequestId:
-    """Gives every response an X-Request-Id: the client's own if it is harmless, else a new one. Anthropic's clients
-    read it as request-id. Sets `state["request_id"]`."""
+    """Gives every response an X-Request-Id: the client's own if it is well-formed, otherwise a new one. Anthropic's
+    clients read it as request-id. Sets `state["request_id"]`."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -149,8 +149,8 @@ class RequestId:
 
 
 class Net:
-    """Catches what no route and no handler caught: the client gets a 500 without an inside, the log the
-    rest."""
+    """Catches exceptions that no route and no handler caught: the client gets a 500 without internals, the log gets the
+    details."""
 
     def __init__(self, app: ASGIApp):
         self.app = app

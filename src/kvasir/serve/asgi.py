@@ -1,5 +1,4 @@
-"""The few pieces that every middleware here shares. All are plain ASGI: nothing sits between a stream and
-its socket."""
+"""Helpers shared by all middlewares. All are plain ASGI: nothing buffers between a stream and its socket."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from kvasir.serve.faults import Fault, response_of
 
 T = TypeVar("T")
-LEFT = 499  # the status of a request whose client left before there was one
+LEFT = 499  # the status of a request whose client disconnected before a response started
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -21,7 +20,8 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 class Sent:
-    """A `send` that notes what goes through it. status: None as long as there is none. whole: all of it was sent."""
+    """A `send` that records what passes through it. status: None until the response has started. whole: the complete
+    response was sent."""
 
     def __init__(self, send: Send):
         self._send = send
@@ -35,24 +35,24 @@ class Sent:
 
 
 async def refuse(fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers at once. The connection is closed, since the rest of the request has not been read."""
+    """Responds with the fault at once and closes the connection, since the rest of the request has not been read."""
     response = response_of(fault, scope)
     response.headers["connection"] = "close"
     await response(scope, receive, send)
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns when the client has gone; the body must have been read before."""
+    """Returns when the client has disconnected; the body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class ClientGone(Exception):
-    """No one is left to read the answer."""
+    """The client disconnected; there is no reader for the response."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves: ClientGone is raised then."""
+    """The result of `work`. Cancels it and raises ClientGone if the client disconnects first."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(disconnected(receive))
     try:

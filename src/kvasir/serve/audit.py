@@ -1,4 +1,4 @@
-"""The audit log: a line for every request that manages the server or tries to."""
+"""The audit log: one line for each request that manages the server or tries to."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from kvasir.serve.lines import LineLog
 from kvasir.serve.metrics import route_of
 from kvasir.serve.scopes import MANAGES, Managing
 
-TARGETS = ("model", "name", "from", "source", "destination")  # fields of bodies that say what is changed
+TARGETS = ("model", "name", "from", "source", "destination")  # fields of bodies that name the target of a change
 LONGEST = 256  # characters of a value
-MOST = 64 * 1024  # bytes of a body that is looked into
+MOST = 64 * 1024  # maximum bytes of a body that is parsed for a target
 
 
 def set_outcome(connection: HTTPConnection, outcome: str) -> None:
-    """How it ended, where the status cannot say it: in a stream."""
+    """Sets the outcome to log, for streams, whose status cannot express it."""
     connection.scope["state"]["outcome"] = outcome
 
 
 class AuditLog:
-    """ASGI middleware around all that may refuse a request. An outcome is `done`, `refused` (4xx), `failed` (5xx),
-    `broken off`, or what the route says."""
+    """ASGI middleware around everything that can refuse a request. An outcome is `done`, `refused` (4xx), `failed`
+    (5xx), `broken off`, or the text that the route has set."""
 
     def __init__(self, app: ASGIApp, managing: Managing, log: LineLog):
         self.app = app

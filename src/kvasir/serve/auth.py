@@ -1,4 +1,4 @@
-"""Who may ask: the Host and Origin of every request are checked, and once a key is set every route asks for
+"""Access checks: the Host and Origin of every request are checked, and once a key is configured every route requires
 one."""
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ OPEN_PATHS = frozenset(("/health", "/v1/health", *static.FILES))
 
 
 class HostGuard:
-    """403 for a Host that is not ours and for an Origin that may not use us.
+    """403 for a Host that is not served here, and for an Origin that is not allowed.
 
-    A page of a hostile site can make a browser resolve the site's own name to this machine (DNS rebinding);
-    such a request carries that name as Host. So only names that are known to mean this server are served:
-    loopback names, the bound address, the allowed ones, and, if all addresses are bound, any that is spelt
-    in numbers.
+    A page of a hostile site can make a browser resolve the site's own name to this machine (DNS rebinding); such a
+    request carries that name as Host. So only names that are known to mean this server are served: loopback names, the
+    bound address, the allowed hosts, and, if all addresses are bound, any numeric address.
     """
 
     def __init__(self, app: ASGIApp, settings: ServeSettings):
@@ -56,8 +55,8 @@ class HostGuard:
         return "*" in self.hosts or name in self.hosts or is_loopback(name) or (self.any_address and _is_address(name))
 
     def admits(self, origin: str, host: str) -> bool:
-        """Whether a page of `origin` may use the server: its own pages, this machine's, and the allowed
-        ones."""
+        """Whether a page of `origin` may use the server: its own pages, pages of this machine, and the allowed
+        origins."""
         origin = origin.lower().rstrip("/")
         if "*" in self.origins or origin in self.origins:
             return True
@@ -66,12 +65,12 @@ class HostGuard:
 
 
 def origin_name(origin: str) -> str | None:
-    """The host of the pages of an Origin; None for what is no web site."""
+    """The host name in an Origin; None if it is not an http or https URL."""
     return _hostname(origin) if origin.lower().startswith(("http://", "https://")) else None
 
 
 def _hostname(url: str) -> str | None:
-    """The host of a URL without port and brackets; None for what is no URL or has user, path or query."""
+    """The host of a URL without port and brackets; None for a malformed URL or one with user, path or query."""
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises for a port that is no number
@@ -90,10 +89,10 @@ def _is_address(name: str) -> bool:
 
 
 class KeyGuard:
-    """401 without a key, on every path but OPEN_PATHS; deny first, so a new route is closed without further
-    ado.
+    """401 without a valid key, on every path but OPEN_PATHS. Deny by default: a new route needs a key without further
+    work.
 
-    Sets `state["key"]`: the Key that was given, None where none is needed.
+    Sets `state["key"]`: the Key of the request, None where none is required.
     """
 
     def __init__(self, app: ASGIApp, ring: KeyRing):
@@ -101,7 +100,7 @@ class KeyGuard:
         self.ring = ring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":  # there is no such route, and none may come in beside the check
+        if scope["type"] == "websocket":  # there is no such route, and none may bypass the check
             return await send({"type": "websocket.close", "code": 1008})
         if scope["type"] != "http":
             return await self.app(scope, receive, send)

@@ -1,7 +1,7 @@
-"""JSON bodies, read strictly: UTF-8, no NaN, no lone surrogates; what is malformed is a 400.
+"""Strict JSON bodies: UTF-8, no NaN, no lone surrogates; a malformed body is a 400.
 
-A body is JSON whatever its Content-Type says: `curl -d` claims to send a form. (No page elsewhere gets in with that:
-its Origin is refused before.)
+A body is parsed as JSON whatever its Content-Type is: `curl -d` declares a form. (This does not open the server to
+pages of other sites: their Origin is refused earlier.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ JSON = "application/json"
 
 
 class JsonRequest(Request):
-    """kind: the Content-Type that the client gave."""
+    """kind: the Content-Type that the client sent."""
 
     kind = ""
 
@@ -30,7 +30,7 @@ class JsonRequest(Request):
         try:
             return msgspec.json.decode(await self.body())
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            # The one error that FastAPI reports as a malformed body, with its message.
+            # The only error that FastAPI reports as a malformed body, with its message.
             raise json.JSONDecodeError(f"{error}{self._hint()}", "", 0) from error
 
     def _hint(self) -> str:
@@ -41,7 +41,7 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that reads its body as JsonRequest does."""
+    """A route that reads its body as a JsonRequest."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()

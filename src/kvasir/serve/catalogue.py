@@ -1,6 +1,6 @@
 """The models of a server and the engines that serve them.
 
-A route takes a lease of the model that its request names, and keeps it until its answer is written; what is leased
+A route takes a lease of the model that its request names, and holds it until its response is written; a leased model
 stays loaded.
 """
 
@@ -29,8 +29,8 @@ from kvasir.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A model as lists name it. created: seconds since 1970. root: the first of its names.
-    max_model_len: tokens; None as long as that is not known. offer: what is known of it without an engine."""
+    """A model as listings show it. created: seconds since 1970. root: the first of its names. max_model_len: tokens;
+    None if unknown. offer: what is known of the model without an engine."""
 
     name: str
     created: int
@@ -42,8 +42,8 @@ class Card:
 class Catalogue(ABC):
     """All methods are called on the event loop of the server.
 
-    settings, quotas: of the whole server, whatever model is asked. store: where its models come from, None for a
-    server of given ones.
+    settings, quotas: of the whole server, for all models. store: source of the models; None for a server of given
+    models.
     """
 
     store: Store | None = None
@@ -55,34 +55,34 @@ class Catalogue(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Raises KvasirError."""
+        """Starts the catalogue. Raises KvasirError."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """Ends all engines; once, however often it is called."""
+        """Ends all engines; idempotent."""
 
     @abstractmethod
     async def cards(self) -> Sequence[Card]:
-        """All models that may be named."""
+        """All models that requests may name."""
 
     @abstractmethod
     def loaded(self) -> Sequence[Serving]:
-        """Those that have an engine now."""
+        """The models that have an engine at present."""
 
     @abstractmethod
     def lease(
         self, name: str | None, keep_alive: float | None = None, *, owner: str = "", manages: bool = True
     ) -> AbstractAsyncContextManager[Serving]:
-        """The model of that name, loaded where it is not yet; None: the only one. keep_alive: seconds for which it
-        stays loaded after the owner's last lease, below 0 for ever, None as before, at first as the server says.
-        manages: this is so for all owners. Raises ModelNotFound, InvalidRequest, EngineDead."""
+        """Leases the model of that name, loading it if needed; None: the only model. keep_alive: seconds for which it
+        stays loaded after the owner's last lease; below 0 for ever; None: unchanged, initially the server's default.
+        manages: keep_alive applies to all owners. Raises ModelNotFound, InvalidRequest, EngineDead."""
 
     def expires(self, serving: Serving) -> float | None:
-        """When a loaded model will be unloaded, in seconds since 1970; None: it stays, as far as is known now."""
+        """When a loaded model will be unloaded, in seconds since 1970; None: no time is set."""
         return None
 
     async def card(self, name: str) -> Card:
-        """Raises ModelNotFound."""
+        """The model of that name. Raises ModelNotFound."""
         cards = await self.cards()
         found = next((card for card in cards if card.name == name), None)
         if found is None:
@@ -92,7 +92,7 @@ class Catalogue(ABC):
 
 
 class OneModel(Catalogue):
-    """A server of one model, from its start to its end."""
+    """A server of a single model, loaded from start to end."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class OneModel(Catalogue):
 
 
 class Leases:
-    """ASGI middleware: what a request has leased is given back when its answer is written."""
+    """ASGI middleware: releases the leases of a request after its response is written."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -146,7 +146,7 @@ def catalogue_of(request: HTTPRequest) -> Catalogue:
 
 
 async def serving_of(request: HTTPRequest, name: str | None, keep_alive: float | None = None) -> Serving:
-    """The model that a request names, until it is answered. Raises as `Catalogue.lease`."""
+    """The model that a request names, leased until its response is written. Raises as `Catalogue.lease`."""
     state = request.scope["state"]
     leases: AsyncExitStack = state["leases"]
     key: Key | None = state.get("key")

@@ -1,4 +1,4 @@
-"""Several answers for one HTTP request: all or nothing, never more than a few at a time."""
+"""Several results for one HTTP request: all or nothing, with bounded concurrency."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 AT_ONCE = 64
-UNREAD = 64  # items of merged streams that may wait for their reader
+UNREAD = 64  # items of merged streams that may wait to be read
 
 
 async def all_of(function: Callable[[S], Awaitable[T]], items: Iterable[S], at_once: int = AT_ONCE) -> list[T]:
-    """The function's results for all items, in their order. The first error ends the rest and is raised."""
+    """The function's results for all items, in their order. The first error cancels the rest and is raised."""
     gate = asyncio.Semaphore(at_once)
 
     async def one(item: S) -> T:
@@ -32,8 +32,8 @@ async def all_of(function: Callable[[S], Awaitable[T]], items: Iterable[S], at_o
 
 
 async def merge(streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE) -> AsyncGenerator[tuple[int, T]]:
-    """The items of all streams as they come, each with the number of its stream. The first error ends the
-    rest and is raised. Streams whose items no one takes wait. Close it (aclosing) when leaving early."""
+    """The items of all streams as they arrive, each with the number of its stream. The first error cancels the rest and
+    is raised. Streams wait while their items are not read. Close it (aclosing) when leaving early."""
     queue: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue(UNREAD)
     gate = asyncio.Semaphore(at_once)
 
@@ -43,7 +43,8 @@ async def merge(streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE) ->
                 await queue.put((number, item))
 
     async def ending() -> None:
-        """Says when all have ended, or one has failed. Not when it is cancelled: no one would take it."""
+        """Puts the end marker once all streams have ended or one has failed. Not on cancellation: nothing reads the
+        queue then."""
         try:
             await asyncio.gather(*tasks)
         except Exception:

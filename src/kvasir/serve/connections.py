@@ -1,8 +1,8 @@
-"""Who is connected: a bound on all connections, one for each address, and places kept for those who watch the server.
+"""Bounds on connections: on all, on those of each address, with places reserved for monitoring and managing the server.
 
-A connection beyond a bound is narrow: it must send its request soon, and is served only what watches or manages the
-server. There are few narrow places, and a newcomer takes that of the one that has been silent for longest, so
-connections that are only opened never keep a health check out.
+A connection beyond a bound is narrow: it must send its request soon, and gets only the routes that monitor or manage
+the server. There are few narrow places, and a new connection takes the place of the oldest silent one, so idle
+connections never lock out a health check.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from kvasir.serve.scopes import Managing
 
 log = logging.getLogger("kvasir.serve")
 
-NARROW = 64  # narrow places beside the bound on all connections
-SPARE = 128  # file descriptors for all else
-NARROW_HERE = 8  # of one address
-NARROW_TIME = 2.0  # seconds for a request's head there
-QUIET = 60.0  # seconds between two lines of the log
+NARROW = 64  # narrow places in addition to the bound on all connections
+SPARE = 128  # file descriptors for everything else
+NARROW_HERE = 8  # narrow places of one address
+NARROW_TIME = 2.0  # seconds for the head of a request on a narrow connection
+QUIET = 60.0  # minimum seconds between two log lines
 
 
 class Connection(Protocol):
@@ -42,8 +42,8 @@ class Connection(Protocol):
 
 
 class Connections:
-    """All of one server, on one event loop. The counts are of connections, and of open requests that trusted proxies
-    forward, by party."""
+    """The connections of one server, used on one event loop. Counts per party its connections, and the open requests
+    that trusted proxies forward for it."""
 
     def __init__(
         self, most: int, most_here: int, proxies: tuple[Network, ...], clock: Callable[[], float] = time.monotonic
@@ -59,8 +59,8 @@ class Connections:
         self._told = -QUIET
 
     def open(self, connection: Connection, address: str | None) -> str | None:
-        """None for a connection that may be served everything; else why it is narrow, or "full" where it must close at
-        once. What has been opened is to be closed."""
+        """None for a connection that may use all routes; otherwise why it is narrow, or "full" if it must close at
+        once. Each opened connection must be closed with `close`."""
         proxy = address is not None and trusted(address, self.proxies)
         who = "" if proxy else party(address)
         if len(self._wide) >= self.most:
@@ -78,7 +78,7 @@ class Connections:
             self._count(who, -1)
 
     def enter(self, who: str) -> bool:
-        """Whether a forwarded request of this party may be served; it is to leave then."""
+        """Whether a forwarded request of this party may be served; if so, `leave` must be called after it."""
         if self._here[who] >= self.most_here:
             self.refused("this address")
             return False
@@ -107,7 +107,7 @@ class Connections:
         return whose
 
     def refused(self, whose: str) -> None:
-        """A line in the log at once, and then at most one every QUIET seconds."""
+        """Logs at once, and then at most one line every QUIET seconds."""
         self._refused[whose] += 1
         now = self._clock()
         if now - self._told >= QUIET:
@@ -118,8 +118,8 @@ class Connections:
 
 
 def descriptors(most: int) -> int:
-    """How many of `most` connections this process has file descriptors for. Raises its soft limit as far as that takes
-    and the hard one lets it."""
+    """How many of `most` connections this process has file descriptors for. Raises the soft limit as far as needed and
+    as the hard limit permits."""
     needed = most + NARROW + SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -134,7 +134,7 @@ def descriptors(most: int) -> int:
 
 
 class ConnectionGuard:
-    """429 or 503 on narrow connections, and for those who have too many requests open behind a trusted proxy. The
+    """429 or 503 on narrow connections, and for clients that have too many requests open through a trusted proxy. The
     client of a request that a trusted proxy forwards is the one that the proxy names."""
 
     def __init__(self, app: ASGIApp, connections: Connections, managing: Managing):

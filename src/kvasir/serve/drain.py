@@ -1,4 +1,4 @@
-"""How a server drains: once the gate is closed, it refuses new requests and waits for those in flight."""
+"""Draining a server: once the gate is closed, it refuses new requests and waits for those in flight."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvasir.serve.asgi import refuse
 from kvasir.serve.faults import Fault
 
-STILL_OPEN = frozenset(("/health", "/v1/health", "/metrics"))  # what monitoring asks
+STILL_OPEN = frozenset(("/health", "/v1/health", "/metrics"))  # the routes of monitoring
 
 
 class DrainGate:
-    """Counts the requests in flight. Not thread-safe: one event loop uses it."""
+    """Counts the requests in flight. Not thread-safe: use it on one event loop."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -34,7 +34,7 @@ class DrainGate:
             self._empty.set()
 
     def hold(self, work: asyncio.Task) -> None:
-        """Counts work that goes on after its request was answered."""
+        """Counts work that continues after its request got its response."""
         self.enter()
         work.add_done_callback(lambda _: self.leave())
 
@@ -44,7 +44,7 @@ class DrainGate:
 
 
 class DrainGuard:
-    """Answers 503 after the gate was closed, also to the next request of an open connection."""
+    """503 once the gate is closed, also for the next request of an open connection."""
 
     def __init__(self, app: ASGIApp, gate: DrainGate):
         self.app = app

@@ -1,5 +1,4 @@
-"""What goes wrong, as HTTP sees it: every error becomes a `Fault`, and a dialect writes it in its own
-shape."""
+"""Errors as HTTP responses: every exception becomes a `Fault`, and each dialect encodes it in its own format."""
 
 from __future__ import annotations
 
@@ -36,35 +35,35 @@ _NAMES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too
 
 
 class NotFound(InvalidRequest):
-    """A request names something stored that is not here, or is another key's."""
+    """A request names a stored object that does not exist, or belongs to another key."""
 
 
 class ClassNotAllowed(InvalidRequest):
-    """A request asks for a better service class than its key may have."""
+    """A request asks for a better service class than its key permits."""
 
 
 class ThreadUnsupported(InvalidRequest):
-    """A request of the Messages API wants the server to keep the conversation. Clients that can do without send all of
-    it again."""
+    """A request of the Messages API asks the server to keep the conversation. Clients that support it fall back to
+    sending the whole conversation."""
 
     code = "thread_unsupported_request"
 
 
 class ScopeNeeded(KvasirError):
-    """A key asks for what it is not good for."""
+    """A key lacks the scope that the request needs."""
 
 
 class AnswerFailed(KvasirError):
-    """The engine gave up on one answer, or its request was ended from the server's side."""
+    """The engine failed on a choice, or the server ended its request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An HTTP status and what to say. `param` is the offending field, `code` a stable word for programs. The texts are
-    bounded, since they quote what clients send.
+    """An HTTP status and a message. `param` is the offending field, `code` a stable identifier for programs. The texts
+    are bounded, since they quote what clients send.
 
-    too_long: what clients must know of a prompt that is; each dialect has words for it by which they recognize it.
-    details: what a client of Anthropic's decides by.
+    too_long: facts about a prompt that is too long; each dialect has a wording by which clients recognize it. details:
+    fields by which Anthropic's clients decide what to do.
     """
 
     status: int
@@ -82,7 +81,7 @@ class Fault:
 
 
 def fault_of(error: BaseException) -> Fault:
-    """The fault of any exception. What is no one's fault but ours is logged, and reported without its inside."""
+    """The fault of any exception. Unexpected exceptions are logged, and reported without internals."""
     match error:
         case ModelNotFound():
             return Fault(404, str(error), "model_not_found", "model")
@@ -119,12 +118,12 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def _retry(after: float | None) -> dict[str, str]:
-    """When to come back, in whole seconds, or that a client shall not by itself."""
+    """Headers: when to retry, in whole seconds, or that clients shall not retry automatically."""
     return {"x-should-retry": "false"} if after is None else {"Retry-After": str(max(1, math.ceil(after)))}
 
 
 def _of_validation(error: RequestValidationError) -> Fault:
-    """The first thing wrong with a body. Of a union's branches, the one that got furthest."""
+    """The first error of a body. Among the branches of a union, the error with the longest location."""
     wrong = max(error.errors(), key=lambda e: len(e["loc"]), default=None)
     if wrong is None:
         return Fault(400, "the body is malformed", "invalid_body")
@@ -139,18 +138,18 @@ def _of_validation(error: RequestValidationError) -> Fault:
 
 
 def _is_field(part: str | int) -> bool:
-    """Whether a part of an error's place is a field or an index, and not where it was or which type was
-    tried."""
+    """Whether a part of an error's location is a field or an index, and not the place of the parameter or the type that
+    was tried."""
     return isinstance(part, int) or ("[" not in part and part not in ("body", "query", "path", "str"))
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a request is in the words of Anthropic's API."""
+    """Whether a request uses Anthropic's API."""
     return scope["path"].startswith("/v1/messages") or any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
 def response_of(fault: Fault, scope: Scope) -> Response:
-    """The error in the shape of the dialect that was spoken."""
+    """The error in the format of the dialect that the request uses."""
     if speaks_anthropic(scope):
         id = scope.get("state", {}).get("request_id")
         return Response(anthropic_error(fault, id), fault.status, fault.headers, "application/json")
@@ -165,7 +164,7 @@ _LLAMACPP = re.compile("/(completions?|infill|props|slots(/[^/]*)?|apply-templat
 
 
 def is_llamacpp(path: str) -> bool:
-    """Whether a route is llama.cpp's own."""
+    """Whether a route belongs to llama.cpp's native API."""
     return _LLAMACPP.fullmatch(path) is not None
 
 
@@ -200,7 +199,7 @@ _LLAMACPP_KINDS = {
 
 
 def llamacpp_error(fault: Fault) -> bytes:
-    """https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md, with the field named as well"""
+    """https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md, with the field named in addition"""
     kind = _LLAMACPP_KINDS.get(fault.status) or ("invalid_request_error" if fault.status < 500 else "server_error")
     error = {"code": fault.status, "message": fault.message, "type": kind, "param": fault.param}
     if long := fault.too_long:
@@ -223,7 +222,7 @@ def _count(long: PromptTooLong) -> str:
 
 
 def _with_field(fault: Fault) -> str:
-    """The message, for shapes that have no place of their own for the field."""
+    """The message, with the field's name where the format has no separate place for it."""
     named = not fault.param or fault.param in fault.message
     return fault.message if named else f"{fault.param}: {fault.message}"
 

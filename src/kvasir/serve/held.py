@@ -1,4 +1,4 @@
-"""Held: a model of a server of several that has an engine, or is getting one."""
+"""Held: a model of a multi-model server that has an engine or is being loaded."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from kvasir.serve.offers import Offer
 from kvasir.serve.serving import Serving
 
-FOREVER = 1e9  # seconds: what is longer has no date
+FOREVER = 1e9  # seconds; longer times have no date
 
 
 @dataclass(eq=False)
 class Held:
     """used: when it was last leased, monotonic seconds.
 
-    keep_alive: seconds for which it stays after a lease of those who did not wish otherwise. wishes: of those who did.
-    until: by owner, the end of that time, monotonic seconds. expires: the last of them in seconds since 1970, None for
-    never. placed: it has its place in memory. reserved: bytes. promised: bytes for it that others are leaving, or 0.
-    leaving: it takes no more leases, and goes when it has none."""
+    keep_alive: seconds for which it stays loaded after a lease of an owner without a wish. wishes: keep_alive of the
+    owners that have one. until: by owner, the end of that time, monotonic seconds. expires: the last of them in seconds
+    since 1970, None for never. placed: it has its place in memory. reserved: bytes. promised: bytes that leaving models
+    free for it, or 0. leaving: it takes no more leases, and is unloaded when it has none.
+    """
 
     offer: Offer
     keep_alive: float
@@ -42,7 +43,7 @@ class Held:
         return self.serving is not None and not self.leases and self.ending is None
 
     def wish(self, owner: str, seconds: float, manages: bool) -> None:
-        """manages: it stands for all, whatever they wished before."""
+        """Sets the keep_alive of an owner. manages: it applies to all owners and replaces their wishes."""
         if manages:
             self.keep_alive = seconds
             self.wishes.clear()
@@ -51,7 +52,7 @@ class Held:
             self.wishes[owner] = seconds
 
     def rest(self, owner: str) -> None:
-        """The owner's time begins."""
+        """The owner's keep_alive time starts."""
         self.used = time.monotonic()
         seconds = self.wishes.get(owner, self.keep_alive)
         self.until[owner] = self.used + (seconds if 0 <= seconds < FOREVER else FOREVER)

@@ -1,4 +1,4 @@
-"""KeyRing: the keys of a server as they are now."""
+"""KeyRing: the current keys of a server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger("kvasir.serve")
 
 
 class KeyRing:
-    """On one event loop. Requests that are under way keep the key that they came with."""
+    """Used on one event loop. A running request keeps the key that it came with."""
 
     def __init__(self, settings: ServeSettings, changed: Callable[[Sequence[Key]], None]):
-        """changed: called with the keys that there are from now on."""
+        """changed: called with all keys whenever they change."""
         self._settings = settings
         self._changed = changed
         self._keys: Sequence[Key] = ()
@@ -30,20 +30,21 @@ class KeyRing:
         return len(self._keys)
 
     def named(self, name: str) -> Key | None:
-        """The key of this name; "" is no one's, None, as long as no key is needed. Raises KeyError."""
+        """The key of this name; None for "" while the server has no keys. Raises KeyError."""
         if not name and not self._keys:
             return None
         return self._by_name[name]
 
     def find(self, secret: bytes) -> Key | None:
-        """It is looked up by a digest that no one outside can compute, so the time that it takes reveals nothing."""
+        """The key of this secret. Looked up by a digest that outsiders cannot compute, so the lookup time reveals
+        nothing."""
         return self._by_digest.get(self._blinded(hashlib.sha256(secret).digest()))
 
     def _blinded(self, digest: bytes) -> bytes:
         return hmac.digest(self._blind, digest, "sha256")
 
     async def reload(self) -> None:
-        """Reads the file again. Raises ConfigError for a bad one; the keys stay as they were then."""
+        """Reads the file again. Raises ConfigError for an invalid file; the keys are unchanged then."""
         keys = await asyncio.to_thread(self._read)
         if keys != self._keys:
             before, after = {key.name for key in self._keys}, {key.name for key in keys}

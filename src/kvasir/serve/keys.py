@@ -1,4 +1,4 @@
-"""API keys: whose they are, what they are good for, their class, share and limits; the file that names them."""
+"""API keys: owner, scopes, service class, share and limits; the file that defines them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 class KeyScope(StrEnum):
     """inference: to have something computed; management: to change what is served; special_tokens: to write control
-    tokens into a conversation. None is needed to look."""
+    tokens into a conversation. Read-only requests need none."""
 
     INFERENCE = "inference"
     MANAGEMENT = "management"
@@ -34,8 +34,8 @@ class KeyScope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one key may ask for; None: no limit of its own. Tokens are those of prompts and answers together.
-    max_class: the best class that its requests may have."""
+    """The limits of one key; None: no limit of its own. Tokens count prompts and generated tokens together. max_class:
+    the best class that its requests may have."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -51,8 +51,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """name: the tenant, in logs, shares and cache namespaces. slo: the class of requests that ask for none.
-    weight: its share beside other keys of a class. secret_sha256: of a secret that is not known here itself, which is
+    """name: the tenant, in logs, shares and cache namespaces. slo: the default class of its requests. weight: its share
+    relative to other keys of a class. secret_sha256: digest of a secret that the server does not know; `secret` is
     empty then."""
 
     secret: str
@@ -86,11 +86,11 @@ class Key:
         return bytes.fromhex(self.secret_sha256) or hashlib.sha256(self.secret.encode()).digest()
 
     def __repr__(self) -> str:
-        return f"Key({self.name})"  # the secret is not for logs
+        return f"Key({self.name})"  # the secret must not appear in logs
 
 
 def check_distinct(keys: Sequence[Key]) -> None:
-    """Raises ConfigError for a key or a name that is there twice."""
+    """Raises ConfigError for a key or a name that occurs twice."""
     for what, values in (("key", [k.digest for k in keys]), ("name", [k.name for k in keys])):
         if len(set(values)) < len(values):
             raise ConfigError(f"two API keys have the same {what}", f"every {what} is there once")
@@ -114,14 +114,15 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """The keys of a JSON file, which no one but its owner may read or write:
+    """The keys of a JSON file that only its owner may read or write:
 
         [{"key": "...", "name": "ann", "scopes": ["inference", "management"], "class": "batch", "weight": 2,
           "limits": {"requests_per_minute": 60, "tokens_per_minute": 100000, "concurrent": 4, "max_class": "batch"}}]
 
-    `secret_sha256` with 64 hex digits may stand for `key`. All but these and `name` may be left out: the class is then
-    the best one allowed, the scope inference; without any scope a key may look, at /metrics say, and no more.
-    Raises ConfigError."""
+    `secret_sha256` with 64 hex digits may replace `key`. All fields but these and `name` are optional: the default
+    class is the best one allowed, the default scope is inference. A key without scopes may only read, for example
+    /metrics. Raises ConfigError.
+    """
     try:
         entries = msgspec.json.decode(_read_private(path), type=list[_Entry])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -143,8 +144,8 @@ def _to_key(entry: _Entry) -> Key:
 
 
 def _read_private(path: Path) -> bytes:
-    """The bytes of a regular file that is closed to others; checked on what is open, so that it cannot be changed for
-    another in between."""
+    """The bytes of a regular file that others cannot access. The open file is checked, so it cannot be swapped between
+    check and read."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             facts = os.fstat(file.fileno())
@@ -158,5 +159,5 @@ def _read_private(path: Path) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opens without waiting for the other end of a pipe."""
+    """Opens without blocking if the file is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""Bounds before work: headers, body bytes, the time a body may take, and how deep its JSON goes."""
+"""Bounds that are checked before parsing: headers, body bytes, the time a body may take, and the depth of its JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvasir.serve.asgi import header, refuse
 from kvasir.serve.faults import Fault
 
 MAX_HEADERS = 128
-UPLOADS = ("/api/blobs/", "/v1/files")  # under which routes read bodies as they come, with bounds of their own
+UPLOADS = ("/api/blobs/", "/v1/files")  # prefixes of routes that stream their bodies, with bounds of their own
 MAX_CONTAINERS = 200_000  # arrays and objects in a body
 MAX_STRINGS = 500_000
 _STRING = re.compile(rb'"[^"]*"')
@@ -38,7 +38,7 @@ class HeaderLimit:
 
 
 class BodyLimit:
-    """Reads the body of a request, counting, before anything parses it: 413, 408, or 400 for deep nesting."""
+    """Reads the body of a request within bounds, before anything parses it: 413, 408, or 400 for deep nesting."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_seconds: float, max_depth: int):
         self.app = app
@@ -59,7 +59,7 @@ class BodyLimit:
         await self.app(scope, _replay(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | Fault | None:
-        """The body, what is wrong with it, or None when the client left."""
+        """The body, the fault in it, or None if the client disconnected."""
         too_large = Fault(413, f"the body is larger than {self.max_bytes} bytes", "too_large")
         declared = header(scope, b"content-length") or "0"
         if not declared.isdigit() or int(declared[:20]) > self.max_bytes:
@@ -83,11 +83,10 @@ class BodyLimit:
 
 
 def json_excess(body: bytes, max_depth: int) -> str | None:
-    """What is too much in a JSON text, or None: how deep it nests, how many arrays, objects and strings it
-    has.
+    """What exceeds the bounds in a JSON text, or None: nesting depth, number of arrays and objects, number of strings.
 
-    Escapes and then strings are taken out, then all but brackets; each round removes the innermost level.
-    All of it runs at the speed of C, and the rounds over no more than a few hundred thousand brackets.
+    Removes escapes and then strings, then everything but brackets; each round removes the innermost level. All of it
+    runs at the speed of C, the rounds on at most a few hundred thousand brackets.
     """
     if body.count(b"[") + body.count(b"{") <= max_depth:
         return None
@@ -103,7 +102,8 @@ def json_excess(body: bytes, max_depth: int) -> str | None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body at once, and afterwards what the server says (that the client left)."""
+    """A `receive` that returns the body first, and then passes on the server's messages (that the client
+    disconnected)."""
     given = False
 
     async def replayed() -> Message:

@@ -1,4 +1,4 @@
-"""LineLog: a file of JSON lines that a thread of its own writes, so that no disk ever holds up the event loop."""
+"""LineLog: a file of JSON lines, written by its own thread, so that a slow disk never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from kvasir.errors import ConfigError
 
 log = logging.getLogger("kvasir.serve")
 
-MOST = 10_000  # lines on their way
-AT_ONCE = 256  # of them in one write
-END_SECONDS = 5.0  # for which the last ones are waited for
+MOST = 10_000  # lines in the queue
+AT_ONCE = 256  # maximum lines per write
+END_SECONDS = 5.0  # for which `close` waits for the last lines
 
 
 class LineLog:
-    """path: opened for appending, mode 0600 where it is new; "-" is the standard output. Raises ConfigError.
+    """path: opened for appending, created with mode 0600; "-" is the standard output. Raises ConfigError if it cannot
+    be opened.
 
-    `dropped` counts what the disk was too slow for, or refused.
+    `dropped` counts the lines lost because the disk was too slow or a write failed.
     """
 
     def __init__(self, path: Path, most: int = MOST):
-        self._full = self._failed = 0  # lines; each changed by one thread alone
+        self._full = self._failed = 0  # lines; each is changed by one thread only
         self._path = path
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue(most)
         self._moved = threading.Event()
@@ -41,7 +42,7 @@ class LineLog:
         self._thread.start()
 
     def put(self, line: dict[str, Any]) -> None:
-        """Never waits."""
+        """Queues a line; never blocks."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
@@ -52,11 +53,11 @@ class LineLog:
         return self._full + self._failed
 
     def reopen(self) -> None:
-        """The next line goes to whatever has the file's name then."""
+        """The next line goes to the file that has the name by then (log rotation)."""
         self._moved.set()
 
     def close(self) -> None:
-        """Writes what is left, if that can be done soon. Blocks."""
+        """Writes the remaining lines, if that takes at most a few seconds. Blocks."""
         with contextlib.suppress(queue.Full):
             self._lines.put(None, timeout=END_SECONDS)
             self._thread.join(END_SECONDS)
@@ -65,7 +66,7 @@ class LineLog:
         if self._path == Path("-"):
             return sys.stdout.fileno()
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Without waiting for a reader, should it be a pipe.
+        # Non-blocking, so that opening a pipe does not wait for its reader.
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         os.set_blocking(file, True)
         return file
@@ -94,7 +95,7 @@ class LineLog:
             self._failed += len(lines)
 
     def _follow(self) -> None:
-        """To the file that has the name now, once it has been moved. The old one is kept where there is no new one."""
+        """Opens the file that has the name after a rotation. Keeps the old file if that fails."""
         if self._moved.is_set() and self._path != Path("-"):
             self._moved.clear()
             new = self._open()

@@ -1,7 +1,7 @@
-"""A transport whose end lets a client that is still sending read its answer.
+"""A transport whose closing lets a client that is still sending read its response.
 
-A socket that is closed with bytes unread resets the connection, and the client sees the reset instead of the answer
-(RFC 9112, section 9.6). So the end is sent, and what still comes is thrown away, within bounds.
+A socket that is closed with unread bytes resets the connection, and the client sees the reset instead of the response
+(RFC 9112, section 9.6). So the write side is closed first, and further input is discarded, within bounds.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-SECONDS = 30.0  # in all
-QUIET = 5.0  # without a byte
+SECONDS = 30.0  # in total
+QUIET = 5.0  # without receiving a byte
 
 
 class LingeringTransport:
-    """`close` closes at once unless `unread` says that a request has not come whole; then `discard` is to get what
-    comes, and the connection closes after `most` bytes, SECONDS, or QUIET seconds without any."""
+    """`close` closes at once unless `unread` says that a request has not been received completely; then pass further
+    input to `discard`, and the connection closes after `most` bytes, SECONDS, or QUIET seconds without input."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, most: int, unread: Any):
         self._transport = transport

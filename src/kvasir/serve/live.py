@@ -1,4 +1,4 @@
-"""GET /kvasir/info and /kvasir/live: what the page tells of the server, and of its engine at this moment."""
+"""GET /kvasir/info and /kvasir/live: the page's data about the server and the current state of its engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvasir.snapshot import AnswerState, BlockMap, Snapshot
 
 router = APIRouter(tags=["server"])
 
-ID_LENGTH = 8  # of an answer's id that is shown
+ID_LENGTH = 8  # characters shown of a choice's id
 
 
 @router.get("/kvasir/info")
@@ -56,7 +56,7 @@ async def live(request: HTTPRequest) -> Response:
 
 
 async def _shown(request: HTTPRequest) -> Serving | None:
-    """What is looked at; it is not loaded for that. Raises ModelNotFound."""
+    """The model to show; it is not loaded for that. Raises ModelNotFound."""
     name = request.query_params.get("model")
     if name is not None:
         await catalogue_of(request).card(name)
@@ -65,7 +65,7 @@ async def _shown(request: HTTPRequest) -> Serving | None:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Nearest ranks of what was measured last, in its unit."""
+    """Percentiles (nearest rank) of the last measurements, in their unit."""
     ordered = sorted(values)
     ranks = {f"p{p}": ordered[-(-p * len(ordered) // 100) - 1] if ordered else None for p in (50, 95, 99)}
     return {**ranks, "count": len(ordered)}

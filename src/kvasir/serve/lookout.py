@@ -1,4 +1,4 @@
-"""Lookout: what an engine looks like inside, for however many who look."""
+"""Lookout: snapshots of an engine's state, shared by all viewers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kvasir.engine.front import Front
 from kvasir.errors import EngineDead
 from kvasir.snapshot import Snapshot
 
-FRESH = 0.25  # seconds for which a snapshot is shown to all who ask
-ENGINE_SECONDS = 10.0  # for which one is waited for: an engine answers between its steps
+FRESH = 0.25  # seconds for which a snapshot is reused
+ENGINE_SECONDS = 10.0  # timeout of a snapshot: an engine responds between its steps
 
 
 class Lookout:
-    """Asks the engine for snapshots, one at a time and few a second, however many look."""
+    """Asks the engine for snapshots, one at a time and a few per second, however many viewers there are."""
 
     def __init__(self, front: Front):
         self._front = front
@@ -22,10 +22,10 @@ class Lookout:
         self._time = 0.0
 
     async def look(self) -> Snapshot:
-        """A snapshot of just now. Raises EngineDead."""
+        """A snapshot that is at most FRESH seconds old. Raises EngineDead."""
         if self._asked is None or (self._asked.done() and time.monotonic() - self._time >= FRESH):
             self._asked = asyncio.ensure_future(self._ask())
-            self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # no one may wait
+            self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # waiters may be gone
         return await asyncio.shield(self._asked)
 
     async def _ask(self) -> Snapshot:

@@ -18,7 +18,7 @@ from kvasir.serve.serving import Serving, json_response
 
 router = APIRouter(tags=["server"])
 
-ENGINE_SECONDS = 2.0  # for which an answer of the engine is waited for
+ENGINE_SECONDS = 2.0  # timeout of a query to the engine
 
 
 @router.head("/health", include_in_schema=False)
@@ -36,7 +36,7 @@ async def health(request: HTTPRequest) -> Response:
 
 
 async def _state(serving: Serving) -> dict[str, Any]:
-    """What is to be said of an engine; what is empty is left out."""
+    """The state of an engine for the response, without empty fields."""
     alive, state = await serving.front.alive(ENGINE_SECONDS), serving.front.engine.state
     if not alive and state.status == "ok":
         state = replace(state, status="engine does not answer")

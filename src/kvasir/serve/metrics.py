@@ -1,6 +1,6 @@
-"""What /metrics tells, in Prometheus' text format. Names: https://prometheus.io/docs/practices/naming/
+"""The metrics at /metrics, in Prometheus' text format. Names: https://prometheus.io/docs/practices/naming/
 
-The numbers are counted elsewhere as plain objects; a collector made for each scrape puts names on them.
+The numbers are counted elsewhere as plain objects; a collector created for each scrape names them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CLASS = "service_class"
 
 
 class HttpMeter:
-    """Responses by route, method and status, and how long they took. stalled: clients let go since they did not read.
-    reloads: readings of files by name and outcome. logs: by name."""
+    """Responses by route, method and status, and their durations. stalled: connections closed because the client did
+    not read. reloads: reloads of files by name and outcome. logs: by name."""
 
     def __init__(self) -> None:
         self.responses: Counter[tuple[str, str, int]] = Counter()
@@ -63,8 +63,8 @@ class Metered:
 
 
 def route_of(scope: Scope) -> str:
-    """The route's pattern, also of what was refused on the way to it: paths that exist are few, those that clients make
-    up are not."""
+    """The route's pattern, also for requests that were refused before routing. Only patterns of existing routes become
+    labels, never paths that clients invent."""
     route = scope.get("route")
     if route is None:
         route = next((r for r in scope["app"].state.routes if r.path_regex.match(scope["path"])), None)
@@ -77,7 +77,7 @@ def method_of(scope: Scope) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is known of one model. stats: None where the engine did not answer."""
+    """The metrics of one model. stats: None if the engine did not respond."""
 
     model: str
     meter: Meter
@@ -99,7 +99,7 @@ class _Scrape:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Each family once, with the samples of all models."""
+        """Yields each metric family once, with the samples of all models."""
         yield from _http(self.http)
         families: dict[str, Metric] = {}
         for told in self.models:

@@ -1,5 +1,5 @@
-"""A server of several models: each is loaded when it is first asked for, into an engine of its own, and unloaded when
-no one has asked for a while or another one needs its place.
+"""A server of several models: each is loaded on its first request, into an engine of its own, and unloaded after a time
+without leases or when another model needs its place.
 
     absent -> waiting -> loading -> loaded: leased <-> idle -> leaving -> absent
                  |          |                   |                ^
@@ -36,15 +36,15 @@ from kvasir.store.store import Store
 
 log = logging.getLogger("kvasir.serve")
 
-PATIENCE = 60.0  # seconds for which a model waits for the place of another that is answering
+PATIENCE = 60.0  # seconds for which a model waits for the place of another that is in use
 
-# A front that was started. Raises KvasirError; cancelled, it leaves nothing behind.
+# Starts a front. Raises KvasirError; if cancelled, it cleans up.
 Launch = Callable[[EngineOptions], Awaitable[Front]]
 
 
 class ModelManager(Catalogue):
-    """keep_alive: seconds for which a model stays after its last lease, below 0 for ever. max_loaded: models at once.
-    available: bytes of memory on the host now, None where that says nothing."""
+    """keep_alive: seconds for which a model stays loaded after its last lease, below 0 for ever. max_loaded: maximum
+    number of loaded models. available: bytes of memory that the host has free, None if unknown."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ModelManager(Catalogue):
         self._keep_alive = keep_alive
         self._budget = MemoryBudget(available, max_loaded)
         self._queue = AdmissionQueue(self._budget, max_loaded, patience, self._all, self._begin_leaving)
-        self._held: dict[str, Held] = {}  # by name: those that may be leased
+        self._held: dict[str, Held] = {}  # by name: the models that may be leased
         self._leaving: set[Held] = set()
         self._one_look = asyncio.Lock()
         self._one_load = asyncio.Lock()
@@ -87,7 +87,7 @@ class ModelManager(Catalogue):
         await asyncio.gather(*(held.loading for held in everything), return_exceptions=True)
         await asyncio.gather(*(self._end_of(held) for held in everything))
 
-    # -- what there is -------------------------------------------------------------------------------------
+    # -- models --------------------------------------------------------------------------------------------
 
     async def cards(self) -> Sequence[Card]:
         return [self._card(offer) for offer in await self._offers.all()]
@@ -150,7 +150,8 @@ class ModelManager(Catalogue):
         return offers[0]
 
     async def _hold(self, name: str | None) -> Held:
-        """Leases the model, loaded or on its way. One looks at a time, so that no one goes by what was there before."""
+        """Leases the model, loaded or loading. One lookup runs at a time, so that no request acts on outdated
+        offers."""
         async with self._one_look:
             offer = await self._only() if name is None else await self._offer(name)
             there = [*self._held]
@@ -161,7 +162,8 @@ class ModelManager(Catalogue):
             return held
 
     def _held_of(self, offer: Offer, offers: Mapping[str, Offer | None]) -> Held:
-        """What has changed since it was loaded leaves when its answers end."""
+        """The Held of an offer, created if needed. Models whose offer has changed, or whose engine has ended, leave
+        when their leases end."""
         if self._end is not None:
             raise EngineDead("the server ends")
         for held in list(self._held.values()):
@@ -177,7 +179,7 @@ class ModelManager(Catalogue):
         return held
 
     def _rest(self, held: Held) -> None:
-        """What is to happen with a model that no one has leased."""
+        """Decides what happens to a model without leases: unload it, or start its keep_alive timer."""
         if held.leases:
             return
         self._queue.freed()
@@ -199,22 +201,23 @@ class ModelManager(Catalogue):
     # -- loading -------------------------------------------------------------------------------------------
 
     def _settled(self, held: Held, task: asyncio.Task[None]) -> None:
-        """The end of a load, even if no one waits for it any more."""
+        """Handles the end of a load, even if no request waits for it."""
         if task.cancelled() or task.exception() is not None:
             self._forget(held)
         else:
-            if not held.leases:  # who asked for it has left
+            if not held.leases:  # the request that started the load has left
                 held.rest("")
             self._rest(held)
 
     async def _load(self, held: Held) -> None:
-        """Raises InvalidRequest for a model that cannot be loaded as it is, EngineDead where it has no room."""
+        """Loads the model. Raises InvalidRequest if it cannot be loaded as it is, EngineDead if there is no room for
+        it."""
         offer = held.offer
         try:
             options = await asyncio.to_thread(offer.options)
             free, others = await self._queue.take(held, options)
             options, held.reserved = self._budget.sized(offer, options, free, others)
-            # Engines share a memory that is not seen by what is free of it when they start: one at a time.
+            # If the free memory is unknown here, each engine measures it at its start: one starts at a time.
             async with self._one_load if free is None else nullcontext():
                 front = await self._launch(options)
             held.serving, held.used = Serving(front, self.settings, self.quotas, offer.entry), time.monotonic()
@@ -232,7 +235,7 @@ class ModelManager(Catalogue):
     # -- unloading -----------------------------------------------------------------------------------------
 
     def _begin_leaving(self, held: Held) -> None:
-        """It is leased no more; it goes now, or when its last lease ends."""
+        """Stops leasing the model; it is unloaded at once, or when its last lease ends."""
         self._stop_timer(held)
         held.leaving = True
         if self._held.get(held.offer.name) is held:
@@ -242,7 +245,7 @@ class ModelManager(Catalogue):
             self._end_of(held)
 
     def _end_of(self, held: Held) -> asyncio.Task[None]:
-        """The end of a model, which begins now unless it has begun."""
+        """The task that unloads the model, started if it is not running."""
         if held.ending is None:
             held.ending = asyncio.ensure_future(self._leave(held))
         return held.ending

@@ -1,4 +1,5 @@
-"""Addresses: who counts as one client, which proxies are trusted, and for whom they speak."""
+"""Client addresses: which addresses count as one client, which proxies are trusted, and for which client they
+forward."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def party(address: str | None) -> str:
-    """Those who count as one: an IPv4 address, a /64 of IPv6, which is what one subscriber has, or all who have
-    no address."""
+    """The group of addresses that counts as one client: an IPv4 address, or a /64 of IPv6, which one subscriber has. ""
+    for all connections without an address."""
     try:
         found = ipaddress.ip_address((address or "").partition("%")[0])
     except ValueError:
@@ -26,7 +27,7 @@ def party(address: str | None) -> str:
 
 
 def networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Raises ConfigError for what is neither an address nor a network."""
+    """The networks of these texts. Raises ConfigError for a text that is neither an address nor a network."""
     try:
         return tuple(ipaddress.ip_network(text) for text in texts)
     except ValueError as error:
@@ -43,7 +44,8 @@ def trusted(address: str, proxies: Iterable[Network]) -> bool:
 
 
 def forwarded(scope: Scope, proxies: tuple[Network, ...]) -> str | None:
-    """The last address of X-Forwarded-For that is no trusted proxy itself; None for a request that none forwards."""
+    """The client that a trusted proxy forwards for: the last address of X-Forwarded-For that is not a trusted proxy
+    itself. None for a request that no trusted proxy forwards."""
     if not proxies or not trusted((scope.get("client") or ("",))[0], proxies):
         return None
     given = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-for").decode("latin-1")
@@ -55,7 +57,7 @@ def forwarded(scope: Scope, proxies: tuple[Network, ...]) -> str | None:
 
 
 def _bare(text: str) -> str:
-    """Without the port and the brackets that some proxies add."""
+    """The address without the port and the brackets that some proxies add."""
     if text.startswith("["):
         return text[1:].partition("]")[0]
     return text.partition(":")[0] if text.count(":") == 1 else text

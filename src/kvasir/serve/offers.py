@@ -1,4 +1,4 @@
-"""What a server of several models may load: those of the store, or those named at its start."""
+"""The models that a multi-model server may load: those of the store, or those given at its start."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kvasir.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A model that may be loaded. identity: changes when another load would load something else. size: bytes of its
-    weights' files. options: how it is loaded; may raise KvasirError. created: seconds since 1970."""
+    """A model that may be loaded. identity: changes whenever loading would give a different model. size: bytes of its
+    weight files. options: returns the options to load it with; may raise KvasirError. created: seconds since 1970."""
 
     name: str
     identity: str
@@ -32,12 +32,12 @@ class Offers(Protocol):
     async def all(self) -> Sequence[Offer]: ...
 
     async def find(self, *names: str) -> list[Offer | None]:
-        """Those of these names, each or None, as they are at one moment."""
+        """The offers of these names (None where there is none), all as of one moment."""
         ...
 
 
 class StoreOffers:
-    """All models of a store, as they are at each moment, read in threads. base: the options of all engines."""
+    """All models of a store, reread on each call, in threads. base: the options of all engines."""
 
     def __init__(self, store: Store, base: EngineOptions):
         self._store = store
@@ -70,7 +70,7 @@ def offer_of(store: Store, entry: Entry, base: EngineOptions) -> Offer:
 
 
 class GivenOffers:
-    """A few models by name, and nothing else. Raises InvalidRequest for a name that comes twice."""
+    """A fixed set of models by name. Raises InvalidRequest for a name that occurs twice."""
 
     def __init__(self, offers: Sequence[Offer]):
         self._offers = {offer.name: offer for offer in offers}

@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol with the bounds it lacks: on connections, on what comes before a body, and on clients that
-do not read."""
+"""uvicorn's HTTP protocol with additional bounds: on connections, on bytes that precede a body, and on clients that do
+not read."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ def bounded_protocol(
     - sends more than `max_bytes` without a body byte or a complete head among them (headers, trailers, chunk
       extensions), of which the parser would keep every byte;
     - takes longer than `head_time` seconds for a head;
-    - takes none of what is sent for `write_time` seconds while the buffer is full; `on_stall` is called then. 0: it may
-      take for ever.
+    - accepts no sent data for `write_time` seconds while the buffer is full; `on_stall` is called then. 0: no limit.
 
-    A client that is still sending when its answer ends may send up to `max_unread` bytes more, which are discarded, so
-    that it can read the answer.
+    A client that is still sending when its response ends may send up to `max_unread` bytes more, which are discarded,
+    so that it can read the response.
     """
 
     class BoundedProtocol(HttpToolsProtocol):
@@ -76,7 +75,7 @@ def bounded_protocol(
             if self._quiet > max_bytes and not self.transport.is_closing():
                 self.send_400_response("Headers are too large.")
             if self.waits and self.timeout_keep_alive_task is None:
-                self._head.start()  # bytes that begin no request keep no connection open
+                self._head.start()  # bytes that begin no request must not keep a connection open
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -85,7 +84,7 @@ def bounded_protocol(
             self._head.start()
 
         def on_response_complete(self) -> None:
-            # `self.cycle` is another request's where one is queued; this one has then come whole
+            # If a request is queued, `self.cycle` is that request's; the ended one has then been received completely
             if not self.pipeline and self._unread():
                 self.transport.close()
             super().on_response_complete()
@@ -122,7 +121,7 @@ def bounded_protocol(
 
 
 class _Timer:
-    """Calls `action` after `seconds` unless it is stopped; a second start changes nothing."""
+    """Calls `action` after `seconds` unless stopped. Starting it again while it runs has no effect."""
 
     def __init__(self, call_later: Callable[..., TimerHandle], seconds: float, action: Callable[[], object]):
         self._call_later = call_later

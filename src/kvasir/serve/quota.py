@@ -1,7 +1,8 @@
-"""Limits per key: requests and tokens per minute, and how many at once. Refused with 429 and when to come back.
+"""Limits per key: requests and tokens per minute, and concurrent requests. Requests beyond a limit get 429 with
+Retry-After.
 
-The rates are leaky buckets in whole nanoseconds: one of n per minute takes n at once, and empties in a minute. Time
-comes from a clock that is handed in; one that runs backwards counts as standing still.
+The rates are leaky buckets in whole nanoseconds: a limit of n per minute admits n at once, and drains in a minute. The
+clock is a parameter; a clock that runs backwards counts as standing still.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from kvasir.serve.keys import Key, Limits
 
 SECOND = 1_000_000_000
 MINUTE = 60 * SECOND
-_ENDS = re.compile(r"/v1/(responses|batches|messages/batches)/[^/]+/cancel")  # what ends work is never refused
+_ENDS = re.compile(r"/v1/(responses|batches|messages/batches)/[^/]+/cancel")  # routes that end work are never refused
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """limit: units per minute. used: nanoseconds until it is empty; more than a full one's when units were taken that
-    no one could foresee. at: when that was, on the clock."""
+    """limit: units per minute. used: nanoseconds until it is empty; exceeds that of a full bucket when units were taken
+    that could not be foreseen. at: time of `used`, on the clock."""
 
     limit: int
     used: int = 0
@@ -38,7 +39,7 @@ class Bucket:
 
     @property
     def per_unit(self) -> int:
-        """Nanoseconds that a unit takes to drain, rounded up: never more than `limit` in a minute."""
+        """Nanoseconds that a unit takes to drain, rounded up, so that at most `limit` units drain in a minute."""
         return -(-MINUTE // self.limit)
 
     @property
@@ -48,25 +49,25 @@ class Bucket:
 
 
 def drain(bucket: Bucket, now: int) -> Bucket:
-    """The bucket as it is `now`."""
+    """The bucket as of `now`."""
     passed = max(0, now - bucket.at)
     return replace(bucket, used=max(0, bucket.used - passed), at=now)
 
 
 def wait(bucket: Bucket, units: int) -> int | None:
-    """Nanoseconds from `at` until `units` may be taken, 0: at once; None: they are more than it ever takes."""
+    """Nanoseconds from `at` until `units` may be taken; 0: at once; None: never, they exceed the limit."""
     if units > bucket.limit:
         return None
     return max(0, bucket.used - (bucket.limit - units) * bucket.per_unit)
 
 
 def take(bucket: Bucket, units: int) -> Bucket:
-    """The bucket with so many units more, whether there was room for them or not."""
+    """The bucket after taking `units`, whether there was room for them or not."""
     return replace(bucket, used=bucket.used + units * bucket.per_unit)
 
 
 class Account:
-    """One key's buckets, its open requests, and the lines of its batches that run."""
+    """One key's buckets, its open requests, and the running lines of its batches."""
 
     def __init__(self, key: Key, clock: Callable[[], int]):
         self._clock = clock
@@ -77,7 +78,7 @@ class Account:
         self.limit(key.limits)
 
     def limit(self, limits: Limits) -> None:
-        """Takes these limits; what was used before stays as large a part of them as it was."""
+        """Applies new limits; the buckets keep their used fraction."""
         now = self._clock()
         self._limits = limits
         self._freed.set()
@@ -85,7 +86,8 @@ class Account:
         self._tokens = _bucket(limits.tokens_per_minute, now, self._tokens)
 
     def open(self) -> Place:
-        """Counts a request, which is open until its place is left. Raises LimitExceeded; the refused cost nothing."""
+        """Counts a request, which stays open until its Place is left. Raises LimitExceeded; refused requests cost
+        nothing."""
         most = self._limits.concurrent
         if most is not None and self._open >= most:
             raise LimitExceeded(f"{self._open} requests of this key are open", f"at most {most} at once", 1.0)
@@ -99,8 +101,8 @@ class Account:
 
     @asynccontextmanager
     async def line(self) -> AsyncIterator[None]:
-        """A line of a batch, once there is room beside the requests and other lines. No request waits for lines: who
-        has a batch running is not locked out by it."""
+        """A running line of a batch, once there is room for it in addition to requests and other lines. Requests never
+        wait for lines, so a running batch does not lock its key out."""
         while (most := self._limits.concurrent) is not None and self._open + self._lines >= most:
             self._freed.clear()
             await self._freed.wait()
@@ -112,17 +114,19 @@ class Account:
             self._freed.set()
 
     def prompt(self, tokens: int) -> None:
-        """Counts a prompt's tokens before they are computed. Raises LimitExceeded when there is no room for them, and
-        as long as earlier answers took more than there was."""
+        """Counts a prompt's tokens before they are computed. Raises LimitExceeded if there is no room for them, also
+        while earlier choices have overdrawn the bucket."""
         self._tokens = _taken(self._tokens, tokens, self._clock(), "tokens")
 
     def answer(self, tokens: int) -> None:
-        """Counts tokens of an answer as they come: what was begun is never cut off, but the next one has to wait."""
+        """Counts generated tokens as they come. A running request is never cut off; the next one has to wait
+        instead."""
         if self._tokens is not None:
             self._tokens = take(drain(self._tokens, self._clock()), tokens)
 
     def headers(self, anthropic: bool = False) -> list[tuple[bytes, bytes]]:
-        """The limits and what is left of them, under the names of the OpenAI API, or of Anthropic's."""
+        """Response headers with the limits and what remains of them, under the names of the OpenAI API or of
+        Anthropic's."""
         found: dict[str, object] = {}
         for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is None:
@@ -135,14 +139,14 @@ class Account:
 
 
 class Place:
-    """One of a key's open requests, until all who hold it have left."""
+    """One of a key's open requests, until all its holders have left."""
 
     def __init__(self, account: Account):
         self._account = account
         self._holders = 1
 
     def hold(self, work: asyncio.Task) -> None:
-        """Work that continues when the request is answered counts as the same one."""
+        """Keeps the place for `work`, which continues after the response and counts as the same request."""
         self._holders += 1
         work.add_done_callback(lambda _: self.leave())
 
@@ -175,13 +179,13 @@ def _taken(bucket: Bucket | None, units: int, now: int, what: str) -> Bucket | N
 
 
 def _duration(nanoseconds: int) -> str:
-    """Milliseconds or seconds, rounded up, as the OpenAI API writes them."""
+    """Milliseconds or seconds, rounded up, in the format of the OpenAI API."""
     milliseconds = -(-nanoseconds // 1_000_000)
     return f"{milliseconds}ms" if milliseconds < 1000 else f"{-(-milliseconds // 1000)}s"
 
 
 def _moment(nanoseconds: int) -> str:
-    """So much later than now, as RFC 3339 has it, as the Anthropic API writes it."""
+    """The time that is `nanoseconds` from now, in RFC 3339, as in the Anthropic API."""
     then = datetime.now(UTC) + timedelta(seconds=math.ceil(nanoseconds / SECOND))
     return then.strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -195,7 +199,7 @@ class Quotas:
         self.take(keys)
 
     def take(self, keys: Sequence[Key]) -> None:
-        """These are the keys from now on. An account continues as long as its name does."""
+        """Replaces the keys. The account of a name that remains continues."""
         before = self.accounts
         self.accounts = {key.name: before.get(key.name) or Account(key, self._clock) for key in keys}
         for key in keys:
@@ -206,7 +210,7 @@ class Quotas:
             account.prompt(tokens)
 
     def line(self, tenant: str) -> AbstractAsyncContextManager[object]:
-        """As `Account.line`; no one waits who has no account."""
+        """As `Account.line`; does not wait if the tenant has no account."""
         account = self.accounts.get(tenant)
         return account.line() if account else nullcontext()
 
@@ -216,7 +220,8 @@ class Quotas:
 
 
 class QuotaGuard:
-    """429 for a POST of a key that is at its limit, before its body is read. Tells every key how it stands."""
+    """429 for a POST of a key that is at its limit, before its body is read. Reports the limits to every key in
+    headers."""
 
     def __init__(self, app: ASGIApp, quotas: Quotas):
         self.app = app
@@ -245,7 +250,7 @@ class QuotaGuard:
 
 
 def hold_place(scope: Scope, work: asyncio.Task) -> None:
-    """What a request has begun in the background counts as open, until it has ended too."""
+    """Keeps the request's place until `work`, which it started in the background, has ended too."""
     place: Place | None = scope["state"].get("place")
     if place is not None:
         place.hold(work)

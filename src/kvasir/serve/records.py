@@ -1,9 +1,10 @@
-"""What a server keeps for its clients: bytes by id, in memory or in a folder, bounded, each belonging to a key.
+"""Records that a server stores for its clients: bytes by id, in memory or in a folder, bounded, each belonging to a
+key.
 
     <folder>/<key's name>-<digest>/<id>.json       files 0600, folders 0700
 
-A file is written whole beside its place and then moved there, so that a crash leaves the old one or the new one. Those
-that no one has touched for the longest time leave when a key's share is full, unless it is to be refused then.
+A file is written to a temporary name in the same folder and then renamed, so that a crash leaves the old version or the
+new one. When a key's share is full, its least recently used records are dropped, or new ones are refused.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ log = logging.getLogger("kvasir.serve")
 
 
 def new_id(kind: str) -> str:
-    """One that cannot be guessed."""
+    """A new id that cannot be guessed."""
     return f"{kind}_{secrets.token_hex(24)}"
 
 
 def parsed(data: bytes) -> dict[str, Any] | None:
-    """A record of JSON; None for what a failing disk has made of one."""
+    """The decoded JSON record; None if it is damaged, for example by a failing disk."""
     try:
         return msgspec.json.decode(data, type=dict)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -47,15 +48,15 @@ def is_id(id: str, kind: str) -> bool:
 
 @dataclass(slots=True)
 class _Entry:
-    """size in bytes; used: when it was last written or read, in seconds since 1970."""
+    """size: bytes. used: when it was last written or read, in seconds since 1970."""
 
     size: int
     used: float
 
 
 class Records:
-    """One kind of records of all keys. All methods are called on one event loop; files are read and written in
-    threads, one write of a key at a time."""
+    """One kind of records of all keys. Call all methods on one event loop; files are read and written in threads, one
+    write of a key at a time."""
 
     def __init__(
         self,
@@ -68,24 +69,24 @@ class Records:
         pinned: Callable[[str], bool] = lambda id: False,
         clock: Callable[[], float] = time.time,
     ):
-        """folder: None keeps them in memory. max_count, max_bytes: of one key. max_age: seconds after its last use at
-        which a record is dropped. refuse: a full share takes no more. pinned: of an id, whether its record stays
-        however old it is, and however many there are. Raises ConfigError for a folder that is open to others or that
-        another server uses."""
+        """folder: None keeps the records in memory. max_count, max_bytes: per key. max_age: seconds after its last use
+        at which a record is dropped. refuse: refuse new records if a share is full, instead of dropping old ones.
+        pinned: of an id, whether its record stays regardless of age and count. Raises ConfigError for a folder that is
+        open to others or that another server uses."""
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._max_age = max_age
         self._refuse = refuse
         self._pinned = pinned
         self._clock = clock
-        self._index: dict[str, OrderedDict[str, _Entry]] = {}  # by place and id, the longest unused first
+        self._index: dict[str, OrderedDict[str, _Entry]] = {}  # by place and id, least recently used first
         self._locks: dict[str, asyncio.Lock] = {}
         self._files: Memory | Folder = Memory() if folder is None else Folder(folder)
         for place, id, size, used in sorted(self._files.all(), key=lambda found: found[3]):
             self._index.setdefault(place, OrderedDict())[id] = _Entry(size, used)
 
     def close(self) -> None:
-        """Lets another server have the folder."""
+        """Unlocks the folder, for use by another server."""
         self._files.close()
 
     @property
@@ -93,12 +94,12 @@ class Records:
         return self._max_bytes if isinstance(self._max_bytes, int) else self._max_bytes()
 
     async def put(self, owner: str, id: str, data: bytes, beyond: bool = False) -> None:
-        """Keeps it, in the place of what has this id. beyond: even if the key's share is full. Raises LimitExceeded for
-        more than its share, OSError."""
+        """Stores the record, replacing any with this id. beyond: even if the key's share is full. Raises LimitExceeded
+        for more than its share, OSError."""
         assert ID.fullmatch(id), id
         if len(data) > self.max_bytes and not beyond:
             raise LimitExceeded(f"{len(data)} bytes are more than a key may keep here", f"at most {self.max_bytes}")
-        await asyncio.shield(self._put(_place(owner), id, data, beyond))  # a file that is written is one that is known
+        await asyncio.shield(self._put(_place(owner), id, data, beyond))  # a written file is always indexed
 
     async def _put(self, place: str, id: str, data: bytes, beyond: bool) -> None:
         async with self._lock(place):
@@ -117,7 +118,7 @@ class Records:
         return self._locks.setdefault(place, asyncio.Lock())
 
     async def get(self, owner: str, id: str) -> bytes | None:
-        """None where this key has no such record."""
+        """The record; None if this key has no such record."""
         place = _place(owner)
         entries = self._index.get(place)
         if entries is None or (entry := entries.get(id)) is None:
@@ -130,7 +131,7 @@ class Records:
         return await asyncio.to_thread(self._files.read, place, id, entry.used)
 
     async def delete(self, owner: str, id: str) -> bool:
-        """Whether there was one."""
+        """Deletes the record; returns whether it existed."""
         place = _place(owner)
         async with self._lock(place):
             if id not in self._index.get(place, {}):
@@ -139,34 +140,34 @@ class Records:
             return True
 
     async def all(self, owner: str | None = None) -> list[bytes]:
-        """Those of a key, or of all keys, in no order; none of them counts as used by that."""
+        """The records of a key, or of all keys, in no particular order. Does not count as a use."""
         places = list(self._index) if owner is None else [_place(owner)]
         wanted = [(place, id) for place in places for id in self._index.get(place, ())]
         return await asyncio.to_thread(self._read_all, wanted)
 
     @property
     def ids(self) -> set[tuple[str, str]]:
-        """(place, id) of all."""
+        """(place, id) of all records."""
         return {(place, id) for place, entries in self._index.items() for id in entries}
 
     async def keep(self, ids: set[tuple[str, str]]) -> None:
-        """Drops all others."""
+        """Drops all records but these."""
         await self.drop({id for _, id in self.ids - ids})
 
     async def drop(self, ids: set[str]) -> None:
-        """Of whatever key they are."""
+        """Drops the records of these ids, of any key."""
         for place in list(self._index):
             async with self._lock(place):
                 await self._drop(place, [id for id in self._index[place] if id in ids])
 
     async def sweep(self) -> None:
-        """Drops what is too old."""
+        """Drops records that are too old."""
         for place in list(self._index):
             async with self._lock(place):
                 await self._drop(place, self._too_old(place))
 
     async def open(self, owner: str, id: str) -> tuple[BinaryIO, int] | None:
-        """A file to read it from, and its bytes; to be closed. It does not count as used by that."""
+        """An open file of the record, to be closed by the caller, and its size in bytes. Does not count as a use."""
         place = _place(owner)
         entry = self._index.get(place, {}).get(id)
         file = None if entry is None else await asyncio.to_thread(self._files.open, place, id)
@@ -177,11 +178,11 @@ class Records:
         return [data for data in found if data is not None]
 
     def check_room(self, owner: str) -> None:
-        """Raises LimitExceeded where the key's share has no room for one more byte."""
+        """Raises LimitExceeded if the key's share has no room for one more byte."""
         self._check_room(_place(owner), "", 1)
 
     def _check_room(self, place: str, id: str, size: int) -> None:
-        """Counts those that will not leave for it."""
+        """Counts the records that will not be dropped to make room."""
         entries = self._index.get(place, {}).items()
         others = [entry.size for other, entry in entries if other != id and (self._refuse or self._pinned(other))]
         max_count, max_bytes = self._max_count, self.max_bytes
@@ -198,7 +199,7 @@ class Records:
         return [id for id, entry in self._index.get(place, {}).items() if self._is_old(id, entry)]
 
     def _surplus(self, entries: OrderedDict[str, _Entry]) -> list[str]:
-        """Those that are too old, or too many."""
+        """The ids to drop because they are too old or exceed the share."""
         max_count, max_bytes = self._max_count, self.max_bytes
         count, size = len(entries), sum(entry.size for entry in entries.values())
         surplus = []
@@ -217,5 +218,6 @@ class Records:
 
 
 def _place(owner: str) -> str:
-    """A folder's name for a key: its own for people, and a digest, since some file systems take "Ann" for "ann"."""
+    """The folder name of a key: its name for readability, and a digest, since some file systems do not distinguish
+    "Ann" from "ann"."""
     return f"{owner or 'nobody'}-{hashlib.sha256(owner.encode()).hexdigest()[:16]}"

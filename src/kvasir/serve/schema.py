@@ -1,4 +1,4 @@
-"""/openapi.json as this server behaves: the shape of each dialect's errors, and the key."""
+"""/openapi.json as the server behaves: the error format of each dialect, and the key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _object(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "required": [*properties], "properties": properties}
 
 
-# By the name of the component; which dialect has which says `faults.response_of`.
+# By the name of the component; `faults.response_of` says which dialect uses which.
 _ERRORS: dict[str, dict[str, Any]] = {
     "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_MAYBE, code=_MAYBE)),
     "AnthropicError": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT)),
@@ -38,7 +38,7 @@ _STATUSES = {
 
 
 def schema_of(app: FastAPI) -> dict[str, Any]:
-    """The schema, made once."""
+    """The schema, created once."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schema["components"]["schemas"] |= _ERRORS

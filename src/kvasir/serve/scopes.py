@@ -1,7 +1,7 @@
-"""What a key is good for: routes tagged `management` ask for that scope, all else that computes for `inference`.
+"""Scopes of keys: routes tagged `management` require that scope, all other routes that compute require `inference`.
 
-What only looks (GET, HEAD) is open to every key. Without keys the server is one machine's own, and managing is for
-those who ask from it directly.
+Reading (GET, HEAD) is open to every key. Without keys the server belongs to one machine, and only direct requests from
+that machine may manage it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from kvasir.serve.keys import Key, KeyScope
 from kvasir.serve.settings import is_loopback
 
 MANAGEMENT = "management"  # the tag
-MANAGES = "manages"  # in the state of a request whose route asked for the scope by itself
+MANAGES = "manages"  # in the state of a request whose route required the scope itself
 LOOKS = ("GET", "HEAD", "OPTIONS")
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 
 def needs_management(connection: HTTPConnection) -> None:
-    """Raises ScopeNeeded unless who asks may manage the server. For routes that manage now and then; those that always
-    do have the tag."""
+    """Raises ScopeNeeded unless the client may manage the server. For routes that manage only in some cases; the others
+    have the tag."""
     connection.scope["state"][MANAGES] = True
     _check_management(connection.scope)
 
 
 def may_manage(connection: HTTPConnection) -> bool:
-    """Whether `needs_management` would let it; nothing is noted."""
+    """Whether `needs_management` would pass; records nothing."""
     try:
         _check_management(connection.scope)
     except ScopeNeeded:
@@ -42,7 +42,7 @@ def may_manage(connection: HTTPConnection) -> bool:
 
 
 def needs_trust(connection: HTTPConnection) -> None:
-    """Raises ScopeNeeded unless who asks may write control tokens into a conversation."""
+    """Raises ScopeNeeded unless the client may write control tokens into a conversation."""
     _check_owner(connection.scope, KeyScope.SPECIAL_TOKENS, "say trust_special_tokens")
 
 
@@ -51,7 +51,7 @@ def _check_management(scope: Scope) -> None:
 
 
 def _check_owner(scope: Scope, needed: KeyScope, what: str) -> None:
-    """A key has the scope; without keys it is for who asks from this machine itself."""
+    """Passes a key that has the scope; without keys, only requests from this machine itself."""
     key: Key | None = scope.get("state", {}).get("key")
     if key is not None:
         return _check(key, needed)
@@ -67,19 +67,19 @@ def _check(key: Key, needed: KeyScope) -> None:
 
 
 class Managing:
-    """Which requests a server's management routes would take."""
+    """Finds the management route that a request would use."""
 
     def __init__(self, routes: Iterable[BaseRoute]):
         self.routes = [r for r in routes if isinstance(r, APIRoute) and MANAGEMENT in r.tags]
 
     def route(self, scope: Scope) -> str | None:
-        """The pattern of the route's path, None where it manages nothing."""
+        """The path pattern of that route, None if the request manages nothing."""
         fits = (r for r in self.routes if scope["method"] in r.methods and r.path_regex.match(scope["path"]))
         return next((r.path for r in fits), None)
 
 
 class ScopeGuard:
-    """403 for a key without the scope that a request asks for, before its body is read."""
+    """403 for a key without the scope that a request requires, before its body is read."""
 
     def __init__(self, app: ASGIApp, managing: Managing):
         self.app = app

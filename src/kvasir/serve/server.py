@@ -1,4 +1,4 @@
-"""serve: the application on a socket, from the engine's start to its end."""
+"""serve: runs the application on a socket, from the start to the end of the engines."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from kvasir.serve.watch import Watch
 
 log = logging.getLogger("kvasir.serve")
 
-SWEEP = 3600.0  # seconds between two looks for what is too old
-UNREAD = 16  # times the bound on a body, what a client that was refused may still send
-GRACE = 5  # seconds for requests to end when their engine has, and again for connections to close
+SWEEP = 3600.0  # seconds between two removals of old records
+UNREAD = 16  # a refused client may still send UNREAD times the bound on a body
+GRACE = 5  # seconds for requests to end after their engine has ended, and again for connections to close
 
 
 def run(catalogue: Catalogue) -> None:
-    """Starts the engines, serves until SIGTERM or SIGINT, and ends both. Blocks; the main thread is wanted.
+    """Starts the engines, serves until SIGTERM or SIGINT, and ends both. Blocks; must run in the main thread.
 
-    Raises KvasirError when the engine cannot start, or the address is taken.
+    Raises KvasirError if the engine cannot start or the address is taken.
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(serve(catalogue))
@@ -55,10 +55,10 @@ def _loop_factory():
 
 
 async def serve(catalogue: Catalogue) -> None:
-    """The same within a running event loop. The address is bound first: a taken one is known before a model
+    """As `run`, within a running event loop. The address is bound first, so a taken one is reported before a model
     loads."""
     with bind(catalogue.settings) as listener:
-        server = Server(catalogue)  # so are files that cannot be used
+        server = Server(catalogue)  # reports unusable files early, too
         await catalogue.start()
         try:
             print(await summary(catalogue, listener.getsockname()[1]), flush=True)
@@ -68,7 +68,7 @@ async def serve(catalogue: Catalogue) -> None:
 
 
 def bind(settings: ServeSettings) -> socket.socket:
-    """Raises ConfigError for an address that is taken or none of this machine's."""
+    """A bound socket. Raises ConfigError for an address that is taken or not local."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -88,8 +88,8 @@ def bind(settings: ServeSettings) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, ending in three steps: new requests are refused, running answers go on for `drain` seconds; then the
-    engines' end gives each stream that is left an honest error; then the connections close."""
+    """uvicorn with a shutdown in three steps: new requests are refused and running ones continue for `drain` seconds;
+    then the engines end, which gives each remaining stream an error event; then the connections close."""
 
     def __init__(self, catalogue: Catalogue):
         settings = catalogue.settings
@@ -148,7 +148,7 @@ class Server(uvicorn.Server):
                 kept.close()
 
     async def _sweep(self) -> None:
-        """What is kept for too long goes, once at the start and then now and again."""
+        """Removes expired records, once at the start and then periodically."""
         while True:
             for kept in self._kept:
                 try:
@@ -158,7 +158,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(SWEEP)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's own, but for TLS with a bound on the time that a handshake takes."""
+        """As uvicorn's own; for TLS with a bound on the duration of a handshake."""
         if self.config.ssl is None:
             return await super().startup(sockets)
         self._listeners = sockets or []
@@ -169,7 +169,8 @@ class Server(uvicorn.Server):
         self.started = True
 
     async def _listen(self, context: ssl.SSLContext) -> None:
-        """Takes connections with this context from now on. The sockets are the same, so none is lost in between."""
+        """Accepts connections with this context from now on. The listening sockets are shared, so no connection is lost
+        in the switch."""
         state = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
         loop = asyncio.get_running_loop()
         create = functools.partial(
@@ -180,9 +181,9 @@ class Server(uvicorn.Server):
             ssl_handshake_timeout=self._catalogue.settings.head_time,
         )
         before, self.servers = self.servers, [await create(sock=sock.dup()) for sock in self._listeners]
-        # asyncio gives a connection to its server in a later step, and loses it where the server has closed by then.
+        # asyncio hands a connection to its server in a later step, and drops it if the server has closed by then.
         for sock in (sock for server in before for sock in server.sockets):
-            with contextlib.suppress(RuntimeError):  # of uvloop, which needs none of this
+            with contextlib.suppress(RuntimeError):  # of uvloop, which does not need this
                 loop.remove_reader(sock.fileno())
         for _ in range(2):
             await asyncio.sleep(0)
@@ -190,8 +191,8 @@ class Server(uvicorn.Server):
             server.close()
 
     async def _renew_tls(self) -> None:
-        """A new context, since one in use cannot forget an authority, nor the sessions that clients may resume. Where
-        an authority is gone, all connections close when their answers are written. Raises ConfigError."""
+        """Replaces the context, since one in use cannot forget an authority, nor the sessions that clients may resume.
+        If an authority was removed, all connections close after their responses. Raises ConfigError."""
         tls = self._catalogue.settings.tls
         assert tls is not None, "only its files are watched"
         context, before = await asyncio.to_thread(tls.context), self.config.ssl
@@ -200,18 +201,18 @@ class Server(uvicorn.Server):
         self.config.ssl = context
         if before and set(before.get_ca_certs(True)) - set(context.get_ca_certs(True)):
             self._close_old()
-            late = self._catalogue.settings.head_time + 1  # those who were shaking hands just then
+            late = self._catalogue.settings.head_time + 1  # for handshakes that were in progress
             asyncio.get_running_loop().call_later(late, self._close_old)
 
     def _close_old(self) -> None:
-        """Connections of an earlier context."""
+        """Closes connections of earlier contexts."""
         for connection in list(self.server_state.connections):
             if connection.transport.get_extra_info("sslcontext") is not self.config.ssl:
                 connection.shutdown()
 
     @contextlib.contextmanager
     def _reloading(self) -> Iterator[None]:
-        """SIGHUP has all files opened again; it ends a server that has none, as ever."""
+        """Makes SIGHUP reopen all files; it ends a server that has none, as by default."""
         loop = asyncio.get_running_loop()
         if not (self._watches or self._logs) or threading.current_thread() is not threading.main_thread():
             yield
@@ -229,8 +230,8 @@ class Server(uvicorn.Server):
             lines.reopen()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Ends the server and, unlike uvicorn's own, leaves it to the caller to end the process: the engine comes
-        after. A second signal waits for nothing."""
+        """Ends the server but, unlike uvicorn's own, not the process: the caller still has to end the engine. A second
+        signal skips all waiting."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -243,7 +244,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _empty(self) -> None:
-        """Returns when all requests are answered, or those that are left are beyond help."""
+        """Returns when all requests have their responses, or when the time for the rest has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain):
                 return await self._gate.empty()
@@ -259,7 +260,7 @@ class Server(uvicorn.Server):
 
 
 async def summary(catalogue: Catalogue, port: int) -> str:
-    """What was started and what the engines decided, for people."""
+    """The startup summary for people: models, decisions of the engines, and the address."""
     settings, loaded = catalogue.settings, catalogue.loaded()
     names = [card.name for card in await catalogue.cards()]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -1,4 +1,4 @@
-"""What every route needs: the front half, the settings, and the few answers that depend on both."""
+"""Serving: the front half, the settings, and the helpers that every route needs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ CLASS_HEADER = "x-kvasir-class"
 
 
 class Serving:
-    """One model of a server: its front half, and what the settings make of it. Routes get theirs from
-    `catalogue.serving_of`. entry: what the store says of it, None for a model that is not from there."""
+    """One model of a server: its front half, with the settings applied. Routes get it from `catalogue.serving_of`.
+    entry: the model's entry in the store, None if it is not from there."""
 
     def __init__(self, front: Front, settings: ServeSettings, quotas: Quotas, entry: Entry | None = None):
         self.front = front
@@ -48,38 +48,39 @@ class Serving:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the model may be called; the first is what answers carry."""
+        """The names of the model; responses carry the first."""
         if self.settings.model_names or self.entry is None:
             return self.settings.model_names or (self.front.info.name,)
         return tuple(dict.fromkeys((self.entry.name, self.entry.name.removesuffix(":latest"))))
 
     @property
     def own(self) -> dict[str, Any]:
-        """The fields of SamplingParams that the store has for this model, which requests may override."""
+        """Defaults of SamplingParams from the model's store entry, which requests may override."""
         return sampling_of(self.entry.parameters) if self.entry else {}
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """A chat with what the store has for this model before it."""
+        """The messages of a chat, preceded by those of the model's store entry."""
         return self.entry.conversation(messages) if self.entry else messages
 
     @property
     def fingerprint(self) -> str:
-        """Changes when answers may change: with the version, the model or the way it is computed."""
+        """Changes when results may change: with the version, the model or the way it is computed."""
         info = self.front.info
         facts = (__version__, info.name, info.dtype, info.device, info.executor, info.grade, info.numerics)
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
 
     async def ids_of(self, prompt: str | list[int], add_special_tokens: bool | None, param: str) -> Sequence[int]:
-        """The ids of a text or of ids as they are; special tokens are added unless that is declined."""
+        """The ids of a prompt. A text gets special tokens unless that is declined; ids are returned unchanged."""
         if not isinstance(prompt, str):
             return prompt
         special = add_special_tokens is not False
         return await self.front.encode(prompt, add_special_tokens=special, param=param)
 
     def fields(self, request: HTTPRequest, wire: Scheduling, tier: ServiceClass | None = None) -> dict[str, Any]:
-        """What the core's request carries beside prompt and parameters: whose it is, and when it is served.
+        """The fields of an engine request besides prompt and parameters: tenant, class and scheduling.
 
-        tier: the class that a dialect's own field stands for. Raises InvalidRequest, ClassNotAllowed."""
+        tier: the class that a dialect's own field stands for. Raises InvalidRequest, ClassNotAllowed.
+        """
         key: Key | None = request.scope["state"].get("key")
         return {
             "slo": service_class(wire.service_class, tier, request.headers.get(CLASS_HEADER), key),
@@ -93,30 +94,30 @@ class Serving:
         }
 
     def trust(self, request: HTTPRequest, wire: Trust) -> bool | None:
-        """Whether texts of this conversation may be control tokens; None: as the server has it. Raises ScopeNeeded."""
+        """Whether texts of this conversation may be control tokens; None: the server's default. Raises ScopeNeeded."""
         if wire.trust_special_tokens and not self.front.trust_special_tokens:
             needs_trust(request)
         return wire.trust_special_tokens
 
     def _namespace(self, key: Key | None, salt: str | None) -> str | None:
-        """Of the prefix cache: the key's own, divided further by the request's salt."""
+        """The prefix cache's namespace: the key's own, divided further by the request's salt."""
         own = key.name if key and not self.settings.share_cache else ""
         return f"{len(own)}:{own}{salt or ''}" if own or salt else None
 
     def charge(self, requests: Sequence[Request], asked: HTTPRequest, *, whole: bool) -> None:
-        """Reserves memory for the answers of one HTTP request, and counts its prompts against its key's limit. whole:
-        the answers are kept until all of them are there. Raises InvalidRequest, LimitExceeded."""
+        """Reserves memory for the choices of one HTTP request, and counts its prompts against its key's limit. whole:
+        the choices are buffered until all are complete. Raises InvalidRequest, LimitExceeded."""
         asked.scope["state"]["reservation"].take(requests, whole)
         self.quotas.prompt(requests[0].tenant, sum(len(r.prompt_ids) for r in requests))
 
     def check_logprobs(self, **asked: int | None) -> None:
-        """Raises InvalidRequest for more candidates per token than an answer may carry."""
+        """Raises InvalidRequest for more candidates per token than the server allows."""
         for name, count in asked.items():
             if count is not None and count > self.settings.max_logprobs:
                 raise InvalidRequest(f"{name} is {count}", f"at most {self.settings.max_logprobs}", param=name)
 
     async def write(self, heavy: bool, function: Callable[..., object], *arguments: Any) -> Response:
-        """The JSON of what a function makes; in a thread when there is much of it."""
+        """The function's result as a JSON response; computed in a thread if `heavy`."""
 
         def response() -> Response:
             return json_response(function(*arguments))
@@ -134,8 +135,8 @@ class Serving:
 
 
 def service_class(field: str | None, tier: ServiceClass | None, header: str | None, key: Key | None) -> ServiceClass:
-    """The class of a request: what its field says, else its tier, its header, its key. Raises InvalidRequest for a
-    header that names no class, ClassNotAllowed for what is above the key."""
+    """The class of a request: from its field, otherwise its tier, its header, its key. Raises InvalidRequest for a
+    header that names no class, ClassNotAllowed for a class above the key's best."""
     try:
         asked = ServiceClass(field) if field else tier or (ServiceClass(header.strip().lower()) if header else None)
     except ValueError:
@@ -154,8 +155,8 @@ def json_response(content: object, status: int = 200) -> Response:
 
 
 def check_finish(answer: TextDelta | Answer, request_id: str) -> None:
-    """Raises for an answer that did not end by itself: InvalidRequest where what was asked for is why; AnswerFailed
-    where the engine is, with the details in the log alone."""
+    """Raises an error for a choice that did not end by itself: InvalidRequest if the request is the cause, AnswerFailed
+    if the engine is (the details are only logged), DeadlineExceeded after a timeout."""
     reason = answer.finish_reason
     if reason is FinishReason.ERROR and answer.refused:
         raise InvalidRequest(answer.error or "the request cannot be followed")

@@ -1,4 +1,4 @@
-"""The settings of a server: where it listens, who may ask, and the bounds it keeps."""
+"""The settings of a server: its address, its keys and allowed clients, and its bounds."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ class ServeSettings:
     """Sizes in bytes and times in seconds unless a name says otherwise.
 
     api_keys: any of them opens every route; without keys only a loopback address may be bound.
-    keys: the same with a name, scopes, a class, a share and limits. keys_file: where they are from, read again whenever
-    it changes.
-    model_names: what clients may call the model; the first is the one answers carry. Empty: the engine's
-    own name.
-    allowed_hosts / allowed_origins: beside loopback names and the bound address; "*" allows all.
-    max_logprobs: candidates per token that may be asked for.
-    answer_memory: of all answers that are being made and not streamed; None: an eighth of the host's.
+    keys: the same with a name, scopes, a class, a share and limits. keys_file: their source, read again whenever it
+    changes.
+    model_names: names by which clients may call the model; responses carry the first. Empty: the engine's own name.
+    allowed_hosts / allowed_origins: in addition to loopback names and the bound address; "*" allows all.
+    max_logprobs: maximum candidates per token of a request.
+    answer_memory: of all choices that are generated and not streamed; None: an eighth of the host's.
     share_cache: keys share one prefix cache instead of having one each.
-    ping: pause after which a silent stream sends a comment, so that no one on the way takes it for dead.
+    ping: a stream sends a comment after a silence of this length, so that no proxy takes it for dead.
     access_log / audit_log: files of JSON lines about all requests, and about those that manage the server; "-" is the
     standard output.
     data_dir: where responses, files and batches are stored; None keeps them in memory, as long as the server runs.
     stored_count: responses of one key. stored_bytes: of all together, the same share for each key. stored_days: since a
-    response was last used. max_background: responses of one key that are made in the background at once.
+    response was last used. max_background: responses of one key that are generated in the background at once.
     max_file: of one upload. file_bytes: of all files together, the same share for each key. file_count, batch_count: of
     one key. batch_width: lines of batches that run at once.
-    tls_cert / tls_key / tls_ca: PEM files of the server's certificate, its key, and of the authorities whose
-    certificates clients must show; https where the first is given.
+    tls_cert / tls_key / tls_ca: PEM files of the server's certificate, its key, and of the authorities that must have
+    signed the clients' certificates; https if the first is given.
     max_connections: open at once. max_connections_per_address: of these from one address, or one /64 of IPv6.
-    trusted_proxies: addresses and networks whose connections are not bounded by address; their X-Forwarded-For is.
-    cors_...: what pages of the allowed origins may send, for how many seconds browsers may remember that, and whether
-    cookies go along.
-    head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept
-    a chunk; write_time 0: for ever.
+    trusted_proxies: addresses and networks whose connections are not bounded by address; instead the addresses in their
+    X-Forwarded-For are.
+    cors_...: what pages of the allowed origins may send, for how many seconds browsers may cache that, and whether
+    cookies are sent.
+    head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept a chunk;
+    write_time 0: no limit.
     """
 
     host: str = "127.0.0.1"
@@ -130,7 +130,7 @@ class ServeSettings:
 
     @property
     def plain_keys(self) -> tuple[Key, ...]:
-        """Those without a name of their own, named by their digest. They are good for inference alone."""
+        """The keys without names, named by their digests. They have the scope inference only."""
         return tuple(Key(k, hashlib.sha256(k.encode()).hexdigest()[:16]) for k in dict.fromkeys(self.api_keys))
 
 

@@ -1,4 +1,4 @@
-"""Streams of events: they say when they are alive, fail honestly, and stop when their client has gone.
+"""Event streams: they send keep-alives, report errors, and stop when their client disconnects.
 
 Formats: https://html.spec.whatwg.org/multipage/server-sent-events.html, https://github.com/ndjson/ndjson-spec
 """
@@ -32,11 +32,11 @@ def event(data: bytes) -> bytes:
 
 
 class EventStream(Response):
-    """Sends ready-made events as they come.
+    """Sends encoded events as they come.
 
-    The status is decided by the first event: an error before it becomes an ordinary error response. Only
-    when the first event takes longer than `ping` does the stream begin without it; an error then, as in mid
-    stream, becomes an error event, and the stream ends without claiming to be complete.
+    The first event decides the status: an error before it becomes an ordinary error response. If the first event takes
+    longer than `ping`, the stream starts without it; an error then, as in mid stream, becomes an error event, and the
+    stream ends without a completion marker.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class EventStream(Response):
         headers: Mapping[str, str] = HEADERS,
         alive: bytes = PING,
     ):
-        """alive: what is sent into a silence of `ping` seconds."""
+        """alive: bytes sent after a silence of `ping` seconds."""
         super().__init__(headers=headers)
         del self.headers["content-length"]
         self._events = events
@@ -67,7 +67,7 @@ class EventStream(Response):
         try:
             await asyncio.wait({pump, *others}, return_when=asyncio.FIRST_COMPLETED)
             if pump.done():
-                pump.result()  # raises what went wrong
+                pump.result()  # raises the error, if any
         finally:
             await settle(pump, *others)
             await self._events.aclose()
@@ -106,7 +106,7 @@ class EventStream(Response):
         return {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
 
     async def _keep_alive(self, send: Send) -> None:
-        """Breaks a silence."""
+        """Sends keep-alives during silences."""
         self._last = time.monotonic()
         while True:
             due = self._last + self._ping - time.monotonic()

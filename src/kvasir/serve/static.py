@@ -1,7 +1,7 @@
-"""GET / and /page/...: the files of the page, which are the same for all and open without a key.
+"""GET / and /page/...: the files of the page, public and open without a key.
 
-The page loads nothing from elsewhere and can make no markup of what a model says: its content security policy
-forbids both.
+The page loads nothing from other sites and cannot turn model output into markup: its content security policy forbids
+both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # kept, and asked about: a new version of the server is a new page at once
+    "cache-control": "no-cache",  # cached but revalidated: a new version of the server shows its new page at once
 }
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 

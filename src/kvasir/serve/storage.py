@@ -1,4 +1,4 @@
-"""Where records lie: in memory, or in a folder of files, each written whole beside its place and then moved there."""
+"""Storage of records: in memory, or in a folder of files, each written to a temporary name and then renamed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Folder:
         self.close = weakref.finalize(self, os.close, _locked(folder / ".lock"))
 
     def all(self) -> list[tuple[str, str, int, float]]:
-        """(place, id, bytes, last use) of what an earlier server has left; what it was writing at its end goes."""
+        """(place, id, bytes, last use) of the records on disk. Removes partly written files of an earlier server."""
         found = []
         for place in os.scandir(self._folder):
             if not place.is_dir(follow_symlinks=False):
@@ -114,7 +114,7 @@ class Folder:
 
 
 def _make(folder: Path, parents: bool = False) -> None:
-    """Makes a folder of this user alone, or checks that it is one. Raises ConfigError."""
+    """Creates a folder with access for this user only, or checks that it is one. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=parents, exist_ok=True)
         facts = folder.lstat()
@@ -125,7 +125,7 @@ def _make(folder: Path, parents: bool = False) -> None:
 
 
 def _locked(path: Path) -> int:
-    """A file's descriptor, which locks it as long as it is open. Raises ConfigError."""
+    """The descriptor of a file, which it locks while open. Raises ConfigError if another server holds the lock."""
     file = _open_private(str(path), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Whether and how much a model thinks: the fields that ask for it, in the words of its chat template."""
+"""Whether and how much a model thinks: request fields mapped to variables of its chat template."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ LEVELS = "reasoning_effort"
 
 
 def effort_variables(effort: str | None, front: Front, tools: object = None) -> dict[str, Any]:
-    """The template's variables for OpenAI's `reasoning_effort`: "none" turns thinking off, anything else on; how much
-    of it, a template says that knows levels. Raises InvalidRequest where the template knows neither."""
+    """The template's variables for OpenAI's `reasoning_effort`: "none" turns thinking off, any other value on; the
+    level is passed to templates that have levels. Raises InvalidRequest if the template has neither a switch nor
+    levels."""
     if effort is None:
         return {}
     switch, levels = front.reader.switch(tools), front.template_mentions(LEVELS, tools)

@@ -1,4 +1,4 @@
-"""TLS: the server's certificate, and the authorities of its clients'."""
+"""TLS: the server's certificate, and the authorities of the clients' certificates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvasir.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files. ca: clients must show a certificate that one of its authorities signed."""
+    """PEM files. ca: clients must show a certificate signed by one of its authorities."""
 
     cert: Path
     key: Path
@@ -22,7 +22,8 @@ class Tls:
         return [self.cert, self.key, *([self.ca] if self.ca else ())]
 
     def context(self) -> ssl.SSLContext:
-        """Of what the files hold now. Raises ConfigError for those that are malformed or do not belong together."""
+        """A context from the current contents of the files. Raises ConfigError if they are malformed or do not
+        match."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION

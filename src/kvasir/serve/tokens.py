@@ -1,5 +1,5 @@
-"""POST /tokenize and /detokenize: what a text or a conversation is to the model. Shapes as vLLM has them, and as
-llama.cpp has them for who sends `content`."""
+"""POST /tokenize and /detokenize: the tokens of a text or a conversation. Formats of vLLM, and of llama.cpp for
+requests with `content`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ router = APIRouter(route_class=JsonRoute)
 
 
 class TokenizeRequest(Trust):
-    """One of `prompt`, `messages` and `content`; the last is llama.cpp's, with add_special, parse_special and
+    """Exactly one of `prompt`, `messages` and `content`; the last is llama.cpp's, with add_special, parse_special and
     with_pieces."""
 
     model: Name | None = None
@@ -82,7 +82,7 @@ async def detokenize(wire: DetokenizeRequest, request: HTTPRequest) -> Response:
 
 
 async def _pieces(wire: TokenizeRequest, content: str, serving: Serving) -> Sequence[Any]:
-    """Ids, or with their texts; of what is part of a character, its bytes."""
+    """Ids, or ids with their texts; a token that is not valid UTF-8 on its own gets its bytes."""
     front, special = serving.front, bool(wire.add_special)
     if not content and not special:
         return ()

@@ -1,4 +1,4 @@
-"""Embeddings as answers tell them."""
+"""Encodings of embeddings in responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 
 def first_dimensions(vector: Sequence[float], count: int) -> Sequence[float]:
-    """Those alone, of length 1: what is left of an embedding whose model puts what matters first (Matryoshka)."""
+    """The first `count` dimensions, normalized to length 1, for models trained with nested dimensions (Matryoshka)."""
     length = math.sqrt(math.fsum(x * x for x in vector[:count]))
     if not length or (count == len(vector) and abs(length - 1) < 1e-5):
         return vector[:count]
@@ -20,12 +20,12 @@ def first_dimensions(vector: Sequence[float], count: int) -> Sequence[float]:
 
 
 def raw(value: object) -> msgspec.Raw:
-    """Written already: one vector after another, in a thread, lets others have their turn between them."""
+    """The value as encoded JSON. Encoding vector by vector in a thread lets other threads run in between."""
     return msgspec.Raw(msgspec.json.encode(value))
 
 
 def base64_of(vector: Sequence[float]) -> str:
-    """Of little-endian float32."""
+    """The vector as base64 of little-endian float32."""
     data = array("f", vector)
     if sys.byteorder == "big":
         data.byteswap()

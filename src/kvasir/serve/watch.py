@@ -1,4 +1,4 @@
-"""Watch: files that are read again when they change, while the server continues."""
+"""Watch: reloads files when they change, while the server runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvasir.errors import ConfigError
 
 log = logging.getLogger("kvasir.serve")
 
-PAUSE = 1.0  # seconds between two looks
+PAUSE = 1.0  # seconds between two checks
 
 
 class Watch:
-    """reload: where it raises, nothing has changed. outcomes: counts (name, "ok" or "failed")."""
+    """reload: must leave everything unchanged if it raises. outcomes: counts (name, "ok" or "failed")."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class Watch:
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Has the files read at once, changed or not."""
+        """Requests a reload at once, changed or not."""
         self._asked.set()
 
     async def run(self) -> None:
-        """Until it is cancelled. The files are read first of all, since they may have changed while models loaded."""
+        """Runs until cancelled. Reads the files at the start, since they may have changed while models loaded."""
         seen = None
         while True:
-            # The files' state is taken before they are read: what comes in between is seen the next time.
+            # The files' state is taken before they are read, so a change in between is detected in the next round.
             now = await asyncio.to_thread(_state, self._files)
             if now != seen or self._asked.is_set():
                 self._asked.clear()
@@ -52,13 +52,13 @@ class Watch:
                 await asyncio.wait_for(self._asked.wait(), self._pause)
 
     async def _read(self) -> bool:
-        """False: it is to be tried again, though nothing changes."""
+        """Reloads the files. False: to be retried, even without a change."""
         try:
             await self._reload()
         except ConfigError as error:
             log.error("%s; what was read before stays in force", error)
             self._outcomes[self._name, "failed"] += 1
-        except Exception:  # no descriptor is left, say
+        except Exception:  # for example, if no file descriptor is left
             log.exception("%s could not be read again; what was read before stays in force", self._name)
             self._outcomes[self._name, "failed"] += 1
             return False
@@ -68,7 +68,7 @@ class Watch:
 
 
 def _state(files: Sequence[Path]) -> list[tuple[int, ...] | None]:
-    """What changes when a file does."""
+    """Values that change when a file changes."""
     return [_state_of(file) for file in files]
 
 

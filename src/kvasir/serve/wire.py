@@ -1,4 +1,4 @@
-"""What wire models of all dialects share: strict types, no unknown fields, bounded containers."""
+"""Base of the wire models of all dialects: strict types, no unknown fields, bounded containers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAX_KWARG_CHARS = 1024
 LEAVE_OUT = "leave it out"
 
 
-Refused = Mapping[str, tuple[tuple[Any, ...], str]]  # field -> (values that ask for nothing, what to do)
+Refused = Mapping[str, tuple[tuple[Any, ...], str]]  # field -> (values without effect, hint)
 
 
 class Wire(BaseModel):
-    """A JSON object from outside. A field that is not declared is refused, a number is not a string.
+    """A JSON object from a client. Unknown fields are refused, and types are not coerced.
 
-    Every field is honoured but for those in REFUSED, which `refuse_fields` looks at, and those in IGNORED: accepted,
-    since they mean nothing to this server and no one is misled by that.
+    All fields are implemented except those in REFUSED, which `refuse_fields` checks, and those in IGNORED: accepted,
+    since they have no meaning for this server and ignoring them misleads no client.
     """
 
     REFUSED: ClassVar[Refused] = {}
@@ -62,7 +62,7 @@ def _is_id(value: Any) -> bool:
 
 
 def check_kwargs(value: Any) -> Any:
-    """A flat object of scalars: what a template's switches are."""
+    """A flat object of scalars: the variables of a chat template."""
     if not isinstance(value, dict) or len(value) > MAX_KWARGS:
         raise PydanticCustomError("kwargs", "expected an object of at most {n} entries", {"n": MAX_KWARGS})
     for name, item in value.items():
@@ -108,11 +108,11 @@ TokenIds = Annotated[list[Int32], Field(max_length=1024)]
 
 
 class Scheduling(Wire):
-    """When a request is served, and what it shares.
+    """When a request is scheduled, and which cache it shares.
 
-    service_class: None for the key's. deadline: seconds until which the answer must be complete. cache_salt: requests
-    with different ones share no cached prefix; with no_cache none with anybody. cache_ttl: seconds for which the prompt
-    is kept.
+    service_class: None for the key's. deadline: seconds until which the response must be complete. cache_salt: requests
+    with different salts share no cached prefixes; no_cache: the request shares none at all. cache_ttl: seconds for
+    which the prompt is kept in the cache.
     """
 
     service_class: Literal["interactive", "batch", "background"] | None = None
@@ -124,7 +124,7 @@ class Scheduling(Wire):
 
 
 class Trust(Wire):
-    """trust_special_tokens: what looks like a control token in a conversation is one. It needs the scope
+    """trust_special_tokens: text in the conversation that looks like a control token is one. Needs the scope
     special_tokens, unless the server allows it for all."""
 
     trust_special_tokens: bool | None = None
@@ -136,7 +136,7 @@ def prompt_list(prompts: Any) -> list[str | list[int]]:
 
 
 def refuse_fields(wire: Wire, place: str = "") -> None:
-    """Refuses fields that cannot be honoured. place: of the object in the body. Raises InvalidRequest."""
+    """Raises InvalidRequest for fields whose values are not supported. place: of the object in the body."""
     for name, (harmless, hint) in wire.REFUSED.items():
         value = getattr(wire, name)
         if not any(type(value) is type(h) and value == h for h in (None, *harmless)):
@@ -147,8 +147,8 @@ def refuse_fields(wire: Wire, place: str = "") -> None:
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors name the fields that the client used. names: ours -> theirs. In a text, those are replaced that can be no
-    word of the language."""
+    """Makes errors use the client's field names. names: ours -> theirs. In texts, only names with an underscore are
+    replaced, since others may be ordinary words."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,1 +1,2 @@
-"""Models on this machine under names of their own: pulled, created, copied, removed. No torch, no engine."""
+"""The store of models on this machine, each under its own name: pull, create, copy, remove. Needs no torch and no
+engine."""

@@ -1,4 +1,4 @@
-"""Files that are uploaded for a model to come, each under its SHA-256."""
+"""Files uploaded for a future model, each stored under its SHA-256."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kvasir.errors import InvalidRequest
 from kvasir.store.files import make_folder
 
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
-_SPARE_BYTES = 256 << 20  # that stay free on the disk
+_SPARE_BYTES = 256 << 20  # that must stay free on the disk
 _FORGOTTEN_SECONDS = 24 * 3600.0
 
 
 def parse_digest(text: str) -> str:
-    """The 64 hexadecimal digits of "sha256:HEX". Raises InvalidRequest."""
+    """The 64 hexadecimal digits of "sha256:HEX". Raises InvalidRequest for another form."""
     match = _DIGEST.fullmatch(text)
     if match is None:
         raise InvalidRequest(f"{text[:80]!r} is not a digest", "expected sha256: and 64 hexadecimal digits", "digest")
@@ -27,13 +27,13 @@ def parse_digest(text: str) -> str:
 
 
 class Blobs:
-    """Owns a folder. A blob is there complete and verified, or not at all."""
+    """Owns a folder. A blob is either complete and verified or absent."""
 
     def __init__(self, folder: Path):
         self._folder = folder
 
     def path(self, digest: str) -> Path:
-        """Where it is, or would be. Raises InvalidRequest."""
+        """The path of the blob, whether it exists or not. Raises InvalidRequest."""
         return self._folder / f"sha256-{parse_digest(digest)}"
 
     def has(self, digest: str) -> bool:
@@ -48,19 +48,19 @@ class Blobs:
         (self._folder / f"sha256-{hexadecimal}").unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Removes what no model was made of for a day."""
+        """Removes blobs that no model uses and that are more than a day old."""
         for path in self._folder.glob("*") if self._folder.is_dir() else ():
             try:
                 facts = path.stat()
-            except FileNotFoundError:  # another process was faster
+            except FileNotFoundError:  # another process removed it
                 continue
             if facts.st_nlink == 1 and time.time() - facts.st_mtime > _FORGOTTEN_SECONDS:
                 path.unlink(missing_ok=True)
 
 
 class BlobWriter:
-    """A blob on its way: `with blobs.receive(digest) as writer: writer.write(...); writer.keep()`. What is not kept is
-    removed."""
+    """Receives a blob: `with blobs.receive(digest) as writer: writer.write(...); writer.keep()`. Without `keep`, the
+    file is removed."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -76,14 +76,14 @@ class BlobWriter:
         self._new.unlink(missing_ok=True)
 
     def write(self, data: bytes) -> None:
-        """Raises InvalidRequest where the disk has no room for it."""
+        """Raises InvalidRequest if the disk has no room for the data."""
         if shutil.disk_usage(self._path.parent).free < _SPARE_BYTES + len(data):
             raise InvalidRequest("the disk of the store is full", "remove models, or set KVASIR_MODELS elsewhere")
         self._digest.update(data)
         self._file.write(data)
 
     def keep(self) -> None:
-        """Raises InvalidRequest where the bytes are not those of the digest."""
+        """Raises InvalidRequest if the bytes do not have the expected digest."""
         found = f"sha256-{self._digest.hexdigest()}"
         if found != self._path.name:
             raise InvalidRequest(f"the bytes have the digest {found}", f"expected {self._path.name}", "digest")

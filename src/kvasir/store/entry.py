@@ -1,4 +1,4 @@
-"""What the store knows of a model: where its weights are, what they are, and how it is to be run."""
+"""The store's facts about a model: the place and kind of its weights, and how to run it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Value = bool | int | float | str | list[str]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """path: an absolute one of a folder or a .gguf file (the first of its parts). size: bytes of all files of weights.
-    digest: SHA-256 in hexadecimal, of the file or, where there are several, of their names and digests.
-    files: the SHA-256 of each file by name. source: what was pulled. revision: the hub's commit, "" without."""
+    """path: the absolute path of a folder or a .gguf file (the first of its parts). size: bytes of all weight files.
+    digest: SHA-256 in hexadecimal, of the file or, if there are several, of their names and digests. files: the SHA-256
+    of each file by name. source: the reference that was pulled. revision: the hub's commit, or ""."""
 
     path: str
     format: Literal["gguf", "safetensors"]
@@ -32,8 +32,8 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Facts from the files' headers. parameter_size and quantization_level as Ollama writes them ("7.6B", "Q4_K_M").
-    kv_bytes_per_token: of all layers at 16 bits; 0 where that is not known."""
+    """Facts from the files' headers. parameter_size and quantization_level in Ollama's notation ("7.6B", "Q4_K_M").
+    kv_bytes_per_token: of all layers at 16 bits; 0 if unknown."""
 
     family: str = ""
     parameters: int = 0
@@ -48,8 +48,8 @@ class Details:
 
 @dataclass(frozen=True)
 class Entry:
-    """One model. `parameters` have Ollama's names (`parameters.py`). template: a Jinja text in place of the weights'
-    own, None for theirs. quantize: q8 or q4 while loading. parent: the name it was made from.
+    """One model. `parameters` have Ollama's names (`parameters.py`). template: a Jinja text in place of the template in
+    the weights; None uses the latter. quantize: q8 or q4 while loading. parent: the name of the model it was made from.
     created, modified: seconds since 1970."""
 
     name: str
@@ -72,13 +72,14 @@ class Entry:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 in hexadecimal over all that identifies the model; a copy has the same. Of megabytes, it may be."""
+        """SHA-256 in hexadecimal over everything that identifies the model; a copy has the same digest. The hashed data
+        may have megabytes."""
         own = (self.template, self.system, self.parameters, self.messages, self.license, self.quantize)
         told = msgspec.json.encode([self.weights.digest, *own], order="sorted")
         return hashlib.sha256(told).hexdigest()
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The messages of a chat with this model's own before them; a system message of the chat's own wins."""
+        """The messages of a chat, preceded by the model's own; a system message in the chat replaces the model's."""
         own: list[Mapping[str, Any]] = list(self.messages)
         begins_with_system = bool(messages) and messages[0].get("role") in ("system", "developer")
         if self.system and not begins_with_system:

@@ -1,4 +1,4 @@
-"""What a model's files say of it, from their headers alone."""
+"""Facts about a model, read only from the headers of its files."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _MAX_SHOWN_CHARS = 4096
 
 
 def read_details(files: ModelFiles) -> Details:
-    """Raises ModelFileError."""
+    """The facts in the files' headers. Raises ModelFileError."""
     return _of_gguf(files) if files.kind == "gguf" else _of_folder(files)
 
 
 def read_model_info(files: ModelFiles, verbose: bool = False) -> dict[str, Any]:
-    """The facts under the names of GGUF's metadata, as Ollama shows them; long arrays where `verbose` asks for them.
-    Raises ModelFileError."""
+    """The facts under the names of GGUF's metadata, as Ollama shows them; with long arrays only if `verbose`. Raises
+    ModelFileError."""
     if files.kind == "gguf":
         with open_gguf(files.weights[0]) as model:
             metadata = {key: _shown(value, verbose) for key, value in sorted(model.metadata.items())}
@@ -66,7 +66,7 @@ def _of_gguf(files: ModelFiles) -> Details:
     head = width // heads if heads else 0
     dims = sum(_whole(fields.get(f"attention.{name}_length"), head) for name in ("key", "value"))
     layers = _whole(fields.get("block_count"))
-    if isinstance(key_heads, np.ndarray):  # of each layer
+    if isinstance(key_heads, np.ndarray):  # one number per layer
         rows = _whole(int(key_heads.sum())) if key_heads.dtype.kind in "iu" else 0
     else:
         rows = layers * _whole(key_heads)
@@ -115,7 +115,7 @@ def _config(files: ModelFiles):
 
 
 def _capabilities(family: str, templates: Iterable[str]) -> tuple[str, ...]:
-    """Ollama's words. What a template does not speak of, its model was not taught."""
+    """Capabilities in Ollama's terms. A feature that the template does not mention counts as unsupported."""
     if _ENCODERS.search(family):
         return ("embedding",)
     text = "\n".join(templates)
@@ -125,7 +125,7 @@ def _capabilities(family: str, templates: Iterable[str]) -> tuple[str, ...]:
 
 
 def _largest(sizes: Iterable[tuple[str, int]]) -> str:
-    """The type that holds most bytes."""
+    """The type with the most bytes."""
     sums: dict[str, int] = {}
     for kind, size in sizes:
         sums[kind] = sums.get(kind, 0) + size
@@ -137,12 +137,12 @@ def _first(config: Mapping[str, Any], *names: str) -> int:
 
 
 def _whole(value: object, default: int = 0) -> int:
-    """A positive number of a size that a fact may have, else the default."""
+    """A positive integer in a plausible range, else the default."""
     return value if type(value) is int and 0 < value < 1 << 40 else default
 
 
 def _shown(value: Any, verbose: bool) -> Any:
-    """As JSON has it. Long arrays are None unless they are asked for."""
+    """A value in JSON types. Long arrays are None unless `verbose`."""
     if isinstance(value, list | np.ndarray):
         if len(value) > _SHOWN and not verbose:
             return None

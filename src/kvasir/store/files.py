@@ -1,4 +1,4 @@
-"""Files of the store: locked, replaced whole, hashed, removed only inside the store."""
+"""Files of the store: locking, atomic replacement, hashing, and removal restricted to the store."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from threading import Event
 from kvasir.errors import KvasirError
 
 CHUNK = 4 << 20
-_LOOK_SECONDS = 0.05  # between two tries for a lock that another process has
+_LOOK_SECONDS = 0.05  # between attempts to take a lock that another process holds
 
 
 class Stopped(KvasirError):
-    """A change of the store was ended from outside. What was pulled by then stays for the next time."""
+    """A change of the store was stopped from outside. Data pulled so far is kept for the next attempt."""
 
     def __init__(self) -> None:
         super().__init__("stopped", "do it again: it continues from where it was")
 
 
 def check(stop: Event | None) -> None:
-    """Raises Stopped."""
+    """Raises Stopped if `stop` is set."""
     if stop is not None and stop.is_set():
         raise Stopped
 
@@ -38,7 +38,7 @@ def make_folder(path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """A file of mode 0600 that is there complete or not at all."""
+    """Writes a file of mode 0600 atomically: it is either complete or absent."""
     new = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}")
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -52,7 +52,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 @contextmanager
 def locked(path: Path, stop: Event | None = None) -> Iterator[None]:
-    """Holds a lock among processes and threads; waits for it. Raises Stopped."""
+    """Waits for a lock among processes and threads, and holds it. Raises Stopped."""
     while (lock := try_lock(path)) is None:
         check(stop)
         time.sleep(_LOOK_SECONDS)
@@ -63,7 +63,7 @@ def locked(path: Path, stop: Event | None = None) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> int | None:
-    """The open file of a lock that is held until it is closed; None where another has it."""
+    """The open file of the lock, held until it is closed; None if another process or thread holds the lock."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +74,7 @@ def try_lock(path: Path) -> int | None:
 
 
 def sha256_of(path: Path, saw: Callable[[int], None] = lambda count: None, stop: Event | None = None) -> str:
-    """In hexadecimal. saw: called with how many bytes were read. Raises Stopped, OSError."""
+    """The SHA-256 in hexadecimal. saw: called with the number of bytes read so far. Raises Stopped, OSError."""
     digest, done = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:
         while data := file.read(CHUNK):
@@ -86,6 +86,6 @@ def sha256_of(path: Path, saw: Callable[[int], None] = lambda count: None, stop:
 
 
 def remove_folder(folder: Path, within: Path) -> None:
-    """Removes a direct child of `within`, which must be no link."""
+    """Removes a direct child of `within`, which must not be a link."""
     assert folder.parent == within and not folder.is_symlink()
     shutil.rmtree(folder, ignore_errors=True)

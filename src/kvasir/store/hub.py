@@ -1,8 +1,8 @@
-"""Pulling from the Hugging Face hub into a folder: only what a model needs, resumed where it stopped, and every file
-compared with the hub's own checksum.
+"""Pulling from the Hugging Face hub into a folder: only the files that a model needs, resumed after an interruption,
+and each file verified against the hub's checksum.
 
-The client's settings apply (HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). A model that is complete in its cache on this
-machine is used from there.
+The client's settings apply (HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). A model that is complete in the client's cache on
+this machine is used from there.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kvasir.weights.hub import choose_files, find_on_hub
 from kvasir.weights.local import ModelFiles, find_local
 
 _MAX_FILES = 10_000
-_SPARE_BYTES = 256 << 20  # that stay free on the disk
+_SPARE_BYTES = 256 << 20  # that must stay free on the disk
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """One file of a repository. sha256: of large ones; blob: git's id of the others; either may be unknown."""
+    """One file of a repository. sha256: of large files; blob: git's object id of other files; either may be unknown."""
 
     name: str
     size: int | None
@@ -40,7 +40,7 @@ class HubFile:
 class Pulled:
     files: ModelFiles
     revision: str
-    sha256: dict[Path, str]  # of what was verified by it
+    sha256: dict[Path, str]  # of the files verified by it
 
 
 def pull_from_hub(name: Name, models: Path, report: Report, stop: Event | None) -> Pulled:
@@ -59,7 +59,7 @@ def pull_from_hub(name: Name, models: Path, report: Report, stop: Event | None) 
     try:
         return Pulled(find_on_hub(ref, revision, allow_download=False), revision, {})
     except ModelFileError:
-        pass  # not in the cache, or another revision of it
+        pass  # not in the cache, or cached in another revision
     chosen = choose_files([file.name for file in listed], tag, repository)
     wanted = [file for file in listed if file.name in set(chosen)]
     folder = models / "--".join((*repository.split("/"), revision[:12], *([tag] if tag else [])))
@@ -79,7 +79,7 @@ def _list(repository: str) -> tuple[str, list[HubFile]]:
 
     try:
         info = HfApi().model_info(repository, files_metadata=True, timeout=30)
-    except Exception as error:  # the client raises many kinds, also of its HTTP library
+    except Exception as error:  # the client raises many types, including those of its HTTP library
         raise _unreachable(repository, error) from error
     siblings = info.siblings or []
     if not info.sha or not info.sha.isalnum() or len(siblings) > _MAX_FILES:
@@ -89,7 +89,7 @@ def _list(repository: str) -> tuple[str, list[HubFile]]:
 
 def _file(repository: str, sibling: Any) -> HubFile:
     parts = sibling.rfilename.split("/")
-    plain = sibling.rfilename.isprintable() and len(sibling.rfilename) <= 255  # half a surrogate pair is not
+    plain = sibling.rfilename.isprintable() and len(sibling.rfilename) <= 255  # a lone surrogate is not printable
     if not plain or any(part in ("", ".", "..") or "\\" in part for part in parts):
         raise ModelFileError(f"{repository}: a file is named {sibling.rfilename[:80]!r}", "this repository is hostile")
     sha256 = sibling.lfs.sha256 if sibling.lfs else None
@@ -115,7 +115,8 @@ def _check_room(folder: Path, files: Sequence[HubFile]) -> None:
 
 
 def _fetch(repository: str, revision: str, file: HubFile, folder: Path, report: Report, stop: Event | None) -> str:
-    """One file, unless it is there: then it was verified. Its SHA-256 if the hub states it. Raises ModelFileError."""
+    """Downloads and verifies one file, unless it exists already. Returns its SHA-256 if the hub states it, else "".
+    Raises ModelFileError."""
     path = folder / file.name
     if not path.exists():
         make_folder(path.parent)
@@ -146,7 +147,8 @@ def _download(repository: str, revision: str, file: HubFile, partial: Path, repo
 
 
 class _Counted:
-    """What the client writes to: a file that reports, stops when it is asked to, and does not grow beyond its size."""
+    """The file that the client writes to: reports progress, stops on request, and does not grow beyond the announced
+    size."""
 
     def __init__(self, path: Path, done: int, file: HubFile, report: Report, stop: Event | None):
         self._out = path.open("r+b" if done else "wb")
@@ -182,7 +184,7 @@ class _Counted:
 
 
 def _verify(repository: str, file: HubFile, path: Path, stop: Event | None) -> None:
-    """Raises ModelFileError, and removes the file, where it is not what the hub has."""
+    """Raises ModelFileError, and removes the file, if its checksum is not the hub's."""
     if file.sha256:
         expected, found = file.sha256, sha256_of(path, stop=stop)
     elif file.blob:
@@ -195,7 +197,7 @@ def _verify(repository: str, file: HubFile, path: Path, stop: Event | None) -> N
 
 
 def _git_id(path: Path) -> str:
-    """Git's id of a blob: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects"""
+    """Git's object id of a blob: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects"""
     digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
     with path.open("rb") as data:
         while chunk := data.read(CHUNK):
@@ -204,7 +206,7 @@ def _git_id(path: Path) -> str:
 
 
 def _silent() -> type:
-    """The client's progress bar without the bar."""
+    """The client's progress bar class, with output disabled."""
     from tqdm import tqdm
 
     class Silent(tqdm):

@@ -1,4 +1,4 @@
-"""A long change of the store, followed from an event loop."""
+"""Follows a long change of the store from an event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvasir.store.progress import Progress, Report
 
 
 async def follow(change: Callable[[Report, Event], object]) -> AsyncGenerator[Progress]:
-    """Runs `change(report, stop)` in a thread and gives what it reports; raises what it raises, at the end.
+    """Runs `change(report, stop)` in a thread and yields its progress reports; at the end raises its exception, if any.
 
     Closing the generator stops the change, and waits until it has stopped.
         async with aclosing(follow(lambda report, stop: store.pull(ref, report=report, stop=stop))) as events: ...
@@ -27,7 +27,7 @@ async def follow(change: Callable[[Report, Event], object]) -> AsyncGenerator[Pr
         stop.set()
         await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # where the caller left before the end
+            running.exception()  # retrieved here in case the caller closed early
 
 
 def _put(loop: asyncio.AbstractEventLoop, told: asyncio.Queue, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""The files that say which models there are: one a model, of mode 0600, replaced whole."""
+"""The files that list the models: one file per model, of mode 0600, replaced atomically."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SUFFIX = ".json"
 
 
 class Manifests:
-    """Owns a folder. What was read is kept until its file changes."""
+    """Owns a folder. Entries are cached until their files change."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._read: dict[str, tuple[tuple[int, int, int], Entry]] = {}
 
     def all(self) -> Iterator[Entry]:
-        """Those that are damaged are left out, and logged. Raises KvasirError."""
+        """All entries; damaged manifests are skipped and logged. Raises KvasirError."""
         try:
             with os.scandir(self._folder) as files:
                 names = sorted(file.name for file in files if file.name.endswith(_SUFFIX) and file.name[0] != ".")
@@ -47,11 +47,11 @@ class Manifests:
                 yield entry
 
     def read(self, name: Name) -> Entry | None:
-        """Raises ModelFileError for a damaged one."""
+        """The entry, or None if there is none. Raises ModelFileError for a damaged manifest."""
         return self._load(name.key + _SUFFIX)
 
     def write(self, entry: Entry) -> None:
-        """Raises InvalidRequest where the texts of a model are too long, or are none that a file can hold."""
+        """Raises InvalidRequest if the texts of a model are too long or not valid Unicode."""
         try:
             data = msgspec.json.format(msgspec.json.encode(entry), indent=1)
         except UnicodeEncodeError as error:

@@ -1,7 +1,7 @@
 """Modelfiles: the recipe of a model as text. Source: https://docs.ollama.com/modelfile
 
-Instructions are read in any case and order. A value ends with its line, unless it begins with a quote: then with the
-line that ends with the same quote (one or three).
+Instructions may have any case and order. A value ends with its line, unless it begins with quotes: then it ends with
+the line that ends with the same quotes (one or three).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _KNOWN = ("FROM", "PARAMETER", "MESSAGE", "LICENSE", *_ONCE, *_REFUSED)
 
 @dataclass(frozen=True, slots=True)
 class Modelfile:
-    """What a model is made of. `from_`: a name, a hub repository, or paths (several: the parts of one model).
-    messages: {"role", "content"}. quantize is not in the text: it is asked for beside it."""
+    """The recipe of a model. `from_`: a name, a hub repository, or paths (several: the parts of one model). messages:
+    {"role", "content"}. quantize is not in the text; it is a separate option."""
 
     from_: tuple[str, ...]
     parameters: dict[str, Value] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Modelfile:
 
 
 def parse_modelfile(text: str) -> Modelfile:
-    """Raises InvalidRequest that names the line."""
+    """Raises InvalidRequest with the line number in its message."""
     if len(text) > MAX_CHARS:
         raise InvalidRequest(f"the Modelfile has {len(text)} characters", f"at most {MAX_CHARS}")
     from_: list[str] = []
@@ -64,7 +64,7 @@ def parse_modelfile(text: str) -> Modelfile:
             case "LICENSE":
                 license.append(value)
             case _ if instruction in _ONCE:
-                once[instruction] = value  # the last one counts
+                once[instruction] = value  # the last occurrence counts
             case _:
                 raise _wrong(line, f"{instruction} is not supported", _REFUSED[instruction])
     if not from_ or not all(from_):
@@ -84,7 +84,8 @@ def parse_modelfile(text: str) -> Modelfile:
 
 
 def write_modelfile(model: Modelfile) -> str:
-    """The text of a Modelfile, which parses to the same. Raises InvalidRequest for values that no quotes can hold."""
+    """The text of a Modelfile that parses to the same recipe. Raises InvalidRequest for values that no quotes can
+    represent."""
     lines = [f"FROM {_quoted(path)}" for path in model.from_]
     lines += [f"TEMPLATE {_quoted(model.template)}"] if model.template is not None else []
     lines += [f"SYSTEM {_quoted(model.system)}"] if model.system is not None else []
@@ -101,7 +102,7 @@ def _text(value: Value) -> str:
 
 
 def _quoted(text: str) -> str:
-    """In quotes where it needs some. Text that ends with a quote, or has three in a row, can only stand bare."""
+    """The text, in quotes if necessary. Text that ends with a quote, or has three in a row, can only stand unquoted."""
     plain = text == text.strip() and "\n" not in text and not text.startswith('"') and text
     if plain:
         return text
@@ -111,7 +112,7 @@ def _quoted(text: str) -> str:
 
 
 def _add(parameters: dict[str, Value], name: str, text: str, line: int) -> None:
-    """A parameter that is given again replaces the one before; a further stop is one more."""
+    """A repeated parameter replaces the previous value; a repeated `stop` adds a value."""
     try:
         value = parse_parameter(name, text)
     except InvalidRequest as error:
@@ -121,7 +122,7 @@ def _add(parameters: dict[str, Value], name: str, text: str, line: int) -> None:
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str, str]]:
-    """(line, INSTRUCTION, the word before the value where it has one, value) of each."""
+    """(line number, INSTRUCTION, the word before the value or "", value) of each instruction."""
     lines = iter(enumerate(text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n"), 1))
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
@@ -144,7 +145,7 @@ def _word(text: str) -> tuple[str, str]:
 
 
 def _unquoted(text: str) -> str | None:
-    """The value, or None where its quotes are still open."""
+    """The value, or None if its quotes are still open."""
     for quote in ('"""', '"'):
         if text.startswith(quote):
             stripped = text.rstrip()

@@ -1,10 +1,10 @@
-"""Names of models: `[host/][namespace/]model[:tag]`, as Ollama has them.
+"""Names of models: `[host/][namespace/]model[:tag]`, in Ollama's syntax.
 
     qwen3            qwen3:latest
-    org/repo:Q4_K_M  a repository of the Hugging Face hub (host hf.co), the tag saying which GGUF file of it
+    org/repo:Q4_K_M  a repository of the Hugging Face hub (host hf.co); the tag selects one of its GGUF files
     hf.co/org/repo   the same repository
 
-Case is kept and does not tell names apart.
+Case is kept, but names that differ only in case are the same name.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ LATEST = "latest"
 HUB = "hf.co"
 _HUBS = (HUB, "huggingface.co")
 _MAX_PART = 96
-_MAX_NAME = 200  # a name is also a file's
+_MAX_NAME = 200  # a name is also a file name
 _PART = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{_MAX_PART - 1}}}")
 _SCHEMES = ("https://", "http://")
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A well-formed name. host and namespace are "" where there is none. `str` is what lists show."""
+    """A well-formed name. host and namespace may be "". `str` is the form shown in lists."""
 
     model: str
     tag: str = LATEST
@@ -34,13 +34,13 @@ class Name:
 
     @property
     def key(self) -> str:
-        """Equal for names of the same model; fit for a file's name, since no part has a "+"."""
+        """Equal for names of the same model; valid as a file name and unambiguous, since no part contains a "+"."""
         host = self.host.lower() or (HUB if self.namespace else "")
         return "+".join((HUB if host in _HUBS else host, self.namespace, self.model, self.tag)).lower()
 
     @property
     def repository(self) -> str | None:
-        """`org/repo` where it is one of the hub's."""
+        """`org/repo` if the name refers to the hub, else None."""
         on_hub = self.namespace and (self.host.lower() in _HUBS or not self.host)
         return f"{self.namespace}/{self.model}" if on_hub else None
 
@@ -49,7 +49,7 @@ class Name:
 
 
 def parse_name(text: str) -> Name:
-    """Raises InvalidRequest for what is no name."""
+    """Raises InvalidRequest for a malformed name."""
     for scheme in _SCHEMES:
         text = text.removeprefix(scheme)
     path, _, tag = text.partition(":") if ":" in text.rpartition("/")[2] else (text, "", LATEST)

@@ -1,4 +1,4 @@
-"""Parameters of a model under Ollama's names: what each is, and what it becomes here.
+"""Parameters of a model under Ollama's names: their types, and the options they map to here.
 
 Source: https://docs.ollama.com/modelfile#parameter and the options of its API.
 """
@@ -32,12 +32,12 @@ SAMPLING = {
 }
 # Ollama's name -> the engine's option.
 ENGINE = {"num_ctx": "max_model_len", "num_thread": "threads"}
-# How another engine is laid out in memory and time: there is nothing here that they could change.
+# Memory and execution settings of another engine, which have no counterpart here.
 IGNORED = (
     *("num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock"),
     *("numa", "embedding_only"),
 )
-# Name -> (values that ask for nothing, what to do).
+# Name -> (values without effect, hint).
 REFUSED: dict[str, tuple[tuple[Value, ...], str]] = {
     "num_keep": ((0, -1), "a context that is full ends the answer; leave it out"),
     "tfs_z": ((1, 1.0), "leave it out, or use min_p"),
@@ -49,14 +49,14 @@ _INTEGERS |= {"num_batch", "num_gpu", "main_gpu"}
 _BOOLEANS = {"penalize_newline", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "numa"}
 _BOOLEANS |= {"embedding_only"}
 _KNOWN = (*SAMPLING, *ENGINE, *IGNORED, *REFUSED)
-_UNLIMITED = (-1, -2)  # of num_predict: until the model ends, until the context is full
+_UNLIMITED = (-1, -2)  # for num_predict: until the model stops, until the context is full
 _MOST_STOPS = 64
 _LARGEST = 2**53
-WINDOW = 64  # tokens that penalties look back on where nothing is said
+WINDOW = 64  # default number of tokens that penalties look back on
 
 
 def parse_parameter(name: str, text: str) -> Value:
-    """The value of a text. Raises InvalidRequest naming the parameter."""
+    """The typed value of a text. Raises InvalidRequest that names the parameter."""
     _check_known(name)
     try:
         if name == "stop":
@@ -72,7 +72,7 @@ def parse_parameter(name: str, text: str) -> Value:
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Value]:
-    """The parameters, each of its type, in range, and one that can be honoured. Raises InvalidRequest naming it."""
+    """The parameters, each with its type, in range, and supported. Raises InvalidRequest that names the parameter."""
     checked = {name: _typed(name, value) for name, value in parameters.items() if value is not None}
     for name, (harmless, hint) in REFUSED.items():
         if name in checked and checked[name] not in harmless:
@@ -85,7 +85,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def sampling_of(parameters: Mapping[str, Value]) -> dict[str, Any]:
-    """The fields of SamplingParams that these set. Raises InvalidRequest for values out of range."""
+    """The fields of SamplingParams that the parameters set. Raises InvalidRequest for values out of range."""
     fields: dict[str, Any] = {ours: parameters[name] for name, ours in SAMPLING.items() if name in parameters}
     if parameters.get("repeat_last_n") == 0:
         fields |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -96,7 +96,7 @@ def sampling_of(parameters: Mapping[str, Value]) -> dict[str, Any]:
     if fields.get("max_tokens") in _UNLIMITED:
         fields["max_tokens"] = None
     if fields.get("seed") == -1:
-        fields["seed"] = None  # drawn
+        fields["seed"] = None  # drawn at random
     if "stop" in fields:
         fields["stop"] = tuple(fields["stop"])
     try:
@@ -109,7 +109,7 @@ def sampling_of(parameters: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def engine_options_of(parameters: Mapping[str, Value]) -> dict[str, int]:
-    """The fields of EngineOptions that these set."""
+    """The fields of EngineOptions that the parameters set."""
     return {ours: int(parameters[name]) for name, ours in ENGINE.items() if name in parameters}  # type: ignore[arg-type]
 
 

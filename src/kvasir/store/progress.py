@@ -1,4 +1,4 @@
-"""How far a long change of the store is."""
+"""Progress of a long change of the store."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """completed, total: bytes of the file that is known by `digest` (its SHA-256 in hexadecimal, or ""); 0 where there
-    is nothing to count."""
+    """completed, total: bytes of the file that `digest` identifies (its SHA-256 in hexadecimal, or ""); 0 if no bytes
+    are counted."""
 
     status: str
     completed: int = 0

@@ -1,4 +1,4 @@
-"""From what a user names to weights with their facts: a bundled model, a path, a repository of the hub, uploads."""
+"""From a user's reference to weights and their facts: a bundled model, a path, a hub repository, or uploads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """name: what the model is called by default; None where it must be given."""
+    """name: the model's default name; None if the caller must give one."""
 
     name: Name | None
     weights: Weights
@@ -39,7 +39,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The store's folder of weights, the paths that may be named beside it, and what to report to."""
+    """The store's folder of weights, the other paths that may be named, and the callbacks for progress and stopping."""
 
     models: Path
     allowed_roots: tuple[Path, ...]
@@ -49,13 +49,13 @@ class Places:
 
 
 def is_path(ref: str) -> bool:
-    """Whether a text can only be meant as a path."""
+    """Whether a text can only be a path."""
     return ref.startswith(("/", "./", "../", "~")) or ref in (".", "..") or ref.endswith(".gguf")
 
 
 def find_source(refs: Sequence[str], places: Places, base: Path | None = None) -> Found:
-    """The weights that `refs` name: one reference, or the paths of one model's parts. base: what relative paths are
-    relative to. Raises InvalidRequest, ModelFileError, UnsupportedModel, Stopped."""
+    """The weights that `refs` name: one reference, or the paths of one model's parts. base: the folder for relative
+    paths. Raises InvalidRequest, ModelFileError, UnsupportedModel, Stopped."""
     ref = refs[0]
     if len(refs) == 1 and ref in BUNDLED:
         return _found(parse_name(BUNDLED[ref]), find_local(ASSETS / BUNDLED[ref]), ref, places)
@@ -76,7 +76,7 @@ def find_source(refs: Sequence[str], places: Places, base: Path | None = None) -
 
 
 def from_uploads(files: Mapping[str, str], blobs: Blobs, places: Places) -> Found:
-    """The weights of blobs, by the names that their files shall have. Raises as `find_source`."""
+    """The weights in uploaded blobs. files: file name -> digest of its blob. Raises as `find_source`."""
     if not files or len(files) > _MAX_FILES or not all(map(_UPLOADED.fullmatch, files)):
         raise InvalidRequest(
             "files are not a few plain names that end with .gguf, .safetensors, .json, .jinja, .model or .txt",
@@ -100,7 +100,7 @@ def from_uploads(files: Mapping[str, str], blobs: Blobs, places: Places) -> Foun
             found = find_local(folder / models_there[0] if models_there else folder)
             return _found(None, found, "", places, sums={folder / name: digest for name, digest in sums.items()})
         except BaseException:
-            if not was_there:  # no model's, and its links would keep the blobs for good
+            if not was_there:  # no model uses it, and its links would keep the blobs forever
                 remove_folder(folder, models)
             raise
 
@@ -141,7 +141,7 @@ def _expand(ref: str, base: Path, places: Places) -> list[Path]:
 
 
 def _check_allowed(path: Path, places: Places) -> None:
-    """Raises InvalidRequest, without saying whether there is such a file."""
+    """Raises InvalidRequest if the path is not allowed, without revealing whether the file exists."""
     real = path.resolve()
     if not any(real.is_relative_to(root.resolve()) for root in places.allowed_roots):
         hint = "name a repository of the hub, upload the files, or start the server with --model-root"
@@ -156,7 +156,7 @@ def _found(
     revision: str = "",
     sums: Mapping[Path, str] | None = None,
 ) -> Found:
-    """Hashes what was not hashed before, and reads the headers."""
+    """Hashes the files without a known hash, and reads the headers."""
     details = read_details(files)
     known = {path: digest for path, digest in (sums or {}).items()}
     sha256: dict[str, str] = {}
@@ -189,7 +189,7 @@ def _all_files(files: ModelFiles) -> list[Path]:
 
 
 def _named_by_sum(path: Path) -> str | None:
-    """The hub's cache calls large files by their SHA-256."""
+    """The SHA-256 in the file name, as the hub's cache names large files; else None."""
     real = path.resolve()
     return real.name if real.parent.name == "blobs" and _HEX64.fullmatch(real.name) else None
 

@@ -1,12 +1,12 @@
 """Store: the models of this user, each under a name. Owns its folder:
 
-    manifests/NAME.json    what the store knows of a model; it is there when all else of it is
-    models/FOLDER/         weights of its own, pulled or uploaded, with all that belongs to them
-    blobs/sha256-HEX       files uploaded for a model to come
-    templates/HEX.jinja    templates of models that bring their own
+    manifests/NAME.json    the facts about a model; written after everything else of it
+    models/FOLDER/         the store's own weights, pulled or uploaded, with their other files
+    blobs/sha256-HEX       files uploaded for a future model
+    templates/HEX.jinja    templates of models that have their own
     lock                   held while manifests change
 
-Several processes may use one store. A change is seen by all at once, since a manifest is replaced whole.
+Several processes may use one store. All of them see a change at once, since a manifest is replaced atomically.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ __all__ = ["BlobWriter", "Progress", "Report", "Store"]
 
 
 class Store:
-    """All methods may be called from any thread. Those that say so take long; the rest reads small files."""
+    """All methods may be called from any thread. Methods whose docstring says "takes long" do; the others read small
+    files."""
 
     def __init__(self, root: Path | None = None, allowed_roots: Sequence[Path] = (), any_path: bool = False):
-        """allowed_roots: folders under which weights may be named by a path. any_path: for the user's own commands."""
+        """allowed_roots: folders under which weights may be named by path. any_path: allows any path, for the user's
+        own commands."""
         self.root = (root or models_dir()).absolute()
         self.blobs = Blobs(self.root / "blobs")
         self._models = self.root / "models"
@@ -58,14 +60,14 @@ class Store:
         self._templates = self.root / "templates"
         self._manifests = Manifests(self.root / "manifests")
 
-    # -- what there is -------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------
 
     def list(self) -> list[Entry]:
-        """All models, the last changed first."""
+        """All models, most recently modified first."""
         return sorted(self._manifests.all(), key=lambda entry: (-entry.modified, entry.name))
 
     def get(self, name: str) -> Entry:
-        """Raises ModelNotFound, InvalidRequest for what is no name, ModelFileError for a damaged manifest."""
+        """Raises ModelNotFound, InvalidRequest for a malformed name, ModelFileError for a damaged manifest."""
         entry = self._manifests.read(parse_name(name))
         if entry is None:
             there = ", ".join(entry.name for entry in self.list()[:3]) or "nothing"
@@ -73,7 +75,7 @@ class Store:
         return entry
 
     def find(self, name: str) -> Entry | None:
-        """The same; None where there is none, none that can be read, or no such name."""
+        """Like `get`, but None if there is no such model, its manifest is damaged, or the name is malformed."""
         try:
             return self._manifests.read(parse_name(name)) if is_name(name) else None
         except ModelFileError as error:
@@ -81,8 +83,8 @@ class Store:
             return None
 
     def options(self, entry: Entry, base: EngineOptions) -> EngineOptions:
-        """How the model is loaded: `base`, and where that leaves it open what the entry says. Raises ModelFileError
-        where its weights are gone."""
+        """The options for loading the model: `base`, completed by the entry's settings. Raises ModelFileError if its
+        weights are gone."""
         if not Path(entry.weights.path).exists():
             raise ModelFileError(f"{entry.name}: its weights are no longer at {entry.weights.path}", "pull it again")
         own: dict[str, Any] = {"model": entry.weights.path}
@@ -101,10 +103,10 @@ class Store:
     # -- changes -------------------------------------------------------------------------------------------
 
     def pull(self, ref: str, name: str | None = None, report: Report | None = None, stop: Event | None = None) -> Entry:
-        """Gets a model (`hf.co/org/repo[:quant]`, `org/repo`, a path, kvasir-mini) and names it; takes long.
+        """Pulls a model (`hf.co/org/repo[:quant]`, `org/repo`, a path, kvasir-mini) and names it; takes long.
 
-        What was pulled before is taken up where it stopped. `stop` ends it with Stopped.
-        Raises InvalidRequest, ModelFileError, UnsupportedModel.
+        An interrupted pull is resumed. Setting `stop` ends it with Stopped. Raises InvalidRequest, ModelFileError,
+        UnsupportedModel.
         """
         report = report or _nobody
         wanted = parse_name(name) if name else None
@@ -123,10 +125,10 @@ class Store:
         report: Report | None = None,
         stop: Event | None = None,
     ) -> Entry:
-        """A model from another one, from the hub, from a path, or from uploaded files; takes long.
+        """Creates a model from another model, the hub, a path, or uploaded files; takes long.
 
-        files: name -> "sha256:HEX" of a blob, in place of the recipe's `from_`. base: what its paths are relative to.
-        Raises as `pull`, and ModelNotFound.
+        files: name -> "sha256:HEX" of a blob, in place of the recipe's `from_`. base: the folder for its relative
+        paths. Raises as `pull`, and ModelNotFound.
         """
         report = report or _nobody
         wanted, changes = parse_name(name), _checked(recipe)
@@ -147,7 +149,7 @@ class Store:
                 _check_context(entry)
                 return self._put(entry, report)
             except KvasirError:
-                if files:  # which stay as blobs, for the next try
+                if files:  # they stay as blobs for the next attempt
                     with self._locked():
                         self._drop_folder(entry)
                 raise
@@ -159,7 +161,7 @@ class Store:
             return self._put(replace(entry, name=str(wanted), created=0.0), _nobody)
 
     def remove(self, name: str) -> Entry:
-        """Also removes weights of the store's own that no other model uses. Raises ModelNotFound, InvalidRequest."""
+        """Also removes the store's own weights if no other model uses them. Raises ModelNotFound, InvalidRequest."""
         with self._disk(), self._locked():
             entry = self.get(name)
             self._manifests.remove(entry.parsed)
@@ -173,7 +175,7 @@ class Store:
         return self.blobs.has(digest)
 
     def receive(self, digest: str) -> BlobWriter:
-        """Takes a file that must have this SHA-256. Raises InvalidRequest for another form of digest."""
+        """Receives a file that must have this SHA-256. Raises InvalidRequest for a digest in another form."""
         with self._disk():
             make_folder(self.root)
             return self.blobs.receive(digest)
@@ -184,7 +186,7 @@ class Store:
         return Places(self._models, self._allowed_roots, self._any_path, report, stop)
 
     def _from(self, recipe: Modelfile, files: Mapping[str, str] | None, base: Path | None, places: Places) -> Entry:
-        """What a new model is made of: another one with all that it has, or bare weights."""
+        """The entry that a new model starts from: another model with all its settings, or just weights."""
         if files:
             found, parent = from_uploads(files, self.blobs, places), ""
         elif not recipe.from_:
@@ -199,7 +201,7 @@ class Store:
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
-        """Raises KvasirError where the system does not let the store do its work."""
+        """Turns an OSError into KvasirError."""
         try:
             yield
         except OSError as error:
@@ -211,7 +213,8 @@ class Store:
         return locked(self.root / "lock")
 
     def _put(self, entry: Entry, report: Report) -> Entry:
-        """Names a model, in place of one that had the name. Raises ModelFileError where its weights went meanwhile."""
+        """Stores a model under its name, replacing any previous model. Raises ModelFileError if its weights were
+        removed meanwhile."""
         report(Progress("writing manifest"))
         with self._locked():
             if not Path(entry.weights.path).exists():
@@ -225,7 +228,7 @@ class Store:
         return entry
 
     def _drop(self, entry: Entry) -> None:
-        """Removes what a model that is gone had for itself."""
+        """Removes the files of a removed model that no other model uses."""
         others = list(self._manifests.all())
         if entry.template is not None and all(other.template != entry.template for other in others):
             self._template_path(entry.template).unlink(missing_ok=True)
@@ -236,18 +239,18 @@ class Store:
         self._drop_folder(entry)
 
     def _drop_folder(self, entry: Entry) -> None:
-        """Removes the store's own folder of weights that no model has."""
+        """Removes the store's folder of the entry's weights if no model uses it."""
         folder = self._folder_of(entry)
         if folder is None or folder in map(self._folder_of, self._manifests.all()):
             return
         lock = self._models / f".{folder.name}.lock"
         held = try_lock(lock)
-        if held is not None:  # else it is being pulled this moment
+        if held is not None:  # otherwise it is being pulled right now
             remove_folder(folder, self._models)
             os.close(held)
 
     def _folder_of(self, entry: Entry) -> Path | None:
-        """The folder of the store that holds its weights; None for weights elsewhere."""
+        """The store's folder that holds its weights; None for weights elsewhere."""
         path = Path(entry.weights.path)
         if not path.is_relative_to(self._models) or ".." in path.parts:
             return None
@@ -273,14 +276,14 @@ def _named(wanted: Name | None, found: Found) -> Name:
 
 
 def _check_context(entry: Entry) -> None:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest if num_ctx exceeds the model's context length."""
     length, asked = entry.details.context_length, entry.parameters.get("num_ctx")
     if isinstance(asked, int) and length and asked > length:
         raise InvalidRequest(f"num_ctx is {asked}", f"the model has {length} positions; lower it", param="num_ctx")
 
 
 def _checked(recipe: Modelfile) -> dict[str, Any]:
-    """The fields of an entry that a recipe sets. Raises InvalidRequest naming the one that cannot be honoured."""
+    """The fields of an entry that a recipe sets. Raises InvalidRequest that names an unsupported field."""
     if recipe.quantize is not None and recipe.quantize not in QUANTIZE:
         raise InvalidRequest(
             f"quantize is {recipe.quantize[:40]!r}", f"expected one of {', '.join(QUANTIZE)}", param="quantize"

@@ -1,4 +1,4 @@
-"""Templates that a model brings beside its weights: Jinja, as chat templates are."""
+"""Templates that a model has in addition to its weights: Jinja, like chat templates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvasir.errors import InvalidRequest, TemplateError
 from kvasir.text.chat import ChatTemplate
 
 MAX_CHARS = 1 << 20
-# What Go's text/template writes and Jinja does not: https://pkg.go.dev/text/template
+# Syntax of Go's text/template that is not Jinja: https://pkg.go.dev/text/template
 _GO = re.compile(r"\{\{-?\s*(?:/\*|\.|\$|(?:if|else|end|range|with|define|block|template|break|continue)(?=[\s}-]))")
 _WORDS = "the words of a test"
 PROBE = ({"role": "user", "content": _WORDS},)
@@ -21,8 +21,8 @@ def is_go(template: str) -> bool:
 
 
 def check_template(template: str) -> None:
-    """Renders a small conversation. Raises InvalidRequest for a template in Go's syntax, for one that fails, and for
-    one that leaves out what is said."""
+    """Renders a small conversation. Raises InvalidRequest for a template in Go's syntax, one that fails, or one that
+    omits the messages."""
     check_source(template)
     with no_template_errors():
         check_probe(ChatTemplate(template).render(PROBE).text)
@@ -41,7 +41,7 @@ def check_source(template: str) -> None:
 
 @contextmanager
 def no_template_errors() -> Iterator[None]:
-    """Turns the errors of a rendering into InvalidRequest."""
+    """Turns rendering errors into InvalidRequest."""
     try:
         yield
     except TemplateError as error:
@@ -49,7 +49,7 @@ def no_template_errors() -> Iterator[None]:
 
 
 def check_probe(text: str) -> None:
-    """text: what the template made of PROBE."""
+    """text: the rendering of PROBE. Raises InvalidRequest if it omits the user's message."""
     if _WORDS not in text:
         raise InvalidRequest(
             "the template leaves out what the user says",

@@ -1,7 +1,7 @@
-"""The half of a tokenizer that touches the `tokenizers` library: it reads model files and encodes texts.
+"""The half of a tokenizer that uses the `tokenizers` library: it reads model files and encodes text.
 
-It runs in a process of its own (tokenizer_worker.py). In the caller's process it is for tests and tools alone, over
-files that they made: the library may hang, crash or ask for any amount of memory on a hostile one.
+It runs in a separate process (tokenizer_worker.py). Only tests and tools use it in the calling process, on files that
+they made themselves: on a hostile file the library may hang, crash or allocate any amount of memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPACE = "▁"  # U+2581, SentencePiece's visible space
 
 
 class Backend:
-    """Immutable and safe to use from several threads. An `Encoder` (see encoder.py)."""
+    """An `Encoder` (see encoder.py). Immutable and thread-safe."""
 
     def __init__(self, library: tokenizers.Tokenizer, special: SpecialTokens):
         """Takes ownership of `library`."""
@@ -58,7 +58,8 @@ class Backend:
 
     @cached_property
     def _sliced(self) -> tuple[re.Pattern[str], tuple[list[int], list[int]]] | None:
-        """Where a text is cut into slices, and what encoding puts before and after it; None where it is not cut."""
+        """The pattern at which a text is cut into slices, and the ids that encoding adds before and after a text; None
+        where texts are not sliced."""
         cut = cut_of(self.library)
         around = ends(self.library) if cut else None
         return (cut, around) if cut and around else None
@@ -68,19 +69,19 @@ class Backend:
         return Guard(self.library)
 
     def spell(self, hidden: Mapping[str, int], texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text as it stands in the midst of a longer one, none of them of `hidden`."""
+        """The ids of each text as encoded in the middle of a longer text, without any of the ids in `hidden`."""
         key = tuple(hidden.items())
         speller = self._spellers.get(key)
         if speller is None:
-            self._spellers.clear()  # there is one vocabulary of grammars per engine
+            self._spellers.clear()  # an engine has one vocabulary for grammars
             speller = self._spellers[key] = LibrarySpeller(self.library, hidden)
         return [speller(text) for text in texts]
 
     def close(self) -> None:
-        """Nothing: there is no process."""
+        """Does nothing: there is no process to end."""
 
     def table(self) -> Table:
-        """All that decoding needs. Raises ModelFileError for what the library cannot tell."""
+        """Everything that decoding needs. Raises ModelFileError if the library cannot provide it."""
         with library_errors("the tokenizer cannot be used"):
             form, strips = _decoder_form(self.library)
             tokens, other = _tokens(self.library)
@@ -108,7 +109,7 @@ def _added(id: int, token: tokenizers.AddedToken) -> AddedToken:
 
 
 def _tokens(library: tokenizers.Tokenizer) -> tuple[list[str | None], dict[str, int]]:
-    """The spelling of each id, and the ids of spellings that are not an id's own."""
+    """The spelling of each id, and the ids of spellings that are not the spelling of their id."""
     vocabulary = library.get_vocab(with_added_tokens=True)
     added = library.get_added_tokens_decoder()
     count = max((*vocabulary.values(), *added, -1)) + 1
@@ -117,14 +118,14 @@ def _tokens(library: tokenizers.Tokenizer) -> tuple[list[str | None], dict[str, 
     tokens: list[str | None] = [None] * count
     for token, i in vocabulary.items():
         tokens[i] = token
-    for i, token in added.items():  # the library would give the normalized form of some
+    for i, token in added.items():  # for some tokens the library returns the normalized form
         tokens[i] = token.content
     other = {token: i for token, i in vocabulary.items() if tokens[i] != token or library.token_to_id(token) != i}
     return tokens, {token: i for token in other if (i := library.token_to_id(token)) is not None}
 
 
 def _spelt(library: tokenizers.Tokenizer, tokens: Sequence[str | None]) -> list[bytes]:
-    """What the library's decoder adds for each token after another one."""
+    """The bytes that the library's decoder adds for each token when it follows another token."""
     added = library.get_added_tokens_decoder()
     ordinary = (i for i, token in enumerate(tokens) if i not in added and token is not None)
     texts = ((i, library.decode([i], skip_special_tokens=False)) for i in ordinary)
@@ -137,16 +138,16 @@ def _spelt(library: tokenizers.Tokenizer, tokens: Sequence[str | None]) -> list[
 
 
 def _without_special_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A second tokenizer over the same model that takes special tokens in a text for ordinary characters.
+    """A second tokenizer with the same model that encodes special tokens in a text as ordinary characters.
 
-    The switch belongs to the tokenizer and not to the call, so one object could not serve two threads.
+    The setting belongs to the tokenizer object, not to a call, so one object could not serve two threads.
     """
     plain = tokenizers.Tokenizer(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if (value := getattr(backend, part)) is not None:
             setattr(plain, part, value)
-    # In order of id, since a token that the model lacks gets the next free one; in runs, since each call
-    # costs time in proportion to all tokens added so far.
+    # In order of id, since a token that is not in the model gets the next free id; in runs, since the time of each
+    # call is proportional to the number of tokens added so far.
     added = [token for _, token in sorted(backend.get_added_tokens_decoder().items(), key=lambda item: item[0])]
     for special, run in groupby(added, key=lambda token: token.special):
         (plain.add_special_tokens if special else plain.add_tokens)(list(run))
@@ -155,10 +156,10 @@ def _without_special_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokeniz
 
 
 def _decoder_form(backend: tokenizers.Tokenizer) -> tuple[str, bool]:
-    """How tokens stand for bytes, and whether a text loses the space that encoding put before it.
+    """How tokens map to bytes, and whether decoding removes the space that encoding put before the text.
 
-    "byte_level": GPT-2's byte letters; "sentencepiece": `▁` for spaces and `<0xAB>` for bytes; "library":
-    anything else, asked of the library token by token.
+    "byte_level": GPT-2's byte letters; "sentencepiece": `▁` for spaces and `<0xAB>` for bytes; "library": anything
+    else, decoded token by token by the library.
     """
     steps = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     steps = steps.get("decoders", [steps])

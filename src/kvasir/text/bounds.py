@@ -1,9 +1,10 @@
-"""How few tokens a text can have: what a tokenizer's parts say about it, without encoding anything.
+"""Lower bounds for the number of tokens of a text, derived from the parts of its tokenizer without encoding anything.
 
-A text of N bytes has at least N / bytes_per_token tokens where every byte of it reaches the model (nothing drops
-spaces or control characters) and every token stands for a bounded number of bytes (no run of unknown characters becomes
-one token). Where unknown characters are dropped or joined, those that the model knows count alone: each of them is in a
-token of the vocabulary, which has at most chars_per_token of them. Where a part is not known here, nothing is promised.
+A text of N bytes has at least N / bytes_per_token tokens if every byte of it reaches the model (no part drops spaces or
+control characters) and every token stands for a bounded number of bytes (no run of unknown characters becomes one
+token). Where unknown characters are dropped or joined, only the characters known to the model count: each of them is in
+a token of the vocabulary, which has at most chars_per_token of them. If the tokenizer has a part that is not known
+here, there is no bound.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import tokenizers
 from kvasir.text.byte_level import LETTERS
 from kvasir.text.parts import Step, normalized, prepends, steps_of
 
-# How many times more bytes a text can have than its normalized form. Composition shortens three-fold at most ("K" for
-# the Kelvin sign, a Hangul syllable for its letters), compatibility four-fold; larger values are as true.
+# Upper bounds for (bytes of a text) / (bytes of its normalized form). Composition shortens by a factor of at most 3
+# ("K" for the Kelvin sign, a Hangul syllable for its letters), compatibility by at most 4; larger values are valid too.
 _SHORTEN = {"NFC": 4, "NFD": 4, "NFKC": 8, "NFKD": 8, "Lowercase": 4, "ByteLevel": 1}
 _KEEP_ALL = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts"}
 _BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
@@ -24,7 +25,7 @@ _MAX_CHARACTER = 4  # bytes
 
 
 def bytes_per_token(library: tokenizers.Tokenizer, tokens: Sequence[str | None]) -> int:
-    """The most bytes of a text that one token can stand for; 0 where no bound is known."""
+    """The maximum number of bytes of a text that one token can stand for; 0 if no bound is known."""
     shorten = _normalizer(steps_of(library.normalizer))
     added = library.get_added_tokens_decoder().values()
     if not shorten or not _keeps_all(steps_of(library.pre_tokenizer)) or any(t.lstrip or t.rstrip for t in added):
@@ -33,15 +34,15 @@ def bytes_per_token(library: tokenizers.Tokenizer, tokens: Sequence[str | None])
     bytewise = any(step["type"] == "ByteLevel" for step in steps)
     if not _always_spells(library, bytewise):
         return 0
-    # A byte-level token is written with one character for each of its bytes.
+    # A byte-level token is spelled with one character per byte.
     longest = max((len(t) if bytewise else len(t.encode()) for t in tokens if t is not None), default=0)
     contents = [text for t in added for text in (t.content, normalized(library, t.content))]
     return shorten * max(longest, _MAX_CHARACTER, *(len(text.encode()) for text in contents), 1)
 
 
 def known_characters(library: tokenizers.Tokenizer, tokens: Sequence[str | None]) -> tuple[str, int]:
-    """The characters of texts that always reach a token of the vocabulary, and how many of them one token can stand
-    for; ("", 0) where that is not known."""
+    """The characters of a text that always end up in a token of the vocabulary, and how many of them one token can
+    stand for; ("", 0) if that is not known."""
     replaced, added = _replacements(library), library.get_added_tokens_decoder().values()
     if replaced is None or not _is_plain_bpe(library) or any(t.lstrip or t.rstrip for t in added):
         return "", 0
@@ -53,7 +54,7 @@ def known_characters(library: tokenizers.Tokenizer, tokens: Sequence[str | None]
 
 
 def _replacements(library: tokenizers.Tokenizer) -> list[tuple[str, str]] | None:
-    """What becomes of single characters before the model sees them; None where more than that can happen."""
+    """The replacements of single characters before the model; None if other changes can happen too."""
     found, steps = [], steps_of(library.pre_tokenizer)
     if not _keeps_all(steps) or any(step["type"] == "ByteLevel" for step in steps):
         return None
@@ -79,7 +80,7 @@ def _is_plain_bpe(library: tokenizers.Tokenizer) -> bool:
 
 
 def _always_spells(library: tokenizers.Tokenizer, bytewise: bool) -> bool:
-    """Whether no character is dropped and no run of unknown ones becomes a single token."""
+    """Whether no character is dropped and no run of unknown characters becomes a single token."""
     model = library.model
     if not _is_plain_bpe(library):
         return False
@@ -92,7 +93,7 @@ def _always_spells(library: tokenizers.Tokenizer, bytewise: bool) -> bool:
 
 
 def _normalizer(steps: Sequence[Step]) -> int:
-    """How many times more bytes a text can have than its normalized form; 0 where no bound is known."""
+    """Upper bound for (bytes of a text) / (bytes of its normalized form); 0 if no bound is known."""
     product = 1
     for step in steps:
         if not prepends(step):
@@ -107,7 +108,7 @@ def _replace(step: Step) -> int:
 
 
 def _keeps_all(steps: Sequence[Step]) -> bool:
-    """Whether no pre-tokenizer drops the characters at which it cuts."""
+    """Whether no pre-tokenizer drops the characters at which it splits."""
     return all(
         step["type"] in _KEEP_ALL
         or (step["type"] in ("Split", "Punctuation") and step.get("behavior") not in (None, "Removed"))

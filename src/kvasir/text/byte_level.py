@@ -1,8 +1,8 @@
 """GPT-2's byte letters: byte-level BPE spells each of the 256 bytes as one printable character.
 
-Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), and its published
-encoder. Printable bytes of Latin-1 stand for themselves; the other 68 take the code points from 256 on, in
-ascending order, so that the space is `Ġ` and the newline `Ċ`.
+Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), and its published encoder.
+Printable Latin-1 bytes stand for themselves; the other 68 bytes map to the code points from 256 on, in ascending order,
+so the space is `Ġ` and the newline `Ċ`.
 """
 
 
@@ -17,7 +17,7 @@ _BYTES = {letter: byte for byte, letter in LETTERS.items()}
 
 
 def bytes_of(token: str) -> bytes:
-    """The bytes a token spells; one with a character that is no byte letter is text, not bytes."""
+    """The bytes that a token spells. A token with a character that is not a byte letter is encoded as UTF-8 text."""
     try:
         return bytes([_BYTES[letter] for letter in token])
     except KeyError:

@@ -1,4 +1,4 @@
-"""Conversations to prompts: a model's chat templates and how one of them is chosen and rendered."""
+"""From conversations to prompts: the chat templates of a model, and how a template is chosen and rendered."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -19,7 +19,7 @@ from kvasir.text.samples import TOOLS, Sample, samples
 from kvasir.text.sandbox import Hold
 from kvasir.text.template_process import TemplateRenderer
 
-# What a caller may not set from outside: the template's own inputs and the functions it is given.
+# Names that a caller may not set: the template's own inputs and the functions that it can use.
 RESERVED = frozenset(
     "messages tools documents add_generation_prompt raise_exception strftime_now namespace range dict lipsum "
     "cycler joiner self loop bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
@@ -27,7 +27,7 @@ RESERVED = frozenset(
 
 T = TypeVar("T")
 
-_TAG = "CONTINUE_HERE "  # the space at its end shows whether the template trims a message
+_TAG = "CONTINUE_HERE "  # the trailing space shows whether the template trims messages
 _PROBE_TOOL = {
     "type": "function",
     "function": {"name": "look_up", "description": "?", "parameters": {"type": "object", "properties": {}}},
@@ -35,11 +35,11 @@ _PROBE_TOOL = {
 
 
 class ChatTemplate:
-    """The chat templates of one model; safe to use from several threads.
+    """The chat templates of one model; thread-safe.
 
-    `sources` is one Jinja template, or several by name ("default", "tool_use", "rag"), or nothing at all for
-    a model without: such a model refuses chats instead of being given some other model's markers.
-    `special_tokens` are the texts a template may name: `bos_token`, `eos_token`, ...
+    `sources` is one Jinja template, several by name ("default", "tool_use", "rag"), or None for a model without one:
+    such a model refuses chats instead of using the markers of some other model. `special_tokens` are the texts that a
+    template may use by name: `bos_token`, `eos_token`, ...
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None = None,
         hold: Hold | None = None,
     ) -> Rendered:
-        """The prompt for a conversation; encode it without adding special tokens, which it has already.
+        """The prompt for a conversation. Encode it without adding special tokens, which it already has.
 
-        `continue_final_message` leaves the last message open for the model to go on with, and no generation
-        prompt follows then. `chat_template` is the name of one of the model's templates, or a template.
-        `template_kwargs` are the template's own switches (`enable_thinking`, ...). `hold` can end it early. Raises
-        `TemplateError` where the template refuses, fails or passes a limit, and `InvalidRequest` for a request
-        that it cannot express.
+        `continue_final_message` leaves the last message open so that the model continues it; no generation prompt
+        follows then. `chat_template` is the name of one of the model's templates, or the source of a template.
+        `template_kwargs` are the template's own switches (`enable_thinking`, ...). `hold` can end the rendering early.
+        Raises `TemplateError` if the template refuses, fails or exceeds a limit, and `InvalidRequest` for a request
+        that the template cannot express.
         """
         source = self.select(tools, documents, chat_template)
         check_template_kwargs(template_kwargs or {})
@@ -91,7 +91,7 @@ class ChatTemplate:
         return self._render(source, prepared, variables, hold)
 
     def select(self, tools: object = None, documents: object = None, chat_template: str | None = None) -> str:
-        """The source that a conversation is rendered with; `InvalidRequest` where there is none."""
+        """The source of the template for a conversation. Raises `InvalidRequest` if there is none."""
         if chat_template is not None:
             return self.sources.get(chat_template, chat_template)
         if not self.sources:
@@ -111,11 +111,11 @@ class ChatTemplate:
         )
 
     def close(self) -> None:
-        """End the processes in which templates are rendered; a later rendering starts a new one."""
+        """End the processes that render templates; a later rendering starts a new process."""
         self._renderer.close()
 
     def samples(self, source: str) -> Iterator[Sample]:
-        """What the model says when it calls tools, as a template of it shows; nothing where no call is shown. Raises
+        """Assistant messages with tool calls, as the template `source` writes them; empty if it shows no calls. Raises
         TemplateLimit."""
 
         def render(messages: list[Message], begins: bool) -> str:
@@ -136,7 +136,8 @@ class ChatTemplate:
         )
 
     def _learned(self, fact: Callable[[Callable[[list[Message]], str]], T], source: str, hold: Hold | None = None) -> T:
-        """What the template takes, found out once; templates of requests are not remembered."""
+        """A fact about what the template accepts, determined once per template; facts about templates that come with a
+        request are not cached."""
         key = (fact, source)
         if key in self._facts:
             return self._facts[key]
@@ -151,7 +152,7 @@ class ChatTemplate:
             return self._render(source, messages, {**variables, "tools": None}, hold).text
         except TemplateLimit:
             raise
-        except TemplateError:  # some templates cannot do without tools
+        except TemplateError:  # some templates fail without tools
             return self._render(source, messages, {**variables, "tools": [_PROBE_TOOL]}, hold).text
 
     def _render(
@@ -163,7 +164,7 @@ class ChatTemplate:
     def _render_open(
         self, source: str, messages: list[Message], variables: Mapping[str, Any], hold: Hold | None
     ) -> Rendered:
-        """Mark the end of the last message, and cut the prompt at the mark."""
+        """Mark the end of the last message, render, and cut the prompt at the mark."""
         rendered = self._render(source, _tagged(messages), variables, hold)
         place = rendered.text.rfind(_TAG.strip())
         if place < 0:
@@ -175,7 +176,7 @@ class ChatTemplate:
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Refuse names that belong to the template's inputs or functions."""
+    """Raises InvalidRequest for names that belong to the template's inputs or functions."""
     taken = sorted(name for name in kwargs if name in RESERVED or not name.isidentifier() or name.startswith("_"))
     if taken:
         raise InvalidRequest(
@@ -202,7 +203,7 @@ def _tagged(messages: list[Message]) -> list[Message]:
 
 
 def _tagged_parts(parts: list[Any]) -> list[Any]:
-    """The parts with the mark after the last text."""
+    """The parts, with the mark appended to the last text part."""
     for i in range(len(parts) - 1, -1, -1):
         if isinstance(parts[i], Mapping) and isinstance(parts[i].get("text"), str):
             return [*parts[:i], {**parts[i], "text": parts[i]["text"] + _TAG}, *parts[i + 1 :]]

@@ -1,20 +1,20 @@
-"""Text out of a growing sequence of ids, never half a character."""
+"""Incremental decoding of a growing sequence of ids into text, never returning part of a character."""
 
 import codecs
 from collections.abc import Iterable, Sequence
 
 from kvasir.text.tokenizer import Tokenizer
 
-_MAX_PENDING = 3  # bytes that can be the beginning of a character
+_MAX_PENDING = 3  # the maximum number of bytes of an incomplete character
 
 
 class Detokenizer:
     """The incremental form of `Tokenizer.decode`, one per stream.
 
-    All that `push` and `flush` return, joined, is the text that the completion adds to its prompt: the
-    decode of prompt and completion without what the prompt alone had settled. It does not depend on how
-    the ids were cut into calls. A byte that no later byte can make valid becomes U+FFFD at once; only the
-    beginning of a character waits.
+    The strings that `push` and `flush` return, concatenated, are the text that the completion adds to its prompt: the
+    decoded text of prompt and completion without the text that the prompt alone determines. The result does not depend
+    on how the ids are divided among calls. A byte that no later byte can make valid becomes U+FFFD immediately; only
+    the first bytes of an incomplete character wait.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         keep: frozenset[int] = frozenset(),
     ):
-        """keep: special ids that become text nevertheless."""
+        """keep: special ids that are decoded to text even if `skip_special_tokens`."""
         self._tokenizer = tokenizer
         self._skip = tokenizer.special_ids - keep if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -34,18 +34,18 @@ class Detokenizer:
         self._take(self._tail(prompt_ids))
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that is settled with these ids."""
+        """The text that is complete with these ids."""
         return self._emit(self._take(b"".join([self._bytes(i) for i in ids])))
 
     def flush(self) -> str:
-        """The end of the stream: U+FFFD where a character was left unfinished, else nothing."""
+        """The end of the stream: U+FFFD if a character is incomplete, else an empty string."""
         return self._emit(self._decoder.decode(b"", final=True))
 
     def _bytes(self, token_id: int) -> bytes:
         return b"" if token_id in self._skip else self._tokenizer.token_bytes(token_id)
 
     def _tail(self, prompt_ids: Sequence[int]) -> bytes:
-        """Enough of the prompt's last bytes to contain the beginning of a character that ends it."""
+        """Enough of the prompt's last bytes to include the first byte of the prompt's last character."""
         data = b""
         for token_id in reversed(prompt_ids):
             if len(data) >= _MAX_PENDING:

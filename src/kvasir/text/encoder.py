@@ -1,4 +1,4 @@
-"""What a tokenizer asks of the process that encodes for it."""
+"""The jobs that a tokenizer gives to the process that encodes for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Spans = Sequence[tuple[int, int]]  # [start, end) of characters
 
 
 class Texts(msgspec.Struct, frozen=True):
-    """Texts to be encoded, and how: see `Tokenizer.encode_many`. foreign: the spans of each text, or nothing at all."""
+    """Texts to encode, and the options: see `Tokenizer.encode_many`. foreign: the spans of each text, or empty."""
 
     texts: Sequence[str]
     add_special_tokens: bool = True
@@ -25,7 +25,7 @@ class Texts(msgspec.Struct, frozen=True):
 
 
 class Encoder(Protocol):
-    """What turns texts into ids: the library in this process (backend.Backend) or in others (TokenizerPool)."""
+    """Converts texts to ids: the library in this process (backend.Backend) or in other processes (TokenizerPool)."""
 
     def encode(self, job: Texts, hold: Hold | None = None) -> list[list[int]]: ...
 

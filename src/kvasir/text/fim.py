@@ -1,11 +1,12 @@
-"""Filling in the middle: the prompt that makes a model write what stands between two texts.
+"""Fill-in-the-middle: the prompt that makes a model generate the text between two given texts.
 
-    PSM    [bos] PREFIX before SUFFIX after MIDDLE          and the answer continues here
+    PSM    [bos] PREFIX before SUFFIX after MIDDLE          and the generated text continues here
     SPM    [bos] SUFFIX after PREFIX before [MIDDLE]
 
-Bavarian et al. 2022, https://arxiv.org/abs/2207.14255. Which tokens these are is said by a GGUF's metadata
-(`tokenizer.ggml.fim_pre_token_id`, ...), else by their spelling, which differs between families. Other files come
-before, each after a token of its own where there is one (Qwen2.5-Coder, https://arxiv.org/abs/2409.12186).
+Bavarian et al. 2022, https://arxiv.org/abs/2207.14255. A GGUF's metadata names these tokens
+(`tokenizer.ggml.fim_pre_token_id`, ...); otherwise they are found by their spelling, which differs between model
+families. Other files come first, each after its own separator token if the model has one (Qwen2.5-Coder,
+https://arxiv.org/abs/2409.12186).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from kvasir.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family spells its tokens. suffix_first: SPM. ends: tokens that end an answer, where they are."""
+    """How a model family spells its tokens. suffix_first: SPM. ends: tokens that end the generated text, where the
+    vocabulary has them."""
 
     prefix: str
     suffix: str
@@ -31,7 +33,7 @@ class Family:
 
 
 FAMILIES = (
-    # Qwen2.5-Coder and later Qwen, Granite 4, CodeGemma (whose file separator ends an answer)
+    # Qwen2.5-Coder and later Qwen, Granite 4, CodeGemma (whose file separator ends the generated text)
     Family(
         "<|fim_prefix|>",
         "<|fim_suffix|>",
@@ -66,7 +68,7 @@ FAMILIES = (
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """The tokens of one model, as ids."""
+    """The fill-in-the-middle tokens of one model, as ids."""
 
     prefix: int
     suffix: int
@@ -78,7 +80,7 @@ class Infill:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Infill | None:
-        """None for a model that has no such tokens."""
+        """None for a model without such tokens."""
         stated = tokenizer.fim_ids
         if {"pre", "suf", "mid"} <= stated.keys():
             spelling = tokenizer.id_to_token(stated["pre"])
@@ -104,7 +106,7 @@ class Infill:
         return None
 
     def stops(self) -> tuple[int, ...]:
-        """The ids after which nothing of the middle comes."""
+        """The ids that end the middle."""
         marks = (self.prefix, self.suffix, self.middle, self.repository, self.file)
         return tuple(dict.fromkeys((*self.ends, *(i for i in marks if i is not None))))
 
@@ -117,9 +119,11 @@ class Infill:
         files: Iterable[tuple[str, str]] = (),
         add_bos: bool = True,
     ) -> list[int]:
-        """Ids. files: names and texts of other ones.
+        """The prompt's ids. files: names and texts of other files.
 
-        Marks in these texts are taken for ordinary characters. Raises InvalidRequest for text that is not Unicode."""
+        Marks in these texts are encoded as ordinary characters. Raises InvalidRequest for text that is not valid
+        Unicode.
+        """
 
         def encode(text: str) -> list[int]:
             return tokenizer.encode(text, add_special_tokens=False, parse_special=False)
@@ -147,7 +151,7 @@ def _ids(tokenizer: Tokenizer, texts: Iterable[str]) -> list[int]:
 
 
 def _behind(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text that stands after another one: without the space that some tokenizers put before."""
+    """The ids of a text that follows another text: without the leading space that some tokenizers add."""
     ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
     if not text or not tokenizer.strips_leading_space:
         return ids

@@ -1,15 +1,15 @@
-"""The tokenizer inside a GGUF file, rebuilt as a `tokenizers.Tokenizer`.
+"""The tokenizer of a GGUF file, rebuilt as a `tokenizers.Tokenizer`.
 
-Source: the GGUF specification's `tokenizer.ggml.*` keys; the meaning of what they leave open follows
-llama.cpp, which the files are made for. `tokenizer.ggml.model` names the kind:
+Source: the GGUF specification's `tokenizer.ggml.*` keys; where the specification leaves the meaning open, this follows
+llama.cpp, for which the files are made. `tokenizer.ggml.model` names the kind:
 
-    gpt2    byte-level BPE: `merges`, and the scheme of `pre` for cutting text (see pretokenizers.py)
+    gpt2    byte-level BPE: `merges`, and the scheme in `pre` for splitting text (see pretokenizers.py)
     gemma4  BPE over text with `▁` for spaces and byte tokens; `merges`
-    llama   SentencePiece BPE: no merges, the pair whose token has the highest score goes first
+    llama   SentencePiece BPE: no merges, the pair whose token has the highest score is merged first
     t5      SentencePiece unigram
     bert    WordPiece; a token that begins a word is stored with `▁` before it, any other without `##`
 
-Everything in the metadata is taken to be hostile and is checked before the library sees it.
+The metadata is treated as hostile and is checked before the library sees it.
 """
 
 import re
@@ -28,7 +28,7 @@ SPACE = "▁"  # U+2581, SentencePiece's visible space
 
 _FIM = ("pre", "suf", "mid", "pad", "rep", "sep")  # the roles of `fim_<role>_token_id`
 
-# Names of tokens that end a turn. A GGUF states one `eos_token_id`, while chat models have several ends.
+# Names of tokens that end a turn. A GGUF states one `eos_token_id`, but chat models have several such tokens.
 _ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> "
     "<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <turn|> <|tool_response> "
@@ -40,10 +40,10 @@ _CONTROLS = frozenset((USER_DEFINED, text) for text in ("<s>", "</s>", "<unk>", 
 
 
 def build(metadata: Mapping[str, object]) -> tuple[Tokenizer, SpecialTokens]:
-    """Tokenizer and special tokens of a GGUF's metadata (keys to ints, floats, bools, strings and arrays).
+    """Tokenizer and special tokens of a GGUF's metadata (maps keys to ints, floats, bools, strings and arrays).
 
-    Raises `ModelFileError` for metadata that contradicts itself and `UnsupportedModel` for a kind of
-    tokenizer, or a pre-tokenizer, that is not known here.
+    Raises `ModelFileError` for inconsistent metadata and `UnsupportedModel` for an unknown kind of tokenizer or
+    pre-tokenizer.
     """
     vocab = Vocab.read(metadata)
     if vocab.model not in _BUILDERS:
@@ -72,16 +72,16 @@ def _byte_level_bpe(vocab: Vocab) -> Tokenizer:
 
 
 def _raw_bpe(vocab: Vocab) -> Tokenizer:
-    """BPE with merges over text whose spaces are `▁`; what is no token falls back to byte tokens."""
+    """BPE with merges over text whose spaces are `▁`; characters without a token fall back to byte tokens."""
     scheme = pretokenizers.pre_tokenizer("gemma4" if vocab.model == "gemma4" else vocab.pre)
     tokenizer = Tokenizer(models.BPE(vocab.ids, vocab.merges(), byte_fallback=True, **_unknown(vocab)))
     tokenizer.normalizer = normalizers.Replace(" ", SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_splits(scheme))
     tokenizer.decoder = _sentencepiece_decoder(strip=False)
-    # A run of newlines that is a token is taken whole, whatever its merges say.
+    # A run of newlines that is a token is taken whole, regardless of the merges.
     runs = [token for token in vocab.ids if len(token) > 1 and not token.strip("\n")]
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in runs])
-    if vocab.model == "gemma4":  # its first files say add_bos_token = false, and are wrong
+    if vocab.model == "gemma4":  # the first published files wrongly set add_bos_token = false
         return put_ends(tokenizer, before=_bos_eos(vocab)[0], after=None)
     return _surround(tokenizer, vocab, add_bos=scheme.add_bos, add_eos=False)
 
@@ -97,10 +97,10 @@ def _sentencepiece_bpe(vocab: Vocab) -> Tokenizer:
 
 
 def merges_from_scores(vocab: Vocab) -> list[tuple[str, str]]:
-    """Ranked merges that do what merging by score does: always the pair whose token scores highest.
+    """Ranked merges that are equivalent to merging by score: the pair whose token has the highest score comes first.
 
-    A token of n characters can come from n - 1 pairs, of which those count whose both halves are tokens.
-    Tokens of one score rank by id, since a converter that had no scores to write keeps the order of ids.
+    A token of n characters can be formed from n - 1 pairs; only pairs whose halves are both tokens count. Tokens with
+    equal scores rank by id, since a converter that had no scores to write keeps the order of ids.
     """
     mergeable = [kind == NORMAL for kind in vocab.kinds]
     ids = {token: i for token, i in vocab.ids.items() if mergeable[i]}
@@ -115,7 +115,7 @@ def merges_from_scores(vocab: Vocab) -> list[tuple[str, str]]:
 
 
 def _unigram(vocab: Vocab) -> Tokenizer:
-    # User-defined tokens score 0: the best there is, since scores are log-probabilities. Those in normalized text have
+    # User-defined tokens score 0, the highest possible log-probability. Those that are found in normalized text have
     # SentencePiece's score.
     best = max((s for s, kind in zip(vocab.scores, vocab.kinds, strict=True) if kind == NORMAL), default=0.0)
     scores = {token: len(token.encode()) * max(best, 0.0) - 0.1 for token in _visible(vocab)}
@@ -128,13 +128,13 @@ def _unigram(vocab: Vocab) -> Tokenizer:
 
 
 def _over_visible_spaces(model: models.Model, vocab: Vocab) -> Tokenizer:
-    """A SentencePiece tokenizer: spaces become `▁`, and one comes before the text and after each special
-    token, unless the file says otherwise. There is no cutting before the model."""
+    """A SentencePiece tokenizer: spaces become `▁`, and one is added before the text and after each special token,
+    unless the file says otherwise. There is no pre-tokenizer."""
     tokenizer = Tokenizer(model)
     add_space = vocab.flag("add_space_prefix", True)
     charsmap, visible = vocab.charsmap(), _visible(vocab)
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
-    if visible and add_space:  # the library normalizes tokens as it does texts, and they have to stay what they are
+    if visible and add_space:  # the library normalizes tokens like texts, but these must not change
         kept = visible if not charsmap else [steps[0].normalize_str(token) for token in visible]
         tokens = "|".join(map(re.escape, kept))
         steps.append(normalizers.Replace(Regex(rf"{UNLESS}(?:{tokens})\z)(?=[\s\S])"), SPACE))
@@ -150,8 +150,8 @@ def _over_visible_spaces(model: models.Model, vocab: Vocab) -> Tokenizer:
 
 
 def _visible(vocab: Vocab) -> list[str]:
-    """User-defined tokens with `▁` in them, such as runs of spaces: they are found in normalized text. None where runs
-    of spaces become single ones before."""
+    """User-defined tokens with `▁` in them, such as runs of spaces: they are searched in normalized text. Empty where
+    runs of spaces are collapsed to single spaces first."""
     if vocab.model not in ("llama", "t5") or vocab.flag("remove_extra_whitespaces", False):
         return []
     return [token for token, kind in vocab.typed_tokens() if kind == USER_DEFINED and SPACE in token]
@@ -183,7 +183,7 @@ def _wordpiece_name(token: str, kind: int) -> str:
 
 
 def _bert_ends(vocab: Vocab) -> tuple[int | None, int | None]:
-    """The ids of [CLS] and [SEP]; the specification spells the latter's key "seperator"."""
+    """The ids of [CLS] and [SEP]; the specification spells the key of the latter "seperator"."""
     cls = vocab.special_id("cls", vocab.special_id("bos", 101))
     sep = vocab.special_id("seperator", vocab.special_id("separator", vocab.special_id("eos", 102)))
     return cls, sep
@@ -201,7 +201,7 @@ def _unknown(vocab: Vocab) -> dict[str, str]:
 
 
 def _surround(tokenizer: Tokenizer, vocab: Vocab, add_bos: bool, add_eos: bool) -> Tokenizer:
-    """Put the first and last tokens around a text, where the file (or else the kind's default) wants them."""
+    """Add bos and eos tokens around a text if the file (or else the default of the kind) asks for them."""
     bos, eos = _bos_eos(vocab)
     before = _wanted(vocab, "add_bos_token", add_bos and bos is not None, bos)
     after = _wanted(vocab, "add_eos_token", add_eos and eos is not None, eos)
@@ -217,7 +217,7 @@ def _wanted(vocab: Vocab, key: str, default: bool, token_id: int | None) -> int 
 
 
 def put_ends(tokenizer: Tokenizer, before: int | None, after: int | None) -> Tokenizer:
-    """Make encoding put these ids around a text, and no others."""
+    """Make encoding add exactly these ids before and after a text."""
     ends = [("before", before), ("after", after)]
     named = [{"id": k, "ids": [i], "tokens": [tokenizer.id_to_token(i)]} for k, i in ends if i is not None]
     first, last = ["before"] * (before is not None), ["after"] * (after is not None)
@@ -228,23 +228,23 @@ def put_ends(tokenizer: Tokenizer, before: int | None, after: int | None) -> Tok
 
 
 def put_first_space(tokenizer: Tokenizer) -> Tokenizer:
-    """Make a SentencePiece tokenizer that adds no space put one before a text that has none, and none after special
-    tokens: what transformers does where tokenizer_config.json says `"legacy": false`."""
+    """Make a SentencePiece tokenizer that adds no spaces add one before a text that does not begin with a space, and
+    none after special tokens: the behavior of transformers where tokenizer_config.json says `"legacy": false`."""
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
     tokenizer.decoder = _sentencepiece_decoder(strip=True)
     return tokenizer
 
 
 def _register_special_tokens(tokenizer: Tokenizer, vocab: Vocab) -> None:
-    """Control and unknown tokens are special; user-defined ones are found in text before all else."""
-    # Phi-3's tokenizer drops the spaces after its markers, which the file has no field for.
+    """Control and unknown tokens are special; user-defined tokens are found in the text before anything else."""
+    # Phi-3's tokenizer drops the spaces after its markers; GGUF has no field for that.
     rstrip = "phi-3" in vocab.name or "phi3" in vocab.name
     keeps = ("<unk>", "<s>", "<|endoftext|>")
-    # Some files call a control token user-defined: Phi-3's do it with </s>.
+    # Some files declare a control token as user-defined: Phi-3's files do so for </s>.
     special = [t for t, kind in vocab.typed_tokens() if kind in (CONTROL, UNKNOWN) or (kind, t) in _CONTROLS]
     plain = [t for t, kind in vocab.typed_tokens() if kind == USER_DEFINED and (kind, t) not in _CONTROLS]
     visible = frozenset(_visible(vocab))
-    if vocab.model == "t5":  # whose model itself finds them
+    if vocab.model == "t5":  # its model finds them itself
         plain = [token for token in plain if token not in visible]
     tokenizer.add_special_tokens(
         [AddedToken(token, normalized=False, rstrip=rstrip and token not in keeps) for token in special]
@@ -284,7 +284,7 @@ def _end_ids(vocab: Vocab, eos: int | None) -> tuple[int, ...]:
     named = [i for i, (text, kind) in enumerate(vocab.typed_tokens()) if text in _ENDS and kind != NORMAL]
     found = list(dict.fromkeys(i for i in stated + named if i is not None))
     texts = {vocab.tokens[i] for i in found}
-    # Where messages end with <|end|> but turns with <|return|> or <|call|>, only the latter stop.
+    # Where messages end with <|end|> but turns with <|return|> or <|call|>, only the latter end a generation.
     if texts & {"<|call|>", "<|calls|>"} and texts & {"<|return|>", "<|flush|>"}:
         found = [i for i in found if vocab.tokens[i] != "<|end|>"]
     return tuple(found)

@@ -1,4 +1,4 @@
-"""The `tokenizer.ggml.*` keys of a GGUF as one checked value."""
+"""The `tokenizer.ggml.*` keys of a GGUF as one validated value."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ PREFIX = "tokenizer.ggml."
 # The values of `token_type`, which are SentencePiece's.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-MAX_TOKEN_CHARS = 4096  # the longest in use have some hundreds; building merges takes the square of it
-NO_TOKEN = 0xFFFFFFFF  # what some converters write for "there is none"
+MAX_TOKEN_CHARS = 4096  # the longest in use have a few hundred; the time to build merges is quadratic in it
+NO_TOKEN = 0xFFFFFFFF  # some converters write this for "none"
 
 
 @dataclass(frozen=True)
 class Vocab:
-    """`tokens`, `scores` and `kinds` are parallel, indexed by id. `name` is the model's, in lower case."""
+    """`tokens`, `scores` and `kinds` are parallel and indexed by id. `name` is the model's name in lower case."""
 
     model: str
     pre: str
@@ -30,7 +30,7 @@ class Vocab:
 
     @classmethod
     def read(cls, metadata: Mapping[str, object]) -> "Vocab":
-        """Raises `ModelFileError` for missing keys, wrong types, unequal lengths and double tokens."""
+        """Raises `ModelFileError` for missing keys, wrong types, unequal lengths and duplicate tokens."""
         model = _string(metadata, PREFIX + "model")
         tokens = _tokens(metadata)
         name = metadata.get("general.name", "")
@@ -58,7 +58,7 @@ class Vocab:
         return value
 
     def special_id(self, role: str, default: int | None) -> int | None:
-        """The id under `<role>_token_id`, or the default where the key is absent and the id exists."""
+        """The id in `<role>_token_id`, or `default` if the key is absent and the vocabulary has that id."""
         key = f"{PREFIX}{role}_token_id"
         value = self.metadata.get(key)
         if value is None:
@@ -72,7 +72,7 @@ class Vocab:
         return value
 
     def merges(self) -> list[tuple[str, str]]:
-        """The merges in order of rank; both halves and the result are tokens."""
+        """The merges in order of rank; both halves and the result of each are tokens."""
         key = PREFIX + "merges"
         pairs = []
         for line in _array(self.metadata, key):
@@ -88,7 +88,7 @@ class Vocab:
         return pairs
 
     def charsmap(self) -> bytes:
-        """SentencePiece's compiled table of replacements: u32 size of a double array, the array, strings."""
+        """SentencePiece's compiled table of replacements: size of a double array (u32, bytes), the array, strings."""
         key = PREFIX + "precompiled_charsmap"
         if key not in self.metadata:
             return b""
@@ -102,7 +102,7 @@ class Vocab:
 
 
 def _check_charsmap(table: bytes, key: str) -> None:
-    """The library takes the stated size of the double array as it is, up to 4 GiB, and allocates twice as much."""
+    """The library trusts the stated size of the double array, up to 4 GiB, and allocates twice as much."""
     size = int.from_bytes(table[:4], "little")
     if table and (size % 4 or not 4 <= size <= len(table) - 4):
         raise ModelFileError(
@@ -130,7 +130,7 @@ def _array(metadata: Mapping[str, object], key: str) -> list:
     value = metadata.get(key)
     if value is None:
         raise ModelFileError(f"the GGUF has no {key}")
-    tolist = getattr(value, "tolist", None)  # numbers come as numpy arrays
+    tolist = getattr(value, "tolist", None)  # arrays of numbers are numpy arrays
     value = tolist() if callable(tolist) else value
     if not isinstance(value, list | tuple):
         raise ModelFileError(f"{key} of the GGUF is {type(value).__name__}, expected an array")

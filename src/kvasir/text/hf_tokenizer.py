@@ -1,10 +1,10 @@
 """The tokenizer of a Hugging Face folder: tokenizer.json, or SentencePiece's tokenizer.model.
 
-tokenizer.json as the `tokenizers` library reads it is the truth about ids. The files beside it say which
-tokens begin and end a text:
+tokenizer.json, as the `tokenizers` library reads it, defines the ids. Other files in the folder define which tokens
+begin and end a text:
 
     tokenizer_config.json, special_tokens_map.json   the texts of bos_token, eos_token, pad_token, ...
-    tokenizer_config.json                            add_bos_token, add_eos_token: if stated, these count
+    tokenizer_config.json                            add_bos_token, add_eos_token: take precedence where present
     generation_config.json, else config.json         eos_token_id: one id or several
 """
 
@@ -26,7 +26,7 @@ MAX_CONFIG_BYTES = 64 << 20
 
 
 def load(folder: Path) -> tuple[Tokenizer, SpecialTokens]:
-    """Tokenizer and special tokens of the folder; `ModelFileError` where it has none or a malformed one."""
+    """Tokenizer and special tokens of the folder. Raises `ModelFileError` if it has no tokenizer or a malformed one."""
     config = _read_json(folder / "tokenizer_config.json")
     if (folder / "tokenizer.json").is_file():
         with library_errors("tokenizer.json cannot be read"):
@@ -37,7 +37,7 @@ def load(folder: Path) -> tuple[Tokenizer, SpecialTokens]:
         raise ModelFileError(
             f"no tokenizer in {folder.name}", "expected tokenizer.json or tokenizer.model (SentencePiece)"
         )
-    # Files saved in training often cut or pad; nothing may be cut silently here.
+    # Files saved during training often truncate or pad; here no text may be truncated silently.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     special = _special_tokens(tokenizer, folder, config)
@@ -47,19 +47,22 @@ def load(folder: Path) -> tuple[Tokenizer, SpecialTokens]:
 
 def _from_sentencepiece(path: Path, config: dict[str, Any]) -> Tokenizer:
     metadata = read_sentencepiece(path)
-    for flag, default in (("add_bos_token", True), ("add_eos_token", False)):  # as Llama's class has them
+    for flag, default in (
+        ("add_bos_token", True),
+        ("add_eos_token", False),
+    ):  # the defaults of transformers' Llama tokenizer
         value = config.get(flag)
         metadata[PREFIX + flag] = value if isinstance(value, bool) else default
     prefix = PREFIX + "add_space_prefix"
     metadata[prefix] = metadata[prefix] and config.get("add_prefix_space") is not False
     once = config.get("legacy") is False and metadata[prefix]
-    if not once:  # a space before the text and after each special token, as SentencePiece puts it before each text
+    if not once:  # a space before the text and after each special token, as SentencePiece does before each text
         return gguf_tokenizer.build(metadata)[0]
     return gguf_tokenizer.put_first_space(gguf_tokenizer.build({**metadata, prefix: False})[0])
 
 
 def _put_stated_ends(tokenizer: Tokenizer, config: dict[str, Any], special: SpecialTokens) -> None:
-    """As transformers has it, flags that are stated stand above the template in tokenizer.json."""
+    """As in transformers, these flags take precedence over the template in tokenizer.json."""
     stated = [config.get("add_bos_token"), config.get("add_eos_token")]
     if True not in stated and False not in stated:
         return
@@ -71,7 +74,7 @@ def _put_stated_ends(tokenizer: Tokenizer, config: dict[str, Any], special: Spec
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, {} where the file is absent; `ModelFileError` where it is something else."""
+    """The object in a JSON file, or {} if the file is absent. Raises `ModelFileError` for any other content."""
     if not path.is_file():
         return {}
     if path.stat().st_size > MAX_CONFIG_BYTES:
@@ -104,7 +107,7 @@ def _special_tokens(tokenizer: Tokenizer, folder: Path, config: dict[str, Any]) 
 
 
 def _text(token: object, role: str) -> str | None:
-    """A special token is written as its text or as an object with the text under "content"."""
+    """A special token is stored as its text or as an object with its text under "content"."""
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str) or not text:
         return None

@@ -1,4 +1,4 @@
-"""What the `tokenizers` library raises, turned into what a user can act on."""
+"""Converts exceptions of the `tokenizers` library into errors that a user can act on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ from kvasir.errors import KvasirError, ModelFileError
 
 @contextmanager
 def library_errors(doing: str) -> Iterator[None]:
-    """Turn any failure of the library into a `ModelFileError` that begins with `doing`.
+    """Turn any failure of the library into a `ModelFileError` whose message begins with `doing`.
 
-    A malformed tokenizer can make the library's Rust code panic, which arrives as a `PanicException`: a
-    `BaseException` that would otherwise end the thread. The class cannot be imported, hence the name.
+    A malformed tokenizer can make the library's Rust code panic, which raises a `PanicException`: a `BaseException`
+    that would otherwise end the thread. The class cannot be imported, so it is recognized by name.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""What Jinja2's `safe` makes of a marked string. Imported by the template worker.
+"""The result of Jinja2's `safe` on a marked string. Imported by the template worker.
 
-As with Jinja2's own `Markup`, whatever else is added to it is escaped. Published templates have that, if hardly on
-purpose, and models are used with what comes of it.
+As with Jinja2's own `Markup`, any text added to it is escaped. Published templates trigger this, if hardly on purpose,
+and models are used with the resulting prompts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvasir.text.marked_string import Marked, lost, marks_of
 
 
 class Html(Marked):
-    """A text in which HTML's characters need no escape."""
+    """A text whose HTML characters need no escaping."""
 
     __slots__ = ()
 
@@ -42,7 +42,7 @@ class Html(Marked):
 
 
 def escape(value: object) -> Html:
-    """The text of a value with `&`, `<`, `>` and quotes written in HTML."""
+    """The text of a value with `&`, `<`, `>` and quotes escaped for HTML."""
     if isinstance(value, Html):
         return value
     escaped = str.__str__(markupsafe.escape(value))
@@ -56,6 +56,6 @@ def escape(value: object) -> Html:
 
 
 def html(text: str, *operands: object) -> Html:
-    """HTML that some operation made of the operands."""
+    """HTML that an operation made from the operands."""
     plain = str.__str__(text)
     return Html(plain, marks_of(lost(plain, *operands)))

@@ -1,8 +1,8 @@
-"""Strings that know where each of their characters is from. Imported by the template worker: standard library only.
+"""Strings that record the origin of each of their characters. Imported by the template worker: standard library only.
 
-`Marked` is a `str` with a byte for each character: `TEMPLATE`, `OUTSIDE` or `MODEL`. Each operation gives the text that
-`str` gives. The marks are exact wherever a character of the result is a character of an operand; where that cannot be
-said of the whole result, all of it counts as outside. A plain `str` is the template's own.
+`Marked` is a `str` with one byte per character: `TEMPLATE`, `OUTSIDE` or `MODEL`. Each operation returns the same text
+as `str`. The marks are exact wherever a character of the result is a character of an operand; if that does not hold for
+the whole result, all of it counts as outside. A plain `str` belongs to the template.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from string import Formatter
 from typing import Any, Self, SupportsIndex
 
-TEMPLATE, OUTSIDE, MODEL = 0, 1, 2  # MODEL: outside as well, but said to be a model's own words
+TEMPLATE, OUTSIDE, MODEL = 0, 1, 2  # MODEL: outside too, but declared as a model's own output
 
 _PRINTF = re.compile(r"%(?:\((?P<key>[^()]*)\))?(?P<flags>[#0\- +]*\d*(?:\.\d+)?)[hlL]?(?P<kind>[a-zA-Z%])")
 
@@ -69,7 +69,7 @@ class Marked(str):
         return self._with(text, marks_of(lost(text, *operands)))
 
     def _cut(self, start: int, text: str) -> Self:
-        """`text`, which stands in this string from `start` on."""
+        """`text`, which is the part of this string that begins at `start`."""
         return self._with(text, self._marks[start : start + len(text)])
 
     # -- ends ----------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Marked(str):
         return self._parts(str.rsplit(self, sep, maxsplit), sep)
 
     def _parts(self, parts: list[str], sep: str | None) -> list[Self]:
-        """The parts with `sep` between them; None: with white space, with which none of them begins."""
+        """The parts with `sep` between them. None: separated by white space, with which no part begins."""
         result, start = [], 0
         for part in parts:
             start = str.find(self, part, start) if sep is None else start
@@ -159,7 +159,8 @@ class Marked(str):
         return self._letters(str.casefold(self))
 
     def _letters(self, text: str) -> Self:
-        """The text in other letters. No letter becomes none, so as many are one for each."""
+        """The text after a change of case. No letter becomes empty, so with equal lengths the characters correspond one
+        to one."""
         return self._with(text, self._marks) if len(text) == len(self) else self._with_lost(text, self)
 
     def __mod__(self, values: Any) -> Marked:
@@ -174,7 +175,7 @@ def marks_of(text: str) -> bytes:
 
 
 def marked(text: str) -> Marked:
-    """The same string; a plain one becomes the template's own."""
+    """The same string if it is marked; a plain string becomes the template's own."""
     return text if isinstance(text, Marked) else Marked(text, bytes(len(text)))
 
 
@@ -183,7 +184,7 @@ def outside(text: str, mark: int = OUTSIDE) -> Marked:
 
 
 def from_outside(value: Any, mark: int = OUTSIDE) -> Any:
-    """A JSON-like value with all its strings marked, keys too."""
+    """A JSON-like value with all its strings marked, including keys."""
     if isinstance(value, str):
         return outside(value, mark)
     if isinstance(value, list):
@@ -195,19 +196,21 @@ def from_outside(value: Any, mark: int = OUTSIDE) -> Any:
 
 @lru_cache(1024)
 def _name(key: str, mark: int) -> Marked:
-    """A key: the same few come in each message."""
+    """A marked key, cached: the same few keys occur in every message."""
     return outside(key, mark)
 
 
 def is_own(value: object) -> bool:
-    """Whether nothing in it can be from outside. Numbers count as the template's: their digits say nothing."""
+    """Whether no part of the value can come from outside. Numbers count as the template's, since digits carry no
+    marks."""
     if isinstance(value, Marked):
         return not any(value._marks)
     return value is None or type(value) in (str, int, float, bool)
 
 
 def lost(result: Any, *operands: object) -> Any:
-    """What an operation made that keeps no marks: its strings are outside unless all operands are the template's."""
+    """The result of an operation that keeps no marks: its strings are outside unless all operands are the
+    template's."""
     if all(map(is_own, operands)):
         return result
     if isinstance(result, str):
@@ -220,7 +223,8 @@ def lost(result: Any, *operands: object) -> Any:
 
 
 def text_of(value: object) -> str:
-    """What a template prints for a value. A list or an object is printed as Python has it, which keeps no marks."""
+    """The text that a template prints for a value. A list or an object is printed as by Python, which keeps no
+    marks."""
     if type(value) is Marked or type(value) is str:
         return value
     if isinstance(value, str):
@@ -250,7 +254,7 @@ def format_fields(formatter: Formatter, form: str, args: Sequence[Any], kwargs: 
 
 
 def _assembled(text: str, form: str, pieces: Callable[[], Iterable[str]]) -> Marked:
-    """`text` with the marks of the pieces that make it; all of it is outside where they do not."""
+    """`text` with the marks of the pieces that form it; all of it is outside if the pieces do not form it."""
     try:
         made = join(pieces()) if is_own(form) else None
     except (LookupError, TypeError, ValueError):
@@ -286,5 +290,5 @@ def _format_pieces(formatter: Formatter, form: str, args: Sequence[Any], kwargs:
 
 
 def _piece(value: object, whole: bool, made: str) -> str:
-    """What a field became: the value itself where it is printed `whole`."""
+    """The text of a formatted field: the value itself if it is printed `whole`."""
     return value if whole and isinstance(value, Marked) else lost(str(made), value)

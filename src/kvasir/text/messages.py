@@ -1,9 +1,9 @@
-"""Chat messages brought into the form that a template can read.
+"""Chat messages converted to the form that a template can read.
 
-Templates differ: some take a message's content only as a string, some only as a list of parts, some as either; some
-print a tool call's arguments as an object, some paste them as text; some show calls only beside a content of null,
-others fail on null. What a template can do is found out by rendering a small conversation and looking whether the words
-come out whole.
+Templates differ: some accept a message's content only as a string, some only as a list of parts, some as either; some
+print a tool call's arguments as an object, some insert them as text; some show calls only if the content is null,
+others fail on null. What a template accepts is determined by rendering a small conversation and checking whether the
+words appear intact.
 """
 
 import json
@@ -16,18 +16,19 @@ from kvasir.errors import InvalidRequest, TemplateError, TemplateLimit
 Message = dict[str, Any]
 Render = Callable[[list[Message]], str]
 
-# Names under which a message carries its reasoning; the first is what templates read.
+# Keys under which a message has its reasoning; templates read the first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _WORD, _OTHER = "yggdrasil", "ratatoskr"
 
 
 def takes_strings(render: Render) -> bool:
-    """Whether the template reads a content that is a string. One that fails on a greeting is trusted to."""
+    """Whether the template reads string contents. A template that fails on a simple greeting is assumed to read
+    them."""
     return _rendered(render, [{"role": "user", "content": _WORD}], otherwise=_WORD).count(_WORD) > 0
 
 
 def takes_parts(render: Render) -> bool:
-    """Whether the template reads a content that is a list of parts, and does not print the list itself."""
+    """Whether the template reads contents that are lists of parts, and does not print the list itself."""
     parts = [{"type": "text", "text": _WORD}]
     text = _rendered(render, [{"role": "user", "content": parts}], otherwise="")
     return _WORD in text and not any(f"{q}text{q}: {q}{_WORD}" in text for q in "'\"")
@@ -35,15 +36,16 @@ def takes_parts(render: Render) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """How a template reads messages that call tools. argument_objects: arguments as an object, not as JSON text.
-    empty: which contents a message may have that only calls: "", None."""
+    """How a template reads messages with tool calls. argument_objects: arguments as an object, not as JSON text. empty:
+    the contents that a message with only calls may have: "", None."""
 
     argument_objects: bool = True
     empty: tuple[str | None, ...] = ("",)
 
 
 def call_style(render: Render) -> CallStyle:
-    """The style in which the template shows a call; some show it only if the content is null, others fail on that."""
+    """The style in which the template shows a call; some templates show it only if the content is null, others fail on
+    null."""
     for argument_objects in (True, False):
         texts = {
             content: _rendered(render, _calling(content, argument_objects), otherwise="") for content in ("", None)
@@ -70,14 +72,14 @@ def _shows_call(text: str, argument_objects: bool) -> bool:
 def _rendered(render: Render, messages: list[Message], otherwise: str) -> str:
     try:
         return render(messages)
-    except TemplateLimit:  # asking again would take as long again
+    except TemplateLimit:  # another attempt would take as long
         raise
     except TemplateError:
         return otherwise
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse what is no conversation at all; everything finer is for the template to judge."""
+    """Raises InvalidRequest for messages that do not form a conversation; finer checks are up to the template."""
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequest("each message is an object with a role", param="messages")
@@ -91,12 +93,12 @@ def normalize_messages(
     parts: bool = False,
     calls: CallStyle = CallStyle(),
 ) -> list[Message]:
-    """Copies of the messages with contents, reasoning and tool calls as the template takes them.
+    """Copies of the messages with contents, reasoning and tool calls in the form that the template accepts.
 
-    `strings`, `parts` and `calls` say what it takes. Text parts are joined with newlines where it takes no parts; a
-    string becomes one part where it takes no strings. Arguments given as JSON text become objects, or the other way
-    round. A content of null stays null beside calls, unless the template takes only "" there; elsewhere it becomes "".
-    Raises `InvalidRequest` for what cannot be brought into that form.
+    `strings`, `parts` and `calls` describe that form. Text parts are joined with newlines if it accepts no parts; a
+    string becomes one part if it accepts no strings. Arguments in JSON text become objects, or vice versa. A null
+    content stays null in messages with calls, unless the template accepts only "" there; elsewhere it becomes "".
+    Raises `InvalidRequest` for messages that cannot be converted to that form.
     """
     return [made for message in messages for made in _normalized(dict(message), strings, parts, calls)]
 
@@ -121,7 +123,8 @@ def _only_calls(message: Message) -> bool:
 
 
 def _with_calls(message: Message, empty: Sequence[str | None]) -> list[Message]:
-    """The message with a content beside which the template shows the calls; two where it shows no calls beside text."""
+    """The message with a content with which the template shows the calls; two messages if it shows no calls together
+    with text."""
     content = message.get("content")
     if not content:
         return [message if content in empty and "content" in message else {**message, "content": empty[0]}]

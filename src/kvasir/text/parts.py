@@ -1,4 +1,4 @@
-"""The parts of a tokenizer of the `tokenizers` library, as tokenizer.json writes them."""
+"""The parts of a `tokenizers` tokenizer, in the form of tokenizer.json."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tokenizers
 
 Step = Mapping[str, Any]
 
-UNLESS = r"\A(?!"  # a Replace of a pattern that begins so puts a space before a text, unless that is a token
+UNLESS = r"\A(?!"  # a Replace whose pattern begins with this adds a space before a text, unless the text is a token
 
 
 def steps_of(part: Any) -> list[Step]:
-    """The steps of a normalizer or pre-tokenizer, sequences taken apart; none where there is no such part."""
+    """The steps of a normalizer or pre-tokenizer, with sequences flattened; empty if `part` is None."""
     return [] if part is None else _flat(json.loads(part.__getstate__()))
 
 
@@ -23,7 +23,7 @@ def normalized(library: tokenizers.Tokenizer, text: str) -> str:
 
 
 def prepends(step: Step) -> bool:
-    """Whether a normalizer puts a space before a text, and does nothing else."""
+    """Whether a normalizer only adds a space before a text."""
     pattern = step["pattern"].get("Regex", "") if step["type"] == "Replace" else ""
     return step["type"] == "Prepend" or (pattern.startswith(UNLESS) and step["content"] == "▁")
 

@@ -1,10 +1,10 @@
-"""How byte-level BPE vocabularies of GGUF files cut text before merging: one row per published scheme.
+"""How byte-level BPE vocabularies of GGUF files split text before merging: one row per published scheme.
 
-A GGUF names the scheme in `tokenizer.ggml.pre`; the regular expressions are not in the file. Each row gives
-them in the form of the model's own tokenizer.json (Oniguruma syntax), applied one after the other to the
-pieces that the one before left, matches and gaps both kept. The names are those that llama.cpp's
-converters write. Where llama.cpp has to simplify an expression for its own matcher (letter case in
-`tekken` and `gpt-4o`), the row keeps the model's.
+A GGUF names the scheme in `tokenizer.ggml.pre`; the file does not contain the regular expressions. Each row has them in
+the form of the model's own tokenizer.json (Oniguruma syntax). They apply one after another to the pieces of the
+previous expression; matches and gaps are both kept. The names are those that llama.cpp's converters write. Where
+llama.cpp has to simplify an expression for its own matcher (letter case in `tekken` and `gpt-4o`), the row keeps the
+model's expression.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from kvasir.errors import UnsupportedModel
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """`ignore_merges`: a piece that is a token as it stands is taken without merging. `add_bos`: the default
-    where the file does not say. `nfc`: text is normalized to NFC first. `raw_utf8`: tokens are text with `▁`
-    for spaces and `<0xAB>` for bytes instead of GPT-2's byte letters."""
+    """`ignore_merges`: a piece that is a token is taken without merging. `add_bos`: the default if the file does not
+    say. `nfc`: text is normalized to NFC first. `raw_utf8`: tokens are text with `▁` for spaces and `<0xAB>` for bytes
+    instead of GPT-2's byte letters."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
@@ -38,7 +38,7 @@ _SENTENCES = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 
 def _words(digits: str, contraction: str = _CONTRACTION + "|") -> str:
-    """The expression of tiktoken's cl100k family, which differs from model to model in the run of digits."""
+    """The expression of tiktoken's cl100k family, whose models differ in how they match runs of digits."""
     marks = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
     return rf"{contraction}[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{marks}|{_SPACES}"
 
@@ -51,12 +51,12 @@ def _cased(digits: str, contraction: str = _CONTRACTION + "?", but: str = "") ->
     return f"{cased}|{digits}|{marks}|{_SPACES}"
 
 
-# Expressions in which a match always ends between an ASCII letter or digit and a space that another such one follows.
+# Expressions whose matches always end between an ASCII letter or digit and a space before another letter or digit.
 _RUNS = (r"\p{N}{1,3}", r"\p{N}", r"\p{N}+")
 SPLITS_BEFORE_SPACES = frozenset([_GPT2, *map(_words, _RUNS), *map(_cased, _RUNS)])
 
-# The letters with case, as DeepSeek LLM's tokenizer lists them; escaped where Unicode normalization, which
-# editors may apply, would change them.
+# Cased letters, as DeepSeek LLM's tokenizer lists them; escaped where Unicode normalization (which editors may
+# apply) would change them.
 _CASED_LETTERS = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝ"
     "\u1f5f-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌ\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄ"
@@ -217,7 +217,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: row for names, row in _ROWS for
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """The row of that name; `UnsupportedModel` where there is none, since a guess would change every id."""
+    """The row of that name. Raises `UnsupportedModel` if there is none, since a guess could change every id."""
     if name not in PRE_TOKENIZERS:
         raise UnsupportedModel(
             f"the GGUF's pre-tokenizer {name[:80]!r} is not known here",

@@ -1,8 +1,8 @@
-"""Encoding a prompt of which parts come from outside: these may write no control token.
+"""Encoding a prompt whose parts come partly from outside: these parts may not produce control tokens.
 
-A control token is written by the template alone: all its characters are the template's. What looks like one elsewhere,
-or would be one after the tokenizer's normalization, or begins in a message and ends in the template, is spelt out in
-ordinary tokens. A prompt without such a thing has the ids that it has anyway.
+Only the template produces control tokens: all characters of a control token belong to the template. Text elsewhere that
+looks like a control token, that would become one after the tokenizer's normalization, or that begins in a message and
+ends in the template, is encoded as ordinary tokens. A prompt without such text has the same ids as with plain encoding.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kvasir.text.slices import cut_of, encoded, whole
 from kvasir.text.special_tokens import is_plain_text
 from kvasir.text.speller import LibrarySpeller
 
-Foreign = Sequence[tuple[int, int]]  # [start, end) of characters, ascending and apart
+Foreign = Sequence[tuple[int, int]]  # [start, end) of characters, ascending and disjoint
 
 _VARIANTS_KEPT = 8
-_SHIELDS = range(0x10FFFD, 0x10FF00, -1)  # of private use
+_SHIELDS = range(0x10FFFD, 0x10FF00, -1)  # private-use characters
 _NO_CHARACTER = chr(0x10FFFF)
 _LETTERS = range(0x4E00, 0x9FA5)
 _SIGNS = range(0x3001, 0x3020)
@@ -33,15 +33,16 @@ _SIGNS = range(0x3001, 0x3020)
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """A text with all that is foreign cut down to its first and last character, and these made neutral.
+    """A text in which each foreign part is reduced to neutral stand-ins for its first and last character.
 
-    own: the template's parts, as (start here, start in the text, length)."""
+    own: the template's parts, as (start in the skeleton, start in the text, length).
+    """
 
     text: str
     own: tuple[tuple[int, int, int], ...]
 
     def place(self, start: int, end: int) -> int | None:
-        """Where [start, end) begins in the text; None where not all of it is the template's."""
+        """Where the skeleton's [start, end) begins in the text; None if part of it is not the template's."""
         at = bisect_right(self.own, start, key=lambda part: part[0]) - 1
         if at < 0:
             return None
@@ -50,7 +51,7 @@ class Skeleton:
 
 
 class Guard:
-    """Immutable and safe to use from several threads. Shares the model of the tokenizer it is made of."""
+    """Immutable and thread-safe. Shares the model of its `backend` tokenizer."""
 
     def __init__(self, backend: tokenizers.Tokenizer):
         self._backend = backend
@@ -68,10 +69,10 @@ class Guard:
     def encode(
         self, text: str, foreign: Foreign, blocked: Collection[int], add_special_tokens: bool, most: int = 0
     ) -> list[int]:
-        """The ids of `text`, whose `foreign` parts write no special token, none of `blocked`, and no added token that
-        its other parts write, but for plain text. most: where it is above 0, the tokenizer has a `cut_of`, and of a
-        text with more ids any number beyond `most` may come. Raises InvalidRequest for a text that cannot be encoded
-        so."""
+        """The ids of `text`. Its `foreign` parts produce no special token, none of the `blocked` ids, and no added
+        token that the other parts produce, except plain text. most: if above 0 and the tokenizer has a `cut_of`,
+        encoding may stop at any point after `most` ids. Raises InvalidRequest for a text that cannot be encoded in this
+        way."""
         around = self._ends(add_special_tokens)
         written = self._written(self._skeleton(text, foreign))
         control = self._special.union(blocked, (i for _, i in written)) - self._words
@@ -79,7 +80,7 @@ class Guard:
         plain = encoded(self._backend, text, most, self._cut, around) if most and self._cut else []
         if len(plain) > most:
             ids = self._shielded(text, places, control, most)
-            if len(ids) > most:  # too many, whichever of the two they are
+            if len(ids) > most:  # too many in either case
                 return ids
         if not most or len(plain) > most:
             plain = whole(self._backend, text, add_special_tokens)
@@ -103,7 +104,7 @@ class Guard:
         return "".join([c if c.isspace() else self._letter if c.isalnum() or c == "_" else self._sign for c in ends])
 
     def _written(self, skeleton: Skeleton) -> list[tuple[int, int]]:
-        """The added tokens that are all the template's: place in the text, id."""
+        """The added tokens that lie entirely in the template's parts: (place in the text, id)."""
         encoding = self._backend.encode_batch([skeleton.text], add_special_tokens=False)[0]
         found = []
         for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
@@ -116,7 +117,7 @@ class Guard:
         return found
 
     def _ends(self, add_special_tokens: bool) -> tuple[list[int], list[int]]:
-        """What encoding puts before and after a text."""
+        """The ids that encoding adds before and after a text."""
         if not add_special_tokens:
             return [], []
         bare, whole = (self._backend.encode(self._letter, add_special_tokens=special).ids for special in (False, True))
@@ -124,8 +125,8 @@ class Guard:
         return whole[:start], whole[start + len(bare) :]
 
     def _shielded(self, text: str, places: list[tuple[int, int]], control: frozenset[int], most: int = 0) -> list[int]:
-        """Control tokens at these places alone: there each has a shield before it, and a variant of the tokenizer
-        knows them with their shields only. most: as in `encode`."""
+        """The ids with control tokens only at these places: a shield character is inserted before each place, and a
+        variant of the tokenizer knows the control tokens only with their shields. most: as in `encode`."""
         shield = next((chr(c) for c in _SHIELDS if chr(c) not in text), None)
         if shield is None:
             raise InvalidRequest("the messages have all characters of private use", "leave them out", "messages")
@@ -140,7 +141,7 @@ class Guard:
                 "the messages hold control tokens that this model's tokenizer cannot spell out",
                 "leave them out", param="messages",
             )  # fmt: skip
-        spelt = control - self._unknown  # a character that the model does not know stays unknown
+        spelt = control - self._unknown  # a character unknown to the model stays unknown
         parts: Iterable[Sequence[int]] = (
             (names[i],) if i in names else spell(self._added[i].content) if i in spelt else (i,) for i in ids
         )
@@ -149,13 +150,14 @@ class Guard:
     def _make_variant(
         self, shield: str, control: frozenset[int]
     ) -> tuple[tokenizers.Tokenizer, dict[int, int], LibrarySpeller]:
-        """The tokenizer, its ids of shielded tokens to ours, and what spells those that the model itself would use."""
+        """The tokenizer variant, a map from its ids of shielded tokens to the original ids, and the speller for control
+        tokens that the model itself would use."""
         variant = tokenizers.Tokenizer(self._backend.model)
         for part in ("normalizer", "pre_tokenizer"):
             if (value := getattr(self._backend, part)) is not None:
                 setattr(variant, part, value)
         shielded = {i: _with_content(self._added[i], shield + self._added[i].content) for i in control}
-        # In the order of their ids, since one that the model lacks gets the next that is free.
+        # In order of id, since a token that is not in the model gets the next free id.
         lacked = {i for i in control if variant.token_to_id(self._added[i].content) is None}
         variant.add_tokens(
             [shielded[i] if i in lacked else t for i, t in self._added.items() if i not in control - lacked]
@@ -168,7 +170,8 @@ class Guard:
 
 
 def _unknown(backend: tokenizers.Tokenizer) -> frozenset[int]:
-    """What the model gives for a character that it does not know; nothing where it knows all, or drops it."""
+    """The ids that the model gives for an unknown character; empty if it knows every character, or drops unknown
+    ones."""
     try:
         return frozenset(token.id for token in backend.model.tokenize(_NO_CHARACTER))
     except Exception:  # a model may have no such token
@@ -176,14 +179,14 @@ def _unknown(backend: tokenizers.Tokenizer) -> frozenset[int]:
 
 
 def _overlap(contents: Collection[str]) -> bool:
-    """Whether the end of one is the beginning of another, so that one of them can hide the other."""
+    """Whether the end of one content is the beginning of another, so that one token can hide the other."""
     contents = [text for text in contents if text.strip()]
     starts = {text[:k] for text in contents for k in range(1, len(text))}
     return any(text[k:] in starts for text in contents for k in range(1, len(text)))
 
 
 def _without_margins(text: str, start: int, end: int, content: str) -> tuple[int, int]:
-    """Where a token's own text stands in what it took: some take the white space around them as well."""
+    """The position of a token's own text within the span that it took: some tokens take surrounding white space too."""
     taken = text[start:end]
     at = taken.find(content)
     if at >= 0:

@@ -1,4 +1,4 @@
-"""A text that a chat template made, and which parts of it are not the template's own words."""
+"""A text rendered by a chat template, with a record of the parts that are not the template's own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """spans: what came from outside, ascending and apart. source: of the template."""
+    """spans: the parts from outside, ascending and disjoint. source: the template's source."""
 
     text: str
     spans: tuple[Span, ...] = ()
@@ -30,13 +30,13 @@ class Rendered:
         return len(self.text)
 
     def cut(self, end: int) -> Rendered:
-        """Its first `end` characters."""
+        """The first `end` characters."""
         spans = tuple(Span(s.start, min(s.end, end), s.mark) for s in self.spans if s.start < end)
         return replace(self, text=self.text[:end], spans=spans)
 
     def foreign(self, marks: Collection[str] = ()) -> tuple[tuple[int, int], ...]:
-        """The parts that may write no control token: all from outside, but for `marks` in a model's own turns, where
-        they are what it wrote itself."""
+        """The parts that may not produce control tokens: all parts from outside, except `marks` within a model's own
+        turns, which the model wrote itself."""
         own = re.compile("|".join(re.escape(m) for m in sorted(marks, key=len, reverse=True)) or r"(?!)")
         found: list[tuple[int, int]] = []
         for start, end, mark in self.spans:

@@ -1,8 +1,8 @@
-"""What a model says when it calls tools, as its chat template shows it: small conversations, rendered and cut.
+"""Tool calls as a model writes them, shown by its chat template: small conversations, rendered and cut.
 
-prompt  what the template writes for the question
-whole   what it writes for the question and an answer that calls
-said    the end of `whole`: from where it leaves `prompt`, but never from the middle of a mark
+prompt  the text that the template writes for the question
+whole   the text that it writes for the question and an assistant message with calls
+said    the end of `whole`: from where it differs from `prompt`, but never from the middle of a mark
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ PARAMETERS = {
 }
 TOOLS = [{"type": "function", "function": {"name": NAME, "description": "Looks up", "parameters": PARAMETERS}}]
 
-Render = Callable[[list[Message], bool], str]  # of messages, with these tools; whether the answer is to begin
+Render = Callable[[list[Message], bool], str]  # (messages, add_generation_prompt) -> text; the tools are TOOLS
 Arguments = dict[str, Any]
 
-# Templates that have a call for themselves, or that write one kind of value in a way that no model does, show less.
+# Some templates accept only one call per message, or write one kind of value unlike any model: they show less.
 _CALLS: tuple[Sequence[Arguments], ...] = (
     ({"word": "yggdrasil", "count": 4217}, {"count": 5903, "word": "ratatoskr"}),
     ({"word": "yggdrasil", "count": 4217},),
     ({"count": 4217},),
 )
 _WORD = "huginn"
-# Mistral's templates demand the first kind, Kimi's write the second as the name.
+# Mistral's templates require the first form; Kimi's write the second as the name.
 _IDS = ("call0000{}", f"functions.{NAME}:{{}}")
 
 
 class Sample(NamedTuple):
-    """An answer that calls `NAME` with these arguments, in this order. turn_end: what stands after any answer."""
+    """An assistant message that calls `NAME` with these arguments, in this order. turn_end: the text after any
+    assistant message."""
 
     prompt: str
     said: str
@@ -49,7 +50,7 @@ class Sample(NamedTuple):
 
 
 def samples(render: Render, style: CallStyle) -> Iterator[Sample]:
-    """What the template shows, the most telling first; nothing where it shows no calls. Raises TemplateLimit."""
+    """The template's samples, the most informative first; empty if it shows no calls. Raises TemplateLimit."""
     question: Message = {"role": "user", "content": "?"}
     if (prompt := _rendered(render, [question], True)) is None:
         return
@@ -77,14 +78,14 @@ def _written(value: object) -> str:
 
 
 def _beginning(prompt: str, plain: str, whole: str) -> int:
-    """Where the answer begins in `whole`: after the prompt, or, where that is written in another way before an answer
-    that is to come, as late as in a plain answer."""
+    """Where the assistant message begins in `whole`: after the prompt or, if the template writes the prompt differently
+    when the message is already there, at least as late as in `plain`."""
     parting = _parting(prompt, whole)
     return parting if parting == len(prompt) else max(parting, _parting(plain, whole))
 
 
 def _parting(prompt: str, whole: str) -> int:
-    """Where `whole` continues in another way than `prompt`; before the mark if that is within one."""
+    """Where `whole` first differs from `prompt`; the start of the mark if that position is within a mark."""
     pairs = enumerate(zip(prompt, whole, strict=False))
     same = next((i for i, (one, other) in pairs if one != other), min(len(prompt), len(whole)))
     if same == len(prompt):

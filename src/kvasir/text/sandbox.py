@@ -1,8 +1,8 @@
-"""Worker processes for what may be hostile: they can be killed, and nothing is lost with them.
+"""Worker processes for potentially hostile jobs: a worker can be killed without losing anything else.
 
-A worker is a script. It gets frames of a u32 length (little-endian) and that many bytes on standard input, and answers
-each with one on standard output; its first is {"ready": true}. Frames are JSON, unless the caller says otherwise; a
-reply of kind "limit" says that the worker ends itself.
+A worker is a script. It reads frames on standard input (a little-endian u32 length and that many bytes) and replies to
+each with a frame on standard output; its first frame is {"ready": true}. Frames are JSON unless the caller says
+otherwise; after a reply of kind "limit" the worker ends itself.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from typing import Any, Protocol
 from kvasir.errors import KvasirError, QueueFull
 
 _LENGTH = struct.Struct("<I")
-_START_SECONDS = 30.0  # a machine under load starts a process slowly; this is no job's fault
-MAX_REPLY = 1 << 30  # bytes; a length beyond that is nonsense from a broken worker
-GRACE_SECONDS = 1.0  # after which a worker ends itself, should the parent not have killed it
+_START_SECONDS = 30.0  # a machine under load starts processes slowly, which is not the job's fault
+MAX_REPLY = 1 << 30  # bytes; a larger length can only come from a broken worker
+GRACE_SECONDS = 1.0  # after the time limit; then a worker that the parent has not killed ends itself
 
 
 class SandboxLimit(KvasirError):
-    """A job passed its limit of time or memory, or ended its process."""
+    """A job exceeded its limit of time or memory, or ended its process."""
 
 
 class Sandbox:
-    """Owns a few worker processes and lends one to each job; safe to use from several threads.
+    """Owns a few worker processes and lends one to each job; thread-safe.
 
-    Workers start when they are needed. One that passes a limit is killed, and the next job gets a fresh one, so a job
-    that hangs holds its place for `seconds` and no longer.
+    Workers start on demand. A worker that exceeds a limit is killed and the next job gets a fresh worker, so a job that
+    hangs occupies its place for at most `seconds`.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Sandbox:
         kept: int = 2,
         patience: float = 60.0,
     ):
-        """what: the job's name in messages, in the singular. memory: bytes of address space. hello: the first job of
-        each new worker, which brings what all others need. kept: workers beyond these leave when they have had nothing
-        to do for `patience` seconds."""
+        """what: the job's name in messages, in the singular. memory: bytes of address space. hello: makes the first job
+        of each new worker, with the data that all later jobs need. kept: workers beyond this number end after
+        `patience` idle seconds."""
         self._script, self._what, self._seconds, self._memory = script, what, seconds, memory
         self._hello = hello
         self._places = threading.BoundedSemaphore(max_workers)
@@ -60,18 +60,18 @@ class Sandbox:
         self._kept, self._patience = kept, patience
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
-        self._closed = 0  # times
-        self.idle: list[Channel] = []  # the last used at the end; append and pop are atomic
+        self._closed = 0  # number of `close` calls
+        self.idle: list[Channel] = []  # most recently used last; append and pop are atomic
         self._finalizer = weakref.finalize(self, _kill_all, self.idle)
 
     def prewarm(self) -> None:
-        """Start a worker now, so that the first job does not wait for it."""
+        """Start a worker so that the first job does not wait for it."""
         with self._lent():
             pass
 
     def run(self, job: Mapping[str, Any], hold: Hold | None = None) -> dict[str, Any]:
-        """The reply to a JSON-like job. hold: what can end it early. Raises SandboxLimit, QueueFull where no worker
-        becomes free in time, and what `json.dumps` raises for a job that is none."""
+        """The reply to a JSON-like job. hold: can end the job early. Raises SandboxLimit, QueueFull if no worker
+        becomes free in time, and the exceptions of `json.dumps` for a job that is not JSON-like."""
         frame = make_frame(job)
         with self._lent() as worker, hold.on(worker) if hold else nullcontext():
             return worker.exchange(frame, self._seconds)
@@ -82,7 +82,7 @@ class Sandbox:
             return worker.exchange_bytes(frame, seconds, max_reply)
 
     def close(self) -> None:
-        """End the workers, those that work at the end of their jobs; a later job starts a new one."""
+        """End the workers; busy workers end after their current jobs. A later job starts a new worker."""
         with self._lock:
             self._closed += 1
             _kill_all(self.idle)
@@ -101,7 +101,7 @@ class Sandbox:
             self._places.release()
 
     def _rests(self, worker: Channel, closed: int) -> bool:
-        """Keeps a worker for the next job, unless it is good no more. closed: what `_closed` was when its job began."""
+        """Keep a worker for the next job if it is still usable. closed: the value of `_closed` when its job began."""
         with self._lock:
             if not worker.usable or closed != self._closed:
                 return False
@@ -111,19 +111,19 @@ class Sandbox:
             return True
 
     def _watch(self) -> None:
-        """Looks again later, while there are more idle workers than are kept. The lock is held."""
+        """Schedule `end_surplus` while there are more idle workers than `kept`. The lock must be held."""
         if len(self.idle) > self._kept and self._timer is None:
             self._timer = threading.Timer(self._patience, _end_surplus, (weakref.ref(self),))
             self._timer.daemon = True
             self._timer.start()
 
     def end_surplus(self) -> None:
-        """End the worker that has had nothing to do for longest, where that is one too many and for long."""
+        """End the workers beyond `kept` that have been idle for at least `patience` seconds, the longest idle first."""
         with self._lock:
             self._timer = None
             for worker in self.idle[: max(0, len(self.idle) - self._kept)]:
                 if time.monotonic() - worker.idle_since >= self._patience:
-                    with suppress(ValueError):  # a job was faster
+                    with suppress(ValueError):  # a job took it meanwhile
                         self.idle.remove(worker)
                         worker.kill()
             self._watch()
@@ -151,7 +151,7 @@ class Sandbox:
 
 
 class Hold:
-    """Ends a job from another thread: its worker is killed."""
+    """Ends a job from another thread by killing its worker."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -160,7 +160,7 @@ class Hold:
 
     @contextmanager
     def on(self, worker: Channel) -> Iterator[None]:
-        """While the worker has the job. Raises SandboxLimit where it was ended before."""
+        """Active while the worker has the job. Raises SandboxLimit if the job was already ended."""
         with self._lock:
             if self.ended:
                 raise SandboxLimit("the job was ended before it began")
@@ -179,7 +179,7 @@ class Hold:
 
 
 class Process(Protocol):
-    """What a worker needs of its process; `subprocess.Popen` is one."""
+    """The methods that a worker needs of its process; `subprocess.Popen` has them."""
 
     def poll(self) -> int | None: ...
     def kill(self) -> None: ...
@@ -187,7 +187,7 @@ class Process(Protocol):
 
 
 class Channel:
-    """The line to one worker process; used by one thread at a time."""
+    """The connection to one worker process; used by one thread at a time."""
 
     def __init__(self, what: str, connection: socket.socket, process: Process):
         """Takes ownership of both. what: the job's name in messages, in the singular."""
@@ -197,7 +197,8 @@ class Channel:
         self.usable = True
 
     def exchange(self, frame: bytes, seconds: float) -> dict[str, Any]:
-        """The JSON answer to a job; afterwards `usable` says whether the worker is still good. Raises SandboxLimit."""
+        """The JSON reply to a job; afterwards `usable` says whether the worker can take another job. Raises
+        SandboxLimit."""
         data = self.exchange_bytes(frame, seconds)
         self.usable = False
         try:
@@ -210,7 +211,7 @@ class Channel:
         return reply
 
     def exchange_bytes(self, frame: bytes, seconds: float, max_reply: int = MAX_REPLY) -> bytearray:
-        """The answer to a job, of at most `max_reply` bytes. Raises SandboxLimit, after which the worker is no good."""
+        """The reply to a job, of at most `max_reply` bytes. Raises SandboxLimit; then the worker is unusable."""
         self.usable = False
         deadline = time.monotonic() + seconds
         try:
@@ -254,12 +255,12 @@ class Worker(Channel):
     """One worker process, started from a script."""
 
     def __init__(self, script: Path, what: str, memory: int, env: Mapping[str, str] | None = None):
-        """memory: bytes of address space. env: the whole environment; by default it is empty, so that there is no key
-        or token to find."""
+        """memory: bytes of address space. env: the complete environment; empty by default, so that it contains no keys
+        or tokens."""
         ours, theirs = socket.socketpair()
         settings = json.dumps({"path": [p for p in sys.path if p], "memory": memory})
         with theirs:
-            # Isolated (-I) and without site (-S): the import path is ours, given in the settings.
+            # Isolated (-I) and without site (-S): the settings contain the import path.
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-X", "utf8", str(script), settings],
                 stdin=theirs.fileno(),

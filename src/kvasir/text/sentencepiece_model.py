@@ -1,8 +1,8 @@
-"""`tokenizer.model`, SentencePiece's own file, read into the metadata a GGUF would carry for it.
+"""Reads `tokenizer.model`, SentencePiece's own file, into the metadata that a GGUF would have for it.
 
-Source: sentencepiece_model.proto of the SentencePiece project. The file is one protocol-buffers message, of
-which the pieces (field 1), the trainer's settings (2) and the normalizer's (3) matter. Reading these few
-fields needs no library; the piece types are the same numbers as in GGUF.
+Source: sentencepiece_model.proto of the SentencePiece project. The file is one protocol-buffers message; only the
+pieces (field 1), the trainer's settings (2) and the normalizer's settings (3) are used. Reading these few fields needs
+no library; the piece types have the same numbers as in GGUF.
 """
 
 import struct
@@ -19,8 +19,8 @@ _NORMAL = 1
 
 
 def read_sentencepiece(path: Path) -> dict[str, object]:
-    """The model as `tokenizer.ggml.*` metadata. `add_bos_token` and `add_eos_token` are false: they are no
-    part of this file. Raises `ModelFileError` where it is malformed."""
+    """The model as `tokenizer.ggml.*` metadata. `add_bos_token` and `add_eos_token` are false, since the file does not
+    contain them. Raises `ModelFileError` if the file is malformed."""
     try:
         fields = list(_fields(path.read_bytes()))
         pieces = [dict(_fields(value)) for number, value in fields if number == 1]
@@ -62,7 +62,7 @@ def _message(fields: list[tuple], number: int) -> dict:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(field number, value) of one message: an int for a varint, bytes for all else."""
+    """(field number, value) of each field of a message: an int for a varint, bytes for anything else."""
     position = 0
     while position < len(data):
         tag, position = _varint(data, position)

@@ -1,4 +1,4 @@
-"""Texts as the id sequences that samplers look for: words that must not appear, breakers of repetitions."""
+"""Texts as id sequences for samplers: forbidden words, and breakers of repetitions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from itertools import accumulate
 from kvasir.errors import InvalidRequest
 from kvasir.text.tokenizer import Tokenizer
 
-MAX_TAIL = 20  # ids after a breaker's first token; what is longer is cut, as llama.cpp does
+MAX_TAIL = 20  # ids after a breaker's first token; longer sequences are truncated, as in llama.cpp
 MAX_BREAKER_SEQUENCES = 4096
-_BETWEEN = b"\xff"  # is in no UTF-8
+_BETWEEN = b"\xff"  # does not occur in UTF-8
 
 
 def bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The ids of each word at a text's start, and after a space where they differ: vLLM leaves these out if there are
-    more or fewer of them, and lets ` time` pass for `time`. Raises InvalidRequest for a word without tokens."""
+    """The ids of each word at the start of a text and, if different, after a space. vLLM omits the latter if the number
+    of ids differs, and so allows ` time` when `time` is forbidden. Raises InvalidRequest for a word without tokens."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare, spaced = (tuple(tokenizer.encode(s + word.lstrip(), add_special_tokens=False)) for s in ("", " "))
@@ -30,21 +30,22 @@ def bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ..
 
 
 class Breakers:
-    """Finds the tokens in which a text may lie, or begin: llama.cpp's `get_overlapping_token_sequences`.
+    """Finds the tokens that contain a text or end with its beginning: llama.cpp's `get_overlapping_token_sequences`.
 
-    All tokens' bytes stand in one string, so that a search through them is one of the string. Built once: it takes the
-    time of some 100,000 tokens.
+    The bytes of all tokens are joined into one string, so that one string search covers all tokens. Built once, which
+    takes as long as processing some 100,000 tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         spelt = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
         self._text = _BETWEEN.join(spelt) + _BETWEEN
-        self._ends = array("i", accumulate(len(s) + 1 for s in spelt))  # each one after its separator
+        self._ends = array("i", accumulate(len(s) + 1 for s in spelt))  # positions after each separator
 
     def of(self, breakers: Sequence[str]) -> tuple[bytes, tuple[tuple[int, ...], ...]]:
-        """(int32 words, bit i & 31 of word i >> 5 for a token that has a breaker in it; longer sequences: a token that
-        ends with a breaker's start, and the ids of the rest). Raises InvalidRequest where these are too many."""
+        """(bit mask of the tokens that contain a breaker: int32 words, bit i & 31 of word i >> 5 for token i; longer
+        sequences: a token that ends with the beginning of a breaker, then the ids of the rest). Raises InvalidRequest
+        if there are more than MAX_BREAKER_SEQUENCES."""
         words = array("i", bytes(-(-len(self._ends) // 32) * 4))
         bits = memoryview(words).cast("B")
         alone: set[int] = set()
@@ -67,7 +68,7 @@ class Breakers:
         return words.tobytes(), tuple(sequences)
 
     def _tails(self, breaker: str) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """(bytes of a beginning, ids of the rest), split between characters."""
+        """(number of bytes of a beginning, ids of the rest), split between characters."""
         for i in range(1, len(breaker)):
             tail = self._tokenizer.encode(breaker[i:], add_special_tokens=False, parse_special=False)
             yield len(breaker[:i].encode()), tuple(tail[:MAX_TAIL])

@@ -1,10 +1,10 @@
-"""Tokenizing a long text in slices: where a text can be cut without a change of its ids.
+"""Tokenizing a long text in slices: where a text can be cut without changing its ids.
 
-A cut lies before a single space between two ASCII letters or digits; for BERT's kind, which takes each Chinese
-character and each punctuation mark alone, also between two of these characters, and before such a mark or a line break.
-The ids of a text are those of its slices, one after the other, where the tokenizer's parts say so: no normalizer looks
-across such a place, the pre-tokenizer always splits there, a slice begins as a word in the midst of a text does, and no
-added token touches the place. Where a part is not known here, a text is tokenized whole.
+A cut lies before a single space between two ASCII letters or digits; for BERT tokenizers, which treat each Chinese
+character and each punctuation mark separately, also between two Chinese characters, and before a punctuation mark or a
+line break. The ids of a text are the concatenated ids of its slices if the parts of the tokenizer guarantee it: no
+normalizer looks across a cut, the pre-tokenizer always splits there, a slice begins like a word in the middle of a
+text, and no added token touches the cut. With any part that is not known here, a text is tokenized whole.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _BERT_TOUCHES = re.compile(r"[,.;:!?\u4e00-\u9fff]")
 _TOUCHES = re.compile(r"\A[A-Za-z0-9\s]|[A-Za-z0-9\s]\Z|[^\s▁][\s▁]")
 _LOCAL = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "BertNormalizer", "StripAccents", "Nmt", "Precompiled", "Strip"}
 _DROPS_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
-_BEFORE = {"Digits", "Punctuation"}  # they may come first, since neither cuts or joins at such a place
+_BEFORE = {"Digits", "Punctuation"}  # may come first, since neither splits nor joins at a cut
 _LATER = {*_BEFORE, *_DROPS_SPACES, "ByteLevel", "UnicodeScripts", "Split"}
 
 
 def slices(text: str, cut: re.Pattern[str] = _CUT, size: int = SLICE_CHARS) -> Iterator[str]:
-    """The text in parts of about `size` characters; what has no place for a cut stays whole."""
+    """The text in parts of about `size` characters; text without a possible cut stays whole."""
     start = 0
     while (found := cut.search(text, start + size)) is not None:
         yield text[start : found.start()]
@@ -42,7 +42,7 @@ def slices(text: str, cut: re.Pattern[str] = _CUT, size: int = SLICE_CHARS) -> I
 
 
 def cut_of(library: tokenizers.Tokenizer) -> re.Pattern[str] | None:
-    """Where a text can be cut, its ids being known to be those of its slices; None where it cannot."""
+    """The pattern of cuts at which the ids of a text are those of its slices; None if there is none."""
     if not _sliceable(library):
         return None
     steps = steps_of(library.normalizer)
@@ -63,7 +63,7 @@ def _sliceable(library: tokenizers.Tokenizer) -> bool:
     local = all(_looks_no_further(step) for step in normalizers)
     if not local or not _splits(steps[0], strips) or not all(_is_local(step) for step in steps[1:]):
         return False
-    if normalized(library, _LETTERS).lower() != _LETTERS.lower():  # a table of replacements may hold anything
+    if normalized(library, _LETTERS).lower() != _LETTERS.lower():  # a table of replacements may contain anything
         return False
     contents = [token.content for token in library.get_added_tokens_decoder().values()]
     return not any(_TOUCHES.search(text) for c in contents for text in (c, normalized(library, c)) if text)
@@ -76,7 +76,7 @@ def encoded(
     cut: re.Pattern[str],
     around: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> list[int]:
-    """The ids of a text between those of `around`, slice by slice, until there are more than `most`. cut: see
+    """The ids of a text between those in `around`, slice by slice, stopping once there are more than `most`. cut: see
     `cut_of`."""
     ids = [*around[0]]
     for part in slices(text, cut):
@@ -87,12 +87,12 @@ def encoded(
 
 
 def whole(library: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    # For one text as for many: the library's `encode` keeps all other threads waiting meanwhile.
+    # The batch call also for a single text: the library's `encode` blocks all other threads meanwhile.
     return library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def ends(library: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
-    """What encoding puts before and after every text; None where that cannot be seen."""
+    """The ids that encoding adds before and after every text; None if that cannot be determined."""
     found = []
     for text in ("a", "b"):
         bare, whole = (library.encode(text, add_special_tokens=special).ids for special in (False, True))
@@ -102,7 +102,7 @@ def ends(library: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
 
 
 def _looks_no_further(step: Step) -> bool:
-    """Whether a normalizer does the same on both sides of a cut, whatever is on the other one."""
+    """Whether a normalizer's result on one side of a cut is independent of the other side."""
     if step["type"] != "Replace":
         return step["type"] in _LOCAL
     pattern = step["pattern"]
@@ -112,8 +112,8 @@ def _looks_no_further(step: Step) -> bool:
 
 
 def _splits(step: Step, strips: bool) -> bool:
-    """Whether a pre-tokenizer splits before the space, and makes of a slice's first word what it makes of one later.
-    strips: the space may have gone."""
+    """Whether a pre-tokenizer splits before the space, and treats the first word of a slice like a later word. strips:
+    the space may be gone."""
     kind = step["type"]
     if kind == "Metaspace":
         return step.get("split", True) and (not strips or step.get("prepend_scheme") == "always")
@@ -133,5 +133,5 @@ def _splits_by_pattern(step: Step) -> bool:
 
 
 def _is_local(step: Mapping[str, Any]) -> bool:
-    """Whether a later pre-tokenizer treats a piece alike wherever it stands."""
+    """Whether a later pre-tokenizer treats a piece the same wherever it stands."""
     return step["type"] in _LATER or (step["type"] == "Metaspace" and step.get("prepend_scheme") == "always")

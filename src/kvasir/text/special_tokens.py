@@ -1,15 +1,15 @@
-"""Which ids of a vocabulary play a part: what a reader reports beside the tokenizer itself."""
+"""The special ids of a vocabulary, which a reader returns in addition to the tokenizer itself."""
 
 from dataclasses import dataclass, field
 
-HIDDEN = "\U0010fffd"  # of private use: before a token's text, no one writes it by chance
+HIDDEN = "\U0010fffd"  # private use: no text has it before a token's text by chance
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """`eos_ids` all end a generation, the tokenizer's own first. `names` maps the names that chat templates
-    use ("bos_token", "eos_token", ...) to the tokens' texts. `fim`: those for filling in the middle, by the names of
-    GGUF's keys ("pre", "suf", "mid", "pad", "rep", "sep"), where a file states them."""
+    """All `eos_ids` end a generation, the tokenizer's own first. `names` maps the names that chat templates use
+    ("bos_token", "eos_token", ...) to the tokens' texts. `fim`: the fill-in-the-middle ids by the names in GGUF's keys
+    ("pre", "suf", "mid", "pad", "rep", "sep"), where the file states them."""
 
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -20,5 +20,5 @@ class SpecialTokens:
 
 
 def is_plain_text(content: str) -> bool:
-    """Whether an added token that is not marked as special is white space or a word, which anybody may write."""
+    """Whether an added token without the special flag is white space or a word, which any text may contain."""
     return all(c.isalnum() or c.isspace() or c == "▁" for c in content)

@@ -1,4 +1,4 @@
-"""Text to ids as it stands in the midst of a longer one, with some tokens hidden: no text is spelt by them."""
+"""Encodes text as in the middle of a longer text, with some tokens hidden: no text is encoded with them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kvasir.text.special_tokens import HIDDEN
 
 
 class LibrarySpeller:
-    """Safe to use from several threads. Shares the model of the tokenizer it is made of."""
+    """Thread-safe. Shares the model of its `backend` tokenizer."""
 
     def __init__(self, backend: tokenizers.Tokenizer, hidden: Mapping[str, int]):
-        """hidden: ids by their texts; what looks like one of them is spelt in other tokens."""
+        """hidden: ids by their texts; text that looks like one of them is encoded with other tokens."""
         normalizer, pre_tokenizer = _in_the_midst(backend.normalizer), _in_the_midst(backend.pre_tokenizer)
         kept = _as_it_is(normalizer) if normalizer else None
         with library_errors("the tokenizer cannot spell"):
             self._usual = self._made(backend, hidden, normalizer, pre_tokenizer)
-            # What a normalizer would make another text of is spelt without it.
+            # Text that a normalizer would change is encoded without it.
             self._exact = self._usual if kept == normalizer else self._made(backend, hidden, kept, pre_tokenizer)
-        # Most vocabularies keep such tokens apart from their model; where it has them itself, it may use them.
+        # Most vocabularies keep such tokens outside their model; a model that contains them may use them.
         self._texts = {i: text for text, i in hidden.items() if len(text) > 1}
 
     def __call__(self, text: str) -> list[int]:
@@ -49,7 +49,7 @@ class LibrarySpeller:
 def _added(
     made: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, hidden: Mapping[str, int]
 ) -> list[tokenizers.AddedToken]:
-    """In the order of their ids, since one that the model lacks gets the next that is free."""
+    """In order of id, since a token that is not in the model gets the next free id."""
     added = [token for _, token in sorted(backend.get_added_tokens_decoder().items(), key=lambda item: item[0])]
     lacks = made.token_to_id
     return [
@@ -60,7 +60,7 @@ def _added(
 
 
 def _as_it_is(step: dict[str, Any]) -> dict[str, Any] | None:
-    """Of a normalizer what only writes the characters of a text in its own way: spaces, or bytes as letters."""
+    """Only the steps of a normalizer that change the notation of characters: spaces, or bytes as letters."""
     if step["type"] == "Sequence":
         kept = [one for inner in step["normalizers"] if (one := _as_it_is(inner))]
         return step | {"normalizers": kept} if kept else None
@@ -69,7 +69,7 @@ def _as_it_is(step: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _in_the_midst(part: Any) -> Any:
-    """A normalizer or pre-tokenizer in JSON, without what puts a space before the first word of a text."""
+    """A normalizer or pre-tokenizer in JSON, without the steps that add a space before the first word of a text."""
     return _without_space(json.loads(part.__getstate__())) if part is not None else None
 
 

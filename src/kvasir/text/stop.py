@@ -1,8 +1,8 @@
 """Stop strings in a stream of text.
 
-A stream stops at the first character with which any stop string is complete. If several are complete with
-that character, the longest of them counts, so that none of it is shown. This rule looks at one character
-after the other and therefore gives the same result however the text was cut into pieces.
+A stream stops at the first character that completes any stop string. If the character completes several, the longest
+counts, so that none of its text is shown. The rule looks at one character at a time, so the result does not depend on
+how the text is divided into pieces.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from kvasir.errors import InvalidRequest
 
 
 class StopStrings:
-    """Passes text on, holding back only the longest ending that may turn out to begin a stop string."""
+    """Passes text on, holding back only the longest suffix that may be the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False):
-        """`include_stop` leaves the stop string itself in the text. An empty stop string is refused."""
+        """`include_stop` keeps the stop string in the text. Raises InvalidRequest for an empty stop string."""
         if "" in stops:
             raise InvalidRequest("a stop string is empty", "leave it out, or use max_tokens", param="stop")
         self._stops = tuple(dict.fromkeys(stops))
@@ -38,12 +38,12 @@ class StopStrings:
         return text[: len(text) - keep], None
 
     def flush(self) -> str:
-        """What was held back, when the stream ends without a stop string."""
+        """The text held back, when the stream ends without a stop string."""
         text, self._held = self._held, ""
         return text
 
     def _first_match(self, text: str) -> tuple[int, int] | None:
-        """(start, end) of the match that ends first, and of those the one that starts first."""
+        """(start, end) of the match that ends first; among those, the match that starts first."""
         starts = ((text.find(stop), len(stop)) for stop in self._stops)
         matches = [(start + size, start) for start, size in starts if start >= 0]
         if not matches:
@@ -52,7 +52,7 @@ class StopStrings:
         return start, end
 
     def _longest_beginning(self, text: str) -> int:
-        """The length of the longest ending of `text` that a stop string begins with."""
+        """The length of the longest suffix of `text` that is the beginning of a stop string."""
         for size in range(min(len(text), max(map(len, self._stops), default=1) - 1), 0, -1):
             ending = text[-size:]
             if any(stop.startswith(ending) for stop in self._stops):

@@ -1,4 +1,4 @@
-"""What a tokenizer's worker tells about it: all that decoding and the routes need, as plain values."""
+"""The facts that a tokenizer's worker reports: everything that decoding and the routes need, as plain values."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 from kvasir.errors import ModelFileError
 from kvasir.text.special_tokens import SpecialTokens
 
-MAX_IDS = 1 << 22  # the largest vocabularies in use have some 260,000
+MAX_IDS = 1 << 22  # the largest vocabularies in use have about 260,000
 _COUNTED_AT_ONCE = 1 << 16  # characters
 FORMS = ("byte_level", "sentencepiece", "library")
 
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is found in a text before the model cuts it. special: it is a marker, no text.
+    """A token that is found in a text before the model splits it. special: a marker, not text.
 
-    The switches are the library's: spaces beside it are taken with it (lstrip, rstrip), only whole words (single_word),
-    and looked for after normalization (normalized)."""
+    The flags are the library's: lstrip and rstrip take adjacent white space too, single_word matches whole words only,
+    normalized matches after normalization.
+    """
 
     id: int
     content: str
@@ -32,12 +33,12 @@ class AddedToken:
 class Table:
     """Plain facts of one tokenizer.
 
-    tokens: the spelling of each id, None for an id without a token. size: the number of ids that have one. other_ids:
-    ids of further spellings (those that two ids share). form: how a token stands for bytes (see `Tokenizer`). spelt:
-    the bytes of each id, of the form "library" alone. around: the ids that encoding puts around an empty text.
-    bytes_per_token: a text of N bytes has at least N / bytes_per_token tokens; 0 where nothing is known. Then a text
-    with N of the `known` characters has at least N / chars_per_token tokens; 0 where that is not known either.
-    sliced: long texts are tokenized in slices, see slices.py.
+    tokens: the spelling of each id, None for an id without a token. size: the number of ids with a token. other_ids:
+    ids of further spellings (those that share an id). form: how a token maps to bytes (see `backend._decoder_form`).
+    spelt: the bytes of each id, only for the form "library". around: the ids that encoding adds around an empty text.
+    bytes_per_token: a text of N bytes has at least N / bytes_per_token tokens; 0 if unknown. Then a text with N of the
+    `known` characters has at least N / chars_per_token tokens; 0 if that is unknown too. sliced: long texts are
+    tokenized in slices, see slices.py.
     """
 
     tokens: list[str | None]
@@ -55,8 +56,8 @@ class Table:
     spelt: list[bytes] = field(default_factory=list)
 
     def fewest_tokens(self, text: str, enough: int) -> int:
-        """How many tokens the text has at least, as far as its known characters say; the first number above `enough`
-        may be all that is counted."""
+        """A lower bound for the number of tokens of the text, from its known characters; counting may stop once the
+        bound is above `enough`."""
         known, count = frozenset(self.known), 0
         for start in range(0, len(text) if self.chars_per_token else 0, _COUNTED_AT_ONCE):
             part = text[start : start + _COUNTED_AT_ONCE]
@@ -66,7 +67,7 @@ class Table:
         return -(-count // self.chars_per_token) if count else 0
 
     def check(self) -> Table:
-        """Itself. Raises ModelFileError for values that cannot belong together."""
+        """Returns itself. Raises ModelFileError for inconsistent values."""
         count = len(self.tokens)
         named = [*(token.id for token in self.added), *self.other_ids.values()]
         if count > MAX_IDS or self.form not in FORMS or min(self.bytes_per_token, self.chars_per_token) < 0:

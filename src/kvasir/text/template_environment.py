@@ -1,11 +1,12 @@
-"""Jinja2 for chat templates, with strings that know where they are from. Imported by the template worker.
+"""Jinja2 for chat templates, with strings that record their origin. Imported by the template worker.
 
 It is the environment that `transformers` documents: trimmed blocks, `break` and `continue`, `raise_exception`,
-`strftime_now`, a `tojson` that keeps key order and escapes no HTML, and `{% generation %}`, which does nothing here.
+`strftime_now`, a `tojson` that keeps key order and does not escape HTML, and `{% generation %}`, which does nothing
+here.
 
-All that a template does with strings passes here: what is printed and joined (`finalize`, `concat`, `~`), `%`, methods
-(`getattr`, `call`) and filters. What is not known to keep the marks of `marked_string` gives a result that counts as
-outside as a whole. There is no `{% autoescape %}`.
+Every string operation of a template goes through this module: printing and joining (`finalize`, `concat`, `~`), `%`,
+methods (`getattr`, `call`) and filters. The result of an operation that is not known to keep the marks of
+`marked_string` counts as outside as a whole. There is no `{% autoescape %}`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kvasir.text.marked_html import Html, escape, html
 from kvasir.text.marked_string import Marked, format_fields, join, lost, marked, text_of
 from kvasir.text.template_filters import FILTERS
 
-# Filters that hand on what they are given, or ask another filter for it.
+# Filters that return their input or parts of it, or apply another filter to it.
 _HAND_ON = frozenset(
     "attr batch count d default dictsort first groupby items last length list map max min random reject rejectattr "
     "reverse select selectattr slice sort sum unique".split()
@@ -38,8 +39,7 @@ _CONTAINERS = (dict, list, tuple)
 
 
 class Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what an assistant wrote, for training: its body is
-    rendered as it is."""
+    """`{% generation %}...{% endgeneration %}` marks assistant output for training; its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja2's own declaration
 
@@ -50,7 +50,7 @@ class Generation(Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """`namespace(...)` without underscore names, through which CPython's internals could be reached."""
+    """`namespace(...)` without underscore names, which would give access to CPython's internals."""
 
     def __init__(self, /, *args, **kwargs):
         attributes = dict(*args, **kwargs)
@@ -69,7 +69,7 @@ def _refuse_underscore(name: object) -> None:
 
 
 def make_dict(*args, **kwargs) -> dict:
-    """`dict(...)` as a function, so that a template does not hold the type itself."""
+    """`dict(...)` as a function, so that a template has no access to the type itself."""
     return dict(*args, **kwargs)
 
 
@@ -78,7 +78,7 @@ def raise_exception(message: object) -> None:
 
 
 class Form:
-    """`format` or `format_map` of a string."""
+    """The `format` or `format_map` method of a string."""
 
     def __init__(self, form: str, formatter: SandboxedFormatter, by_map: bool):
         self._form, self._formatter, self._by_map = form, formatter, by_map
@@ -97,7 +97,7 @@ _CALLABLES = (Macro, BlockReference, LoopContext, Joiner, Form)
 
 
 class Generator(CodeGenerator):
-    """Compiles `~` to a call of the environment, and no `{% autoescape %}`."""
+    """Compiles `~` to a call of the environment, and rejects `{% autoescape %}`."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.concat((")
@@ -154,7 +154,7 @@ def _keeps_marks(function: Any) -> bool:
 
 
 def _guarded(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter with marks on what it makes. Jinja2 passes some a context or an environment first."""
+    """The filter with marks on its result. Jinja2 passes a context or an environment first to some filters."""
     if name in _HAND_ON:
         return filter
     passed = 1 if hasattr(filter, "jinja_pass_arg") else 0

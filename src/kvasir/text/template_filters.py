@@ -1,4 +1,4 @@
-"""Jinja2's filters on marked strings, as far as templates use them: the same texts, with exact marks."""
+"""Jinja2's filters on marked strings, for the features that templates use: the same texts, with exact marks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kvasir.text.marked_string import Marked, marked, marks_of, outside, text_of
 
 
 def tojson(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> Marked:
-    """JSON with the keys in their order and nothing escaped for HTML. What is written inside a string's quotes has
-    the string's marks; all else is the template's."""
+    """JSON with keys in their order and without HTML escapes. Text inside a string's quotes has the string's marks;
+    everything else is the template's."""
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     marks, end = [], 0
     for string in _strings(value, sort_keys):
         body = json.dumps(string, ensure_ascii=ensure_ascii)[1:-1]
         start = text.find(f'"{body}"', end) + 1
-        if not start:  # a subclass of a JSON type that is written in its own way
+        if not start:  # a subclass of a JSON type with its own notation
             return outside(text)
         marks += (bytes(start - end), _body_marks(string, body, ensure_ascii))
         end = start + len(body)
@@ -30,7 +30,7 @@ def tojson(value: Any, ensure_ascii=False, indent=None, separators=None, sort_ke
 
 
 def _strings(value: Any, sort_keys: bool) -> Iterator[str]:
-    """The strings in the order in which they are written."""
+    """The strings of a value in the order in which they are written."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | tuple):
@@ -58,7 +58,7 @@ def plain(value: object) -> Marked:
 
 
 def string(value: object) -> Marked:
-    """Jinja2's `soft_str`, for which HTML stays HTML."""
+    """Jinja2's `soft_str`, which keeps HTML as HTML."""
     return marked(value) if isinstance(value, str) else plain(value)
 
 

@@ -1,4 +1,4 @@
-"""Rendering of templates in worker processes that can be killed; the parent's side of template_worker.py."""
+"""Rendering templates in worker processes that can be killed; the parent's side of template_worker.py."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ WHAT = "chat template"
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """What one rendering may use: wall time, characters of source and of output, bytes of address space."""
+    """The limits of one rendering: seconds of wall time, characters of source and of output, bytes of address space."""
 
     seconds: float = 2.0
     max_source: int = 1 << 20
@@ -25,14 +25,14 @@ class TemplateLimits:
 
 
 class TemplateRenderer:
-    """Safe to use from several threads."""
+    """Thread-safe."""
 
     def __init__(self, limits: TemplateLimits = TemplateLimits(), max_workers: int = 2):
         self.limits = limits
         self.sandbox = Sandbox(SCRIPT, WHAT, limits.seconds, limits.memory, max_workers)
 
     def prewarm(self) -> None:
-        """Start a worker now, so that the first rendering does not wait for it."""
+        """Start a worker so that the first rendering does not wait for it."""
         self.sandbox.prewarm()
 
     def render(
@@ -43,12 +43,11 @@ class TemplateRenderer:
         own: Mapping[str, Any] | None = None,
         hold: Hold | None = None,
     ) -> Rendered:
-        """The text that the template makes of JSON-like variables: `variables`, whose strings come from outside, and
-        its `own`. hold: what can end it early.
+        """The text that the template renders from JSON-like variables: `variables`, whose strings come from outside,
+        and `own`, the template's. hold: can end the rendering early.
 
-        Raises `TemplateError` with the template's own message where it refuses or fails, its subclass
-        `TemplateLimit` where it passes a limit (of its output: `TemplateTooLong`), and `QueueFull` where no worker
-        becomes free in time.
+        Raises `TemplateError` with the template's own message if it refuses or fails, the subclass `TemplateLimit` if
+        it exceeds a limit (of output: `TemplateTooLong`), and `QueueFull` if no worker becomes free in time.
         """
         if len(source) > self.limits.max_source:
             raise TemplateError(f"the chat template has {len(source)} characters, over {self.limits.max_source}")
@@ -76,5 +75,5 @@ class TemplateRenderer:
         return TemplateLimit(message) if kind == "limit" else TemplateError(message)
 
     def close(self) -> None:
-        """End the idle workers; a later rendering starts a new one."""
+        """End the idle workers; a later rendering starts a new worker."""
         self.sandbox.close()

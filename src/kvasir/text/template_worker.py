@@ -1,7 +1,7 @@
-"""The process in which chat templates run, started as a script that imports Jinja2 and few modules of ours.
+"""The process in which chat templates run, started as a script that imports Jinja2 and few modules of this package.
 
-A template comes with a model or a request and may be hostile. Jinja2's sandbox keeps it from Python's inner
-life; it bounds neither time nor memory, which takes a process of its own that can be killed.
+A template comes with a model or a request and may be hostile. Jinja2's sandbox blocks access to Python's internals, but
+bounds neither time nor memory; that takes a separate process that can be killed.
 
 Protocol, on standard input and output: frames of a u32 length (little-endian) and that many bytes of JSON.
 
@@ -9,9 +9,9 @@ Protocol, on standard input and output: frames of a u32 length (little-endian) a
     parent  {"source", "variables", "own", "now", "max_output", "seconds"}
     worker  {"text", "spans"} or {"error", "kind"}                 kind: "template", "output" or "limit"
 
-After an error of kind "limit" the worker ends itself. The strings of "variables" come from outside, and "spans" are
-the parts of the text that came from there: start, end, mark (`marked_string`). "own" holds variables that are the
-template's: its special tokens.
+After an error of kind "limit" the worker ends itself. The strings in "variables" come from outside; "spans" are the
+parts of the text that came from outside: start, end, mark (`marked_string`). "own" holds the template's own variables:
+its special tokens.
 """
 
 import json
@@ -41,7 +41,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class OutputTooLong(Exception):
-    """The rendered text passed its limit."""
+    """The rendered text exceeded its limit."""
 
 
 ENVIRONMENT = Environment()
@@ -53,7 +53,7 @@ def compiled(source: str) -> jinja2.Template:
 
 
 def render(source: str, variables: dict, now: str, max_output: int) -> str:
-    """The rendered text, marked; `now` (ISO 8601) is what `strftime_now` reads as its clock."""
+    """The rendered text, with marks; `strftime_now` uses `now` (ISO 8601) as its clock."""
     clock = datetime.fromisoformat(now)
     size, pieces = 0, []
     for piece in compiled(source).generate({**variables, "strftime_now": clock.strftime}):
@@ -65,7 +65,7 @@ def render(source: str, variables: dict, now: str, max_output: int) -> str:
 
 
 def marked_variables(source: str, variables: dict, own: dict) -> dict[str, Any]:
-    """The variables with their strings marked as from outside, but for `own` ones."""
+    """The variables, with the strings in `variables` marked as outside and those in `own` unmarked."""
     messages = variables.get("messages")
     theirs = {name: from_outside(value) for name, value in variables.items()}
     if isinstance(messages, list):
@@ -74,8 +74,8 @@ def marked_variables(source: str, variables: dict, own: dict) -> dict[str, Any]:
 
 
 def _message(source: str, message: Any) -> Any:
-    """The content of a model's turn is its own words. A role is a word of the template, if it knows the role: some
-    make a token of it, `'<|' + message.role + '|>'`."""
+    """The content of an assistant message is marked as the model's own. A role that the template knows counts as the
+    template's, since some templates form a token from it: `'<|' + message.role + '|>'`."""
     role = message.get("role") if isinstance(message, dict) else None
     if role == "assistant" and "content" in message:
         made = from_outside({**message, "content": None}) | {"content": from_outside(message["content"], MODEL)}
@@ -92,8 +92,8 @@ def spans_of(text: str) -> list[tuple[int, int, int]]:
 
 
 def answer(request: dict) -> dict:
-    """Render one request; every failure becomes an answer."""
-    # Should the parent be gone when its time is up, no one else ends a template that never ends.
+    """Render one request; every failure becomes an error reply."""
+    # If the parent is gone when the time is up, nothing else ends a template that never ends.
     signal.setitimer(signal.ITIMER_REAL, request["seconds"])
     try:
         variables = marked_variables(request["source"], request["variables"], request.get("own") or {})
@@ -124,16 +124,16 @@ def _describe(error: Exception) -> str:
 
 
 def limit_resources(memory: int) -> None:
-    """Bound the address space to `memory` bytes, and allow neither new files of any size nor core dumps."""
+    """Limit the address space to `memory` bytes, and forbid files larger than 0 bytes and core dumps."""
     for kind, limit in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         try:
             resource.setrlimit(kind, (limit, limit))
-        except (ValueError, OSError):  # some systems know the limit but do not let it be set
+        except (ValueError, OSError):  # some systems have the limit but do not allow setting it
             continue
 
 
 def read_frame(stream: BinaryIO) -> dict | None:
-    """The next message, None at the end of the stream."""
+    """The next message; None at the end of the stream."""
     head = stream.read(_LENGTH.size)
     return json.loads(stream.read(_LENGTH.unpack(head)[0])) if len(head) == _LENGTH.size else None
 

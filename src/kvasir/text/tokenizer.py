@@ -1,9 +1,9 @@
 """Text to ids and ids to text, the same for every source of a vocabulary.
 
-Encoding is the `tokenizers` library's, which runs in processes of its own (tokenizer_process.py): the files that it
-reads come from strangers. Decoding is ours: each token stands for bytes, the bytes of all tokens are joined, and UTF-8
-is decoded once, an invalid sequence giving U+FFFD. So the text of a stream, the bytes of a token's log-probability and
-the text of a whole answer can never disagree. On ids that stand for valid text the library's decoder gives the same.
+Encoding uses the `tokenizers` library in separate processes (tokenizer_process.py), since the files that it reads are
+untrusted. Decoding is implemented here: each token maps to bytes, the bytes of all tokens are joined, and UTF-8 is
+decoded once, with U+FFFD for invalid sequences. So the text of a stream, the bytes in log-probabilities and the text of
+a whole choice always agree. For ids that form valid text, the result equals that of the library's decoder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPACE = "▁"  # U+2581, SentencePiece's visible space
 
 
 class Tokenizer:
-    """Immutable and safe to use from several threads."""
+    """Immutable and thread-safe."""
 
     def __init__(self, table: Table, encoder: Encoder):
         self.table = table
@@ -46,8 +46,8 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """The tokenizer of a Hugging Face folder, in processes of its own; `ModelFileError` where there is none, or
-        it is malformed or passes a limit."""
+        """The tokenizer of a Hugging Face folder, in separate processes. Raises `ModelFileError` if it has none, or a
+        malformed one, or one that exceeds a limit."""
         from kvasir.text.tokenizer_process import folder_pool
 
         pool = folder_pool(Path(folder))
@@ -55,8 +55,8 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:
-        """The tokenizer in a GGUF's metadata, in processes of its own; `ModelFileError`, or `UnsupportedModel` for an
-        unknown kind."""
+        """The tokenizer in a GGUF's metadata, in separate processes. Raises `ModelFileError`, or `UnsupportedModel` for
+        an unknown kind."""
         from kvasir.text.tokenizer_process import gguf_pool
 
         pool = gguf_pool(metadata)
@@ -64,7 +64,8 @@ class Tokenizer:
 
     @classmethod
     def in_process(cls, backend: tokenizers.Tokenizer, special: SpecialTokens = SpecialTokens()) -> Tokenizer:
-        """Over a tokenizer that this process made and trusts: for tests and tools. Takes ownership of `backend`."""
+        """A tokenizer over a `backend` that this process made and trusts: for tests and tools. Takes ownership of
+        `backend`."""
         from kvasir.text.backend import Backend
 
         local = Backend(backend, special)
@@ -80,14 +81,14 @@ class Tokenizer:
     ) -> list[int]:
         """The ids of `text`.
 
-        `add_special_tokens` puts the first and last tokens around it that the tokenizer asks for; a rendered
-        chat template has them already, so pass False there. `parse_special` finds special tokens in the
-        text; with False, `<|im_end|>` is spelt out in ordinary tokens. `foreign` are parts of the text ([start, end)
-        of characters, ascending and apart) that may write no special token, none of the `blocked` ids (see
-        `control_ids`), and no added token that the rest of the text writes: there these are spelt out.
+        `add_special_tokens` adds the tokens before and after the text that the tokenizer asks for; a rendered chat
+        template already contains them, so pass False there. `parse_special` finds special tokens in the text; with
+        False, `<|im_end|>` is encoded as ordinary tokens. `foreign` are parts of the text ([start, end) of characters,
+        ascending and disjoint) that may produce no special token, none of the `blocked` ids (see `control_ids`), and no
+        added token that the rest of the text produces: these are encoded as ordinary tokens.
 
-        Raises `InvalidRequest` for text that is not valid Unicode (lone surrogates), `SandboxLimit` for one on which
-        the tokenizer passes its limits, `QueueFull`.
+        Raises `InvalidRequest` for text that is not valid Unicode (lone surrogates) or with which the tokenizer exceeds
+        its limits, and `QueueFull`.
         """
         spans = [foreign] if foreign and parse_special else ()
         return self.encode_many([text], add_special_tokens, parse_special, spans, blocked=blocked)[0]
@@ -102,21 +103,22 @@ class Tokenizer:
         blocked: Collection[int] = (),
         most: int = 0,
     ) -> list[list[int]]:
-        """As `encode`, of several texts in one go. foreign: the spans of each text. hold: what can end it early.
+        """Like `encode`, for several texts at once. foreign: the spans of each text. hold: can end the job early.
 
-        most: where it is above 0 and a text has more ids, those beyond it may be missing, but for one at least."""
+        most: if above 0 and a text has more ids, only the first ids are guaranteed, and more than `most` of them.
+        """
         for text in texts:
             _check_unicode(text)
         job = Texts(texts, add_special_tokens, parse_special, foreign, sorted(blocked), most)
         return self._encoder.encode(job, hold)
 
     def control_ids(self, source: str) -> frozenset[int]:
-        """The added tokens that a chat template writes, whatever their flag, and all special ones."""
+        """All special tokens, and the added tokens that a chat template writes, whatever their flag."""
         named = (i for text, i, _ in self.added_tokens if text in source and not is_plain_text(text))
         return self.special_ids | frozenset(named)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; ids without a token give nothing, invalid UTF-8 gives U+FFFD."""
+        """The text of `ids`; ids without a token add no text, invalid UTF-8 becomes U+FFFD."""
         skip = self.special_ids if skip_special_tokens else ()
         data = b"".join([self.token_bytes(i) for i in ids if i not in skip])
         if self.strips_leading_space:
@@ -125,7 +127,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids, added tokens included; a model's logits may have more columns."""
+        """The number of ids, including added tokens; a model's logits may have more columns."""
         return self.table.size
 
     @property
@@ -134,7 +136,7 @@ class Tokenizer:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """All ids that end a generation, the tokenizer's own end of text first."""
+        """All ids that end a generation, the tokenizer's own end-of-text id first."""
         return self._special.eos_ids
 
     @property
@@ -147,7 +149,7 @@ class Tokenizer:
 
     @property
     def fim_ids(self) -> Mapping[str, int]:
-        """The ids for filling in the middle that the file states by role; see text/fim.py."""
+        """The fill-in-the-middle ids that the file states, by role; see text/fim.py."""
         return self._special.fim
 
     @property
@@ -156,7 +158,7 @@ class Tokenizer:
         return self._special.names
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it (`Ġthe`, `▁the`, `<0x0A>`); None for an id without one."""
+        """The token as spelled in the vocabulary (`Ġthe`, `▁the`, `<0x0A>`); None for an id without a token."""
         return self.table.tokens[token_id] if 0 <= token_id < len(self.table.tokens) else None
 
     def token_to_id(self, token: str) -> int | None:
@@ -167,7 +169,8 @@ class Tokenizer:
         return {token: i for i, token in enumerate(self.table.tokens) if token is not None} | self.table.other_ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for inside a text: part of a character, or several; b"" for no token."""
+        """The bytes that a token stands for inside a text: part of a character, or several characters; b"" for an id
+        without a token."""
         data = self._bytes.get(token_id)
         if data is None:
             token = self.id_to_token(token_id)
@@ -176,16 +179,16 @@ class Tokenizer:
         return data
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, with U+FFFD for what is only part of a character. The same object each time, since
-        log-probabilities name many tokens."""
+        """`token_bytes` as text, with U+FFFD for incomplete characters. Returns the same object each time, since
+        log-probabilities contain many tokens."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = self.token_bytes(token_id).decode("utf-8", "replace")
         return text
 
     def speller(self, hidden: Mapping[str, int]) -> Speller:
-        """Spells text as it stands in the midst of a longer one, and nothing by the `hidden` tokens. Raises
-        `UnsupportedModel` where tokens stand for no bytes of their own, as words' pieces do (WordPiece)."""
+        """A speller that encodes text as in the middle of a longer text, without the `hidden` tokens. Raises
+        `UnsupportedModel` if tokens do not map to bytes of their own, as in WordPiece."""
         if self.table.form == "library":
             problem = "its tokens stand for no bytes of their own"
             raise UnsupportedModel(f"this model's tokenizer does not go with grammars: {problem}")
@@ -205,12 +208,12 @@ class Tokenizer:
 
 
 class Speller:
-    """Immutable and safe to use from several threads. hidden: ids by their texts; what looks like one of them is spelt
-    in other tokens."""
+    """Immutable and thread-safe. hidden: ids by their texts; text that looks like one of them is encoded with other
+    tokens."""
 
     def __init__(self, encoder: Encoder, hidden: Mapping[str, int]):
         self._encoder, self._hidden = encoder, hidden
-        self("")  # what cannot spell says so now
+        self("")  # fail early if the tokenizer cannot spell
 
     def __call__(self, text: str) -> list[int]:
         return self._encoder.spell(self._hidden, [text])[0]

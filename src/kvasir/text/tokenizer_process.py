@@ -1,8 +1,8 @@
 """Encoding in processes that can be killed; the parent's side of tokenizer_worker.py.
 
-One process loads the tokenizer and answers with its table. Copies of it, which share its memory, do the work: each one
-job at a time, under limits of time and memory. A copy that passes a limit is killed, its job fails, and the next job
-gets a fresh copy, which takes milliseconds.
+One process loads the tokenizer and replies with its table. Copies of it (forks), which share its memory, do the work:
+each runs one job at a time, with limits of time and memory. A copy that exceeds a limit is killed, its job fails, and
+the next job gets a fresh copy, which takes milliseconds.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from kvasir.text.table import Table
 SCRIPT = Path(__file__).with_name("tokenizer_worker.py")
 WHAT = "tokenizer"
 LOAD_SECONDS = 60.0
-SECONDS = 5.0  # for any text; the library does some MB a second
+SECONDS = 5.0  # for any text; the library encodes a few MB/s
 SECONDS_PER_BYTE = 1e-5
 MOST_SECONDS = 60.0
-MEMORY = 3 << 30  # of address space, most of it for texts of many megabytes
+MEMORY = 3 << 30  # bytes of address space, most of it for texts of many megabytes
 MAX_WORKERS = max(2, min(4, os.cpu_count() or 1))
 MAX_TABLE = 256 << 20  # bytes
-SLICE_TEXTS, SLICE_BYTES = 256, 1 << 20  # of one job, if one text is no larger
+SLICE_TEXTS, SLICE_BYTES = 256, 1 << 20  # limits of one job, unless a single text is larger
 
 
 class First:
-    """The process that loads, and makes and ends the others. Safe to use from several threads."""
+    """The process that loads the tokenizer, and creates and ends the others. Thread-safe."""
 
     def __init__(self, load: bytes):
-        """load: the first job's frame. Raises KvasirError: the tokenizer cannot be used."""
+        """load: the frame of the first job. Raises KvasirError if the tokenizer cannot be used."""
         self._lock = threading.Lock()
-        # With threads in it, a process could not be copied.
+        # A process with threads could not be forked.
         self._worker = Worker(SCRIPT, WHAT, MEMORY, env={"TOKENIZERS_PARALLELISM": "false"})
         try:
             reply = self._worker.exchange_bytes(load, LOAD_SECONDS, MAX_TABLE)
@@ -65,14 +65,14 @@ class First:
         return self._worker.usable and self._worker.process.poll() is None
 
     def copy(self) -> Channel:
-        """A new process. Raises KvasirError."""
+        """A new process: a fork of the first. Raises KvasirError."""
         ours, theirs = socket.socketpair()
         with theirs:
             frame = frame_of(wire.encode(wire.Fork(SECONDS)))
             try:
                 with self._lock:
                     socket.send_fds(self._worker.socket, [frame], [theirs.fileno()])
-                    reply = self._worker.exchange_bytes(b"", SECONDS)  # the frame is sent; what is left is its answer
+                    reply = self._worker.exchange_bytes(b"", SECONDS)  # the frame is sent already; this reads the reply
                 pid = _expect(wire.Forked, reply).pid
             except (OSError, KvasirError) as error:
                 ours.close()
@@ -81,12 +81,12 @@ class First:
 
     def end(self, pid: int) -> None:
         """Kill a copy."""
-        with self._lock, suppress(KvasirError):  # where it has gone itself, its copies end at once or at their limit
+        with self._lock, suppress(KvasirError):  # if the first process is gone, copies end at once or at their limit
             if self._worker.usable:
                 self._worker.exchange_bytes(frame_of(wire.encode(wire.Kill(SECONDS, pid))), SECONDS)
 
     def close(self) -> None:
-        """End it and all of its copies."""
+        """End this process and all its copies."""
         if self._worker.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._worker.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ class First:
 
 
 class Copied:
-    """A copy as a sandbox looks at it (sandbox.Process)."""
+    """A copy, with the interface that the sandbox needs (sandbox.Process)."""
 
     def __init__(self, first: First, pid: int, connection: socket.socket):
         self._first, self.pid = first, pid
@@ -103,7 +103,7 @@ class Copied:
         self._ended = False
 
     def poll(self) -> int | None:
-        """While it is idle: -1 once it has gone, since it says nothing unasked."""
+        """Call only while idle: -1 once it has ended, since an idle copy sends nothing."""
         return -1 if self._ended or self._watch.poll(0) else None
 
     def kill(self) -> None:
@@ -116,7 +116,7 @@ class Copied:
 
 
 class TokenizerPool(Sandbox):
-    """The processes of one tokenizer: an `Encoder` (see encoder.py). Safe to use from several threads."""
+    """The processes of one tokenizer: an `Encoder` (see encoder.py). Thread-safe."""
 
     def __init__(self, load: wire.LoadFolder | wire.LoadGGUF):
         """Raises ModelFileError, UnsupportedModel."""
@@ -129,7 +129,7 @@ class TokenizerPool(Sandbox):
         self._digest = self._first.digest
 
     def encode(self, job: Texts, hold: Hold | None = None) -> list[list[int]]:
-        """The ids of each text. hold: what can end it early. Raises InvalidRequest for texts that pass the limits."""
+        """The ids of each text. hold: can end the job early. Raises InvalidRequest for texts that exceed the limits."""
         found: list[list[int]] = []
         for start, end in _slices(job.texts):
             some = replace(job, texts=job.texts[start:end], foreign=job.foreign[start:end])
@@ -185,7 +185,7 @@ def gguf_pool(metadata: Mapping[str, object]) -> TokenizerPool:
 
 
 def _slices(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """(start, end) of texts that go in one job."""
+    """(start, end) of the texts of each job."""
     start, size = 0, 0
     for i, text in enumerate(texts):
         if i > start and (i - start == SLICE_TEXTS or size + len(text) > SLICE_BYTES):

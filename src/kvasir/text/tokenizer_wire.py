@@ -1,4 +1,4 @@
-"""What passes between a tokenizer's processes and the one that asks them: msgpack in the frames of sandbox.py."""
+"""The messages between a tokenizer's processes and their parent: msgpack in the frames of sandbox.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_MESSAGE_CHARS = 1000
 
 
 class Job(msgspec.Struct, tag=True, frozen=True):
-    """seconds: after which the worker ends itself, should the parent not have killed it."""
+    """seconds: the time after which the worker ends itself if the parent has not killed it."""
 
     seconds: float
 
@@ -31,7 +31,7 @@ class LoadGGUF(Job, frozen=True):
 
 
 class Fork(Job, frozen=True):
-    """A socket comes with it, of which the new process reads its jobs."""
+    """A socket is passed with it, from which the new process reads its jobs."""
 
 
 class Kill(Job, frozen=True):
@@ -74,7 +74,7 @@ class Forked(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ids(msgspec.Struct, tag=True, frozen=True):
-    """ids: of each text, as little-endian u32."""
+    """ids: the ids of each text, as little-endian u32."""
 
     ids: list[bytes]
 
@@ -88,13 +88,13 @@ class Ids(msgspec.Struct, tag=True, frozen=True):
 
 AnyReply = Failure | Loaded | Forked | Ids
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=lambda value: value.tolist())  # numpy's arrays and numbers
+_encoder = msgspec.msgpack.Encoder(enc_hook=lambda value: value.tolist())  # for numpy arrays and scalars
 _jobs = msgspec.msgpack.Decoder(AnyJob)
 _replies = msgspec.msgpack.Decoder(AnyReply)
 
 
 def encode(message: Job | msgspec.Struct) -> bytes:
-    """Raises ModelFileError for metadata that holds what no file can."""
+    """Raises ModelFileError for metadata with values that no file can contain."""
     try:
         return _encoder.encode(message)
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -106,7 +106,7 @@ def decode_job(data: bytes | bytearray) -> AnyJob:
 
 
 def decode_reply(data: bytes | bytearray) -> Any:
-    """One of AnyReply. Raises ModelFileError for what is none."""
+    """A message of AnyReply. Raises ModelFileError for a malformed reply."""
     try:
         return _replies.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

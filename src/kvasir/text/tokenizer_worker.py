@@ -1,8 +1,8 @@
 """The processes in which the `tokenizers` library runs, started as a script (see sandbox.py for the frames and
-tokenizer_wire.py for what is in them).
+tokenizer_wire.py for their contents).
 
 The first process loads the tokenizer and encodes nothing: it makes copies of itself (fork), which share its memory, and
-ends them when it is asked to. A copy takes jobs from a socket of its own. All end when the first one's socket closes.
+ends them on request. A copy reads its jobs from its own socket. All end when the first process's socket closes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 if __name__ == "__main__":
-    # This file's folder would shadow nothing here, but the package may be found through an import hook alone.
+    # This file's folder would shadow nothing, but the package may be importable only through an import hook.
     sys.path[:] = [*json.loads(sys.argv[1])["path"], str(Path(__file__).parents[2])]
 
 from kvasir.text import gguf_tokenizer, hf_tokenizer
@@ -32,14 +32,14 @@ _CHUNK = 1 << 20
 
 
 class Line:
-    """Frames on a socket, and the sockets that come with them."""
+    """Frames on a socket, and the sockets that are passed with them."""
 
     def __init__(self, connection: socket.socket):
         self._socket = connection
         self.passed: list[int] = []  # file descriptors
 
     def receive(self) -> bytes | None:
-        """The next frame; None when the other side has gone."""
+        """The next frame; None once the other side has closed."""
         head = self._read(_LENGTH.size)
         return None if head is None else self._read(_LENGTH.unpack(head)[0])
 
@@ -58,7 +58,7 @@ class Line:
 
 
 class First:
-    """The process that loads."""
+    """The process that loads the tokenizer."""
 
     def __init__(self, line: Line):
         self._line = line
@@ -77,7 +77,7 @@ class First:
     def _fork(self, passed: int) -> int:
         assert self._backend is not None, "the first job loads it"
         gc.collect()
-        gc.freeze()  # so that a collection in a copy does not write to the shared pages
+        gc.freeze()  # so that garbage collection in a copy does not write to shared pages
         pid = os.fork()
         if pid:
             os.close(passed)
@@ -122,23 +122,23 @@ def _load(job: wire.AnyJob) -> Backend:
 
 
 def serve(line: Line, answer: Callable[[wire.AnyJob], wire.AnyReply]) -> None:
-    """Does jobs until the other side has gone; every failure becomes an answer."""
+    """Runs jobs until the other side closes; every failure becomes a reply."""
     while (data := line.receive()) is not None:
         job = wire.decode_job(data)
-        # Should the parent be gone when its time is up, no one else ends a library that never ends: SIGALRM does.
+        # If the parent is gone when the time is up, only SIGALRM ends a library call that never ends.
         signal.setitimer(signal.ITIMER_REAL, job.seconds)
         try:
             reply = wire.encode(answer(job))
-        except BaseException as error:  # the library's panics are no Exception
+        except BaseException as error:  # the library's panics are not of type Exception
             reply = wire.encode(wire.Failure.of(error))
         signal.setitimer(signal.ITIMER_REAL, 0)
         line.send(reply)
 
 
 def limit_resources(memory: int) -> None:
-    """Bound the address space to `memory` bytes, and allow neither new files of any size nor core dumps."""
+    """Limit the address space to `memory` bytes, and forbid files larger than 0 bytes and core dumps."""
     for kind, limit in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        with suppress(ValueError, OSError):  # some systems know the limit but do not let it be set
+        with suppress(ValueError, OSError):  # some systems have the limit but do not allow setting it
             resource.setrlimit(kind, (limit, limit))
 
 

@@ -1,4 +1,4 @@
-"""From what a user names to the files of a model: a folder, a GGUF file, a bundled model or a hub repository.
+"""Resolves a user's model reference to files: a folder, a GGUF file, a bundled model or a hub repository.
 
     /models/qwen3            a folder with config.json and safetensors, or with one GGUF model
     /models/qwen3-Q4_K.gguf  a GGUF file (any part of a split one)
@@ -6,7 +6,7 @@
     org/name                 a repository on the Hugging Face hub: from its local cache, else downloaded
     org/name:Q4_K_M          one GGUF model of a repository, by its format's name or by its file's
 
-What exists on disk wins over the hub. Pickled weights (.bin, .pt) are never downloaded nor read, and no code.
+Existing paths take precedence over the hub. Pickled weights (.bin, .pt) and code are never downloaded or read.
 """
 
 from pathlib import Path
@@ -19,12 +19,12 @@ ASSETS = Path(__file__).parents[1] / "assets"
 
 
 def find_model(ref: str | Path, revision: str | None = None, allow_download: bool | None = None) -> ModelFiles:
-    """The files of the model that `ref` names; see the module's text for what it may be.
+    """The files of the model that `ref` names; the module docstring lists the forms of `ref`.
 
-    `revision` is a branch, tag or commit of a hub repository. `allow_download=False` never touches the net;
-    None and True do, unless huggingface_hub is set to stay offline (HF_HUB_OFFLINE).
+    revision: a branch, tag or commit of a hub repository. allow_download: False never uses the network; None and True
+    do, unless huggingface_hub is set to offline mode (HF_HUB_OFFLINE).
 
-    Raises `ModelFileError` that says what was looked for, where, and what was found instead.
+    Raises `ModelFileError` with what was looked for, where, and what was found instead.
     """
     text = str(ref)
     if text in BUNDLED:
@@ -41,7 +41,7 @@ def find_model(ref: str | Path, revision: str | None = None, allow_download: boo
             f"{text}: there is no such file or folder",
             "give a model folder, a .gguf file, or a hub repository as org/name",
         )
-    # In a module of its own: most starts need neither the hub's client nor the net.
+    # Imported on demand: most starts need neither the hub client nor the network.
     from kvasir.weights.hub import find_on_hub
 
     return find_on_hub(text, revision, allow_download is not False)
@@ -54,7 +54,7 @@ def _bundled(name: str) -> ModelFiles:
 
 
 def _is_hub_id(text: str) -> bool:
-    """`org/name`, perhaps with `:what`, and nothing that looks like a path."""
+    """Whether the text is `org/name`, optionally with `:tag`, and does not look like a path."""
     repository = text.partition(":")[0]
     parts = repository.split("/")
     plain = all(part and part[0] not in ".~" and "\\" not in part for part in parts)

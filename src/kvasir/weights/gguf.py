@@ -1,4 +1,4 @@
-"""One GGUF file, mapped and read lazily: the metadata at once, the tensors as views.
+"""One GGUF file, mapped and read lazily: the metadata immediately, the tensors as views.
 
 Source: the GGUF specification (docs/gguf.md of the ggml project), versions 2 and 3, little-endian.
 
@@ -9,10 +9,10 @@ Source: the GGUF specification (docs/gguf.md of the ggml project), versions 2 an
 
 A string is a u64 length and UTF-8 bytes; an array is an element type u32, a u64 count and its elements.
 
-The file is taken to be hostile. Counts and lengths are compared with the bytes that are left before anything
-is read or allocated, so that the memory used is a small multiple of the header's size. Beyond what the format
-forbids, refused are: keys and tensor names that come twice, tensors that overlap, dimensions of zero, text
-that is not UTF-8. Gaps between tensors are fine.
+The file is assumed to be hostile. Counts and lengths are checked against the remaining bytes before anything is read or
+allocated, so memory use is a small multiple of the header's size. Besides violations of the format, these raise
+ModelFileError: duplicate keys and tensor names, overlapping tensors, dimensions of zero, text that is not UTF-8. Gaps
+between tensors are allowed.
 """
 
 from dataclasses import dataclass
@@ -34,19 +34,18 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 
-MAX_DIMS = 4  # of the format
-MAX_KEY_BYTES = 65535  # of the format
-MAX_NAME_BYTES = 64  # of the format
+MAX_DIMS = 4  # the format's limit
+MAX_KEY_BYTES = 65535  # the format's limit
+MAX_NAME_BYTES = 64  # the format's limit
 
-# The fewest bytes that an entry takes: what bounds a count before the entries are read.
+# Minimum bytes of an entry, which bound a count before the entries are read.
 _MIN_PAIR_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """A tensor's entry. `shape` is outermost first, as in numpy and torch; `offset` counts from the file's
-    first byte."""
+    """A tensor's entry. shape: outermost first, as in numpy and torch. offset: from the file's first byte."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,14 +55,14 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """A mapped GGUF file. It owns the mapping; arrays in `metadata` are copies, `data` gives views.
+    """A mapped GGUF file. It owns the mapping; arrays in `metadata` are copies, `data` returns views.
 
-    `metadata` maps keys to int, float, bool or str; arrays of numbers and bools are numpy arrays, arrays of
-    strings and of arrays are lists. `tensors` is in the file's order.
+    metadata: keys to int, float, bool or str; arrays of numbers and bools are numpy arrays, arrays of strings and of
+    arrays are lists. tensors: in the file's order.
     """
 
     def __init__(self, path: str | Path):
-        """Raises `ModelFileError` where the file is missing, malformed or of another version."""
+        """Raises `ModelFileError` if the file is missing, malformed or of an unsupported version."""
         self._file = MappedFile(path)
         self.path = self._file.path
         try:
@@ -76,24 +75,24 @@ class GGUFFile:
             raise
 
     def data(self, name: str) -> np.ndarray:
-        """A tensor's bytes: uint8 [rows, bytes per row], read-only view of the mapping."""
+        """A tensor's bytes: uint8 [rows, bytes per row], a read-only view of the mapping."""
         tensor = self.tensors[name]
         row_bytes = tensor.ggml_type.row_bytes(tensor.shape[-1] if tensor.shape else 1)
         return self._file.view(tensor.offset, tensor.nbytes).reshape(-1, row_bytes)
 
     def tensor(self, name: str, dtype: "torch.dtype") -> "torch.Tensor":
-        """A tensor of a plain type as torch sees it, over the mapping's memory."""
+        """A tensor of a plain type as a torch tensor that shares the mapping's memory."""
         tensor = self.tensors[name]
         assert tensor.ggml_type.is_plain and tensor.ggml_type.type_size == dtype.itemsize
         return self._file.tensor(tensor.offset, dtype, tensor.shape, tensor.nbytes)
 
     def drop(self, name: str) -> None:
-        """Give a tensor's pages back to the system."""
+        """Returns a tensor's pages to the system."""
         tensor = self.tensors[name]
         self._file.drop(tensor.offset, tensor.nbytes)
 
     def close(self) -> None:
-        """Unmap the file once the last view is gone."""
+        """Unmaps the file when the last view is gone."""
         self._file.close()
 
     def __enter__(self) -> "GGUFFile":
@@ -160,7 +159,7 @@ def _read_tensors(cursor: Cursor, num_tensors: int, alignment: int) -> dict[str,
 
 
 def _read_entry(cursor: Cursor, name: str) -> tuple[tuple[int, ...], GGMLType, int]:
-    """A tensor's shape, type and offset in the data, which follow its name."""
+    """A tensor's shape, type and offset in the data, which follow its name in the file."""
     num_dims = cursor.u32(f"the dimensions of {name!r}")
     if num_dims > MAX_DIMS:
         cursor.refuse(f"tensor {name!r} has {num_dims} dimensions, expected {MAX_DIMS} at most")

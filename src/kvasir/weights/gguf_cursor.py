@@ -1,4 +1,4 @@
-"""The values of a GGUF file, read one after the other; see gguf.py for the format."""
+"""Sequential reading of a GGUF file's values; see gguf.py for the format."""
 
 import struct
 from typing import NoReturn
@@ -7,7 +7,7 @@ import numpy as np
 
 from kvasir.weights.mapped import MappedFile
 
-MAX_NESTING = 4  # of arrays; the format sets no limit
+MAX_NESTING = 4  # of arrays; the format has no limit
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -24,15 +24,15 @@ _NUMBERS = {
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }
-# The fewest bytes that a value of each type takes: what bounds a count before its elements are read.
+# Minimum bytes of a value of each type, which bound a count before its elements are read.
 _MIN_BYTES = {kind: dtype.itemsize for kind, dtype in _NUMBERS.items()} | {_BOOL: 1, _STRING: 8, _ARRAY: 12}
 
 
 class Cursor:
-    """A place in a file that moves on as values are read from it.
+    """A position in a file that advances as values are read.
 
-    Nothing is touched or allocated before it is known to lie inside the file. All readers raise
-    `ModelFileError`; `what` names the thing that is read.
+    Nothing is read or allocated before it is known to lie inside the file. All readers raise `ModelFileError`. what: a
+    name of the value, for messages.
     """
 
     def __init__(self, file: MappedFile):
@@ -42,11 +42,11 @@ class Cursor:
         self.position = 0
 
     def refuse(self, problem: str, hint: str = "") -> NoReturn:
-        """Raise `ModelFileError` that names the file."""
+        """Raises `ModelFileError` that names the file."""
         self.file.refuse(problem, hint)
 
     def need(self, count: int, item_bytes: int, what: str) -> None:
-        """Check that `count` things of `item_bytes` or more can lie in the rest of the file."""
+        """Checks that `count` items of at least `item_bytes` each fit in the rest of the file."""
         left = self.size - self.position
         if count * item_bytes > left:
             self.refuse(
@@ -56,7 +56,7 @@ class Cursor:
             )
 
     def take(self, nbytes: int, what: str) -> bytes:
-        """The next bytes."""
+        """The next `nbytes` bytes."""
         self.need(nbytes, 1, what)
         start = self.position
         self.position += nbytes
@@ -69,7 +69,7 @@ class Cursor:
         return _U64.unpack(self.take(8, f"bytes of {what}"))[0]
 
     def string(self, what: str, max_bytes: int | None = None) -> str:
-        """A length and as many bytes of UTF-8."""
+        """A length, then that many bytes of UTF-8."""
         length = self.u64(f"the length of {what}")
         if max_bytes is not None and length > max_bytes:
             self.refuse(f"{what} at byte {self.position} is {length} bytes long, expected {max_bytes} at most")
@@ -79,7 +79,7 @@ class Cursor:
             self.refuse(f"{what} before byte {self.position} is not UTF-8: {error.reason}")
 
     def strings(self, count: int, what: str) -> list[str]:
-        """An array's strings. Vocabularies have hundreds of thousands, so this loop is kept tight."""
+        """An array's strings. A fast loop, because vocabularies have hundreds of thousands."""
         source, position, size, unpack = self.map, self.position, self.size, _U64.unpack_from
         texts = []
         try:
@@ -106,7 +106,7 @@ class Cursor:
         return numbers[0].item()
 
     def array(self, what: str, depth: int) -> object:
-        """Numbers and bools as numpy arrays, strings and arrays as lists."""
+        """An array: numbers and bools as a numpy array, strings and arrays as a list."""
         kind, count = self.u32(f"the element type of {what}"), self.u64(f"the length of {what}")
         self.need(count, _MIN_BYTES.get(kind, 0), f"elements of {what}")
         if kind == _STRING:
@@ -118,7 +118,7 @@ class Cursor:
         return [self.array(what, depth + 1) for _ in range(count)]
 
     def numbers(self, kind: int, count: int, what: str) -> np.ndarray:
-        """`count` numbers or bools, in memory of their own."""
+        """`count` numbers or bools, copied from the file."""
         if kind == _BOOL:
             flags = np.frombuffer(self.take(count, f"bools of {what}"), np.uint8)
             if flags.size and flags.max() > 1:

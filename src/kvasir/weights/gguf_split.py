@@ -1,6 +1,6 @@
-"""A model in one GGUF file or in several: `name-00001-of-00003.gguf` and its siblings, seen as one.
+"""A model in one or several GGUF files: `name-00001-of-00003.gguf` and its siblings, presented as one.
 
-Source: the split files of llama.cpp (gguf-split). Parts carry `split.no` (from 0), `split.count` and
+Source: the split files of llama.cpp (gguf-split). Parts have `split.no` (from 0), `split.count` and
 `split.tensors.count`; the first part has the model's metadata, and each part its own tensors.
 """
 
@@ -17,7 +17,7 @@ _NAMED = 5  # missing parts that an error lists by name
 
 
 def split_names(name: str) -> list[str]:
-    """The file names of all parts of the model that `name` belongs to: just `name` where it is not split."""
+    """The file names of all parts of the model that `name` belongs to; only `name` if it is not split."""
     match = _PART_NAME.fullmatch(name)
     if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
         return [name]
@@ -26,7 +26,7 @@ def split_names(name: str) -> list[str]:
 
 
 def split_paths(path: Path) -> list[Path]:
-    """The paths of all parts beside `path`. Raises `ModelFileError` naming those that are missing."""
+    """The paths of all parts in the folder of `path`. Raises `ModelFileError` that lists missing parts."""
     names = split_names(path.name)
     if len(names) > 1:
         present = {file.name for file in path.parent.glob("*.gguf")}
@@ -41,10 +41,10 @@ def split_paths(path: Path) -> list[Path]:
 
 
 class GGUFModel:
-    """One view over all parts of a model. `metadata` is the first part's, `tensors` are those of all parts."""
+    """One view over all parts of a model. metadata: from the first part. tensors: of all parts."""
 
     def __init__(self, parts: list[GGUFFile]):
-        """Takes over `parts`, in order. Raises `ModelFileError` where they do not belong together."""
+        """Takes ownership of `parts`, given in order. Raises `ModelFileError` if they do not belong together."""
         self.parts = parts
         self.metadata = parts[0].metadata
         self.tensors: dict[str, GGUFTensor] = {}
@@ -68,15 +68,15 @@ class GGUFModel:
         return self._part_of[name]
 
     def data(self, name: str) -> np.ndarray:
-        """A tensor's bytes: uint8 [rows, bytes per row], read-only view of the mapping."""
+        """A tensor's bytes: uint8 [rows, bytes per row], a read-only view of the mapping."""
         return self.part(name).data(name)
 
     def drop(self, name: str) -> None:
-        """Give a tensor's pages back to the system."""
+        """Returns a tensor's pages to the system."""
         self.part(name).drop(name)
 
     def close(self) -> None:
-        """Unmap all parts once their last views are gone."""
+        """Unmaps all parts when their last views are gone."""
         for part in self.parts:
             part.close()
 
@@ -88,7 +88,7 @@ class GGUFModel:
 
 
 def open_gguf(path: str | Path) -> GGUFModel:
-    """Open the model that `path` is, or is a part of. Raises `ModelFileError`."""
+    """Opens the model at `path`, which may be any of its parts. Raises `ModelFileError`."""
     parts: list[GGUFFile] = []
     try:
         for part_path in split_paths(Path(path)):
@@ -102,7 +102,7 @@ def open_gguf(path: str | Path) -> GGUFModel:
 
 def _check_place(part: GGUFFile, number: int, count: int) -> None:
     said = _number(part, "split.no", 0), _number(part, "split.count", 1)
-    # A file that is not split may write a count of 0.
+    # A file that is not split may have a count of 0.
     if said != (number, count) and not (count == 1 and said == (0, 0)):
         raise ModelFileError(
             f"{part.path}: by its own data this is part {said[0]} (from 0) of {said[1]}, "

@@ -1,7 +1,7 @@
-"""Models from the Hugging Face hub: from its cache on this machine if they are there, else downloaded.
+"""Models from the Hugging Face hub: from its local cache if present, else downloaded.
 
-Only what a model needs is fetched: JSON, safetensors or GGUF, templates and tokenizer files. The client's own
-settings apply (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE).
+Only the files that a model needs are downloaded: JSON, safetensors or GGUF, templates and tokenizer files. The hub
+client's own settings apply (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE).
 """
 
 import re
@@ -17,7 +17,7 @@ _TEMPLATES = "additional_chat_templates/"
 
 
 def find_on_hub(ref: str, revision: str | None, allow_download: bool) -> ModelFiles:
-    """The model `org/name` or `org/name:what`. Raises `ModelFileError` where it cannot be had."""
+    """The model `org/name` or `org/name:tag`. Raises `ModelFileError` if it is unavailable."""
     repository, _, tag = ref.partition(":")
     try:
         return _locate(_cached(repository, revision), repository, tag)
@@ -31,7 +31,7 @@ def find_on_hub(ref: str, revision: str | None, allow_download: bool) -> ModelFi
 
 
 def choose_files(names: list[str], tag: str, repository: str) -> list[str]:
-    """The files to fetch from a repository. Raises `ModelFileError` where it has no weights that are read."""
+    """The files to download from a repository. Raises `ModelFileError` if it has no supported weights."""
     if not tag and any(name.endswith(".safetensors") for name in names):
         return _choose_hf(names)
     if any(name.endswith(".gguf") for name in names):
@@ -43,9 +43,9 @@ def choose_files(names: list[str], tag: str, repository: str) -> list[str]:
 
 
 def choose_gguf(names: list[str], tag: str, repository: str) -> list[str]:
-    """The files of one GGUF model among a repository's, by file name or by format ("Q4_K_M").
+    """The files of one GGUF model of a repository, selected by file name or by format ("Q4_K_M").
 
-    Raises `ModelFileError` that lists the choice where none or several fit.
+    Raises `ModelFileError` that lists the choices if none or several match.
     """
     models = group_gguf([name for name in names if name.endswith(".gguf")])
     fitting = [model for model in models if not tag or any(_fits(name, tag) for name in model)]
@@ -59,16 +59,16 @@ def choose_gguf(names: list[str], tag: str, repository: str) -> list[str]:
 def _fits(name: str, tag: str) -> bool:
     if tag.endswith(".gguf"):
         return tag in (name, name.rpartition("/")[2])
-    # A format is a word of the name, so that Q4_K does not pick Q4_K_M, nor F16 BF16.
+        # A format must match a whole word of the name, so that Q4_K does not match Q4_K_M, nor F16 BF16.
     word = rf"(?<![a-z0-9_]){re.escape(tag.lower())}(?![a-z0-9_])"
     return re.search(word, name.lower().removesuffix(".gguf")) is not None
 
 
 def _choose_hf(names: list[str]) -> list[str]:
-    """From the top folder and the templates' only: no pickles, no code, no second copies of the weights."""
+    """Files of the top folder and of the templates' folder only: no pickles, no code, no duplicates of the weights."""
     wanted = [name for name in names if name.endswith(_SUFFIXES) and ("/" not in name or name.startswith(_TEMPLATES))]
     if any(name.startswith("model") and name.endswith(".safetensors") for name in wanted):
-        # Some repositories hold the same weights again under the names of another library.
+        # Some repositories also hold the same weights in files for another library.
         wanted = [name for name in wanted if name.startswith("model") or not name.endswith(".safetensors")]
     return wanted
 
@@ -82,7 +82,7 @@ def _locate(folder: Path, repository: str, tag: str) -> ModelFiles:
 
 
 def _cached(repository: str, revision: str | None) -> Path:
-    """The snapshot folder in the cache, complete or not; nothing is sent."""
+    """The snapshot folder in the cache, complete or not; sends no requests."""
     return _snapshot(repository, revision, [], local_files_only=True)
 
 
@@ -91,7 +91,7 @@ def _download(repository: str, revision: str | None, tag: str) -> Path:
 
     try:
         siblings = HfApi().model_info(repository, revision=revision).siblings or []
-    except Exception as error:  # the client raises many kinds, also of its HTTP library
+    except Exception as error:  # the client raises many types, including its HTTP library's
         raise _unreachable(repository, error) from error
     chosen = choose_files([file.rfilename for file in siblings], tag, repository)
     return _snapshot(repository, revision, [escape(name) for name in chosen])

@@ -1,4 +1,4 @@
-"""JSON and text files of a model folder, read under bounds."""
+"""Reads JSON and text files of a model folder, with size limits."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ MAX_TEXT_BYTES = 1 << 20
 
 
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """A UTF-8 file. Raises `ModelFileError` where it cannot be read or is longer than `max_bytes`."""
+    """The text of a UTF-8 file. Raises `ModelFileError` if it cannot be read or is longer than `max_bytes`."""
     try:
         if not path.is_file():
             raise ModelFileError(f"{path}: there is no such file")
@@ -25,12 +25,13 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """A file that holds one JSON object. Raises `ModelFileError` otherwise."""
+    """The JSON object in a file. Raises `ModelFileError` if it holds anything else."""
     return parse_object(read_text(path, max_bytes), str(path))
 
 
 def parse_object(text: str, where: str) -> dict[str, Any]:
-    """Parse one JSON object. Keys that come twice and numbers that JSON does not have are refused."""
+    """Parses one JSON object. Raises `ModelFileError` for anything else, duplicate keys, and numbers outside JSON (NaN,
+    Infinity)."""
     try:
         value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except RecursionError as error:

@@ -1,7 +1,7 @@
-"""Filling a model from a checkpoint, tensor by tensor, so that little more than the result is ever in memory.
+"""Fills a model from a checkpoint, one tensor at a time, so that memory use is little more than the result's.
 
-Every tensor that the model waits for must be there with the shape it expects, and every tensor of the
-checkpoint must be used or be known to hold nothing: a checkpoint that is not what its config says never runs.
+Every tensor that the model expects must be present with the expected shape, and every tensor of the checkpoint must be
+used or be in the model's list of ignored tensors: a checkpoint that does not match its config never runs.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from torch import Tensor
 from kvasir.errors import ConfigError, ModelFileError, UnsupportedModel, quoted
 from kvasir.weights.source import WeightSource
 
-Progress = Callable[[int, int], None]  # bytes of the file read so far, and in all
-# (part, its tensor's name, source, name in the source, what to take of it) -> whether it is done with it
+Progress = Callable[[int, int], None]  # bytes of the file read so far, and in total
+# (module, its tensor's name, source, name in the source, Take or None) -> whether it has stored the tensor
 Hold = Callable[[Any, str, WeightSource, str, Any], bool]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SHOWN = 5
-_NO_WEIGHTS = re.compile(r"BOOL|[UI]\d+|C64")  # types of tensors whose values are not real numbers
+_NO_WEIGHTS = re.compile(r"BOOL|[UI]\d+|C64")  # dtypes that are not real-valued weights
 
 
 class Leaf(Protocol):
-    """What is asked of a part of a model (kvasir.layers.module.Module)."""
+    """The methods of a module that the loader uses (kvasir.layers.module.Module)."""
 
     def expects(self) -> dict[str, tuple[int, ...]]: ...
     def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor: ...
 
 
 class Fillable(Protocol):
-    """What is asked of a model. `names` is its table, `prefix` and `ignored` (patterns) say what may
-    differ."""
+    """The attributes of a model that the loader uses. names: its name table. prefix, ignored (patterns): the allowed
+    differences between the table and the checkpoint."""
 
     prefix: str
     ignored: Iterable[str]
@@ -47,8 +47,8 @@ class Fillable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """parameters: how many. bytes: of the tensors that the parts hold, of which `mapped` lie in the file's pages; those
-    that `hold` took are not counted."""
+    """parameters: their number. bytes: of the tensors that the modules hold, `mapped` of them in the file's pages;
+    tensors that `hold` stored are not counted."""
 
     parameters: int
     bytes: int
@@ -57,7 +57,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A tensor that a part of the model waits for, and where it lies in the checkpoint."""
+    """A tensor that a module expects, and its place in the checkpoint."""
 
     leaf: Leaf
     name: str
@@ -67,9 +67,9 @@ class _Wanted:
 
 
 def choose_dtype(asked: str, source: WeightSource, device: str = "cpu") -> torch.dtype:
-    """The type of the weights: "auto" is float32 where all matrices are stored so, else bfloat16.
+    """The dtype of the weights. "auto" is float32 if all matrices are stored as F32 or F64, else bfloat16.
 
-    Raises ConfigError for a type that the device has no exact arithmetic for.
+    Raises ConfigError for an unknown dtype, or float16 on the CPU.
     """
     if asked == "auto":
         infos = [source.info(name) for name in source.names()]
@@ -90,10 +90,10 @@ def fill(
     progress: Progress | None = None,
     hold: Hold | None = None,
 ) -> Filled:
-    """Gives every part of the model its tensors.
+    """Gives every module of the model its tensors.
 
-    hold: asked first for each; where it gave the part a form of its own, it returns True.
-    Raises ModelFileError that names the tensor: missing, of another shape, or left over.
+    hold: called first for each tensor; it returns True if it has stored the tensor in the module in another format.
+    Raises ModelFileError that names a missing, misshapen or unused tensor.
     """
     wanted = list(_wanted(model, source))
     sizes = {item.stored: source.info(item.stored).nbytes for item in wanted}
@@ -122,7 +122,7 @@ def fill(
 
 
 def _wanted(model: Fillable, source: WeightSource) -> Iterator[_Wanted]:
-    """Every tensor of the model, found in the checkpoint and of the right shape."""
+    """Every tensor of the model, found in the checkpoint and checked for dtype and shape."""
     stored = set(source.names())
     table = model.names()
     for path, leaf in model.walk():
@@ -135,9 +135,10 @@ def _wanted(model: Fillable, source: WeightSource) -> Iterator[_Wanted]:
 
 
 def _spellings(table: Mapping[str, Any], path: str) -> tuple[Any, list[str]]:
-    """The table's entry for "layers.3.attn.out.weight": what to take, None for a whole tensor, and its names.
+    """The table's entry for "layers.3.attn.out.weight": a Take, or None for a whole tensor, and the tensor's possible
+    names.
 
-    The path's numbers, of the layer and perhaps of the expert, stand for the stars of the names in their order.
+    The numbers in the path, of the layer and of the expert if any, replace the stars in the names in order.
     """
     module, _, kind = path.rpartition(".")
     numbers = re.findall(r"\.(\d+)(?=\.)", module)
@@ -159,7 +160,8 @@ def _find(asked: list[str], stored: set[str], prefix: str) -> str:
 
 
 def _check_type(name: str, stored: str) -> None:
-    """Integers mean something only with the scales of a quantization; as numbers they would be another model."""
+    """Raises UnsupportedModel for integer dtypes: without the scales of a quantization their values are not the
+    weights."""
     if _NO_WEIGHTS.fullmatch(stored):
         raise UnsupportedModel(
             f"tensor {quoted(name)} is stored as {stored}, which is no type of weights",
@@ -192,6 +194,6 @@ def _check_all_used(model: Fillable, source: WeightSource, used: Iterable[str]) 
 
 
 def _is_view_of_file(kept: Tensor, tensor: Tensor, stored: str) -> bool:
-    """Whether the part keeps the mapped pages themselves, rather than a copy."""
+    """Whether the module keeps the mapped pages themselves rather than a copy."""
     same_type = DTYPES.get({"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(stored, "")) == tensor.dtype
     return same_type and kept.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""The parts of a model on disk: in a folder of Hugging Face, or in GGUF files."""
+"""The files of a model on disk: in a Hugging Face folder, or GGUF files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Where a model's parts lie. A file that is not there is None.
+    """The paths of a model's files; None for a missing file.
 
-    `weights` are all shards or parts, in order. `chat_templates` holds template texts by name, the usual one
-    as "default". A GGUF file carries its configuration, tokenizer and templates inside: what is given here
-    then lay beside it in its folder; see `gguf_chat_templates` for what lies within.
+    weights: all shards or parts, in order. chat_templates: template texts by name, the default one as "default". A GGUF
+    file contains its own config, tokenizer and templates; the entries here are then files beside it in its folder (see
+    `gguf_chat_templates` for the templates inside).
     """
 
     kind: Literal["hf", "gguf"]
@@ -35,12 +35,12 @@ class ModelFiles:
 
     @property
     def chat_template(self) -> str | None:
-        """The usual template's text."""
+        """The text of the default template."""
         return self.chat_templates.get(DEFAULT_TEMPLATE)
 
 
 def find_local(path: Path) -> ModelFiles:
-    """The model in a folder or GGUF file on disk. Raises `ModelFileError`."""
+    """The model in a folder or GGUF file on disk. Raises `ModelFileError` if there is none, or several."""
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelFileError(
@@ -60,8 +60,8 @@ def find_local(path: Path) -> ModelFiles:
 
 
 def group_gguf(names: list[str]) -> list[list[str]]:
-    """Group GGUF file names into models, the parts of a split one together. Vision projectors
-    (mmproj) are left out, for they belong to another file."""
+    """Groups GGUF file names by model, with the parts of a split model together. Vision projectors (mmproj) are left
+    out, because they belong to another file."""
     groups: dict[str, list[str]] = {}
     for name in sorted(names):
         if "mmproj" not in Path(name).name.lower():
@@ -70,7 +70,7 @@ def group_gguf(names: list[str]) -> list[list[str]]:
 
 
 def gguf_chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
-    """The chat templates in a GGUF file's metadata, by name, the usual one as "default"."""
+    """The chat templates in a GGUF file's metadata, by name, the default one as "default"."""
     prefix = "tokenizer.chat_template"
     named = {key.removeprefix(prefix + "."): text for key, text in metadata.items() if key.startswith(prefix + ".")}
     templates = {DEFAULT_TEMPLATE: metadata.get(prefix), **named}
@@ -88,7 +88,7 @@ def _safetensors(folder: Path) -> list[Path]:
 
 
 def _companions(folder: Path) -> dict[str, Any]:
-    """What lies beside the weights, as keywords of `ModelFiles`."""
+    """The files beside the weights, as keyword arguments of `ModelFiles`."""
     names = {
         "config": "config.json",
         "generation_config": "generation_config.json",
@@ -101,8 +101,8 @@ def _companions(folder: Path) -> dict[str, Any]:
 
 
 def _chat_templates(folder: Path, tokenizer_config: Path | None) -> dict[str, str]:
-    """Templates by name from all places; .jinja files win over chat_template.json, that over the tokenizer's
-    configuration."""
+    """Templates by name, from all sources. A .jinja file takes precedence over chat_template.json, which takes
+    precedence over the tokenizer's config."""
     templates: dict[str, str] = {}
     for path in (tokenizer_config, folder / "chat_template.json"):
         if path is not None and path.is_file():
@@ -115,7 +115,7 @@ def _chat_templates(folder: Path, tokenizer_config: Path | None) -> dict[str, st
 
 
 def _templates_in(value: Any, path: Path) -> dict[str, str]:
-    """A template's text, or a list of {"name": ..., "template": ...}."""
+    """Templates by name, from a template's text or a list of {"name": ..., "template": ...}."""
     entries = [{"name": DEFAULT_TEMPLATE, "template": value}] if isinstance(value, str) else value or []
     try:
         templates = {entry["name"]: entry["template"] for entry in entries}

@@ -1,4 +1,4 @@
-"""A model file mapped into memory, and what is known of a tensor in it: the ground of all readers."""
+"""A model file mapped into memory, and the description of a tensor in it: the basis of all readers."""
 
 import contextlib
 import mmap
@@ -15,8 +15,8 @@ from kvasir.errors import ModelFileError
 if TYPE_CHECKING:
     import torch
 
-# Private and writable, because torch knows no read-only tensors: a stray write then changes our memory and
-# not the file, and does not end the process. Without NORESERVE, Linux refuses files larger than memory.
+# Private and writable, because torch has no read-only tensors: an accidental write then changes our memory instead of
+# the file, and does not crash the process. Without NORESERVE, Linux refuses to map files larger than memory.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 if sys.platform == "win32":
     _MAPPING = {"access": mmap.ACCESS_COPY}
@@ -26,7 +26,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a file says of a tensor. `dtype` is the file format's own name for it ("BF16", "Q4_K")."""
+    """A file's description of a tensor. dtype: the file format's own name for it ("BF16", "Q4_K")."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,13 +36,13 @@ class TensorInfo:
 
 
 class MappedFile:
-    """A regular file in memory. Views of it keep the mapping alive, so `close` leaves none dangling.
+    """A regular file mapped into memory. Views keep the mapping alive, so `close` leaves no dangling view.
 
-    A mapped file must not be cut short by another process: touching the lost pages ends this one (SIGBUS).
+    Another process must not truncate a mapped file: accessing the lost pages kills this process (SIGBUS).
     """
 
     def __init__(self, path: str | Path):
-        """Raises `ModelFileError` where there is no such file, it is not a regular one, or it is empty."""
+        """Raises `ModelFileError` if the file does not exist, is not a regular file, or is empty."""
         self.path = Path(path)
         try:
             status = self.path.stat()
@@ -58,17 +58,18 @@ class MappedFile:
         self._bytes = np.frombuffer(self.map, np.uint8)
 
     def refuse(self, problem: str, hint: str = "") -> NoReturn:
-        """Raise `ModelFileError` that names this file."""
+        """Raises `ModelFileError` that names this file."""
         raise ModelFileError(f"{self.path}: {problem}", hint)
 
     def view(self, offset: int, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes], read-only, sharing the mapping's memory. The range must lie inside the file."""
+        """uint8 [nbytes], a read-only view of the mapping. The range must lie inside the file."""
         view = self._slice(offset, nbytes)
         view.flags.writeable = False
         return view
 
     def tensor(self, offset: int, dtype: "torch.dtype", shape: tuple[int, ...], nbytes: int) -> "torch.Tensor":
-        """A range as a torch tensor that shares the mapping's memory, or a copy where it is not aligned."""
+        """A range as a torch tensor that shares the mapping's memory, or a copy if the offset is not aligned to the
+        dtype."""
         import torch
 
         if not nbytes:
@@ -79,14 +80,14 @@ class MappedFile:
         return torch.from_numpy(source).view(dtype).reshape(shape)
 
     def drop(self, offset: int, nbytes: int) -> None:
-        """Give the whole pages of a range back to the system; they are read again when touched again."""
+        """Returns the whole pages of a range to the system; they are read again on the next access."""
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         stop = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if stop > start and hasattr(self.map, "madvise"):
             self.map.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def close(self) -> None:
-        """Unmap the file, or leave that to the last view of it. Nothing may be asked of this object after."""
+        """Unmaps the file, or leaves that to its last view. The object must not be used afterwards."""
         self._bytes = np.empty(0, np.uint8)
         self.size = 0
         with contextlib.suppress(BufferError):

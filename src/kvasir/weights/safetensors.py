@@ -1,12 +1,12 @@
-"""Safetensors files, mapped: one file, or a folder with one or with shards under an index.
+"""Mapped safetensors files: one file, or a folder with one file or with shards and an index.
 
 Source: the safetensors format (README of huggingface/safetensors, version 0.8).
 
     length of the header u64, little-endian | header, a JSON object | the tensors' bytes
     header: {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, ..., "__metadata__": {...}}
 
-The file is taken to be hostile: the header's length is checked before it is read, and the tensors must fill
-the rest of the file without gap or overlap, each with the bytes that its shape and dtype ask for.
+The file is assumed to be hostile: the header's length is checked before it is read, and the tensors must fill the rest
+of the file without gap or overlap, each with the number of bytes that its shape and dtype require.
 """
 
 import re
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-MAX_HEADER_BYTES = 100_000_000  # of the format
-MAX_NAME_BYTES = 255  # of a file's name
-MAX_DIMS = 64  # of numpy and torch
+MAX_HEADER_BYTES = 100_000_000  # the format's limit
+MAX_NAME_BYTES = 255  # the limit of file names
+MAX_DIMS = 64  # the limit of numpy and torch
 
 _SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
 
-# Bits per element, and torch's name where torch has the dtype.
+# Bits per element, and torch's name if torch has the dtype.
 DTYPES: dict[str, tuple[int, str | None]] = {
     "BOOL": (8, "bool"),
     "U8": (8, "uint8"),
@@ -62,11 +62,11 @@ DTYPES: dict[str, tuple[int, str | None]] = {
 class SafetensorsFile:
     """One mapped file. It owns the mapping; `raw` and `torch` share its memory.
 
-    `tensors` maps names to `TensorInfo`, `metadata` is the header's free-form part (strings to strings).
+    tensors: names to `TensorInfo`. metadata: the header's free-form part (strings to strings).
     """
 
     def __init__(self, path: str | Path):
-        """Raises `ModelFileError` where the file is missing or malformed."""
+        """Raises `ModelFileError` if the file is missing or malformed."""
         self._file = MappedFile(path)
         self.path = self._file.path
         try:
@@ -78,11 +78,12 @@ class SafetensorsFile:
             raise
 
     def raw(self, name: str) -> np.ndarray:
-        """A tensor's bytes: uint8 [nbytes], read-only view of the mapping."""
+        """A tensor's bytes: uint8 [nbytes], a read-only view of the mapping."""
         return self._file.view(self._offsets[name], self.tensors[name].nbytes)
 
     def torch(self, name: str) -> "torch.Tensor":
-        """A tensor over the mapping's memory. Raises `UnsupportedModel` for packed 4- and 6-bit dtypes."""
+        """A tensor that shares the mapping's memory. Raises `UnsupportedModel` if torch lacks the dtype (4- and 6-bit
+        floats)."""
         import torch
 
         info = self.tensors[name]
@@ -95,19 +96,19 @@ class SafetensorsFile:
         return self._file.tensor(self._offsets[name], dtype, info.shape, info.nbytes)
 
     def drop(self, name: str) -> None:
-        """Give a tensor's pages back to the system."""
+        """Returns a tensor's pages to the system."""
         self._file.drop(self._offsets[name], self.tensors[name].nbytes)
 
     def close(self) -> None:
-        """Unmap the file once the last view is gone."""
+        """Unmaps the file when the last view is gone."""
         self._file.close()
 
 
 class SafetensorsFolder:
-    """All tensors of a model folder (or of one file), wherever they lie. Owns the mappings of its files."""
+    """All tensors of a model folder (or of one file), across its files. It owns the mappings."""
 
     def __init__(self, path: str | Path):
-        """Raises `ModelFileError` where the folder has no weights, or shards are missing or malformed."""
+        """Raises `ModelFileError` if the folder has no weights, or if shards are missing or malformed."""
         path = Path(path)
         self._files: list[SafetensorsFile] = []
         self._file_of: dict[str, SafetensorsFile] = {}
@@ -124,27 +125,27 @@ class SafetensorsFolder:
         self.metadata = {key: text for file in self._files for key, text in file.metadata.items()}
 
     def names(self) -> list[str]:
-        """All tensors' names, file by file in the order of their headers."""
+        """The names of all tensors, file by file in the order of their headers."""
         return list(self._file_of)
 
     def info(self, name: str) -> TensorInfo:
-        """Shape, dtype, bytes and file of a tensor. Raises `KeyError` for a name that is not there."""
+        """Shape, dtype, size in bytes and file of a tensor. Raises `KeyError` for an unknown name."""
         return self._file_of[name].tensors[name]
 
     def raw(self, name: str) -> np.ndarray:
-        """A tensor's bytes: uint8 [nbytes], read-only view of the mapping."""
+        """A tensor's bytes: uint8 [nbytes], a read-only view of the mapping."""
         return self._file_of[name].raw(name)
 
     def torch(self, name: str) -> "torch.Tensor":
-        """A tensor over the mapping's memory. Raises `UnsupportedModel` where torch lacks the dtype."""
+        """A tensor that shares the mapping's memory. Raises `UnsupportedModel` if torch lacks the dtype."""
         return self._file_of[name].torch(name)
 
     def drop(self, name: str) -> None:
-        """Give a tensor's pages back to the system."""
+        """Returns a tensor's pages to the system."""
         self._file_of[name].drop(name)
 
     def close(self) -> None:
-        """Unmap all files once their last views are gone."""
+        """Unmaps all files when their last views are gone."""
         for file in self._files:
             file.close()
 
@@ -164,9 +165,9 @@ class SafetensorsFolder:
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """The index of a sharded folder: tensor names to file names, all of them plain names in this folder.
+    """The index of a sharded folder: tensor names to file names, which are all plain names in this folder.
 
-    Raises `ModelFileError` where the index is malformed, points outside the folder, or shards are missing.
+    Raises `ModelFileError` if the index is malformed or points outside the folder, or if shards are missing.
     """
     index = read_json(folder / INDEX).get("weight_map")
     if not isinstance(index, dict) or not index:
@@ -188,9 +189,9 @@ def read_index(folder: Path) -> dict[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold a folder's weights: the index's shards, or the one file.
+    """The safetensors files that hold a folder's weights: the index's shards, or the single file.
 
-    Raises `ModelFileError` where there are none, or several without an index.
+    Raises `ModelFileError` if there are none, or several without an index.
     """
     if (folder / INDEX).exists():
         return [folder / shard for shard in sorted(set(read_index(folder).values()))]
@@ -207,7 +208,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _is_plain_name(shard: str) -> bool:
-    """Whether a file of this folder can have the name: no path, and of a length that file systems allow."""
+    """Whether the text is a valid .safetensors file name in this folder: no path, and not too long for file systems."""
     length = len(shard.encode(errors="surrogatepass"))
     return shard.endswith(".safetensors") and length <= MAX_NAME_BYTES and not any(c in shard for c in "/\\:\0")
 
@@ -215,7 +216,7 @@ def _is_plain_name(shard: str) -> bool:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # no file can have such a long name
+    except OSError:  # the path is too long for a file to exist
         return False
 
 
@@ -245,7 +246,7 @@ def _read_metadata(file: MappedFile, metadata: Any) -> dict[str, str]:
 def _read_entries(
     file: MappedFile, header: dict[str, Any], data_start: int
 ) -> tuple[dict[str, int], dict[str, TensorInfo]]:
-    """The tensors' offsets in the file, and what is said of them."""
+    """The tensors' offsets in the file, and their descriptions."""
     offsets, tensors, spans = {}, {}, []
     for name, entry in header.items():
         dtype, shape, (start, stop) = _read_entry(file, name, entry)

@@ -1,4 +1,4 @@
-"""Where a model's weights come from, one protocol for all formats: the loader asks here, tensor by tensor."""
+"""The source of a model's weights: one protocol for all formats, from which the loader reads tensor by tensor."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from kvasir.weights.gguf_split import GGUFModel, open_gguf
 from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.safetensors import SafetensorsFolder
 
-# Weights decoded at a time where the result is not float32: bounds the memory used beside the result.
+# Weights per decoded chunk if the result is not float32: bounds the memory used besides the result.
 _CHUNK = 1 << 20
 
 _PLAIN_GGML = {
@@ -29,33 +29,33 @@ _PLAIN_GGML = {
 
 
 class WeightSource(Protocol):
-    """Named tensors in some format. Unknown names raise `KeyError`.
+    """Named tensors in any format. Unknown names raise `KeyError`.
 
-    Tensors and arrays may share memory with a mapped file: read them, do not change them.
+    Tensors and arrays may share memory with a mapped file, so callers must not modify them.
     """
 
     def names(self) -> Iterable[str]:
-        """All tensors' names, in the file's order."""
+        """The names of all tensors, in the file's order."""
         ...
 
     def info(self, name: str) -> TensorInfo:
-        """Shape, format and size of a tensor; touches no weights."""
+        """Shape, format and size of a tensor; reads no weights."""
         ...
 
     def raw(self, name: str) -> np.ndarray:
-        """A tensor's bytes as they are in the file, uint8, for weight formats that repack them."""
+        """A tensor's bytes as stored in the file, uint8, for packing."""
         ...
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A tensor on the CPU as `dtype`; by default as stored, or float32 where that is quantized."""
+        """A tensor on the CPU as `dtype`; by default as stored, or float32 if it is quantized."""
         ...
 
     def drop(self, name: str) -> None:
-        """Say that a tensor's file pages are no longer needed. What `tensor` copied stays valid."""
+        """Declares that a tensor's file pages are no longer needed. Copies from `tensor` stay valid."""
         ...
 
     def close(self) -> None:
-        """Let go of the files. Views that are still held stay valid."""
+        """Closes the files. Existing views stay valid."""
         ...
 
 
@@ -63,7 +63,7 @@ class SafetensorsSource:
     """The tensors of a safetensors file or folder."""
 
     def __init__(self, path: str | Path):
-        """Raises `ModelFileError`."""
+        """Raises `ModelFileError` if the files are missing or malformed."""
         self._folder = SafetensorsFolder(path)
         self.names = self._folder.names
         self.info = self._folder.info
@@ -72,33 +72,33 @@ class SafetensorsSource:
         self.close = self._folder.close
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A view of the file, or a converted copy. Raises `UnsupportedModel` where torch lacks the dtype."""
+        """A view of the file, or a converted copy. Raises `UnsupportedModel` if torch lacks the dtype."""
         return _cast(self._folder.torch(name), dtype)
 
 
 class GGUFSource:
-    """The tensors of a GGUF model, by their names in the file; quantized ones are decoded on asking."""
+    """The tensors of a GGUF model, by their names in the file; quantized tensors are decoded on demand."""
 
     def __init__(self, model: GGUFModel | str | Path):
-        """Takes over an open model, or opens one. Raises `ModelFileError`."""
+        """Takes ownership of an open model, or opens one. Raises `ModelFileError`."""
         self.model = model if isinstance(model, GGUFModel) else open_gguf(model)
         self.raw = self.model.data
         self.drop = self.model.drop
         self.close = self.model.close
 
     def names(self) -> Iterable[str]:
-        """All tensors' names, part by part."""
+        """The names of all tensors, part by part."""
         return self.model.tensors.keys()
 
     def info(self, name: str) -> TensorInfo:
-        """`dtype` is the GGML type's name."""
+        """As in `WeightSource`; `dtype` is the GGML type's name."""
         tensor = self.model.tensors[name]
         return TensorInfo(name, tensor.shape, tensor.ggml_type.name, tensor.nbytes, self.model.part(name).path)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None, index: int | None = None) -> torch.Tensor:
-        """A view of plain numbers, else decoded weights. Raises `UnsupportedModel` for Q8_1.
+        """A view for plain number types, else decoded weights. Raises `UnsupportedModel` for Q8_1.
 
-        index: of a stack of matrices only that one; the others are not touched.
+        index: return only this matrix of a stack; the others are not read.
         """
         tensor = self.model.tensors[name]
         plain = _PLAIN_GGML.get(tensor.ggml_type)
@@ -114,10 +114,10 @@ class GGUFSource:
 
 
 class DummySource:
-    """Random weights of given shapes, the same for the same name, shape and seed: for tests and benchmarks.
+    """Random weights of given shapes, deterministic in name, shape and seed: for tests and benchmarks.
 
-    Matrices are normal with deviation 1 / sqrt(row length), so that activations keep their scale; vectors are
-    0.1 x normal, around 1 where the name ends in "weight" (norms) and around 0 elsewhere (biases).
+    Matrices are normal with standard deviation 1 / sqrt(row length), so that activations keep their scale; vectors are
+    0.1 x normal, around 1 if the name ends in "weight" (norms), else around 0 (biases).
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int = 0):
@@ -144,10 +144,10 @@ class DummySource:
         return _cast(0.1 * values + name.endswith("weight"), dtype)
 
     def drop(self, name: str) -> None:
-        """Nothing is held."""
+        """Does nothing: there is no file."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is no file."""
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -155,7 +155,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _decode(out: torch.Tensor, data: np.ndarray, ggml_type: GGMLType) -> None:
-    """Decode over a flat tensor of any dtype, in chunks where it has to be converted."""
+    """Decodes into a flat tensor of any dtype, in chunks if a conversion is necessary."""
     if out.dtype == torch.float32:
         dequantize_into(out.numpy(), data, ggml_type)
         return

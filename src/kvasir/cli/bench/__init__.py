@@ -1,4 +1,4 @@
-"""`kvasir bench`: what the engine in this process does, beside what the machine allows."""
+"""`kvasir bench`: the performance of the engine in this process, compared with the limits of the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvasir.engine.front import Front
 from kvasir.engine.llm import AsyncLLM
 from kvasir.errors import ConfigError
 
-_CACHE = 64 << 20  # bytes: below this a processor's cache may hold a model
+_CACHE = 64 << 20  # bytes; a smaller model may fit into a processor's cache
 
 
 def run(
@@ -41,9 +41,9 @@ def run(
 
 
 def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None = None) -> dict:
-    """Measures, prints the table, writes files into `out`; returns what the JSON holds. Raises KvasirError.
+    """Measures, prints the table, writes files into `out`; returns the contents of the JSON file. Raises KvasirError.
 
-    `llm` is started and stopped here.
+    Starts and stops `llm`.
     """
     machine = machine_facts()
     threads = llm.options.threads or machine["cores"]
@@ -72,7 +72,7 @@ def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None
 async def _measure(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, threads: int) -> list[Run]:
     async with llm:
         print("\n".join(llm.summary), file=sys.stderr)
-        make_requests(llm.front, shape, 1, run=0)  # raises for what cannot fit, before anything is measured
+        make_requests(llm.front, shape, 1, run=0)  # raises before measuring if a request cannot fit
         await warm_up(llm.front)
         return [await _run(llm.front, mode, shape, number, repeats, threads) for number in range(repeats)]
 
@@ -87,7 +87,7 @@ async def _run(front: Front, mode: str, shape: Shape, number: int, repeats: int,
 
 
 def _work(llm: AsyncLLM) -> TokenWork:
-    """With the weights as the engine holds them where it knows, else as they are in the file."""
+    """The work with the weights' size in the engine if known, else their size in the file."""
     work = token_work(read_stored(llm.options.model, llm.options.revision).tensors, llm.info.vocab_size)
     return replace(work, weight_bytes=llm.info.weight_bytes_read or work.weight_bytes)
 

@@ -1,10 +1,10 @@
-"""`kvasir bench grammar [MODEL]`: what it takes to follow a grammar, by tokenizer; no weights are read.
+"""`kvasir bench grammar [MODEL]`: the cost of following a grammar, by tokenizer; no weights are read.
 
     compile    from the grammar's text to the first mask
-    mask       which tokens may come next, at a place where there is a choice
-    forced     tokens that need none, since the grammar leaves no choice
+    mask       computing the allowed ids, at positions with a choice
+    forced     ids that need no mask, since the grammar leaves no choice
 
-Answers are drawn by chance from what the masks allow, the same for a seed.
+Ids are drawn at random from the masks, reproducibly for a seed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from kvasir.guided.rule import Rule
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.text.tokenizer import Tokenizer
 
-ENDS = frozenset(('"', "}", "]", '"}', '"]', "'", ")", ","))  # chosen often, or texts would hardly come to their end
-MOST = 200  # tokens of an answer
+ENDS = frozenset(('"', "}", "]", '"}', '"]', "'", ")", ","))  # chosen often; otherwise texts would rarely end
+MOST = 200  # maximum tokens of a text
 
 
 @dataclass
 class Times:
-    """Of one grammar over one vocabulary: seconds, and counts of tokens."""
+    """Measurements of one grammar over one vocabulary: seconds, and counts of tokens."""
 
     compiling: list[float] = field(default_factory=list)
     mask: list[float] = field(default_factory=list)
@@ -48,8 +48,8 @@ class Times:
 
 
 def run(engine: EngineOptions | None, tokenizers: Sequence[Path], repeats: int, out: Path | None) -> dict[str, Any]:
-    """Measures, prints a table, writes files into `out`; returns what the JSON holds. engine: its model's tokenizer is
-    one of those measured. Raises KvasirError."""
+    """Measures, prints a table, writes files into `out`; returns the contents of the JSON file. engine: its model's
+    tokenizer is measured too. Raises KvasirError."""
     named: dict[str, Tokenizer] = {}
     if engine:
         own, _ = load_text(engine)
@@ -69,7 +69,7 @@ def run(engine: EngineOptions | None, tokenizers: Sequence[Path], repeats: int, 
 
 
 def measure(tokenizer: Tokenizer, repeats: int) -> dict[str, Any]:
-    """Compiles each grammar and draws an answer of it, `repeats` times."""
+    """Compiles each grammar and draws a text that follows it, `repeats` times."""
     vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
     begun = time.perf_counter()
     library = make_tokenizer(vocabulary)
@@ -134,7 +134,7 @@ def _spread(seconds: list[float]) -> dict[str, float]:
     return {"p50": cuts[49], "p99": cuts[98], "max": max(seconds, default=0.0)}
 
 
-# -- what is shown -----------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------
 
 
 def _print(result: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ def _print(result: Mapping[str, Any]) -> None:
 
 
 def _plot(figure: Any, found: Mapping[str, Any]) -> None:
-    """By grammar: time to compile, and of a mask (a bar to the median, a mark at p99)."""
+    """By grammar: time to compile, and time per mask (bars for medians, marks for p99)."""
     panels = figure.subplots(1, 2)
     names = list(grammars())
     for k, (name, told) in enumerate(found.items()):

@@ -1,4 +1,4 @@
-"""What people ask answers to follow: the grammars that `kvasir bench grammar` measures. All are our own."""
+"""Typical grammars of requests, as measured by `kvasir bench grammar`. All were written for this benchmark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DATE, TIME = ({"type": "string", "format": name} for name in ("date", "date-time
 
 
 def record(optional: tuple[str, ...] = (), /, **properties: Schema) -> Schema:
-    """An object of these properties alone."""
+    """An object with only these properties."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
@@ -134,7 +134,7 @@ TOOLS = (
 
 
 def grammars() -> dict[str, str]:
-    """By name, as guides read them."""
+    """The grammars by name, in the form that guides read."""
     found = {name: sources.json_schema(schema) for name, schema in SCHEMAS.items()}
     for name in ("hermes", "qwen3_coder", "pythonic"):
         found[f"tools, {name}"] = tool_grammar(choose(tools=name), TOOLS, {}, required=True)

@@ -1,7 +1,7 @@
-"""The limit beside each figure: what this machine could do at best, were the engine perfect.
+"""The limit for each figure: the best that this machine could achieve with a perfect engine.
 
-A step cannot be faster than reading all weights once, as the engine holds them, and the keys and values it
-attends to at the measured bandwidth, nor than doing its multiply-adds at the measured rate; both may overlap.
+A step cannot be faster than reading all weights once (as the engine holds them) and the keys and values it attends to
+at the measured bandwidth, nor than its multiply-adds at the measured rate; the two may overlap.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from kvasir.cli.model_facts import TokenWork
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A model's work and a machine's rates, joined. kv_token: bytes of keys and values per token of context; max_rows:
-    sequences computed at once."""
+    """The work of a model and the rates of a machine. kv_token: bytes of keys and values per token of context;
+    max_rows: sequences computed at once."""
 
     work: TokenWork
     kv_token: float
@@ -24,25 +24,25 @@ class Machine:
     max_rows: int = 1
 
     def prefill(self, tokens: int, rows: int = 1) -> float:
-        """Seconds, at best, from `rows` prompts to their first tokens."""
+        """Minimum seconds from `rows` prompts of `tokens` tokens to their first sampled tokens."""
         macs = rows * (tokens * self.work.body_macs + self.work.head_macs)
         return max(self.work.weight_bytes / self.probe.bytes_per_s, macs / self.probe.macs_per_s)
 
     def decode_step(self, context: float, rows: int = 1) -> float:
-        """Seconds, at best, of one more token for `rows` sequences after `context` tokens each."""
+        """Minimum seconds for one more token of each of `rows` sequences after `context` tokens each."""
         nbytes = self.work.weight_bytes + rows * context * self.kv_token
         macs = rows * (self.work.body_macs + self.work.head_macs)
         return max(nbytes / self.probe.bytes_per_s, macs / self.probe.macs_per_s)
 
 
 def limits(machine: Machine, mode: str, shape: Shape) -> dict[str, float]:
-    """By the names of the figures; a figure without a limit is left out."""
+    """Limits by the names of the figures; figures without a limit are omitted."""
     steps, middle = shape.output_len - 1, shape.middle
     if mode == "throughput":
         return _whole_run(machine, shape, steps, middle)
     first, step = machine.prefill(shape.input_len), machine.decode_step(middle)
     alone = {"ttft": first, "tpot": step, "e2e": first + steps * step}
-    if mode == "serve":  # no one can be served faster than alone
+    if mode == "serve":  # no request can be served faster than alone
         return {f"{name}_p{p}_s": value for name, value in alone.items() for p in (50, 90, 99)}
     rates = {"prompt_tokens_per_s": shape.input_len / first, "output_tokens_per_s": 1 / step}
     rates["read_gb_per_s"] = machine.probe.bytes_per_s / 1e9
@@ -50,7 +50,7 @@ def limits(machine: Machine, mode: str, shape: Shape) -> dict[str, float]:
 
 
 def _whole_run(machine: Machine, shape: Shape, steps: int, middle: float) -> dict[str, float]:
-    """Full batches one after the other: each reads the weights once a step, whatever its size."""
+    """Full batches one after another: each step reads the weights once, whatever the batch size."""
     full, rest = divmod(shape.num_prompts, machine.max_rows)
     seconds = sum(
         machine.prefill(shape.input_len, rows) + steps * machine.decode_step(middle, rows)

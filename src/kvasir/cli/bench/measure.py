@@ -1,7 +1,7 @@
-"""What is measured: one run of a mode is a dict of figures, by names that carry their unit.
+"""The measurements: one run of a mode is a dict of figures, whose names contain their unit.
 
-Requests are random token ids answered greedily to their full length, so a run needs no tokenizer and does the
-same work each time. Times are taken where ids come back, without HTTP.
+Requests are random token ids, sampled greedily to full length, so that a run needs no tokenizer and does the same work
+each time. Times are taken where ids are received, without HTTP.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Shape:
 
     @property
     def middle(self) -> float:
-        """The context of an answer's middle token."""
+        """The context length at the middle of the output."""
         return self.input_len + self.output_len / 2
 
 
 @dataclass(slots=True)
 class Timing:
-    """One request, in seconds of time.perf_counter. `begun`: when it was due, not when it was taken."""
+    """One request, in seconds of time.perf_counter. `begun`: when it was due, not when it was started."""
 
     begun: float
     first: float = 0.0
@@ -62,13 +62,14 @@ class Timing:
 
     @property
     def tpot(self) -> float | None:
-        """Time per token after the first step's; None where there is none."""
+        """Seconds per token after the first step's tokens; None if there are none."""
         later = self.tokens - self.first_tokens
         return (self.last - self.first) / later if later else None
 
 
 def make_requests(front: Front, shape: Shape, count: int, run: int) -> list[Request]:
-    """The same for the same run; no two runs share a prompt. Raises InvalidRequest beyond the context."""
+    """The same requests for the same run; no two runs share a prompt. Raises InvalidRequest if they exceed the
+    context."""
     random = np.random.default_rng((SEED, run))
     ids = random.integers(0, front.info.vocab_size, (count, shape.input_len))
     params = SamplingParams(temperature=0.0, max_tokens=shape.output_len, ignore_eos=True, seed=SEED)
@@ -80,7 +81,7 @@ async def time_request(
 ) -> Timing:
     """at_first: awaited after the first token.
 
-    Raises KvasirError where the answer failed or came short: such a run is not measured.
+    Raises KvasirError if the request failed or returned too few tokens: such a run is not measured.
     """
     timing = Timing(time.perf_counter() if begun is None else begun)
     async with aclosing(front.engine.submit(request)) as deltas:  # type: ignore[type-var]
@@ -104,7 +105,7 @@ async def warm_up(front: Front) -> None:
 
 
 async def latency(front: Front, shape: Shape, run: int) -> Figures:
-    """One request alone. The figures of steps are of those after the prompt, of one token each."""
+    """One request alone. Step figures cover the steps after the prompt, of one token each."""
     counts: list[EngineStats] = []
 
     async def count() -> None:
@@ -125,7 +126,7 @@ async def latency(front: Front, shape: Shape, run: int) -> Figures:
 
 
 async def throughput(front: Front, shape: Shape, run: int) -> Figures:
-    """All prompts at once; rates over the whole run, prefill and decode together."""
+    """All requests at once; rates over the whole run, prefill and decode together."""
     requests, before = make_requests(front, shape, shape.num_prompts, run), await front.stats()
     begun = time.perf_counter()
     await all_of([time_request(front, request) for request in requests])
@@ -134,7 +135,7 @@ async def throughput(front: Front, shape: Shape, run: int) -> Figures:
 
 
 async def serve(front: Front, shape: Shape, run: int) -> Figures:
-    """Poisson arrivals. A request's time counts from when it was due, so that a late start is not hidden."""
+    """Poisson arrivals. A request's time counts from when it was due, so that late starts are included."""
     requests, before = make_requests(front, shape, shape.num_prompts, run), await front.stats()
     begun = time.perf_counter()
     due = (begun + arrivals(shape, run)).tolist()
@@ -144,11 +145,11 @@ async def serve(front: Front, shape: Shape, run: int) -> Figures:
         values = [value for timing in timings if (value := getattr(timing, name)) is not None]
         figures |= percentiles(name, values) if values else {}
     after = await front.stats()
-    return figures | of_steps(before, after, after.step_seconds - before.step_seconds)  # between steps it may idle
+    return figures | of_steps(before, after, after.step_seconds - before.step_seconds)  # without idle time
 
 
 def arrivals(shape: Shape, run: int) -> np.ndarray:
-    """When each request is due, in seconds from the start."""
+    """When each request is due, in seconds from the start: shape [num_prompts]."""
     if not shape.request_rate:
         return np.zeros(shape.num_prompts)
     random = np.random.default_rng((SEED, run, 1))
@@ -161,7 +162,7 @@ async def _at(front: Front, request: Request, when: float) -> Timing:
 
 
 async def all_of(work: Sequence[Awaitable[T]]) -> list[T]:
-    """Like gather, but the others end with the first that fails."""
+    """Like gather, but the first failure cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]  # type: ignore[arg-type]
@@ -181,8 +182,8 @@ def _rates(shape: Shape, seconds: float) -> Figures:
 
 
 def of_steps(before: EngineStats, after: EngineStats, seconds: float) -> Figures:
-    """Of an average step between two counts: its time in kernels, and the gap, which is all else of `seconds`.
-    Nothing where no kernels were counted."""
+    """Figures of an average step between two counts: its time in kernels, and the gap, which is the rest of `seconds`.
+    Empty if no kernels were counted."""
     steps, kernels = after.steps - before.steps, after.kernel_seconds - before.kernel_seconds
     if not steps or not kernels:
         return {}
@@ -191,7 +192,7 @@ def of_steps(before: EngineStats, after: EngineStats, seconds: float) -> Figures
 
 
 def kv_bytes(info: ModelInfo, context: float) -> float:
-    """Bytes of keys and values that a token attends to after `context` others."""
+    """Bytes of keys and values that a token attends to after `context` tokens."""
     return sum(size * min(context, window or context) for window, size in info.kv_bytes_per_token)
 
 

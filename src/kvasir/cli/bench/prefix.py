@@ -1,7 +1,8 @@
-"""`kvasir bench prefix MODEL`: what the prefix cache brings where prompts begin alike, and what it costs where not.
+"""`kvasir bench prefix MODEL`: the benefit of the prefix cache for prompts with shared prefixes, and its cost for
+others.
 
-The same rounds of requests go to engines with and without the cache, in turns, each round on fresh ids. Their answers
-must be equal, in the unmeasured first round with the bits of all log-probabilities.
+The same rounds of requests go to engines with and without the cache, in turns, each round with fresh ids. The sampled
+ids must be equal; in the unmeasured first round, all log-probabilities must be bit-identical too.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from kvasir.engine.llm import AsyncLLM
 from kvasir.errors import ConfigError, KvasirError
 from kvasir.types import EngineStats, SamplingParams
 
-OFF, ON, DISK = "off", "on", "disk"  # the last: a disk tier below the cache, where nothing is reused
+OFF, ON, DISK = "off", "on", "disk"  # disk: a disk tier below the cache, for the workload without reuse
 
-_DRAIN = 0.005  # seconds between two looks at what the tier still writes
+_DRAIN = 0.005  # seconds between checks of the tier's pending writes
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """What was done per second as a share of that without the cache, over the rounds."""
+    """Throughput relative to that without the cache, over the rounds."""
 
     median: float
     min: float
@@ -56,13 +57,13 @@ class Ratio:
 
     @property
     def overhead(self) -> float:
-        """Time added, as a share."""
+        """Additional time, as a fraction."""
         return 1 / self.median - 1
 
 
 def run(engine: EngineOptions, load: Load, repeats: int, workloads: Sequence[str], out: Path | None) -> dict[str, Any]:
-    """Measures, prints a table, writes files into `out`; returns what the JSON holds. workloads: none for all.
-    Raises KvasirError."""
+    """Measures, prints a table, writes files into `out`; returns the contents of the JSON file. workloads: empty for
+    all. Raises KvasirError."""
     if unknown := [name for name in workloads if name not in WORKLOADS]:
         raise ConfigError(f"workload {unknown[0]!r}", f"expected some of {', '.join(WORKLOADS)}")
     if not engine.prefix_cache:
@@ -96,7 +97,8 @@ async def _measure(engine: EngineOptions, load: Load, repeats: int, names: Seque
 
 
 async def _options(engine: EngineOptions, name: str, load: Load) -> dict[str, EngineOptions]:
-    """Of each engine. Where nothing else is said the memory holds one round, which takes the blocks of the last."""
+    """The options of each engine. Unless specified, memory for KV blocks is sized to hold one round, replacing the
+    previous round's blocks."""
     if not engine.num_blocks and not engine.kv_memory:
         engine = replace(engine, num_blocks=1 + await blocks_needed(name, load, engine.block_size))
     plain = replace(engine, cache_dir=None, cache_disk=None, cache_write_share=None)
@@ -106,7 +108,7 @@ async def _options(engine: EngineOptions, name: str, load: Load) -> dict[str, En
 
 @asynccontextmanager
 async def _engines(options: Mapping[str, EngineOptions]) -> AsyncIterator[dict[str, AsyncLLM]]:
-    """All of them loaded, that with a tier over a folder of its own, which goes with it."""
+    """All engines, loaded; an engine with a disk tier gets a temporary folder of its own."""
     async with AsyncExitStack() as stack:
         llms = {}
         for variant, wish in options.items():
@@ -145,7 +147,7 @@ async def _rounds(name: str, load: Load, repeats: int, fronts: Mapping[str, Fron
 
 
 def _turns(variants: list[str], number: int) -> list[str]:
-    """Who comes first changes from round to round."""
+    """The variants in an order that changes from round to round."""
     shift = number % len(variants)
     return variants[shift:] + variants[:shift]
 
@@ -170,7 +172,7 @@ def ratio_to(off: Sequence[float], own: Sequence[float]) -> Ratio:
 
 
 def check_equal(where: str, plain: Sequence[Exchange], cached: Sequence[Exchange]) -> None:
-    """Raises KvasirError where an answer with the cache is not, bit for bit, what it is without."""
+    """Raises KvasirError if a result with the cache is not bit-identical to the result without it."""
     for i, (a, b) in enumerate(zip(plain, cached, strict=True)):
         if (a.prompt, a.answers, a.logprobs) != (b.prompt, b.answers, b.logprobs):
             raise KvasirError(f"{where}: answer {i} differs from that without the cache", "please report this as a bug")
@@ -188,14 +190,14 @@ async def _play(
     before, cpu, begun = await front.stats(), time.process_time(), time.perf_counter()
     exchanges = await play(name, load, front.info.vocab_size, number, answer)
     ended = time.perf_counter()
-    while (after := await front.stats()).tier_queued_bytes:  # not beside the next engine's round
+    while (after := await front.stats()).tier_queued_bytes:  # do not overlap with the next engine's round
         await asyncio.sleep(_DRAIN)
     figures = _figures(exchanges, ended - begun, before, after) | {"cpu_s": time.process_time() - cpu}
     return exchanges, figures | {"drain_s": time.perf_counter() - ended if after.tier_saves else 0.0}
 
 
 async def _answer(front: Front, exchange: Exchange, max_tokens: int, with_logprobs: bool) -> None:
-    """Greedy alone, drawn where several answers are asked for. Raises KvasirError where an answer failed."""
+    """Greedy for a single choice, sampled for several. Raises KvasirError if the request failed."""
     params = SamplingParams(
         n=exchange.n,
         temperature=0.0 if exchange.n == 1 else 1.0,
@@ -220,8 +222,8 @@ async def _answer(front: Front, exchange: Exchange, max_tokens: int, with_logpro
 
 
 def _figures(exchanges: Sequence[Exchange], seconds: float, before: EngineStats, after: EngineStats) -> Figures:
-    """prompt_tokens_per_s: of prompts as they were sent, computed or found. cached_share: of the tokens that were
-    looked up when a sequence joined."""
+    """prompt_tokens_per_s: counts whole prompts, computed or cached. cached_share: share of the tokens that were looked
+    up when a sequence joined."""
 
     def grown(name: str) -> float:
         return getattr(after, name) - getattr(before, name)
@@ -242,7 +244,7 @@ def _figures(exchanges: Sequence[Exchange], seconds: float, before: EngineStats,
     }
 
 
-# -- what is shown -----------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------
 
 
 def _print(result: Mapping[str, Any]) -> None:
@@ -290,8 +292,8 @@ def _of_off(ratio: Mapping[str, float]) -> str:
 
 
 def _plot(figure: Any, workloads: Mapping[str, Any], name: str) -> None:
-    """Bars by workload: throughput beside that without the cache (lines from the lowest to the highest round), the
-    first token's time, and the share of tokens that were found."""
+    """Bars by workload: throughput relative to that without the cache (error bars from the lowest to the highest
+    round), time to the first token, and the share of cached tokens."""
     panels = figure.subplots(1, 3)
     for k, variant in enumerate((OFF, ON, DISK)):
         own = [(i, f["variants"][variant]) for i, f in enumerate(workloads.values()) if variant in f["variants"]]

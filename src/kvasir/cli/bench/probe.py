@@ -1,4 +1,4 @@
-"""What the machine gives while we measure: its read bandwidth, its arithmetic, and what others take of it."""
+"""Rates of the machine during the measurement: read bandwidth, arithmetic, and the load of other processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SLICES = 32
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Bytes read and multiply-adds done per second, at best, just now."""
+    """Bytes read and multiply-adds done per second, the best of a few measurements."""
 
     bytes_per_s: float
     macs_per_s: float
 
 
 def probe(device: str, dtype: str, threads: int) -> Probe:
-    """device: "cpu" or "cuda". Takes a fraction of a second; nothing else should run."""
+    """device: "cpu" or "cuda". Takes a fraction of a second; nothing else should run meanwhile."""
     bandwidth = _bandwidth_gpu() if device == "cuda" else _bandwidth_cpu(threads)
     return Probe(bandwidth, _arithmetic(device, dtype, threads))
 
@@ -72,14 +72,14 @@ def _best(work: Callable[[], Any]) -> float:
 
 
 class ForeignLoad:
-    """Which share of the machine's processors others used: begins now, `share` ends it."""
+    """Measures the share of the machine's processors that other processes use, from construction to `share`."""
 
     def __init__(self) -> None:
         self._begun = self._now()
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
-        """(all processors' time, their busy time, ours), in seconds."""
+        """(time of all processors, their busy time, this process's time), in seconds."""
         import psutil
 
         # Guest time is part of user time on Linux.
@@ -89,6 +89,6 @@ class ForeignLoad:
         return sum(times.values()), sum(times.values()) - idle, own.user + own.system
 
     def share(self) -> float:
-        """0 for a quiet machine, 1 where others had all of it."""
+        """0 for a quiet machine, 1 if other processes used all of it."""
         total, busy, own = (now - then for now, then in zip(self._now(), self._begun, strict=True))
         return min(1.0, max(0.0, (busy - own) / total)) if total > 0 else 0.0

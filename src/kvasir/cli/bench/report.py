@@ -1,4 +1,4 @@
-"""From runs to a summary, a table, a JSON file and a plot."""
+"""Turns runs into a summary, a table, a JSON file and a plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from kvasir.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run's figures, with what the machine gave just before it and which share others took during it."""
+    """The figures of one run, with the machine's rates measured just before it and the share of the processors that
+    other processes used during it."""
 
     figures: Figures
     probe: Probe
@@ -28,7 +29,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure over all runs. `limit` is None where there is none."""
+    """A figure over all runs. `limit` is None for a figure without a limit."""
 
     name: str
     median: float
@@ -38,7 +39,7 @@ class Row:
 
     @property
     def of_limit(self) -> float | None:
-        """1 is as good as can be, for times as for rates."""
+        """The share of the limit; 1 is optimal, for times and for rates. None without a limit."""
         if not self.limit:
             return None
         return self.median / self.limit if self.name.endswith("_per_s") else self.limit / self.median
@@ -78,7 +79,7 @@ def print_report(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> None:
 
 
 def as_dict(rows: Sequence[Row], runs: Sequence[Run], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole result. Seconds, tokens, bytes; rates per second."""
+    """The complete result. Units: seconds, tokens, bytes; rates per second."""
     return {
         **facts,
         "seed": SEED,
@@ -89,7 +90,8 @@ def as_dict(rows: Sequence[Row], runs: Sequence[Run], facts: Mapping[str, Any]) 
 
 
 def write(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Row], runs: Sequence[Run]) -> list[Path]:
-    """The JSON, and the plot where matplotlib is there. Raises ConfigError where nothing can be written."""
+    """Writes the JSON file, and the plot if matplotlib is installed; returns the paths. Raises ConfigError if a file
+    cannot be written."""
     stem = re.sub(r"[^\w.-]+", "-", Path(name).name) + time.strftime("-%Y%m%d-%H%M%S")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -106,9 +108,9 @@ def write(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Row], 
 
 
 def plot(path: Path, title: str, rows: Sequence[Row], runs: Sequence[Run]) -> None:
-    """One small panel per figure: each run a dot, the median a line, the limit a dashed one.
+    """One small panel per figure: a dot for each run, a line for the median, a dashed line for the limit.
 
-    Raises ImportError.
+    Raises ImportError without matplotlib.
     """
     from matplotlib.figure import Figure
 

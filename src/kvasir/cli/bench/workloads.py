@@ -1,6 +1,6 @@
-"""What `kvasir bench prefix` asks: users who share much, some or nothing of their prompts, by ids from a seed.
+"""The requests of `kvasir bench prefix`: users whose prompts share much, some or nothing, with ids from a seed.
 
-A user sends one request after the other, and all users of a round are there at once.
+A user sends one request after another; all users of a round run concurrently.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import numpy as np
 
 from kvasir.cli.bench.measure import SEED, all_of
 
-TURNS = 4  # requests of a user, one after the other
-LONG = 8  # a long text is as long as so many turns
-BRANCHES, LEVELS = 2, 3  # of a tree of thoughts
+TURNS = 4  # requests of a user, one after another
+LONG = 8  # length of a long text in turns
+BRANCHES, LEVELS = 2, 3  # shape of a tree of thoughts
 
 Ids = tuple[int, ...]
 
 
 class Ask(Protocol):
     def __call__(self, prompt: Ids, n: int = 1) -> Awaitable[Sequence[Ids]]:
-        """The answers to a prompt."""
+        """The sampled ids of each of `n` choices."""
         ...
 
 
 class User:
-    """One user of a round. shared, own: fresh ids, as many as `turns` turns have; shared ones are the same for all."""
+    """One user of a round. shared, own: fresh ids for `turns` turns; shared ids are the same for all users."""
 
     def __init__(self, ask: Ask, turn: int, vocab_size: int, key: tuple[int, ...], number: int):
-        """turn: tokens. key: of the round."""
+        """turn: tokens per turn. key: identifies the round."""
         self.ask = ask
         self._turn, self._vocab_size = turn, vocab_size
         self._shared, self._own = (np.random.default_rng((SEED, *key, who)) for who in (0, number + 1))
@@ -94,7 +94,7 @@ WORKLOADS: dict[str, Callable[[User], Awaitable[None]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """users: at once. turn, answer: in tokens."""
+    """users: number of concurrent users. turn, answer: lengths in tokens."""
 
     users: int
     turn: int
@@ -103,7 +103,7 @@ class Load:
 
 @dataclass(slots=True)
 class Exchange:
-    """A request, and what came back: ids and log-probabilities (where asked for) of each answer, seconds to the first
+    """A request and its results: ids and log-probabilities (if requested) of each choice, and seconds to the first
     token."""
 
     prompt: Ids
@@ -116,9 +116,9 @@ class Exchange:
 async def play(
     name: str, load: Load, vocab_size: int, number: int, answer: Callable[[Exchange], Awaitable[None]]
 ) -> list[Exchange]:
-    """Round `number` of a workload: user by user, the exchanges in the order in which they were asked.
+    """Round `number` of a workload: the exchanges, user by user, in the order in which they were sent.
 
-    answer: fills in what comes back. No two rounds and no two workloads share an id but by chance.
+    answer: fills in the results. Two rounds or workloads share ids only by chance.
     """
     key = list(WORKLOADS).index(name), number
     logs: list[list[Exchange]] = [[] for _ in range(load.users)]
@@ -138,7 +138,8 @@ async def play(
 
 
 async def blocks_needed(name: str, load: Load, block_size: int) -> int:
-    """Blocks that hold all of a round, or all that runs at once where nothing is shared: the larger."""
+    """Number of blocks for everything in a round, or for everything that runs at once without sharing, whichever is
+    larger."""
     running = most = 0
 
     async def answer(exchange: Exchange) -> None:
@@ -147,16 +148,16 @@ async def blocks_needed(name: str, load: Load, block_size: int) -> int:
         own = exchange.n * -(-(len(exchange.prompt) + load.answer) // block_size)
         running += own
         most = max(most, running)
-        await asyncio.sleep(0)  # the others ask, too
+        await asyncio.sleep(0)  # let the others send their requests too
         running -= own
 
     exchanges = await play(name, load, 1 << 15, 0, answer)
-    places: set[int] = set()  # of blocks in the tree: what they hold and what leads to them
+    places: set[int] = set()  # blocks in the tree, by their ids and the path to them
     for exchange in exchanges:
         for ids in (exchange.prompt + answer for answer in exchange.answers):
             place = 0
             for i in range(0, len(ids), block_size):
                 place = hash((place, ids[i : i + block_size]))
                 places.add(place)
-    spare = sum(exchange.n for exchange in exchanges)  # a partly filled block is copied before it is gone
+    spare = sum(exchange.n for exchange in exchanges)  # a partly filled block is copied before it is freed
     return max(len(places) + spare, most)

@@ -33,7 +33,7 @@ def run(
     engine, entry = resolve(engine)
     own = sampling_of(entry.parameters) if entry else {}
     settings = Settings(temperature, max_tokens, seed, own=own, more=sampler.params())
-    check_length(engine, settings.params({}).max_tokens)  # raises for a value out of range, too
+    check_length(engine, settings.params({}).max_tokens)  # also raises for a value out of range
     if entry is None:
         conversation = Conversation(system)
     else:
@@ -42,10 +42,10 @@ def run(
 
 
 def talk(llm: AsyncLLM, conversation: Conversation, settings: Settings) -> None:
-    """Loads the model and talks until the input ends. Raises KvasirError where the model cannot chat.
+    """Loads the model and chats until the input ends. Raises KvasirError if the model cannot chat.
 
-    Input is read between runs of the event loop, so that Ctrl-C means one thing at a time: while an answer
-    comes it ends that answer (asyncio.Runner turns it into a cancellation), at the prompt it drops the line.
+    Input is read between runs of the event loop, so that Ctrl-C has one meaning at a time: during an answer it ends
+    that answer (asyncio.Runner turns it into a cancellation), at the prompt it discards the line.
     """
     check_asked(llm.front, settings.params({}), chat=True)
     screen = Screen()

@@ -18,7 +18,7 @@ RESET = "default"
 
 @dataclass(frozen=True)
 class Command:
-    """`argument` is how the help names it; the text after the command goes to `run` as it is."""
+    """`argument` is the argument's name in the help; `run` receives the text after the command unchanged."""
 
     run: Callable[[Session, str], Awaitable[None]]
     help: str
@@ -26,7 +26,7 @@ class Command:
 
 
 async def obey(session: Session, line: str) -> None:
-    """Carries out a line that begins with a slash. Raises KvasirError, and EOFError to leave."""
+    """Runs a line that begins with a slash. Raises KvasirError, and EOFError to leave the chat."""
     word, _, argument = line.strip().partition(" ")
     if word not in COMMANDS:
         raise InvalidRequest(f"there is no command {word}", "/help lists them; // begins a text with a slash")
@@ -81,7 +81,7 @@ async def _setting(session: Session, argument: str) -> None:
     elif value:
         more[key] = structure(name, _path(value.strip(), "/set")) if name in FILES else _number(name, value.strip())
     changed = replace(session.settings, more=more)
-    changed.params(session.front.info.default_sampling)  # raises where the value cannot be
+    changed.params(session.front.info.default_sampling)  # raises for an invalid value
     session.settings = changed
     for known, chosen in more.items() if not name else [(name, more.get(key, RESET))]:
         session.screen.note(f"{known}: {_shown(chosen)}")
@@ -150,11 +150,11 @@ async def _stats(session: Session, argument: str) -> None:
 
 
 def _set(session: Session, name: str, argument: str) -> None:
-    """A setting to a value, to its default, or (without an argument) just shown. Raises InvalidRequest."""
+    """Sets a setting to a value or to its default, or (without an argument) shows it. Raises InvalidRequest."""
     if argument:
         value = None if argument == RESET else _number(name, argument)
         changed = Settings(**{**vars(session.settings), name: value})
-        changed.params(session.front.info.default_sampling)  # raises where the value cannot be
+        changed.params(session.front.info.default_sampling)  # raises for an invalid value
         session.settings = changed
     value = getattr(session.settings, name)
     session.screen.note(f"{name}: {'default' if value is None else value}")

@@ -1,4 +1,4 @@
-"""What was said in a chat, and its way to a file and back."""
+"""The conversation of a chat, and how it is saved to and loaded from a file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MAX_FILE_BYTES = 16 << 20
 
 
 class ConversationError(KvasirError):
-    """A file that is no saved conversation, or that cannot be read or written."""
+    """A file is not a saved conversation, or cannot be read or written."""
 
 
 @dataclass
 class Conversation:
-    """Questions with their answers, under a system prompt. opening: messages that the model's own recipe puts before
+    """Questions with their answers, and a system prompt. opening: messages that the model's own recipe puts before
     them; they are not saved."""
 
     system: str | None = None
@@ -27,7 +27,7 @@ class Conversation:
     opening: Sequence[dict[str, str]] = ()
 
     def messages(self, question: str | None = None) -> list[dict[str, str]]:
-        """As the chat template takes them, a new question last."""
+        """The messages for the chat template, with a new question last."""
         return self._messages(self.opening, question)
 
     def _messages(self, opening: Sequence[dict[str, str]], question: str | None) -> list[dict[str, str]]:
@@ -38,7 +38,8 @@ class Conversation:
         return said if question is None else [*said, {"role": "user", "content": question}]
 
     def save(self, path: Path, model: str) -> None:
-        """Writes {"model", "messages"}. Never over a file that is not a saved conversation."""
+        """Writes {"model", "messages"}. Raises ConversationError instead of overwriting a file that is not a saved
+        conversation."""
         if path.exists():
             read(path)
         text = json.dumps({"model": model, "messages": self._messages((), None)}, indent=2, ensure_ascii=False)
@@ -50,7 +51,7 @@ class Conversation:
 
 
 def read(path: Path) -> Conversation:
-    """The conversation that `save` wrote. Raises ConversationError."""
+    """The conversation in a file that `save` wrote. Raises ConversationError."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConversationError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")

@@ -1,4 +1,4 @@
-"""Where a chat's lines come from: prompt_toolkit on a terminal that has it, else plain lines."""
+"""Reads a chat's input: with prompt_toolkit on a terminal if it is installed, else plain lines."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kvasir.config import env
 
 PROMPT, MORE = "> ", ". "
 
-Reader = Callable[[], str]  # the next input, perhaps of several lines; raises EOFError and KeyboardInterrupt
+Reader = Callable[[], str]  # the next input, of one or more lines; raises EOFError and KeyboardInterrupt
 
 
 def make_reader(words: Sequence[str]) -> Reader:
-    """A reader for this process's stdin; `words` are completed by the tabulator key."""
+    """A reader for this process's stdin; the Tab key completes `words`."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return lambda: read_lines("", "")
     try:
@@ -24,7 +24,7 @@ def make_reader(words: Sequence[str]) -> Reader:
 
 
 def read_lines(prompt: str, more: str) -> str:
-    """A line from stdin, and those after it for as long as each ends with a backslash."""
+    """A line from stdin, with the following lines as long as each ends with a backslash."""
     lines = [input(prompt)]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
@@ -50,7 +50,7 @@ def _rich_reader(words: Sequence[str]) -> Reader:
 
 
 def _keys():
-    """Enter sends; after a backslash, or with Esc before it, it begins a new line."""
+    """Enter sends the input; after a backslash or Esc it begins a new line."""
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
@@ -72,12 +72,12 @@ def _keys():
 
 
 def history_file() -> Path | None:
-    """Where inputs are remembered, readable by this user alone; None where nothing can be written."""
+    """The file with the input history, readable only by this user; None if it cannot be written."""
     try:
         base = Path(env("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         path = base / "kvasir" / "chat_history"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
         return path
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
         return None

@@ -1,4 +1,4 @@
-"""The terminal's side of a chat: answers as they come, thinking dimmed, notes apart from them."""
+"""Terminal output of a chat: streamed answers, with thinking dimmed, and notes separate from them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _DIM, _NORMAL = "\x1b[2m", "\x1b[0m"
 
 
 class Thinking:
-    """Splits an answer into thinking and the rest, piece by piece; a tag may be cut anywhere.
+    """Splits a streamed answer into thinking and the rest; a tag may be divided anywhere.
 
-    Thinking is what stands first, between <think> and </think>, with them. `inside`: the prompt opened it.
+    Thinking is the text at the start between <think> and </think>, including the tags. `inside`: the prompt opened it.
     """
 
     def __init__(self, inside: bool = False):
@@ -22,18 +22,18 @@ class Thinking:
         self._held = ""
 
     def push(self, text: str) -> list[tuple[str, bool]]:
-        """What can be shown now: (text, whether it is thinking)."""
+        """The text that can be shown already: (text, whether it is thinking)."""
         text, self._held = self._held + text, ""
         if self._state == "before":
             begun = text.lstrip()
-            if OPEN.startswith(begun):  # also for nothing but spaces
+            if OPEN.startswith(begun):  # also if there are only spaces so far
                 self._held = text
                 return []
             self._state = "inside" if begun.startswith(OPEN) else "after"
         return self._inside(text) if self._state == "inside" else [(text, False)]
 
     def flush(self) -> list[tuple[str, bool]]:
-        """What was held back, at the answer's end."""
+        """The text held back, at the end of the answer."""
         text, self._held = self._held, ""
         return [(text, self._state == "inside")] if text else []
 
@@ -48,8 +48,8 @@ class Thinking:
 
 
 class Screen:
-    """Answers go to stdout as they are; on a terminal without control characters, and with thinking dimmed.
-    Notes and errors go to stderr."""
+    """Answers go to stdout unchanged; on a terminal control characters are replaced and thinking is dimmed. Notes and
+    errors go to stderr."""
 
     def __init__(self) -> None:
         self._terminal = sys.stdout.isatty()

@@ -1,4 +1,4 @@
-"""A chat with one model: asks, streams the answer, keeps what was said."""
+"""A chat with one model: sends questions, streams the answers, keeps the conversation."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kvasir.engine.thinking import may_think
 from kvasir.errors import InvalidRequest, KvasirError
 from kvasir.types import FinishReason, Request, SamplingParams
 
-THINK_SWITCH = "enable_thinking"  # the name that templates know it by
-_TAIL = 16  # last ids of a prompt, among which an opening tag is looked for
+THINK_SWITCH = "enable_thinking"  # the name that templates use
+_TAIL = 16  # number of last prompt ids in which an opening tag is searched
 
 
 @dataclass
 class Settings:
-    """What the user chose; None leaves it to the model, or to chance for the seed. own: what the store has for the
-    model, as fields of SamplingParams. more: what the user chose besides, as such."""
+    """The user's settings; None leaves a setting to the model, or the seed to chance. own: the store's settings for the
+    model, as fields of SamplingParams. more: further settings of the user, as fields of SamplingParams."""
 
     temperature: float | None = None
     max_tokens: int | None = None
@@ -34,7 +34,7 @@ class Settings:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def params(self, defaults: dict[str, Any]) -> SamplingParams:
-        """Over the model's own defaults. Raises InvalidRequest for a value out of range."""
+        """The settings applied over the model's own defaults. Raises InvalidRequest for a value out of range."""
         asked = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": self.seed}
         asked = {name: value for name, value in asked.items() if value is not None}
         return SamplingParams(**{"max_tokens": None, **defaults, **self.own, **self.more, **asked})
@@ -42,7 +42,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Figures:
-    """How the last answer went. Seconds; `context` counts the tokens of prompt and answer."""
+    """Measurements of the last answer. Times in seconds; `context` counts the tokens of prompt and answer."""
 
     first_token: float
     tokens_per_second: float | None
@@ -59,7 +59,7 @@ class Figures:
 
 @dataclass
 class _Run:
-    """An answer while it comes."""
+    """An answer in progress."""
 
     thinking: Thinking
     answer: Answer = field(default_factory=Answer)
@@ -68,7 +68,8 @@ class _Run:
 
 
 class Session:
-    """Owns the conversation. One coroutine runs at a time; cancelled while it answers, it keeps what came."""
+    """Owns the conversation. One coroutine runs at a time; if it is cancelled during an answer, the text so far is
+    kept."""
 
     def __init__(self, front: Front, screen: Screen, conversation: Conversation, settings: Settings):
         self.front = front
@@ -82,7 +83,8 @@ class Session:
         return self.front.template_mentions(THINK_SWITCH)
 
     async def ask(self, question: str) -> None:
-        """Shows the answer and keeps both. Raises KvasirError, and keeps nothing, where there can be none."""
+        """Shows the answer and keeps question and answer. Raises KvasirError, and keeps nothing, if there is no
+        answer."""
         request, thinking = await self._request(question)
         run = await self._stream(request, thinking)
         if run.answer.finish_reason is FinishReason.ERROR:
@@ -94,7 +96,7 @@ class Session:
         self._report(request, run)
 
     async def retry(self) -> None:
-        """Answers the last question anew. Raises KvasirError; the old answer stays then."""
+        """Answers the last question again. Raises KvasirError; the old answer is kept then."""
         if not self.conversation.turns:
             raise InvalidRequest("there is no answer yet", "ask something first")
         old = self.conversation.turns.pop()

@@ -1,4 +1,5 @@
-"""`kvasir simulate`: a trace served in virtual time, to see what a policy, a memory or a faster machine would do."""
+"""`kvasir simulate`: serves a trace in virtual time, to predict the effect of a policy, a memory size or a faster
+machine."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from kvasir.errors import ConfigError
 if TYPE_CHECKING:
     from kvasir.cli.simulate.calibrate import Calibration
 
-# Seconds per prefill token, decode row, key read and step: about an 8B model in 16 bits on a large GPU.
+# Seconds per prefill token, decode row, key read and step: roughly an 8B model in 16 bits on a large GPU.
 COSTS = (1e-4, 5e-5, 1e-8, 8e-3)
 
 
@@ -71,7 +72,7 @@ def _simulate(
 
 
 def check_memory(sizes: Sequence[int], asked: list[Asked], block_size: int) -> None:
-    """Raises ConfigError where the longest request could never be served."""
+    """Raises ConfigError if the longest request can never be served."""
     longest = max(a.prompt + a.answer for a in asked)
     if small := [size for size in sizes if size < longest + block_size]:
         raise ConfigError(f"a memory of {small[0]} tokens", f"the longest request has {longest}")
@@ -106,7 +107,7 @@ def _calibrate(model: str, out: Path | None) -> Calibration:
 
 
 def read_costs(text: str) -> tuple[float, float, float, float]:
-    """From "a,b,c,d", or a file that a calibration wrote. Raises ConfigError."""
+    """The costs in "a,b,c,d", or in a file that a calibration wrote. Raises ConfigError."""
     if "," in text:
         found = _numbers("costs", text, zero=True)
     else:
@@ -132,7 +133,7 @@ def _numbers(name: str, text: str, zero: bool = False) -> list[float]:
 
 @contextmanager
 def progress_bar(name: str, total: int) -> Iterator:
-    """Gives a function that takes how many of `total` are done."""
+    """Yields a function that takes how many of `total` are done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

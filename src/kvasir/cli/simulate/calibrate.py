@@ -1,5 +1,5 @@
-"""What a step costs on this machine: real steps, each of them several times, half of the different ones to fit and half
-to say how good the fit is; then a run of its own, as it was and as the simulation has it."""
+"""Measures the costs of a step on this machine: real steps, each measured several times; half of the distinct steps for
+the fit, half to evaluate it; then a separate run, measured and simulated."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from kvasir.sched.service import load_of
 from kvasir.types import Delta, Request, SamplingParams
 
 SEED = 0
-WAVES = (1, 2, 4, 8, 16, 32)  # requests at once
-ROUNDS = 5  # of each wave, all alike: a step counts by the median of its times
-LONGEST, SHORTEST = 4096, 256  # tokens of a request, at most: of one alone, of one of many
-STAGGER = 6  # steps after which the second half of a wave comes, so that prompts are computed beside answers
-SWEEPS = 200  # of the solver
-ROBUST = 20  # solutions, each of which gives less weight to the steps that the one before missed
-LOAD = 0.6  # of what the machine can do, in the run that is foreseen
+WAVES = (1, 2, 4, 8, 16, 32)  # concurrent requests
+ROUNDS = 5  # identical repetitions of each wave: the median of a step's times counts
+LONGEST, SHORTEST = 4096, 256  # maximum tokens of a request: alone, among many
+STAGGER = 6  # steps before the second half of a wave arrives, so that prefill and decode share steps
+SWEEPS = 200  # iterations of the solver
+ROBUST = 20  # reweighted solutions; each gives less weight to steps with large errors before
+LOAD = 0.6  # share of the machine's capacity in the predicted run
 RUN_REQUESTS = 24
 
 Measured = tuple[StepLoad, float]
@@ -40,9 +40,9 @@ Costs = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """costs: as StepTime has them. fitted, held_out: how many different steps. median_error, p90_error: of |predicted -
-    measured| / measured over those that were not fitted to; total_error: of their sum. run: of a run that was not
-    fitted to, figures by name, as measured and as predicted."""
+    """costs: as in StepTime. fitted, held_out: numbers of distinct steps. median_error, p90_error: of |predicted -
+    measured| / measured over the held-out steps; total_error: of their sum. run: figures by name of a run that was not
+    fitted to, as (measured, predicted)."""
 
     costs: Costs
     fitted: int
@@ -54,7 +54,7 @@ class Calibration:
 
 
 def calibrate(model: str, threads: int | None = None) -> Calibration:
-    """Loads a model and computes with it for some minutes. Raises KvasirError."""
+    """Loads a model and computes with it for a few minutes. Raises KvasirError."""
     core = build_core(EngineOptions(model, threads=threads, overlap=False))
     found = fit(measure(core))
     return replace(found, run=foresee(core, found.costs))
@@ -64,7 +64,7 @@ def calibrate(model: str, threads: int | None = None) -> Calibration:
 
 
 def measure(core: EngineCore) -> list[Measured]:
-    """Waves of requests of drawn lengths; each different step with the median of its times, planning included. The
+    """Waves of requests of random lengths; each distinct step with the median of its times, planning included. The
     scheduler learns nothing meanwhile, so that its plans are the same in all rounds. The first wave warms up."""
     service, times = core.scheduler.service, defaultdict[StepLoad, list[float]](list)
     plans: list[StepPlan] = []
@@ -80,7 +80,7 @@ def measure(core: EngineCore) -> list[Measured]:
 
 
 def _wave(core: EngineCore, size: int, number: int, plans: list[StepPlan]) -> Iterable[Measured]:
-    draw = random.Random(size)  # the same in each round
+    draw = random.Random(size)  # the same requests in each round
     requests = [_drawn(core, draw, f"calibrate-{number}-{i}", max(SHORTEST, LONGEST // size)) for i in range(size)]
     first = requests[: (size + 1) // 2]
     for request in first:
@@ -120,7 +120,7 @@ def _checked(deltas: list[Delta]) -> None:
 
 
 def fit(measured: list[Measured]) -> Calibration:
-    """Raises KvasirError for a run too short to tell anything."""
+    """Raises KvasirError if there are too few steps for a fit."""
     if len(measured) < 20:
         raise KvasirError(f"only {len(measured)} steps were measured", "give a model that generates")
     steps = list(measured)
@@ -141,8 +141,8 @@ def fit(measured: list[Measured]) -> Calibration:
 
 
 def _solve(steps: list[Measured]) -> Costs:
-    """Costs, none negative, with the least sum of relative errors: by squares that are weighted anew by what the
-    solution before had missed, so that odd steps count little."""
+    """Non-negative costs with the least sum of relative errors: iteratively reweighted least squares, with weights from
+    the previous solution's errors, so that outliers count little."""
     loads = [(load.prefill_tokens, load.decode_rows, load.context, 1) for load, _ in steps]
     relative = np.array(loads, float) / np.array([[seconds] for _, seconds in steps])
     scale = np.maximum(relative.max(axis=0), 1e-300)
@@ -162,8 +162,8 @@ def _solve(steps: list[Measured]) -> Costs:
 
 
 def foresee(core: EngineCore, costs: Costs, requests: int = RUN_REQUESTS) -> dict[str, tuple[float, float]]:
-    """Requests that come by chance, at LOAD of what the machine can do: figures as measured and as the simulation with
-    these costs has them."""
+    """Random arrivals at LOAD of the machine's capacity: figures as (measured, predicted by the simulation with these
+    costs)."""
     draw, capacity = random.Random(SEED + 1), core.scheduler.capacity
     length, at = min(capacity.max_model_len, LONGEST // 4), 0.0
     trace: list[Asked] = []
@@ -186,7 +186,7 @@ def foresee(core: EngineCore, costs: Costs, requests: int = RUN_REQUESTS) -> dic
 
 
 def _serve(core: EngineCore, trace: list[Asked]) -> tuple[list[Served | None], float]:
-    """The trace in real time; the seconds until all was answered."""
+    """Serves the trace in real time; also returns the seconds until all requests have ended."""
     draw, served = random.Random(SEED), [Served(a.at) for a in trace]
     requests = [_request(core, draw, str(i), a.prompt, a.answer) for i, a in enumerate(trace)]
     due, start = 0, time.perf_counter()

@@ -1,4 +1,4 @@
-"""`kvasir bench prefix --trace`: how many of the hits that a trace allows the prefix tree gives, by memory."""
+"""`kvasir bench prefix --trace`: the prefix tree's hits as a share of a trace's ideal hits, by memory size."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ IDEAL = (
     "ideal: a cache without bounds, of single tokens, that holds each prompt completely before the next request comes; "
     "of a prompt one token at least is computed"
 )
-# Seconds: prefills take next to nothing, so that no one waits and requests are served as they come; a token of all
-# that run takes 30 ms, so that they hold their blocks for about as long as in a real service.
+# Seconds: prefill takes almost no time, so that no request waits; a decode step of all running sequences takes 30 ms,
+# so that they hold their blocks for about as long as in a real service.
 COSTS = (1e-6, 0.0, 0.0, 0.03)
 STEP_TOKENS = 16384
 ROWS = 256
 
 
 def run(trace: Path, memory: Sequence[int], block_size: int, out: Path | None) -> None:
-    """memory: in tokens; an endless one is added. Raises ConfigError."""
+    """memory: sizes in tokens; an unlimited size is added. Raises ConfigError."""
     asked = read_trace(trace)
     ideal = ideal_hits(asked)
     if not ideal:
@@ -59,7 +59,7 @@ def run(trace: Path, memory: Sequence[int], block_size: int, out: Path | None) -
 
 
 def endless(asked: list[Asked], block_size: int) -> int:
-    """Tokens with which nothing is ever evicted."""
+    """The number of tokens of memory with which nothing is ever evicted."""
     return sum(a.prompt + a.answer + 2 * block_size for a in asked)
 
 

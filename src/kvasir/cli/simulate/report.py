@@ -1,4 +1,4 @@
-"""From outcomes to a table, a JSON file and a plot."""
+"""Turns outcomes into a table, a JSON file and a plot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PANELS = (
 
 
 def summarize(setup: Setup, outcome: Outcome) -> Row:
-    """A flat row of figures. goodput: requests within both targets, per second in which requests came."""
+    """A flat row of figures. goodput: requests that meet both targets, per second in which requests arrived."""
     there = [s for s in outcome.served if s is not None]
     good = sum(s.meets(setup.target) for s in there)
     span, counts = max(outcome.span, 1e-9), outcome.counts
@@ -55,7 +55,7 @@ def _cell(value: object) -> str:
 
 
 def plot_rows(figure: Any, rows: Sequence[Row], title: str) -> None:
-    """A panel for each of the main figures over the load, a line for each policy."""
+    """A panel for each of the main figures over the load, with a line for each policy."""
     panels = figure.subplots(1, len(_PANELS), squeeze=False).flat
     for panel, (name, label) in zip(panels, _PANELS, strict=True):
         for policy in dict.fromkeys(row["policy"] for row in rows):
@@ -71,7 +71,8 @@ def plot_rows(figure: Any, rows: Sequence[Row], title: str) -> None:
 
 
 def write(out: Path, name: str, result: dict[str, Any], draw: Callable[[Any], None]) -> None:
-    """`name`.json and, where matplotlib is there, `name`.png. Raises ConfigError where nothing can be written."""
+    """Writes `name`-DATE.json and, if matplotlib is installed, `name`-DATE.png. Raises ConfigError if a file cannot be
+    written."""
     stem = f"{name}-{time.strftime('%Y-%m-%d')}"
     write_json(out / f"{stem}.json", result)
     try:

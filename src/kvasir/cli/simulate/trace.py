@@ -1,10 +1,10 @@
-"""Traces of what services were asked, without the texts: when, how long, and which prompts begin alike.
+"""Traces of services' requests, without the texts: arrival times, lengths, and shared prefixes of prompts.
 
     azure       .csv: TIMESTAMP, ContextTokens, GeneratedTokens
     mooncake    .jsonl: timestamp (ms), input_length, output_length, hash_ids (one for each 512 tokens of the prompt)
 
-A prompt is made of runs of one and the same id, a run for each block of the trace: equal blocks are equal runs, and
-others differ in their first token. It is made when it is due, and there is one object for all tokens of a run.
+A prompt is made of runs of a repeated id, one run for each block of the trace: equal blocks are equal runs, and
+different blocks differ in their first token. It is created when it is due, and all tokens of a run share one object.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 from kvasir.errors import ConfigError
 
 BLOCK = 512  # tokens of a prompt for each of its hash ids
-LONGEST = 1 << 24  # tokens: what is longer is no prompt but a broken file
-MOST = 1 << 30  # ids
+LONGEST = 1 << 24  # tokens; a longer prompt indicates a broken file
+MOST = 1 << 30  # limit of hash ids
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """at: seconds since the first. blocks: names of the prompt's beginnings, one for each BLOCK tokens; () when no one
-    else's prompt begins like it."""
+    """One request. at: seconds since the first request. prompt, answer: lengths in tokens. blocks: names of the
+    prompt's prefixes, one for each BLOCK tokens; () if no other prompt shares a prefix with it."""
 
     at: float
     prompt: int
@@ -71,7 +71,7 @@ def _mooncake(lines: Iterable[str]) -> Iterator[Asked]:
 
 
 def _checked(a: Asked) -> Asked:
-    """Without empty prompts and answers, which no engine is asked for. Raises ValueError."""
+    """The request with at least one prompt token and one output token, as engines require. Raises ValueError."""
     if not (0 <= a.at < 1e12 and 0 <= a.prompt <= LONGEST and 0 <= a.answer <= LONGEST):
         raise ValueError(f"a time or a length out of range: {a.at}, {a.prompt}, {a.answer}")
     if a.blocks and len(a.blocks) != -(-a.prompt // BLOCK):
@@ -82,11 +82,11 @@ def _checked(a: Asked) -> Asked:
 
 
 class Prompts:
-    """The ids of a trace's prompts. vocab_size: of all of them and `answer_id`, which is in no prompt."""
+    """The ids of a trace's prompts. vocab_size: covers all of them and `answer_id`, which is in no prompt."""
 
     def __init__(self, trace: list[Asked]):
         self._trace = trace
-        self._own = 1 + max((max(a.blocks, default=-1) for a in trace), default=-1)  # ids for what no one shares
+        self._own = 1 + max((max(a.blocks, default=-1) for a in trace), default=-1)  # first id for unshared prompts
         self.answer_id = self._own + len(trace)
         self.vocab_size = self.answer_id + 1
 
@@ -99,10 +99,9 @@ class Prompts:
 
 
 def ideal_hits(trace: list[Asked]) -> int:
-    """Prompt tokens that a cache without bounds, of single tokens, finds when each request is complete before the
-    next one comes: the longest beginning that an earlier prompt has, too, less the one token that is always computed.
-    """
-    seen: dict[tuple[int, int], tuple[int, int]] = {}  # (place of the block before, id) -> place, most tokens of it
+    """Prompt tokens that an unlimited cache with blocks of one token finds if each request is complete before the next
+    one arrives: the longest prefix shared with an earlier prompt, minus the one token that is always computed."""
+    seen: dict[tuple[int, int], tuple[int, int]] = {}  # (place of the previous block, id) -> place, its most tokens
     hits = 0
     for asked in trace:
         place, shared, going = 0, 0, True

@@ -1,9 +1,9 @@
-"""A service in virtual time: the real scheduler, pool and prefix tree; a machine that only counts; a clock of its own.
+"""A service in virtual time: the real scheduler, pool and prefix tree, with a simulated machine and a virtual clock.
 
-    due requests -> Scheduler.add -> plan -> the clock moves by what the step takes -> commit -> times of tokens
+    due requests -> Scheduler.add -> plan -> the clock advances by the step's duration -> commit -> times of tokens
 
-How long a step takes, `StepTime` says: seconds per prefill token, decode row, key read and step. The scheduler's own
-model of that begins empty and learns, as in an engine.
+`StepTime` gives the duration of a step: seconds per prefill token, decode row, key read and step. The scheduler's own
+cost model begins empty and learns, as in an engine.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What serves. costs: as StepTime has them. rate: the trace's requests come so many times as fast. memory: tokens.
-    step_tokens: that a step takes; fcfs and static take more where a single prompt is longer."""
+    """The simulated service. costs: as in StepTime. rate: factor by which the trace's requests are sped up. memory:
+    tokens. step_tokens: maximum tokens of a step; fcfs and static exceed it for a single longer prompt."""
 
     policy: str
     costs: tuple[float, float, float, float]
@@ -58,7 +58,7 @@ class Served:
 
     @property
     def tpot(self) -> float:
-        """Per token after the first; 0 where there is none."""
+        """Seconds per token after the first; 0 if there are none."""
         return (self.last - self.first) / max(1, self.tokens - 1)
 
     def take(self, delta: Delta, now: float) -> None:
@@ -74,8 +74,8 @@ class Served:
 
 @dataclass(slots=True)
 class Outcome:
-    """served: in the order of the trace, None for those that were refused. waited: sequences times seconds.
-    span: seconds in which requests came."""
+    """served: in the order of the trace, None for refused requests. waited: sequences times seconds. span: seconds in
+    which requests arrived."""
 
     served: list[Served | None]
     span: float
@@ -87,7 +87,8 @@ class Outcome:
 
 
 class WholePrompts(Service):
-    """What engines did before chunks: whole prompts in the order of arrival, while others wait for their next token."""
+    """Scheduling without chunked prefill: whole prompts in the order of arrival, while other sequences wait for their
+    next token."""
 
     def order(self, running: list[Sequence], table: RequestTable | None, now: float) -> list[Sequence]:
         if table:
@@ -99,7 +100,7 @@ class WholePrompts(Service):
 
 
 class World:
-    """One run. `prompts` are those of the trace."""
+    """One run. `prompts` are the trace's prompts."""
 
     def __init__(self, trace: list[Asked], setup: Setup, prompts: Prompts | None = None):
         self.trace, self.setup = trace, setup
@@ -111,7 +112,7 @@ class World:
         self._results = [(RowResult(row), RowResult(row, sampled)) for row in range(setup.rows)]
         self.outcome = Outcome([None] * len(trace), trace[-1].at / setup.rate)
         self._due = 0  # index of the next request to come
-        self._held: list[int] = []  # static: those that came while a batch was computed
+        self._held: list[int] = []  # static: requests that arrived while a batch was computed
 
     def _make_scheduler(self) -> Scheduler:
         s, whole = self.setup, self.setup.policy != "ours"
@@ -138,7 +139,7 @@ class World:
         )
 
     def run(self, progress: Progress = lambda done: None) -> Outcome:
-        """Until all is answered. progress: called with how many requests came to an end."""
+        """Runs until all requests have ended. progress: called with the number of ended requests."""
         ended = 0
         while self._due < len(self.trace) or self._held or self.scheduler.has_work():
             self._receive()
@@ -149,7 +150,7 @@ class World:
                 progress(ended)
         return self._finish()
 
-    # -- what comes --------------------------------------------------------------------------------------------
+    # -- arrivals ----------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         if not (self._held or self.scheduler.has_work()):
@@ -171,8 +172,9 @@ class World:
             self._held.append(index)
 
     def _batch(self) -> None:
-        """The first in the queue, as many as there are rows and memory for: they begin together, and others begin
-        when all of them have ended. That the answers' lengths are known beforehand is a present to it."""
+        """Starts the first requests in the queue, as many as fit into rows and memory: they begin together, and the
+        next batch begins when all of them have ended. The output lengths are known in advance here, which favors this
+        policy."""
         size, room = 0, self.scheduler.kv.total
         for index in self._held[: self.setup.rows]:
             room -= -(-(self.trace[index].prompt + self.trace[index].answer) // self.setup.block_size)
@@ -191,7 +193,7 @@ class World:
             return
         self.outcome.served[index] = Served(self._when(index))
 
-    # -- what is done ------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
         scheduler, outcome = self.scheduler, self.outcome

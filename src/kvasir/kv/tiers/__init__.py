@@ -1,12 +1,12 @@
-"""Places for blocks beyond the pool: the host's memory, a folder on disk, another engine of this host. Bytes and names,
-no tensors.
+"""Tiers, storage for blocks beyond the pool: host memory, a folder on disk, another engine on this host. They handle
+bytes and names, no tensors.
 
-block       what a block is called: namespace, parent, ids; and what a store holds: Facts
-record      one part as bytes, the same in a file and in a message; compared with what was asked before it is served
-connector   KVConnector: the protocol that the engine sees, which never waits for a disk or a peer
-transfers   its threads: loads by ticket, saves through a bounded queue
-host        HostTier: memory of the host, where the pool is memory of a device
-disk        DiskTier; write_budget bounds what it writes
-peer        PeerTier (asks) and PeerServer (answers) over a Unix socket; wire has their frames
-joint       JointTier: all of them as one
+block       the name of a block (namespace, parent, ids) and the description of a store (Facts)
+record      one part as bytes, the same in a file and in a message; compared with the request before it is served
+connector   KVConnector: the protocol that the engine uses; it never waits for a disk or a peer
+transfers   threads of a tier: loads by ticket, saves through a bounded queue
+host        HostTier: host memory, for a pool in device memory
+disk        DiskTier; write_budget limits its writes
+peer        PeerTier (client) and PeerServer over a Unix socket; wire has their frames
+joint       JointTier: several tiers as one
 """

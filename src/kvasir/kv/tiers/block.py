@@ -1,8 +1,8 @@
-"""Names of blocks outside the pool, and the facts that say who may use a store's bytes.
+"""Names of blocks outside the pool, and the facts that a store and its readers must agree on.
 
-A block is named by all ids before it: key[-1] = SHA-256(namespace), key[i] = SHA-256(key[i-1] + ids of block i). Each
-cache group's bytes of a block are a *part* of their own, (key, group): a window group is loaded for the last blocks of
-a prefix only.
+The name of a block depends on all ids up to its end: key[-1] = SHA-256(namespace), key[i] = SHA-256(key[i-1] + ids of
+block i). The bytes of a block in one cache group are a *part*, named (key, group): a window group loads only the last
+blocks of a prefix.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ MAX_GROUPS = 64
 MAX_PART = 1 << 32  # bytes
 ID_BYTES = 4
 
-Name = tuple[bytes, int]  # of a part: key and group
+Name = tuple[bytes, int]  # of a part: (key, group)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block's tokens in their place. `ids`: plan.pack_ids of exactly block_size tokens; `parent`: a key."""
+    """The identity of a full block. ids: plan.pack_ids of exactly block_size tokens. parent: key of the block before
+    it. key: its own key."""
 
     namespace: bytes
     parent: bytes
@@ -39,24 +40,25 @@ class Block:
 
 
 def root_key(namespace: bytes) -> bytes:
-    """The parent of the first block. The namespace names the model, the tenant or salt, what holds for all tokens."""
+    """The parent key of a first block. The namespace identifies the model, the tenant or salt, and all inputs that
+    apply to every token."""
     return sha256(namespace).digest()
 
 
 def marked(ids: bytes) -> bool:
-    """Whether there are numbers below 0, which stand for what has no name beyond this process."""
+    """Whether there are negative ids (packed): they stand for content that has no name outside this process."""
     return max(ids[ID_BYTES - 1 :: ID_BYTES], default=0) > 0x7F
 
 
 def chain(namespace: bytes, ids: bytes, block_size: int) -> list[Block]:
-    """The whole blocks of `ids` (packed) up to the first that is marked; a last block that is not full has no name."""
+    """The full blocks of `ids` (packed) before the first marked one; a partial last block has no name."""
     step = block_size * ID_BYTES
     pieces = (ids[start : start + step] for start in range(0, len(ids) - step + 1, step))
     return _chain(namespace, itertools.takewhile(lambda piece: not marked(piece), pieces))
 
 
 def fixed_chain(namespace: bytes, count: int, block_size: int) -> list[Block]:
-    """The blocks of a group whose size is fixed. No token has an id of -1, so no other block is named so."""
+    """The blocks of a group of fixed size. Their ids are all -1, which no token has, so the names are unique."""
     return _chain(namespace, itertools.repeat(b"\xff" * ID_BYTES * block_size, count))
 
 
@@ -71,28 +73,30 @@ def _chain(namespace: bytes, pieces: Iterable[bytes]) -> list[Block]:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """One cache group of a store: `layout` says what its `num_bytes` bytes of a block are."""
+    """One cache group of a store. layout: describes the `num_bytes` bytes of a block in this group."""
 
     layout: str
     num_bytes: int
 
 
 def layout(kind: str, dtype: str, layers: Sequence[int], facts: str, order: str) -> str:
-    """The canonical description of layers' bytes. facts: their sizes. order: names the axes, outermost first."""
+    """The canonical description of the bytes of some layers. facts: their dimensions. order: the axes, outermost
+    first."""
     numbers = ",".join(map(str, layers))
     return f"{kind} {dtype} layers={numbers} {facts} order={order}"
 
 
 def short(text: str) -> str:
-    """The text, or its digest where it is too long."""
+    """The text, or its SHA-256 digest if it is longer than MAX_TEXT."""
     return text if len(text) <= MAX_TEXT else f"sha256 {sha256(text.encode()).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What all bytes of a store have in common; a part of other facts is never served.
+    """Properties that all parts of a store share; a part with other facts is never served.
 
-    model: identity of the weights. numerics: version of the arithmetic. Raises ValueError beyond the bounds above.
+    model: identity of the weights. numerics: the numerics version. Raises ValueError if a value exceeds the bounds
+    above.
     """
 
     model: str
@@ -110,10 +114,11 @@ class Facts:
             raise ValueError(f"a store has 1 to {MAX_GROUPS} groups, each of 1 to {MAX_PART} bytes a block")
 
     def digest(self) -> bytes:
+        """SHA-256 of all facts; peers compare it."""
         return sha256(msgspec.msgpack.encode(self)).digest()
 
     def admits(self, block: Block, group: int) -> bool:
-        """Whether the sizes of a part's name, which may come from outside, are those of this store."""
+        """Whether the name of a part, which may come from another process, has the sizes that this store expects."""
         return (
             0 <= group < len(self.groups)
             and len(block.namespace) <= MAX_NAMESPACE

@@ -1,14 +1,15 @@
-"""KVConnector: what the engine sees of a tier. Every call returns at once; disks and peers wait in threads.
+"""KVConnector: the interface between the engine and a tier. Every call returns at once, unless it is given a timeout;
+disk and peer I/O runs in threads.
 
 The life of a load:
 
-    ask(keys) -> bool       whether all is known that can be; who must be asked is being asked
-    has(keys) -> n          from memory alone, and perhaps too few
+    ask(keys) -> bool       whether `has` is complete for these keys; if not, the peer is being queried
+    has(keys) -> n          from memory alone; may be too low
     start_load -> ticket    queued
-    poll(ticket)            None ... None, then once the bytes or Failed; the ticket is gone
+    poll(ticket)            None ... None, then once the bytes or Failed; this ends the ticket
     cancel(ticket)          at any time before that
 
-A load that fails, for whatever reason, means that the tokens are computed instead.
+If a load fails, for whatever reason, the tokens are computed instead.
 """
 
 from __future__ import annotations
@@ -25,61 +26,64 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why there are no bytes: a reason of record.Unusable."""
+    """The result of a failed load. reason: see record.Unusable."""
 
     reason: str
 
 
 class KVConnector(Protocol):
-    """Safe to call from several threads. name: what kind of tier it is, in one word."""
+    """A tier. Thread-safe. name: the kind of tier, one word."""
 
     name: str
     facts: Facts
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
-        """Whether `has` says of these keys all that can be known. False: someone is being asked, and did not answer
-        within the timeout."""
+        """Whether `has` is complete for these keys. False: a peer is being queried and has not responded within the
+        timeout (seconds)."""
         ...
 
     def has(self, keys: Sequence[bytes], group: int = 0) -> int:
-        """How many of the leading `keys` can be loaded, as far as is known without asking anybody."""
+        """The number of leading `keys` that can be loaded, as far as is known without querying a peer."""
         ...
 
     def read_seconds(self, names: Sequence[Name]) -> float:
-        """How long loading these parts takes, after what is open; 0 where that is not known, or next to nothing."""
+        """Estimated seconds until these parts are loaded, after all open loads; 0 if unknown or negligible."""
         ...
 
     def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
-        """Whether a part of this name would be kept: it is not there yet, and reading it may be expected to pay.
-        pace: bytes a second that computing makes of such blocks, 0 for unknown. depth: blocks before it."""
+        """Whether the tier would keep a part of this name: it does not have it yet, and expects reading it to pay.
+        pace: bytes per second at which computing produces such blocks, 0 for unknown. depth: blocks before it in the
+        sequence."""
         ...
 
     def start_load(self, block: Block, group: int = 0) -> int:
-        """Begins to load one part; returns its ticket, to be polled to its end or cancelled."""
+        """Begins to load one part. Returns a ticket, which the caller polls to the end or cancels."""
         ...
 
     def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
-        """The part's bytes, checked and read-only; Failed; or None: not yet. A thread that may wait gives a timeout."""
+        """The part's bytes, verified and read-only; Failed; or None while loading. Waits at most `timeout` seconds."""
         ...
 
     def cancel(self, ticket: int) -> None:
-        """Forgets a ticket, finished or not."""
+        """Discards a ticket, finished or not."""
         ...
 
     def save(self, block: Block, group: int, payload: Bytes) -> bool:
-        """Hands over one part, which no one may write to from now on; False when it will not be kept."""
+        """Takes over the payload of one part, which must not be written to any more. False: it is not kept."""
         ...
 
     def ending(self) -> None:
-        """The engine computes no more: what is saved from now on takes no one's time."""
+        """Announces that the engine computes no more steps: later saves slow nothing down."""
         ...
 
-    def stats(self) -> TierStats: ...
+    def stats(self) -> TierStats:
+        """Counters and sizes."""
+        ...
 
     def each(self) -> dict[str, TierStats]:
-        """By name, of the tiers that this one consists of."""
+        """The stats of each tier that this one consists of, by name."""
         ...
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ends the threads. What is queued to be saved is written until the timeout; open loads fail."""
+        """Ends the threads. Queued saves are written until the timeout (seconds); open loads fail."""
         ...

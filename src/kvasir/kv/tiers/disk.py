@@ -1,18 +1,18 @@
-"""DiskTier: parts of blocks as files of one bounded folder, found again after a restart.
+"""DiskTier: parts of blocks as files in one folder of bounded size, found again after a restart.
 
-    folder/ab/ab12…ef.0       key and group in hex: a record, whole, or it would not have this name
-    folder/tmp-…              being written, under a lock that dies with its writer
+    folder/ab/ab12…ef.0       the key in hex, the group: a complete record
+    folder/tmp-…              being written, under a lock that ends with its writer's process
 
-A file is written under a temporary name, then renamed: whenever its writer dies there is the whole file or none.
-Not all is written: nothing that is computed faster than it is read, and no more than a share of the time that computing
-takes is spent on writing, or what reading has saved. So a folder in which nothing is found again costs little. Both
-rates are measured: where nothing has been read for a while, one of the parts just written is.
+A file is written under a temporary name, then renamed: a writer that dies leaves a complete file or none. Parts that
+are computed faster than they are read are not written, and the time for writing is limited to a share of the computing
+time plus the time that reading has saved. So a folder without hits costs little. Both rates are measured: if nothing
+has been read for a while, one of the parts just written is read back.
 
-The share is what bounds the writer, not a low priority: a thread that holds the interpreter's lock while it waits for a
-processor holds up the engine.
+The writer is limited by this share and not by a low thread priority: a thread that holds the interpreter lock while it
+waits for a processor blocks the engine.
 
-Several engines may share the folder. None trusts what the others, or a former life of itself, left there: each record
-is compared and its checksum computed on reading, and a file that vanishes is a miss.
+Several engines may share the folder. No engine trusts the files of another one, or of its own previous run: each record
+is compared with the request and its checksum verified on reading, and a file that has vanished is a miss.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from kvasir.kv.tiers.write_budget import WriteBudget
 from kvasir.memory import QUEUE_BYTES
 from kvasir.types import TierStats
 
-Save = tuple[Block, int, memoryview, float]  # with the seconds that the write budget gave for it
+Save = tuple[Block, int, memoryview, float]  # with the seconds taken from the write budget
 
-SCAN_SECONDS = 60.0  # so often the folder is listed anew, for what other engines wrote and removed
-SCAN_SHARE = 16  # and whenever we have written this part of the bound, so that they and we keep it together
-TRY_SECONDS = 5.0  # so long a rate is believed that was measured once, in passing
-PAUSE_SECONDS = 5.0  # without a write after one that failed: a full disk is not asked at every block
+SCAN_SECONDS = 60.0  # interval of listing the folder, to find the changes of other engines
+SCAN_SHARE = 16  # also listed after writing 1/16 of the bound, so that all engines together keep it
+TRY_SECONDS = 5.0  # lifetime of a rate measured by one trial read
+PAUSE_SECONDS = 5.0  # no writes for this long after one failed, so that a full disk is not retried for each block
 FILE_NAME = re.compile(r"([0-9a-f]{64})\.([0-9]|[1-9][0-9])")
 TEMPORARY = "tmp-"
 
 
 class Index:
-    """What the folder holds, as far as we know: name -> bytes, least recently used first. Any thread may call."""
+    """The known content of the folder: name -> bytes, least recently used first. Thread-safe."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -64,37 +64,42 @@ class Index:
         return name in self._sizes
 
     def put(self, name: Name, size: int) -> None:
+        """Adds a file of `size` bytes as the most recently used."""
         with self._lock:
             self.num_bytes += size - self._sizes.pop(name, 0)
             self._sizes[name] = size
 
     def touch(self, name: Name) -> None:
+        """Marks a file as the most recently used; no error if it is unknown."""
         with self._lock, suppress(KeyError):
             self._sizes.move_to_end(name)
 
     def remove(self, name: Name) -> None:
+        """Removes a file; no error if it is unknown."""
         with self._lock:
             self.num_bytes -= self._sizes.pop(name, 0)
 
     def pop_oldest(self) -> Name:
+        """Removes and returns the least recently used file."""
         with self._lock:
             name, size = self._sizes.popitem(last=False)
             self.num_bytes -= size
             return name
 
     def replace(self, files: Sequence[tuple[Name, int]]) -> None:
+        """Replaces the content by (name, bytes) pairs, least recently used first."""
         with self._lock:
             self._sizes = OrderedDict(files)
             self.num_bytes = sum(self._sizes.values())
 
 
 class DiskTier:
-    """A KVConnector over `folder`, which is made with mode 0700 and refused if it is a link or open to others.
+    """A KVConnector over `folder`, created with mode 0700 if missing. Raises ConfigError if the folder is a link or
+    open to other users. Later disk errors are never raised, only counted.
 
-    max_bytes: of all files. queue_bytes: of parts that wait to be written; beyond it they are dropped.
-    load_bytes: of parts being read or read and not yet fetched. share: of the time that computing takes, so much may be
-    spent on writing beside it; None: all that is wished. Raises ConfigError; afterwards no error of the disk is raised,
-    all are counted.
+    max_bytes: bound on all files. queue_bytes: bound on parts waiting to be written; further parts are dropped.
+    load_bytes: bound on parts being read, or read and not yet fetched. share: the fraction of the computing time that
+    may be spent on writing; None: unlimited.
     """
 
     name = "disk"
@@ -116,11 +121,11 @@ class DiskTier:
         self._index = Index()
         self._meter = Meter()
         self._write_budget = WriteBudget(share)
-        self._pace = 0.0  # as it was set last
+        self._pace = 0.0  # the last known one
         self._ending = False
         self._queued: set[Name] = set()
         self._unscanned = 0  # bytes written since the last listing
-        self._resume_at = 0.0  # time.monotonic() from which we write again
+        self._resume_at = 0.0  # time.monotonic() at which writing resumes
         self._scanned = threading.Event()
         self._loads = Loads("kv-disk-load", self._read, load_bytes, self._meter)
         self._saver: Worker[Save] = Worker("kv-disk-save", self._save, queue_bytes, SCAN_SECONDS)
@@ -128,18 +133,23 @@ class DiskTier:
     # -- the protocol --------------------------------------------------------------------------------------
 
     def has(self, keys: Sequence[bytes], group: int = 0) -> int:
+        """The number of leading `keys` with a file in the index."""
         for i, key in enumerate(keys):
             if (key, group) not in self._index:
                 return i
         return len(keys)
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
+        """Always True: the index is local."""
         return True
 
     def read_seconds(self, names: Sequence[Name]) -> float:
+        """Estimated from the measured read rate and the bytes of open loads; see KVConnector.read_seconds."""
         return self._meter.read_seconds(self._loads.num_bytes + sum(self.facts.groups[g].num_bytes for _, g in names))
 
     def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
+        """False if the part is known, if computing it is faster than reading it, or if the write budget is used up;
+        see KVConnector.wants."""
         if self._known((key, group)):
             return False
         if pace > 0:
@@ -157,15 +167,20 @@ class DiskTier:
         return name in self._index or name in self._queued
 
     def start_load(self, block: Block, group: int = 0) -> int:
+        """Queues a read; see KVConnector.start_load."""
         return self._loads.start(block, group, self.facts.groups[group].num_bytes)
 
     def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
+        """See KVConnector.poll."""
         return self._loads.poll(ticket, timeout)
 
     def cancel(self, ticket: int) -> None:
+        """See KVConnector.cancel."""
         self._loads.cancel(ticket)
 
     def save(self, block: Block, group: int, payload: Bytes) -> bool:
+        """Queues a write. False if the part is known, larger than the bound, writing is paused after an error, or the
+        queue is full."""
         payload = memoryview(payload).cast("B")
         assert self.facts.admits(block, group), "a block of another store"
         assert payload.nbytes == self.facts.groups[group].num_bytes, "a part has the size its group declares"
@@ -190,9 +205,11 @@ class DiskTier:
         return "paused" if time.monotonic() < self._resume_at else ""
 
     def ending(self) -> None:
+        """Lifts the write budget for the saves that follow."""
         self._ending = True
 
     def stats(self) -> TierStats:
+        """See KVConnector.stats."""
         return self._meter.stats(
             len(self._loads),
             self._loads.num_bytes,
@@ -202,15 +219,18 @@ class DiskTier:
         )
 
     def each(self) -> dict[str, TierStats]:
+        """See KVConnector.each."""
         return {self.name: self.stats()}
 
     def close(self, timeout: float = 5.0) -> None:
+        """Fails open loads and writes queued parts until the timeout (seconds)."""
         self._loads.close()
         for _ in self._saver.close(timeout):
             self._meter.save("closed")
 
     def wait_scanned(self, timeout: float) -> bool:
-        """Waits until the folder was listed for the first time: before that nothing of a former life is known."""
+        """Waits up to `timeout` seconds for the first listing of the folder, which finds the files of previous runs.
+        Returns whether it is done."""
         return self._scanned.wait(timeout)
 
     # -- reading: the thread of the loads --------------------------------------------------------------------
@@ -220,7 +240,7 @@ class DiskTier:
         return self._folder / key[:2] / f"{key}.{name[1]}"
 
     def _read(self, block: Block, group: int) -> memoryview:
-        """A part that is what was asked. Any other file of its name is removed. Raises Unusable."""
+        """Reads and verifies a part. Removes a file of its name that does not hold it. Raises Unusable."""
         name, begin = (block.key, group), time.perf_counter()
         try:
             payload = self._open_and_read(block, group)
@@ -245,8 +265,8 @@ class DiskTier:
             if not stat.S_ISREG(info.st_mode):
                 raise Unusable("corrupt")
             payload = record.unseal(self.facts, block, group, info.st_size, lambda buffer: _fill(fd, buffer))
-            with suppress(OSError):  # a folder that is read only still serves
-                os.utime(fd)  # the order of use, also for the next life and for other engines
+            with suppress(OSError):  # a read-only folder still serves
+                os.utime(fd)  # keeps the order of use for later runs and other engines
             return payload
 
     def _remove(self, name: Name) -> None:
@@ -279,7 +299,7 @@ class DiskTier:
             self._try_reading(block, group)
 
     def _try_reading(self, block: Block, group: int) -> None:
-        """How long it takes, most likely out of the system's memory. What a real disk takes, loads will tell."""
+        """Measures reading a part back, most likely from the page cache; loads measure the disk itself later."""
         with suppress(OSError, Unusable):
             begin = time.perf_counter()
             payload = self._open_and_read(block, group)
@@ -293,7 +313,7 @@ class DiskTier:
         with _temporary(self._folder) as (fd, temporary):
             _drain(fd, memoryview(head))
             _drain(fd, payload)
-            # Not fsync: a process that dies leaves whole files, and what a power cut tears fails its checksum.
+            # No fsync: a process that dies leaves complete files, and a file torn by a power cut fails its checksum.
             os.rename(temporary, path)
         self._index.put(name, size)
         self._unscanned += size
@@ -305,7 +325,7 @@ class DiskTier:
             self._meter.evict()
 
     def _scan(self) -> None:
-        """Builds the index from names, sizes and times of use; contents are read when they are asked for."""
+        """Rebuilds the index from file names, sizes and modification times; contents are checked on reading."""
         self._unscanned = 0
         try:
             files = sorted(self._files())
@@ -328,7 +348,7 @@ def _parts(folder: os.DirEntry) -> Iterator[tuple[int, Name, int]]:
         match = FILE_NAME.fullmatch(entry.name)
         if not match or not entry.name.startswith(folder.name):
             continue
-        with suppress(FileNotFoundError):  # another engine removed it since
+        with suppress(FileNotFoundError):  # another engine removed it meanwhile
             info = entry.stat(follow_symlinks=False)
             if stat.S_ISREG(info.st_mode):
                 yield info.st_mtime_ns, (bytes.fromhex(match[1]), int(match[2])), info.st_size
@@ -341,13 +361,13 @@ def _listed(folder: Path | str) -> list[os.DirEntry]:
 
 @contextmanager
 def _temporary(folder: Path) -> Iterator[tuple[int, Path]]:
-    """A new file under its writer's lock, removed when the block raises."""
+    """A new file locked by its writer, removed if the `with` block raises."""
     while True:
         path = folder / (TEMPORARY + secrets.token_hex(8))
         with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
             fcntl.flock(fd, fcntl.LOCK_EX)
             if os.fstat(fd).st_nlink == 0:
-                continue  # before it was locked another engine took it for a dead one's
+                continue  # before it was locked, another engine removed it as abandoned
             try:
                 yield fd, path
             except BaseException:
@@ -357,7 +377,7 @@ def _temporary(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _remove_abandoned(path: str) -> None:
-    """Removes a temporary file whose writer is dead: a living one holds its lock."""
+    """Removes a temporary file unless its writer is alive and holds the lock."""
     with suppress(OSError), _opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.unlink(path)
@@ -365,7 +385,7 @@ def _remove_abandoned(path: str) -> None:
 
 @contextmanager
 def _opened(path: Path | str, flags: int) -> Iterator[int]:
-    """A file descriptor of `path` itself, never of what it links to; new files have mode 0600."""
+    """A file descriptor of `path`, without following a symbolic link; new files have mode 0600."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         yield fd
@@ -374,7 +394,7 @@ def _opened(path: Path | str, flags: int) -> Iterator[int]:
 
 
 def _fill(fd: int, buffer: memoryview) -> None:
-    """Reads all of `buffer`. Raises Unusable when the file has become shorter."""
+    """Fills `buffer` from the file. Raises Unusable if the file ends early."""
     while buffer:
         n = os.readv(fd, [buffer])
         if n == 0:

@@ -1,4 +1,4 @@
-"""A folder of this user alone: what lies in it was written by us, what is put into it is read by no one else."""
+"""Private folders: only this user can write or read their files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvasir.errors import ConfigError
 
 
 def check_private(path: Path) -> None:
-    """Raises ConfigError unless `path` is a folder, no link to one, of this user and closed to others."""
+    """Raises ConfigError unless `path` is a folder (not a link), owned by this user and closed to other users."""
     try:
         info = os.lstat(path)
     except OSError as e:
@@ -24,7 +24,8 @@ def check_private(path: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Makes the folder with mode 0700 where it is missing, and checks it. Raises ConfigError."""
+    """Creates the folder with mode 0700 if missing, and checks it. Raises ConfigError as `check_private`, or if it
+    cannot be created."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)

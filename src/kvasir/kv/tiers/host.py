@@ -1,10 +1,10 @@
-"""HostTier: parts of blocks in the host's memory, for a device whose pool is memory of its own.
+"""HostTier: parts of blocks in host memory, for a device with a pool in its own memory.
 
-A part keeps no checksum: its bytes have never left this process, whose memory is believed elsewhere too, and a sum over
-them takes longer than the copy. Its whole name is compared: a tree of other ids finds nothing.
+Parts have no checksum: their bytes never leave this process, and a checksum takes longer than the copy. The whole name
+of a part is compared: a block with other ids is a miss.
 
-What does not fit any more falls to the tier below, the longest unused first; at the end of the engine all does, as far
-as that has time. What is saved at the end goes there directly.
+Parts that no longer fit are passed to the tier below, the least recently used first. When the engine ends, all parts
+are passed on, as far as time allows, and parts saved after `ending` go to the tier below directly.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
 from kvasir.kv.tiers.transfers import Meter
 from kvasir.types import TierStats
 
-FALL_BYTES = 64 << 20  # that may wait below when the engine ends
-FALL_WAIT = 0.005  # seconds between two looks at it
+FALL_BYTES = 64 << 20  # that may wait in the queue of the tier below while the engine ends
+FALL_WAIT = 0.005  # seconds between two checks of it
 
 
 class HostTier:
-    """A KVConnector over `max_bytes` of memory. Loads are there at once: what they take is the copy into the pool.
+    """A KVConnector over `max_bytes` of memory. Loads complete at once; their only cost is the copy into the pool.
 
-    below: where parts fall; someone else closes it, later.
+    below: the tier that evicted parts are passed to; its owner closes it later.
     """
 
     name = "host"
@@ -38,29 +38,34 @@ class HostTier:
         self._below = below
         self._meter = Meter()
         self._lock = threading.Lock()
-        self._parts: OrderedDict[Name, tuple[Block, memoryview]] = OrderedDict()  # the longest unused first
+        self._parts: OrderedDict[Name, tuple[Block, memoryview]] = OrderedDict()  # least recently used first
         self._num_bytes = 0
         self._tickets = itertools.count(1)
         self._open: dict[int, memoryview | Failed] = {}
-        self._pace = 0.0  # as it was set last
+        self._pace = 0.0  # the last known one
         self._ending = False
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
+        """Always True: all parts are in this process."""
         return True
 
     def has(self, keys: Sequence[bytes], group: int = 0) -> int:
+        """The number of leading `keys` in memory."""
         return next((i for i, key in enumerate(keys) if (key, group) not in self._parts), len(keys))
 
     def read_seconds(self, names: Sequence[Name]) -> float:
+        """Always 0.0: negligible."""
         return 0.0
 
     def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
+        """True for a part that is not in memory; after `ending` the tier below decides."""
         self._pace = pace or self._pace
         if (key, group) in self._parts:
             return False
         return self._below.wants(key, group, pace, depth) if self._ending and self._below else True
 
     def start_load(self, block: Block, group: int = 0) -> int:
+        """Finds the part at once, or fails as missing or foreign; see KVConnector.start_load."""
         name = (block.key, group)
         with self._lock:
             found = self._parts.get(name)
@@ -76,6 +81,7 @@ class HostTier:
             return ticket
 
     def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
+        """The result of `start_load`; never None."""
         with self._lock:
             result = self._open.pop(ticket)
         if not isinstance(result, Failed):
@@ -83,10 +89,13 @@ class HostTier:
         return result
 
     def cancel(self, ticket: int) -> None:
+        """See KVConnector.cancel."""
         with self._lock:
             self._open.pop(ticket, None)
 
     def save(self, block: Block, group: int, payload: Bytes) -> bool:
+        """Stores a part and evicts others if needed. False if it is known or larger than the bound. After `ending` the
+        part is saved to the tier below."""
         payload = memoryview(payload).cast("B").toreadonly()
         assert self.facts.admits(block, group), "a block of another store"
         assert payload.nbytes == self.facts.groups[group].num_bytes, "a part has the size its group declares"
@@ -111,26 +120,29 @@ class HostTier:
         return "large" if num_bytes > self._max_bytes else ""
 
     def _fall(self, name: Name) -> None:
-        """One part leaves; the tier below takes it if it likes."""
+        """Evicts one part, and saves it to the tier below if that wants it."""
         block, payload = self._parts.pop(name)
         self._num_bytes -= payload.nbytes
         if self._below and self._below.wants(block.key, name[1], self._pace):
             self._below.save(block, name[1], payload)
 
     def ending(self) -> None:
+        """Directs later saves to the tier below."""
         self._ending = True
 
     def stats(self) -> TierStats:
+        """See KVConnector.stats."""
         with self._lock:
             open_bytes = sum(r.nbytes for r in self._open.values() if not isinstance(r, Failed))
             kept = {"num_parts": len(self._parts), "num_bytes": self._num_bytes}
             return self._meter.stats(len(self._open), open_bytes, **kept)
 
     def each(self) -> dict[str, TierStats]:
+        """See KVConnector.each."""
         return {self.name: self.stats()}
 
     def close(self, timeout: float = 5.0) -> None:
-        """All falls, what was used last first."""
+        """Passes all parts to the tier below, the most recently used first, until the timeout (seconds)."""
         deadline = time.monotonic() + timeout
         while self._below and self._parts and time.monotonic() < deadline:
             if self._below.stats().queued_bytes > FALL_BYTES:

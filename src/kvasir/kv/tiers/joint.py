@@ -1,4 +1,4 @@
-"""JointTier: an engine's own tiers and what others offer, as one."""
+"""JointTier: an engine's own tiers and those of its peers, combined into one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from kvasir.types import TierStats
 
 
 class JointTier:
-    """A KVConnector over `tiers` of equal facts, which it owns: a part is saved to the first and loaded from the first
-    that has it. They end in this order. server: offers one of them to other engines; it ends before they do."""
+    """A KVConnector over `tiers` with equal facts, which it owns. A part is saved to the first tier and loaded from the
+    first tier that has it. Tiers are closed in this order. server: offers one of the tiers to other engines; it is
+    closed before them."""
 
     name = "joint"
 
@@ -24,6 +25,7 @@ class JointTier:
         self._server = server
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
+        """Asks each tier for the keys that no earlier tier has."""
         deadline = time.monotonic() + timeout
         settled = True
         for tier in self._tiers:
@@ -32,51 +34,59 @@ class JointTier:
         return settled
 
     def has(self, keys: Sequence[bytes], group: int = 0) -> int:
+        """The number of leading `keys` that at least one tier has."""
         for i, key in enumerate(keys):
             if not any(tier.has((key,), group) for tier in self._tiers):
                 return i
         return len(keys)
 
     def read_seconds(self, names: Sequence[Name]) -> float:
+        """The sum over the tiers that the parts are loaded from."""
         whose: dict[int, list[Name]] = {}
         for name in names:
             whose.setdefault(self._first(*name), []).append(name)
         return sum(self._tiers[at].read_seconds(own) for at, own in whose.items())
 
     def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
+        """Whether the first tier wants the part."""
         return self._tiers[0].wants(key, group, pace, depth)
 
     def start_load(self, block: Block, group: int = 0) -> int:
+        """Begins a load from the first tier that has the part."""
         at = self._first(block.key, group)
         return self._tiers[at].start_load(block, group) * len(self._tiers) + at
 
     def _first(self, key: bytes, group: int) -> int:
-        """The first tier that has a part; the last when none has."""
+        """The index of the first tier that has a part; the last one if none has it."""
         last = len(self._tiers) - 1
         return next((i for i, tier in enumerate(self._tiers) if tier.has((key,), group)), last)
 
     def _at(self, ticket: int) -> tuple[KVConnector, int]:
-        """A ticket says whose it is."""
+        """The tier of a ticket, and the ticket's number there."""
         number, at = divmod(ticket, len(self._tiers))
         return self._tiers[at], number
 
     def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
+        """See KVConnector.poll."""
         tier, number = self._at(ticket)
         return tier.poll(number, timeout)
 
     def cancel(self, ticket: int) -> None:
+        """See KVConnector.cancel."""
         tier, number = self._at(ticket)
         tier.cancel(number)
 
     def save(self, block: Block, group: int, payload: Bytes) -> bool:
+        """Saves to the first tier."""
         return self._tiers[0].save(block, group, payload)
 
     def ending(self) -> None:
+        """Passes the announcement on to all tiers."""
         for tier in self._tiers:
             tier.ending()
 
     def stats(self) -> TierStats:
-        """Sums; the rate is the slowest of those known."""
+        """Sums over the tiers; the rate is the lowest known one."""
         stats = [tier.stats() for tier in self._tiers]
         return TierStats(
             loads=dict(sum((Counter(s.loads) for s in stats), Counter())),
@@ -93,9 +103,11 @@ class JointTier:
         )
 
     def each(self) -> dict[str, TierStats]:
+        """The stats of all tiers, by name."""
         return {name: stats for tier in self._tiers for name, stats in tier.each().items()}
 
     def close(self, timeout: float = 5.0) -> None:
+        """Closes the server, then the tiers in order, all within the timeout (seconds)."""
         deadline = time.monotonic() + timeout
         if self._server:
             self._server.close()

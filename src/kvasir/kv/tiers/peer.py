@@ -1,8 +1,8 @@
-"""Blocks of another engine of this host, over a Unix socket: PeerServer gives what its tier has, PeerTier asks.
+"""Blocks of another engine on this host, over a Unix socket: PeerServer serves the parts of its tier, PeerTier is the
+client.
 
-A peer is read from only; what an engine computes is kept in its own tier. A peer that is dead, slow, of another model
-or out of its mind is a miss: every exchange ends by a deadline, and after one that failed the peer is left alone for a
-while.
+Peers are only read from; an engine saves to its own tier. A peer that is dead, slow, of another model or sends invalid
+frames is a miss: every exchange has a deadline, and after a failed one the peer is not contacted for a while.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ log = logging.getLogger("kvasir.kv")
 T = TypeVar("T")
 
 EXCHANGE_SECONDS = 5.0
-LOAD_SECONDS = 4.0  # of them for the server's own tier
+LOAD_SECONDS = 4.0  # part of EXCHANGE_SECONDS, for the load from the server's own tier
 IDLE_SECONDS = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 MAX_CONNECTIONS = 32
-MAX_PATH = 100  # bytes: what every system takes as the name of a socket
+MAX_PATH = 100  # bytes; every system accepts socket names of this length
 
-KNOWN_SECONDS = 10.0  # an answer of a peer is believed so long
-UNKNOWN_SECONDS = 2.0
+KNOWN_SECONDS = 10.0  # lifetime of a peer's answer that it has a part
+UNKNOWN_SECONDS = 2.0  # lifetime of an answer that it has not
 MAX_ANSWERS = 1 << 16
 
 
 class Link:
-    """One connection to a server, made when it is needed. Used by one thread."""
+    """One connection to a server, opened on demand. Only one thread uses it."""
 
     def __init__(self, path: Path, facts: Facts):
         self._path = path
@@ -58,7 +58,8 @@ class Link:
         self._closed = False
 
     def exchange(self, kind: int, body: bytes, answer: Callable[[Wire], T]) -> T:
-        """Sends a frame and reads the answer to it. Raises Unusable("peer") at once or within EXCHANGE_SECONDS."""
+        """Sends a frame and reads the response with `answer`. Raises Unusable("peer") at once or within
+        EXCHANGE_SECONDS; passes on Unusable from `answer`."""
         if self._closed or time.monotonic() < self._retry_at:
             raise Unusable("peer")
         try:
@@ -98,14 +99,14 @@ class Link:
             self._wire = None
 
     def shut(self) -> None:
-        """From another thread: an exchange that runs fails at once, and so does every later one."""
+        """Makes the running exchange and all later ones fail at once. For other threads."""
         self._closed = True
         link = self._wire
         if link:
             link.shut()
 
     def close(self) -> None:
-        """When no thread uses it any more."""
+        """Closes the connection. No thread may use the link any more."""
         self._closed = True
         self._drop()
 
@@ -113,8 +114,8 @@ class Link:
 class PeerTier:
     """A KVConnector over the socket of a PeerServer.
 
-    `has` answers from what the peer said when it was asked; an answer is believed for some seconds.
-    load_bytes: of parts on the way or not yet fetched.
+    `has` uses cached answers of the peer, which expire after some seconds.
+    load_bytes: bound on parts being loaded or not yet fetched. Raises ConfigError for an unusable path (`check_path`).
     """
 
     name = "peer"
@@ -124,14 +125,15 @@ class PeerTier:
         self.facts = facts
         self._meter = Meter()
         self._changed = threading.Condition()
-        self._answers: OrderedDict[Name, tuple[bool, float]] = OrderedDict()  # is it there, believed until when
-        self._asked: set[Name] = set()  # on their way
+        self._answers: OrderedDict[Name, tuple[bool, float]] = OrderedDict()  # (has it, valid until)
+        self._asked: set[Name] = set()  # queries in flight
         self._questions = Link(path, facts)
         self._records = Link(path, facts)
         self._asker: Worker[list[Name]] = Worker("kv-peer-ask", self._ask, 4 * wire.MAX_KEYS)
         self._loads = Loads("kv-peer-load", self._read, load_bytes, self._meter)
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
+        """Queries the peer for keys without a valid answer, at most wire.MAX_KEYS per call; see KVConnector.ask."""
         with self._changed:
             now = time.monotonic()
             names = ((key, group) for key in keys[: wire.MAX_KEYS])
@@ -144,7 +146,7 @@ class PeerTier:
             return self._asked.isdisjoint(old)
 
     def has(self, keys: Sequence[bytes], group: int = 0) -> int:
-        """An answer that has grown old is believed until the next one: to load in vain costs little."""
+        """Counts an expired answer until the next one arrives: a load in vain costs little."""
         for i, key in enumerate(keys):
             there, _ = self._answers.get((key, group), (False, 0.0))
             if not there:
@@ -152,13 +154,15 @@ class PeerTier:
         return len(keys)
 
     def read_seconds(self, names: Sequence[Name]) -> float:
+        """Estimated from the measured read rate and the bytes of open loads; see KVConnector.read_seconds."""
         return self._meter.read_seconds(self._loads.num_bytes + sum(self.facts.groups[g].num_bytes for _, g in names))
 
     def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
+        """Always False: peers are only read from."""
         return False
 
     def _ask(self, names: list[Name] | None) -> None:
-        """Asks the peer for parts of one group. A peer that does not answer has nothing."""
+        """Asks the peer which of some parts of one group it has. No response counts as having none."""
         if names is None:
             return
 
@@ -191,6 +195,7 @@ class PeerTier:
             self._answers.clear()
 
     def start_load(self, block: Block, group: int = 0) -> int:
+        """Queues a load from the peer; see KVConnector.start_load."""
         return self._loads.start(block, group, self.facts.groups[group].num_bytes)
 
     def _read(self, block: Block, group: int) -> memoryview:
@@ -209,25 +214,31 @@ class PeerTier:
         return payload
 
     def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
+        """See KVConnector.poll."""
         return self._loads.poll(ticket, timeout)
 
     def cancel(self, ticket: int) -> None:
+        """See KVConnector.cancel."""
         self._loads.cancel(ticket)
 
     def save(self, block: Block, group: int, payload: Bytes) -> bool:
-        """Never: a peer keeps what it computed itself."""
+        """Always False: a peer keeps only parts that it computed itself."""
         return False
 
     def ending(self) -> None:
+        """Does nothing."""
         pass
 
     def stats(self) -> TierStats:
+        """See KVConnector.stats."""
         return self._meter.stats(len(self._loads), self._loads.num_bytes)
 
     def each(self) -> dict[str, TierStats]:
+        """See KVConnector.each."""
         return {self.name: self.stats()}
 
     def close(self, timeout: float = 5.0) -> None:
+        """Ends the threads and closes the connections. The timeout is ignored: nothing is saved."""
         for link in (self._questions, self._records):
             link.shut()
         self._loads.close()
@@ -239,7 +250,7 @@ class PeerTier:
 class PeerServer:
     """Serves the parts of `tier` to processes of this user, on a socket of mode 0600 in a folder of mode 0700.
 
-    Raises ConfigError."""
+    Raises ConfigError if the path is unusable or another engine serves it."""
 
     def __init__(self, path: Path, tier: KVConnector):
         self._path = path
@@ -256,7 +267,7 @@ class PeerServer:
     def _accept(self) -> None:
         self._listener.settimeout(0.2)
         while not self._closing.is_set():
-            with suppress(OSError):  # no one came, or no descriptor was left for him
+            with suppress(OSError):  # timeout, or out of file descriptors
                 sock, _ = self._listener.accept()
                 self._admit(Wire(sock))
 
@@ -322,7 +333,7 @@ class PeerServer:
         return None if isinstance(result, Failed) else result
 
     def close(self) -> None:
-        """Ends all connections. The tier stays open: it is the engine's."""
+        """Closes all connections. The tier stays open: the engine owns it."""
         self._closing.set()
         self._acceptor.join()
         self._listener.close()
@@ -336,7 +347,7 @@ class PeerServer:
 
 
 def check_path(path: Path) -> None:
-    """Raises ConfigError for what cannot be a socket's name, and for a folder that others may enter."""
+    """Raises ConfigError if the path is too long for a socket, or its folder is not private."""
     if len(os.fsencode(path)) > MAX_PATH:
         raise ConfigError(f"{path} is too long for a socket's name", f"at most {MAX_PATH} bytes")
     if path.parent.exists():
@@ -349,7 +360,7 @@ def _listen(path: Path) -> socket.socket:
     _remove_dead(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(os.fspath(path))  # no one else can enter the folder while the mode is not yet set
+        listener.bind(os.fspath(path))  # the private folder protects it until the mode is set
         os.chmod(path, 0o600)
         listener.listen()
     except OSError as e:
@@ -359,7 +370,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _remove_dead(path: Path) -> None:
-    """Removes the socket of a server that is gone. Raises ConfigError for one that lives and for anything else."""
+    """Removes the socket of a dead server. Raises ConfigError if a server is alive or the file is not a socket."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""A part as bytes: the same in a file and in a message.
+"""The record of a part as bytes, the same in a file and in a message.
 
-    prefix   magic, format, bytes of header and payload, SHA-256 of all the rest
-    header   msgpack of everything that must be equal: namespace, parent, ids, group, the store's facts
+    prefix   magic, format, bytes of header and payload, SHA-256 of everything else
+    header   msgpack of everything that must match: namespace, parent, ids, group, the store's facts
     payload  the group's bytes
 
-A reader knows what the header must be and how long the payload is. So nothing that a record says about itself is
-believed: it is compared, and no size out of a record is ever allocated beyond what was expected.
+A reader knows the expected header and payload length. So it compares what a record says about itself instead of
+trusting it, and never allocates more than the expected size because of a record.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ MAGIC = b"kvasirkv"
 FORMAT = 1
 PREFIX = struct.Struct("<8sIIQ32s")
 DIGEST_AT = PREFIX.size - 32
-# Four bytes a character of UTF-8; 256 for the key, the numbers and msgpack's own bytes.
+# Up to four bytes per character in UTF-8; 256 for the key, the numbers and msgpack's overhead.
 MAX_HEADER = MAX_NAMESPACE + MAX_BLOCK_SIZE * ID_BYTES + 3 * MAX_TEXT * 4 + 256
 
 
 class Unusable(Exception):
-    """A part that cannot be had. `reason` is counted and is one word:
+    """A part cannot be loaded. `reason`, one word, is counted:
 
-    missing, truncated, corrupt, stale (another format or numerics version), foreign (another model, layout, namespace
-    or block than its name says), io, peer (it does not answer), busy, closed, error.
+    missing, truncated, corrupt, stale (other format or numerics version), foreign (other model, layout, namespace or
+    block than its name says), io, peer (no response), busy, closed, error.
     """
 
     def __init__(self, reason: str):
@@ -39,6 +39,8 @@ class Unusable(Exception):
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """The fields of a record's header, in their order."""
+
     namespace: bytes
     parent: bytes
     ids: bytes
@@ -59,7 +61,7 @@ def _header(facts: Facts, block: Block, group: int) -> bytes:
 
 
 def _digest(head: bytes | bytearray, header: bytes | bytearray, payload: memoryview) -> bytes:
-    """Over the prefix up to the digest, the header and the payload."""
+    """SHA-256 of the prefix up to the digest, the header and the payload."""
     total = sha256(head[:DIGEST_AT])
     total.update(header)
     total.update(payload)
@@ -72,16 +74,17 @@ def max_size(facts: Facts, group: int) -> int:
 
 
 def seal(facts: Facts, block: Block, group: int, payload: memoryview) -> bytes:
-    """Prefix and header of the record that ends with `payload` (contiguous bytes)."""
+    """Prefix and header of the record of `payload` (contiguous bytes), which follows them."""
     header = _header(facts, block, group)
     bare = PREFIX.pack(MAGIC, FORMAT, len(header), payload.nbytes, b"")[:DIGEST_AT]
     return bare + _digest(bare, header, payload) + header
 
 
 def unseal(facts: Facts, block: Block, group: int, size: int, fill: Callable[[memoryview], None]) -> memoryview:
-    """The payload of a record of `size` bytes, if it is the one that was asked.
+    """Reads and verifies a record of `size` bytes. Returns its payload, read-only.
 
-    `fill(buffer)` reads the next bytes, all of them, or raises. Raises Unusable.
+    `fill(buffer)` fills the whole buffer with the next bytes, or raises. Raises Unusable if the record is not that of
+    this block and group.
     """
     if size < PREFIX.size:
         raise Unusable("truncated")
@@ -112,7 +115,7 @@ def _read(num_bytes: int, fill: Callable[[memoryview], None]) -> bytearray:
 
 
 def _difference(header: bytes | bytearray, facts: Facts) -> str:
-    """Why a header that is not the expected one is of no use."""
+    """The reason of Unusable for a header that differs from the expected one."""
     try:
         found = msgspec.msgpack.decode(header, type=Header)
     except (msgspec.DecodeError, ValueError):

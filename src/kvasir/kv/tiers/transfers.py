@@ -1,4 +1,4 @@
-"""The threads of a connector: a worker over a bounded queue, loads by ticket, and what both have counted."""
+"""The threads of a tier: a worker with a bounded queue, loads by ticket, and the counters of both."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ log = logging.getLogger("kvasir.kv")
 
 Job = TypeVar("Job")
 
-RATE_DECAY = 0.9  # per load: about the last ten count
-RATE_SECONDS = 60.0  # a rate that was not measured for so long is unknown, so that a slow tier is tried again
+RATE_DECAY = 0.9  # per load: averages about the last ten
+RATE_SECONDS = 60.0  # lifetime of a measured rate; afterwards it is unknown, so that a slow tier is tried again
 
 
 class Meter:
-    """Counts of loads and saves by outcome, and the rate of reading. Any thread may write."""
+    """Counts of loads and saves by outcome, and the read rate. Thread-safe."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -35,43 +35,48 @@ class Meter:
         self._known_until = 0.0
 
     def load(self, outcome: str) -> None:
+        """Counts a load that failed."""
         with self._lock:
             self.loads[outcome] += 1
 
     def save(self, outcome: str, num_bytes: int = 0) -> None:
+        """Counts a save, written or not."""
         with self._lock:
             self.saves[outcome] += 1
             self.bytes_saved += num_bytes
 
     def evict(self) -> None:
+        """Counts an evicted part."""
         with self._lock:
             self.evicted += 1
 
     def loaded(self, num_bytes: int, seconds: float) -> None:
+        """Counts a successful load and its time."""
         with self._lock:
             self.loads["loaded"] += 1
             self.bytes_loaded += num_bytes
         self.read(num_bytes, seconds)
 
     def read(self, num_bytes: int, seconds: float, believed: float = RATE_SECONDS) -> None:
-        """Reading so many bytes took so long. believed: seconds."""
+        """Updates the read rate: reading `num_bytes` took `seconds`. believed: lifetime of the rate in seconds."""
         with self._lock:
             self._rate_bytes = self._rate_bytes * RATE_DECAY + num_bytes
             self._rate_seconds = self._rate_seconds * RATE_DECAY + seconds
             self._known_until = time.monotonic() + believed
 
     def read_rate(self) -> float:
-        """Bytes a second, 0 when not known."""
+        """Bytes per second, 0 if unknown."""
         with self._lock:
             old = time.monotonic() > self._known_until
             return 0.0 if old or not self._rate_seconds else self._rate_bytes / self._rate_seconds
 
     def read_seconds(self, num_bytes: int) -> float:
-        """0 when it is not known."""
+        """Estimated seconds to read `num_bytes`, 0 if unknown."""
         rate = self.read_rate()
         return num_bytes / rate if rate else 0.0
 
     def stats(self, open_loads: int, open_bytes: int, **state: int) -> TierStats:
+        """All counters as TierStats. open_loads, open_bytes: of tickets in use. state: the remaining fields."""
         rate = self.read_rate()
         with self._lock:
             return TierStats(
@@ -88,9 +93,9 @@ class Meter:
 
 
 class Worker(Generic[Job]):
-    """One thread that runs jobs in order. The queue is bounded in the jobs' cost; `put` never waits.
+    """One thread that runs jobs in order. The queue is bounded by the total cost of its jobs; `put` never waits.
 
-    `run(None)` is called at the start and whenever `interval` seconds have passed without a job.
+    `run(None)` is called at the start and whenever `interval` seconds pass without a job.
     """
 
     def __init__(self, name: str, run: Callable[[Job | None], None], max_cost: int, interval: float | None = None):
@@ -100,12 +105,12 @@ class Worker(Generic[Job]):
         self._queue: deque[tuple[Job, int]] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self.cost = 0  # of what is queued or running
+        self.cost = 0  # of queued and running jobs
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
     def put(self, job: Job, cost: int) -> bool:
-        """False when the queue is full or closed. A job dearer than the bound is taken when nothing else is there."""
+        """Queues a job. False if the queue is full or closed; an empty queue accepts a job of any cost."""
         with self._changed:
             if self._closing or (self.cost and self.cost + cost > self._max_cost):
                 return False
@@ -123,7 +128,7 @@ class Worker(Generic[Job]):
                     return
                 job, cost = self._queue.popleft() if self._queue else (None, 0)
             self._guarded(job)
-            del job  # not kept alive by a thread that waits for the next
+            del job  # do not keep it alive while waiting for the next one
             with self._changed:
                 self.cost -= cost
 
@@ -134,7 +139,7 @@ class Worker(Generic[Job]):
             log.exception("a transfer failed; the thread continues")
 
     def close(self, timeout: float) -> list[Job]:
-        """Runs what is queued until the timeout; returns the jobs that were dropped then."""
+        """Runs queued jobs until the timeout (seconds). Returns the jobs dropped after that."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -158,9 +163,9 @@ class _Load:
 
 
 class Loads:
-    """Loads by ticket, one after the other. At most `max_bytes` are asked for or lie unfetched at a time.
+    """Runs loads by ticket, one at a time. At most `max_bytes` are being loaded or waiting to be fetched.
 
-    `read(block, group)` gives a part's bytes or raises Unusable.
+    `read(block, group)` returns the bytes of a part or raises Unusable.
     """
 
     def __init__(self, name: str, read: Callable[[Block, int], memoryview], max_bytes: int, meter: Meter):
@@ -171,13 +176,14 @@ class Loads:
         self._open: dict[int, _Load] = {}
         self._done = threading.Condition()
         self.num_bytes = 0  # of open tickets
-        # A cancelled load stays queued until its turn, when it costs nothing: the bound is `num_bytes`.
+        # The bound is `num_bytes`, not the queue's cost: a cancelled load stays queued until its turn, at no cost.
         self._worker: Worker[_Load] = Worker(name, self._run, max_cost=1 << 62)
 
     def __len__(self) -> int:
         return len(self._open)
 
     def start(self, block: Block, group: int, num_bytes: int) -> int:
+        """Queues a load of `num_bytes`. Returns its ticket; the load fails at once if the bound is reached."""
         load = _Load(block, group, num_bytes)
         with self._done:
             ticket = next(self._tickets)
@@ -189,6 +195,7 @@ class Loads:
         return ticket
 
     def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
+        """See KVConnector.poll."""
         with self._done:
             load = self._open[ticket]
             if timeout > 0:
@@ -198,6 +205,7 @@ class Loads:
             return load.result
 
     def cancel(self, ticket: int) -> None:
+        """See KVConnector.cancel."""
         with self._done:
             if ticket in self._open:
                 self._forget(ticket)
@@ -231,6 +239,6 @@ class Loads:
             self._done.notify_all()
 
     def close(self) -> None:
-        """Loads that have not begun fail."""
+        """Ends the thread. Loads that have not begun fail."""
         for load in self._worker.close(0.0):
             self._finish(load, self._failed("closed"))

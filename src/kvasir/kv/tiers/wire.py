@@ -1,8 +1,9 @@
-"""Frames between PeerTier and PeerServer: kind (1 byte), length (8 bytes), body. A receiver says before what it takes.
+"""Frames between PeerTier and PeerServer: kind (1 byte), length (8 bytes), body. A receiver states beforehand which
+kinds and lengths it accepts.
 
-engine that asks           engine that answers
+client                     server
 HELLO facts' digest   ->   WELCOME, or FOREIGN and the end
-HAS   group, keys     ->   HELD    for each key a byte: 1 if it is there, else 0
+HAS   group, keys     ->   HELD    for each key a byte: 1 if the server has the part, else 0
 LOAD  a part's name   ->   RECORD  as in a file, or MISS
 """
 
@@ -24,16 +25,18 @@ HELLO, WELCOME, FOREIGN, HAS, HELD, LOAD, RECORD, MISS = range(1, 9)
 FRAME = struct.Struct("<BQ")
 NUMBER = struct.Struct("<I")
 CREDENTIALS = struct.Struct("3i")  # ucred: pid, uid, gid
-MAX_KEYS = 4096  # of one question
+MAX_KEYS = 4096  # per HAS frame
 HAS_BYTES = NUMBER.size + MAX_KEYS * KEY_BYTES
 LOAD_BYTES = MAX_NAMESPACE + MAX_BLOCK_SIZE * 4 + KEY_BYTES + 64
 
 
 class WireError(Exception):
-    """The other side said what it must not say, or went away. The connection is of no use any more."""
+    """The other side sent an invalid frame or closed the connection, which is unusable from then on."""
 
 
 class Want(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """The body of a LOAD frame (msgpack): the name of a part."""
+
     namespace: bytes
     parent: bytes
     ids: bytes
@@ -41,13 +44,14 @@ class Want(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 
 
 class Wire:
-    """One connected stream socket. Whatever is begun must end before `deadline` (time.monotonic()): OSError if not."""
+    """One connected stream socket. Sends and receives raise OSError after `deadline` (time.monotonic())."""
 
     def __init__(self, sock: socket.socket):
         self.sock = sock
         self.deadline = 0.0
 
     def begin(self, seconds: float) -> None:
+        """Sets the deadline to `seconds` from the call."""
         self.deadline = time.monotonic() + seconds
 
     def _limit(self) -> None:
@@ -57,13 +61,14 @@ class Wire:
         self.sock.settimeout(left)
 
     def send(self, kind: int, *parts: bytes | memoryview) -> None:
+        """Sends one frame whose body is the concatenation of `parts`."""
         head = FRAME.pack(kind, sum(len(part) for part in parts))
         for part in (head, *parts):
             self._limit()
             self.sock.sendall(part)
 
     def fill(self, buffer: memoryview) -> None:
-        """Receives all of `buffer`."""
+        """Receives exactly as many bytes as `buffer` holds. Raises WireError if the connection ends before."""
         while buffer:
             self._limit()
             n = self.sock.recv_into(buffer)
@@ -72,7 +77,7 @@ class Wire:
             buffer = buffer[n:]
 
     def head(self, most: Mapping[int, int]) -> tuple[int, int]:
-        """Kind and length of the next frame. Raises WireError unless it is a kind of `most`, and no longer."""
+        """Kind and body length of the next frame. most: kind -> greatest length; raises WireError for other frames."""
         head = bytearray(FRAME.size)
         self.fill(memoryview(head))
         kind, length = FRAME.unpack(head)
@@ -81,21 +86,23 @@ class Wire:
         return kind, length
 
     def body(self, length: int) -> bytearray:
+        """Receives the body of a frame."""
         buffer = bytearray(length)
         self.fill(memoryview(buffer))
         return buffer
 
     def shut(self) -> None:
-        """From another thread: what waits on the socket fails."""
+        """Makes calls that wait on the socket fail. For other threads."""
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Closes the socket."""
         self.sock.close()
 
 
 def of_this_user(sock: socket.socket) -> bool:
-    """Whether the other end of a connected socket is a process of our user; True where the system does not tell."""
+    """Whether the other end of a connected socket is a process of this user; True if the system cannot report it."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     _, uid, _ = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
@@ -103,10 +110,12 @@ def of_this_user(sock: socket.socket) -> bool:
 
 
 def pack_has(keys: list[bytes], group: int) -> bytes:
+    """The body of a HAS frame."""
     return NUMBER.pack(group) + b"".join(keys)
 
 
 def unpack_has(body: bytes | bytearray) -> tuple[list[bytes], int]:
+    """(keys, group) of a HAS frame. Raises WireError for an invalid length."""
     if len(body) < NUMBER.size or (len(body) - NUMBER.size) % KEY_BYTES:
         raise WireError("keys of a broken length")
     (group,) = NUMBER.unpack_from(body)
@@ -114,16 +123,19 @@ def unpack_has(body: bytes | bytearray) -> tuple[list[bytes], int]:
 
 
 def unpack_held(body: bytes | bytearray, num_keys: int) -> list[bool]:
+    """The answers of a HELD frame to `num_keys` keys. Raises WireError for an invalid body."""
     if len(body) != num_keys or body.strip(b"\x00\x01"):
         raise WireError("no answer to these keys")
     return [byte == 1 for byte in body]
 
 
 def pack_load(block: Block, group: int) -> bytes:
+    """The body of a LOAD frame."""
     return msgspec.msgpack.encode(Want(block.namespace, block.parent, block.ids, group))
 
 
 def unpack_load(body: bytes | bytearray) -> tuple[Block, int]:
+    """(block, group) of a LOAD frame. Raises WireError for an invalid body."""
     try:
         want = msgspec.msgpack.decode(body, type=Want)
     except (msgspec.DecodeError, ValueError):

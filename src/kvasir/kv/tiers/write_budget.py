@@ -1,22 +1,22 @@
-"""The time that a tier may spend on writing, so that it costs little where no request reads what it wrote."""
+"""The time that a tier may spend on writing, limited so that writing costs little if nothing is read back."""
 
 from __future__ import annotations
 
 import threading
 
-FIRST = 0.05  # seconds that may be spent before anything was earned: a sample
-MOST = 1.0  # seconds that are put by at most
-OWED = 0.1  # and owed: one write that took very long, on a machine that was busy with something else, is no rule
-HALF = 32  # the block that is written when half of them are there
-FACTOR = 1.5  # beside the writer's own time, a part takes some on the step's path: it is copied out of the pool
-GUESS = 2e8  # bytes a second, until the first part was written
-DECAY = 0.9  # per part: about the last ten count
+FIRST = 0.05  # seconds in the initial balance, for a sample of writes
+MOST = 1.0  # greatest balance in seconds
+OWED = 0.1  # greatest debt in seconds, so that one slow write on a busy machine does not block the writer for long
+HALF = 32  # depth of the block that needs half of MOST to be written
+FACTOR = 1.5  # cost beyond the writer's time: a part is also copied out of the pool, on the step's critical path
+GUESS = 2e8  # bytes per second, until the first part is written
+DECAY = 0.9  # per part: averages about the last ten
 
 
 class WriteBudget:
-    """Seconds, earned by computing and by reading, spent on writing. Any thread may call.
+    """A balance of seconds, earned by computing and by reading, spent on writing. Thread-safe.
 
-    share: of what computing takes, so much may be spent; None: all that is wished.
+    share: the fraction of the computing time that may be spent; None: unlimited.
     """
 
     def __init__(self, share: float | None):
@@ -26,12 +26,12 @@ class WriteBudget:
         self._bytes = self._seconds = 0.0
 
     def computed(self, seconds: float) -> None:
-        """The engine computed for so long."""
+        """Credits a share of `seconds` of computing time."""
         if self._share is not None:
             self._add(self._share * seconds)
 
     def saved(self, seconds: float) -> None:
-        """So much faster was reading than computing would have been."""
+        """Credits the `seconds` that reading a part took less than computing it."""
         self._add(seconds)
 
     def _add(self, seconds: float) -> None:
@@ -39,19 +39,21 @@ class WriteBudget:
             self._balance = max(-OWED, min(MOST, self._balance + seconds))
 
     def affords(self, depth: int) -> bool:
-        """Whether a block with so many before it may be written: what that takes is only known afterwards, and then
-        owed. A prefix is found from its beginning, so where not all can be written that comes first."""
+        """Whether a block with `depth` blocks before it may be written; its cost is only known afterwards and may
+        become debt. A prefix is matched from its start, so its first blocks have priority when not all can be
+        written."""
         return self._share is None or self._balance > MOST * depth / (depth + HALF)
 
     def take(self, num_bytes: int) -> float:
-        """So many bytes will be written. Returns the seconds that were taken out for them, to be given to `spend`."""
+        """Reserves the estimated time to write `num_bytes`. Returns the reserved seconds, to be passed to `spend`."""
         rate = self._bytes / self._seconds if self._seconds else GUESS
         seconds = FACTOR * num_bytes / rate
         self._add(-seconds)
         return seconds
 
     def spend(self, taken: float, num_bytes: int, seconds: float) -> None:
-        """They were written, which took the writer so long, or not at all: 0 bytes."""
+        """Replaces a reservation by the cost of the write, which took the writer `seconds`. num_bytes: 0 if nothing was
+        written."""
         self._add(taken - FACTOR * seconds)
         if num_bytes:
             with self._lock:

@@ -1,7 +1,7 @@
-"""Activation functions, float32, element by element.
+"""Activation functions, float32, elementwise.
 
-They are put together from operations whose result is the same wherever an element lies in its tensor. torch's
-own sigmoid, silu and gelu are not: their vector and scalar loops round differently.
+They are composed of operations whose result does not depend on the element's place in its tensor. torch's own sigmoid,
+silu and gelu do not qualify: their vector and scalar loops round differently.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def silu(x: Tensor) -> Tensor:
 
 @op
 def gelu(x: Tensor) -> Tensor:
-    """x * Phi(x), Phi the normal distribution function (arXiv:1606.08415)."""
+    """x * Phi(x), where Phi is the CDF of the standard normal distribution (arXiv:1606.08415)."""
     return x * 0.5 * (1.0 + torch.erf(x * math.sqrt(0.5)))
 
 
 @op
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The approximation of gelu by tanh, of the same paper."""
+    """The tanh approximation of gelu, from the same paper."""
     inner = (x + x * x * x * 0.044715) * math.sqrt(2.0 / math.pi)
     return x * 0.5 * (1.0 + torch.tanh(inner))
 
@@ -42,17 +42,17 @@ def relu(x: Tensor) -> Tensor:
 
 @op
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)), the share that a gate lets through."""
+    """1 / (1 + exp(-x)); used for gates."""
     return 1.0 / (1.0 + torch.exp(-x))
 
 
 @op
 def softcap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap): x where it is small, never beyond the cap (arXiv:2408.00118)."""
+    """cap * tanh(x / cap): close to x where x is small, never beyond the cap (arXiv:2408.00118)."""
     return torch.tanh(x / cap) * cap
 
 
-# By the names that config.json uses.
+# Keyed by the names in config.json.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "swish": silu,

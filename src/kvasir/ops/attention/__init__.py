@@ -1,13 +1,12 @@
-"""Attention over a paged cache, and the writing of the cache.
+"""Attention over a paged cache, and writing to the cache.
 
-Keys are taken in tiles aligned to absolute position. A row's weights in a tile, and their products with the
-values, are computed by matmuls of one shape, whatever else is computed beside; the tiles' results are added
-in ascending order. What a row must not see gets the weight 0 by selection, and keys that no one may see
-(unwritten slots, freed blocks) are replaced by zeros before they meet arithmetic, so that NaN in them stays
-where it is.
+Keys are processed in tiles aligned to absolute position. A row's weights in a tile, and their products with the values,
+are computed by matmuls of a fixed shape, whatever else is in the batch; the tiles' results are added in ascending
+order. Masked keys get the weight 0 by selection, and keys that no row may attend to (unwritten slots, freed blocks) are
+replaced by zeros before any arithmetic, so that a NaN in them does not spread.
 
-The softmax takes its maximum over the whole row first, which is exact in any order; then no tile's result is
-ever rescaled. Mathematics: arXiv:1706.03762; the paged cache: arXiv:2309.06180.
+The softmax first takes its maximum over the whole row, which is exact in any order, so no tile's result is ever
+rescaled. Mathematics: arXiv:1706.03762; the paged cache: arXiv:2309.06180.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from kvasir.ops.registry import op
 
 # letters: T token rows, H heads, K KV heads, G heads per KV head, R rows of an item, d head width, n tiles, u
 # items, s sequences
-_PAD = 16  # columns put after the values; the first of them counts the weights
+_PAD = 16  # columns appended to the values; the first accumulates the sum of the weights
 
 
 @op
 def store_kv(cache: Tensor, x_TKd: Tensor, slots_T: Tensor) -> None:
-    """Writes rows into a layer's keys or values [blocks, block size, K, d], rounded to the cache's type.
+    """Writes rows into a layer's keys or values [blocks, block size, K, d], rounded to the cache's dtype.
 
-    slots: int64, block * block size + place in the block.
+    slots: int64, block * block size + offset in the block.
     """
     cache.view(-1, *cache.shape[2:]).index_copy_(0, slots_T, x_TKd.to(cache.dtype))
 
@@ -43,10 +42,10 @@ def paged_attention(
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q k^T * scale) v of each planned row, float32 [T, H, e]; rows that no item names get zeros.
+    """softmax(q k^T * scale) v of each planned row, float32 [T, H, e]; zeros for rows that are in no item.
 
-    q: float32. Caches: [blocks, block size, K, d] and [.., e], in any float type, read as float32. softcap: scores
-    become cap * tanh(score / cap). sinks: one more score per head, without a value.
+    q: float32. Caches: [blocks, block size, K, d] and [.., e], of any float dtype, read as float32. softcap: if not 0,
+    scores become softcap * tanh(score / softcap). sinks: an additional score per head, without a value.
     """
     out_THe = q_THd.new_zeros(*q_THd.shape[:2], v_cache.shape[-1])
     kv_heads = k_cache.shape[2]
@@ -65,8 +64,7 @@ def paged_attention(
 
 
 def _read(cache: Tensor, blocks: Tensor, outside: Tensor) -> Tensor:
-    """Blocks [s, b] of a layer's keys or values as float32 [s, n, K, TILE, d], zeros where no one may
-    look."""
+    """Blocks [s, b] of a layer's keys or values as float32 [s, n, K, TILE, d], with zeros for masked keys."""
     _, _, kv_heads, dim = cache.shape
     gathered = cache[blocks].view(blocks.shape[0], -1, TILE, kv_heads, dim)
     tiles = torch.empty(gathered.transpose(2, 3).shape, device=cache.device)
@@ -74,15 +72,14 @@ def _read(cache: Tensor, blocks: Tensor, outside: Tensor) -> Tensor:
 
 
 def _with_counter(v: Tensor) -> Tensor:
-    """A column of ones after the values: their weighted sum is then the sum of the weights."""
+    """Appends a column of ones to the values: its weighted sum is the sum of the weights."""
     v = F.pad(v, (0, _PAD))
     v[..., -_PAD] = 1.0
     return v
 
 
 def _item_rows(q_xHd: Tensor, plan: AttentionPlan, kv_heads: int) -> Tensor:
-    """[u * tokens, H, d] -> [u, K, R, d]: the query tokens of an item times the heads of a KV head, filled
-    up."""
+    """[u * tokens, H, d] -> [u, K, R, d]: an item's query tokens times the heads of a KV head, padded to R."""
     dim = q_xHd.shape[-1]
     q = q_xHd.view(-1, plan.tokens, kv_heads, plan.group, dim).transpose(1, 2)
     q = q.reshape(q.shape[0], kv_heads, plan.tokens * plan.group, dim)
@@ -106,7 +103,7 @@ def _scores(q_uKRd: Tensor, k_unKtd: Tensor, item: Pass, scale: float, softcap: 
 
 
 def _mix(scores_unKRt: Tensor, v_unKte: Tensor, item: Pass, sinks_KR: Tensor | None) -> Tensor:
-    """The softmax-weighted values [u, K, R, d]; rows that see nothing give zeros."""
+    """The softmax-weighted values [u, K, R, d]; zeros for rows that attend to nothing."""
     top_uKR = scores_unKRt.amax(dim=(1, 4))
     if sinks_KR is not None:
         top_uKR = torch.maximum(top_uKR, sinks_KR)
@@ -129,9 +126,8 @@ def _ascending_sum(tiles_unKRe: Tensor) -> Tensor:
 
 
 def _matmul_apart(weights_unKRt: Tensor, v_unKte: Tensor, blocked_un1Rt: Tensor) -> Tensor:
-    """The same product where some value is not finite: 0 * NaN would reach the rows that must not see it, so
-    each row gets values that are zero where it is blocked. The shapes, and so the bits of sound rows,
-    stay."""
+    """The same product when some value is not finite. 0 * NaN would spread to masked rows, so each row gets values that
+    are zero where it is masked. Shapes, and so the bits of unaffected rows, stay the same."""
     out = torch.empty(*weights_unKRt.shape[:-1], v_unKte.shape[-1], device=v_unKte.device)
     for r in range(weights_unKRt.shape[3]):
         seen = v_unKte.masked_fill(blocked_un1Rt[:, :, :, r, :, None], 0.0)
@@ -140,14 +136,14 @@ def _matmul_apart(weights_unKRt: Tensor, v_unKte: Tensor, blocked_un1Rt: Tensor)
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Over all leading dimensions at once: one product of fixed shape for each of them."""
+    """Batched over all leading dimensions: one product of fixed shape for each."""
     lead = a.shape[:-2]
     product = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]))
     return product.view(*lead, *product.shape[-2:])
 
 
 def _sink_rows(sinks_H: Tensor | None, plan: AttentionPlan, kv_heads: int) -> Tensor | None:
-    """Per head to per row of an item, [K, R]."""
+    """Expands a value per head to a value per row of an item, [K, R]."""
     if sinks_H is None:
         return None
     per_token = sinks_H.view(kv_heads, 1, plan.group).expand(-1, plan.tokens, -1)

@@ -1,7 +1,7 @@
-"""The structures of csrc/attention.h; the paged cache and attention over it on tensors, for tests.
+"""The structures of csrc/attention.h, and the native paged cache and attention on tensors, for tests.
 
-A model's program fills the structures and calls the kernels itself. The cache is bytes here: its tiles are the kernels'
-own affair (csrc/attention_layout.h), and differ from the torch body's [blocks, block size, K, d].
+A model's program fills the structures and calls the kernels itself. The cache is opaque bytes here: the kernels define
+its tile layout (csrc/attention_layout.h), which differs from the torch body's [blocks, block size, K, d].
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class CacheLayout(Structure):
 
 
 class Piece(Structure):
-    """One sequence's part of a step (csrc/piece.h): what kernels know of a plan's Work. first, tables: the program's
-    gather fills them in."""
+    """One sequence's part of a step (csrc/piece.h): the kernels' view of a plan's Work. The program's gather fills in
+    first and tables."""
 
     _fields_ = (
         ("row", c_int32),
@@ -85,18 +85,19 @@ def _call(name: str, result: Any, *arguments: Any) -> Any:
 
 
 def cache_block_bytes(layout: CacheLayout) -> int:
-    """Bytes of one block of one layer's keys, and as many for its values; negative where there is no such kernel."""
+    """Bytes of one block of one layer's keys; its values take as many. Negative if no kernel supports the layout."""
     return _call("kvasir_cache_block_bytes", c_int64, c_void_p)(byref(layout))
 
 
 def attention_scratch(layout: CacheLayout, heads: int) -> int:
-    """Bytes of scratch that each thread needs."""
+    """Bytes of scratch memory per thread."""
     return _call("kvasir_attention_scratch", c_int64, c_void_p, c_int32)(byref(layout), heads)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a layer's cache is stored. format: one of FORMATS. head_dim: even, to 256. block_size: times 16."""
+    """How a layer's cache is stored. format: one of FORMATS. head_dim: even, at most 256. block_size: a multiple of
+    16."""
 
     format: str
     kv_heads: int
@@ -104,14 +105,15 @@ class Layout:
     block_size: int
 
     def block_bytes(self) -> int:
-        """Bytes of one block of one layer's keys, and of its values. Raises ValueError if there is no such kernel."""
+        """Bytes of one block of one layer's keys; its values take as many. Raises ValueError if no kernel supports the
+        layout."""
         size = cache_block_bytes(self._struct())
         if size < 0:
             raise ValueError(f"the native kernels have no cache like {self}")
         return size
 
     def new_cache(self, blocks: int) -> Tensor:
-        """Keys and values of one layer, uint8 [2, blocks, block bytes], every number in it NaN (or a NaN scale)."""
+        """Keys and values of one layer, uint8 [2, blocks, block bytes], with every number NaN (or with a NaN scale)."""
         return torch.full((2, blocks, self.block_bytes()), 0xFF, dtype=torch.uint8)
 
     def _struct(self) -> CacheLayout:
@@ -122,9 +124,9 @@ class Layout:
 
 
 def store_kv(layout: Layout, cache: Tensor, k_TKd: Tensor, v_TKd: Tensor, slots_T: Tensor) -> None:
-    """Writes rows of keys and values, float32 [T, K, d], rounded to the cache's format, into their slots.
+    """Writes rows of keys and values, float32 [T, K, d], to their slots, rounded to the cache's format.
 
-    slots: int64, block * block size + place in the block. Raises ValueError for arrays or slots that do not fit.
+    slots: int64, block * block size + offset in the block. Raises ValueError for bad arrays or slots out of range.
     """
     rows = slots_T.shape[0]
     shape = (rows, layout.kv_heads, layout.head_dim)
@@ -154,10 +156,11 @@ def attention(
     threads: int = 1,
     out: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q k^T * scale) v of the works' rows, float32 [T, H, d]; other rows of `out` (zeros) stay as they are.
+    """softmax(q k^T * scale) v of the works' rows, float32 [T, H, d]. Other rows of `out` (default: zeros) stay
+    unchanged.
 
-    starts: the first token row of each work. tables: int32, by a work's row its block ids.
-    threads: of a team that lives for this call. Raises ValueError for what does not fit.
+    starts: the first token row of each work. tables: int32 block ids, indexed by a work's row. threads: the size of a
+    thread team that exists for this call. Raises ValueError for inconsistent arguments.
     """
     rows, heads, _ = q_THd.shape
     out = torch.zeros_like(q_THd) if out is None else out
@@ -170,7 +173,7 @@ def attention(
     for work, first, table in zip(works, starts, used, strict=True):
         _check(layout, cache, work, first, table, rows, window)
     scratch = torch.empty(threads * attention_scratch(struct, heads) + 64, dtype=torch.uint8)
-    addresses = (c_void_p * len(works))(*(table.ctypes.data for table in used))  # of each work's only group
+    addresses = (c_void_p * len(works))(*(table.ctypes.data for table in used))  # one group per work
     pieces = (Piece * len(works))()
     for i, (piece, work, first) in enumerate(zip(pieces, works, starts, strict=True)):
         piece.flags = PIECE_BIDIRECTIONAL * work.indivisible
@@ -201,14 +204,14 @@ def attention(
 
 
 def _halves(layout: Layout, cache: Tensor) -> tuple[int, int]:
-    """Where the keys and the values of a layer's cache lie."""
+    """The addresses of the keys and the values of a layer's cache."""
     shape = (2, cache.shape[1], layout.block_bytes())
     base = native.address(cache, "cache", shape, "uint8", writable=True)
     return base, base + shape[1] * shape[2]
 
 
 def _check(layout: Layout, cache: Tensor, work: Work, first: int, table: np.ndarray, rows: int, window: int) -> None:
-    """Raises ValueError for a work whose rows or blocks are not there; those that have left the window may be stale."""
+    """Raises ValueError if a work's rows or blocks do not exist; blocks entirely before the window may be stale."""
     if not (0 <= first <= rows - work.count and work.count >= 0 <= work.start and work.end <= _MAX):
         raise ValueError(f"a work on rows {first} to {first + work.count} of {rows}, from {work.start}")
     low = max(0, work.start - window + 1) // layout.block_size if window else 0

@@ -1,12 +1,11 @@
-"""How a step's attention is cut into work of fixed shapes: decided on the host, once a step and kind of
-layer.
+"""Divides a step's attention into work of fixed shapes, on the host, once per step and kind of layer.
 
     keys       0 ........ 64 ....... 128 ...... 192     tiles of TILE keys, aligned to absolute position
     queries           |q0..q3|q4..q7|q8 . . .|          items of as many query tokens as fill ROWS rows
 
-An item's rows are its query tokens times the heads that share a KV head, filled up to ROWS. Items of
-different sequences that have one item each (decoding) are computed together; the items of a longer sequence
-one after another, over keys that are read once.
+An item's rows are its query tokens times the heads that share a KV head, padded to ROWS. Items of sequences with only
+one item (decoding) are computed together; the items of a longer sequence are computed one after another, over keys that
+are read once.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from kvasir.plan import Work
 
 TILE = 64
 ROWS = 16
-# Bounds the float32 values of keys, values, scores and partial results of items that are computed together.
+# Maximum float32 values of keys, values, scores and partial results of items that are computed together.
 BUDGET = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Items that are computed at once: u of them, over n tiles from tile `first` of their part's keys.
+    """Items that are computed together: u of them, over n tiles from tile `first` of their part's keys.
 
-    rows: int64 [u * tokens], the token rows of the queries; items are filled up by repeating their last row.
-    keep, targets: which of these rows are results, and their token rows. None, None for all of them.
-    blocked: bool [u, n, 1, ROWS, TILE], True where a row must not see a key.
+    rows: int64 [u * tokens], the token rows of the queries; items are padded by repeating their last row. keep: which
+    of these rows are results, None for all. targets: the token rows of the results. blocked: bool [u, n, 1, ROWS,
+    TILE], True for masked keys.
     """
 
     first: int
@@ -45,10 +44,9 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Keys that are read at once, and the passes over them. s sequences.
+    """Keys that are read together, and the passes over them. s sequences.
 
-    blocks: int64 [s, blocks]. outside: bool [s, n, 1, TILE, 1], True for keys that no row of the part may
-    touch.
+    blocks: int64 [s, blocks]. outside: bool [s, n, 1, TILE, 1], True for keys that no row of the part may use.
     """
 
     blocks: Tensor
@@ -58,7 +56,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Work for layers of one block table, window and number of heads per KV head. tokens: per item."""
+    """The attention of one step, for layers with the same block table, window and number of heads per KV head.
+
+    tokens: query tokens per item. group: heads per KV head. rows: rows per item.
+    """
 
     parts: tuple[Part, ...]
     tokens: int
@@ -77,8 +78,8 @@ def plan_attention(
     width: int,
     device: torch.device,
 ) -> AttentionPlan:
-    """starts: the first token row of each work. tables: int32, by a work's row the block ids of this kind of layer.
-    group: query heads per KV head. window: keys a row may see, itself included; 0 for all.
+    """starts: the first token row of each work. tables: int32 block ids for this kind of layer, indexed by a work's
+    row. group: query heads per KV head. window: maximum keys that a row attends to, itself included; 0 for all.
 
     width: kv_heads * head_dim, for the memory bound. block_size divides TILE or is a multiple of it.
     """
@@ -91,7 +92,7 @@ def plan_attention(
 
 
 class _Planner:
-    """firsts: the first token row of a work, by its row."""
+    """firsts: the first token row of each work, by the work's row."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class _Planner:
         self.unit = max(TILE, block_size)  # keys are read in whole tiles and whole blocks
 
     def low(self, work: Work) -> int:
-        """The first key that any row of the work sees."""
+        """The first key that any row of the work attends to."""
         return max(0, work.start - self.window + 1) if self.window else 0
 
     def first_unit(self, work: Work) -> int:
@@ -123,7 +124,7 @@ class _Planner:
         return self.num_units(work) * self.unit // TILE
 
     def batches(self, works: Sequence[Work], width: int) -> list[list[Work]]:
-        """Works of ascending size, put together as long as they stay within BUDGET, padded to the largest."""
+        """Groups works, given in ascending size, so that each group, padded to its largest, stays within BUDGET."""
         batches: list[list[Work]] = []
         for work in works:
             size = self.num_tiles(work) * (2 * TILE + 2 * self.rows) * width
@@ -133,7 +134,7 @@ class _Planner:
         return batches
 
     def together(self, works: Sequence[Work]) -> Part:
-        """One item of each work, in one pass."""
+        """One item per work, in one pass."""
         units = max(self.num_units(work) for work in works)
         tiles = units * self.unit // TILE
         offsets = np.array([self.first_unit(work) * self.unit for work in works])
@@ -141,7 +142,7 @@ class _Planner:
         return self._part(works, units, offsets, (self._pass(items, 0, tiles, offsets),))
 
     def alone(self, work: Work) -> Part:
-        """All items of one work, one pass each, over the tiles that its rows see."""
+        """All items of one work, one pass each, over the tiles that the item's rows attend to."""
         offset = self.first_unit(work) * self.unit
         passes = []
         for start in range(work.start, work.end, self.tokens):
@@ -161,7 +162,7 @@ class _Planner:
         return Part(self._tensor(blocks), self._tensor(outside), passes)
 
     def _blocks(self, work: Work, units: int) -> np.ndarray:
-        """The block ids over `units` units of keys; blocks without a key that is seen become block 0."""
+        """The block ids for `units` units of keys; block 0 replaces blocks without a visible key."""
         per_unit = self.unit // self.block_size
         ids = np.zeros(units * per_unit, np.int64)
         first = self.first_unit(work) * per_unit
@@ -170,7 +171,7 @@ class _Planner:
         return ids
 
     def _pass(self, items: list[tuple[Work, int, int]], first: int, count: int, base: np.ndarray) -> Pass:
-        """items: (work, start, end) of the query positions. base: per item the position of its first key."""
+        """items: (work, start, end) of the query positions. base: for each item, the position of its first key."""
         steps = np.arange(self.tokens)
         starts, ends = (np.array([item[i] for item in items])[:, None] for i in (1, 2))
         positions = np.minimum(starts + steps, ends - 1)  # [u, tokens]
@@ -193,8 +194,8 @@ class _Planner:
         )
 
     def _blocked(self, hidden: np.ndarray) -> Tensor:
-        """Per query token to per row: repeated for the heads of the group, True in the rows that only fill
-        up."""
+        """Expands the mask per query token to one per row: repeated for the heads of the group, True in padding
+        rows."""
         items, tokens, keys = hidden.shape
         blocked = np.ones((items, self.rows, keys), bool)
         blocked[:, : tokens * self.group] = np.repeat(hidden, self.group, axis=1)

@@ -1,4 +1,4 @@
-"""The weights of attention, where someone wants to see them."""
+"""Computes attention weights, for requests that want to inspect them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from kvasir.ops.attention import paged_attention, plan_attention
 from kvasir.plan import Work
 
-_COLUMNS = 64  # positions whose weights are found at a time
+_COLUMNS = 64  # positions per pass
 
 
 def attention_weights(
@@ -25,12 +25,12 @@ def attention_weights(
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """By which weights each row of a work mixes values: float32 [n, H, end], 0 where it sees nothing. A sink's share is
-    missing from the sum.
+    """The attention weights of each row of a work: float32 [n, H, end], 0 for masked keys. With a sink, the weights sum
+    to less than 1, because its share is not included.
 
-    They are what `paged_attention` makes of values that are 1 at one position each, so they depend on nothing else of a
-    step either. table: the block ids of the work's row. The other arguments are as for `paged_attention`; q has the
-    work's rows alone.
+    They are the outputs of `paged_attention` for values that are 1 at one position each, so they too are independent of
+    the rest of the step. q: the work's rows only. table: the block ids of the work's row. Other arguments as in
+    `paged_attention`.
     """
     size, kv_heads = k_cache.shape[1:3]
     low, blocks = max(0, work.start - window + 1) // size if window else 0, -(-work.end // size)

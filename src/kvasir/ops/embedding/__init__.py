@@ -1,4 +1,4 @@
-"""Rows of a table by id."""
+"""Lookup of table rows by id."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ def _width(ids_T: Tensor, weight_ND: Tensor, first: int | None) -> tuple[tuple[i
 
 @op_with(_width)
 def embedding(ids_T: Tensor, weight_ND: Tensor, first: int | None = None) -> Tensor:
-    """Float32 [T, D]. ids: int64 [T], within the table. weight: any float type.
+    """Float32 [T, D]. ids: int64 [T], within the table. weight: any float dtype.
 
-    first: the weight is a part of the table, which begins with this id; rows of ids elsewhere are zeros."""
+    first: if given, the weight is the part of the table that starts at this id; rows for ids outside it are zeros.
+    """
     if first is None:
         return weight_ND[ids_T].float()
     here_T = (ids_T >= first) & (ids_T < first + len(weight_ND))
@@ -24,5 +25,5 @@ def embedding(ids_T: Tensor, weight_ND: Tensor, first: int | None = None) -> Ten
 
 
 def row(weight_ND: Tensor, index: int) -> Tensor:
-    """Row `index` as float32 [D]; of a packed table as well."""
+    """Row `index` as float32 [D]; also for packed tables."""
     return weight_ND[index].float() if isinstance(weight_ND, Tensor) else weight_ND.row(index)

@@ -1,13 +1,13 @@
-"""The gated delta rule over paged states: linear attention whose memory is one matrix per head.
+"""The gated delta rule over paged states: linear attention with one matrix per head as its state.
 
     S <- exp(g) S;   S <- S + beta (v - S k) k^T;   o = S q          for one token after the other
 
-(arXiv:2412.06464), q and k normalised, after a short causal convolution of what comes in. It is computed as it is
-written, token by token: the operations of a row are those of the way from the start of its block to it, however that
-way was cut into steps. Sums go by the halving tree, everything else element by element.
+(arXiv:2412.06464), with q and k normalised, after a short causal convolution of the inputs. It is computed token by
+token, as written: a row's operations are those from the start of its block up to it, however that range was chunked
+into steps. Sums use the halving tree; all else is elementwise.
 
-A block of the cache holds the state at its start and, as rows, the inputs of the tokens before it that the
-convolution reaches, then those of its own tokens:
+A block of the cache holds the state at its start and, as rows, the inputs of the preceding tokens that the convolution
+needs, then those of its own tokens:
 
     state [V, e, d] | before [K - 1, I] | own [block size, I]        I = channels of q, k, v, then beta and decay
 """
@@ -28,12 +28,12 @@ from kvasir.ops.registry import op_with
 
 # letters: T token rows, C channels of q, k and v, I numbers of an input row, K taps of the convolution, H heads of q
 # and k, V heads of v, r = V / H, d their width of q and k, e of v, n walks, m of them at a place, p places
-_NORM_EPS = 1e-6  # of the published model
+_NORM_EPS = 1e-6  # as in the published model
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """qk heads of q and k, each of the width dim; v heads of v, of v_dim: v / qk of them share a q and a k."""
+    """qk heads of q and k, of width dim; v heads of v, of width v_dim. v / qk heads of v share a q and a k."""
 
     qk: int
     v: int
@@ -55,9 +55,9 @@ def _two(beta_TV: Tensor, step_TV: Tensor, log_rate_V: Tensor, bias_V: Tensor) -
 
 @op_with(_two)
 def delta_gates(beta_TV: Tensor, step_TV: Tensor, log_rate_V: Tensor, bias_V: Tensor) -> tuple[Tensor, Tensor]:
-    """How much is written, sigmoid(beta), and what is kept, exp(-exp(log_rate) * softplus(step + bias)).
+    """The write strength, sigmoid(beta), and the decay, exp(-exp(log_rate) * softplus(step + bias)).
 
-    float32 [T, V] and [V].
+    beta, step: float32 [T, V]; log_rate, bias: float32 [V].
     """
     x_TV = step_TV + bias_V
     softplus_TV = torch.where(x_TV > 20.0, x_TV, torch.log1p(torch.exp(x_TV)))
@@ -78,11 +78,11 @@ def gated_delta(
     heads: Heads,
     act: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """o of each planned row, float32 [T, V, e]; rows that no walk names get zeros. All float32.
+    """o of each planned row, float32 [T, V, e]; zeros for rows that are in no walk. All arrays are float32.
 
     x: channels of q, k and v, then beta and decay per head of v. kernel: the last tap is the token's own. state:
-    [blocks, V, e, d], rows: [blocks, K - 1 + block size, I], both of the layer; the step's inputs are written, and
-    the states and first rows of the blocks that it opens. act: an op of `ACTIVATIONS`, after the convolution.
+    [blocks, V, e, d] and rows: [blocks, K - 1 + block size, I], both of the layer. Writes the step's inputs, and the
+    states and first rows of newly opened blocks. act: an op of `ACTIVATIONS`, applied after the convolution.
     """
     before = kernel_CK.shape[1] - 1
     rows[plan.slots // plan.block_size, plan.slots % plan.block_size + before] = x_TI
@@ -112,7 +112,7 @@ def _walk(
 
 
 def _convolved(x_npI: Tensor, kernel_CK: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
-    """[n, p, C] of rows that begin K - 1 tokens earlier; taps are added in ascending order."""
+    """[n, p, C], from rows that begin K - 1 tokens earlier; taps are added in ascending order."""
     channels, taps = kernel_CK.shape
     places = x_npI.shape[1] - taps + 1
     total_npC = x_npI[:, :places, :channels] * kernel_CK[:, 0]
@@ -122,8 +122,8 @@ def _convolved(x_npI: Tensor, kernel_CK: Tensor, act: Callable[[Tensor], Tensor]
 
 
 def _through(stage: Stage, qkv_npC: Tensor, x_npI: Tensor, state_nVed: Tensor, h: Heads) -> Tensor:
-    """Moves the states, in place, to the end of the stage. The results [n, p, V, e]; those before the first that is
-    wanted, and those of places that a walk does not have, are undefined."""
+    """Advances the states, in place, to the end of the stage. Returns the results [n, p, V, e]; entries before the
+    first wanted place, and at places that a walk does not have, are undefined."""
     wide = h.qk * h.dim
     q_npHd = _unit(qkv_npC[..., :wide].unflatten(-1, (h.qk, h.dim))) * (1.0 / math.sqrt(h.dim))
     k_npHd = _unit(qkv_npC[..., wide : 2 * wide].unflatten(-1, (h.qk, h.dim)))
@@ -143,7 +143,7 @@ def _through(stage: Stage, qkv_npC: Tensor, x_npI: Tensor, state_nVed: Tensor, h
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Vectors of the last dimension, of length 1."""
+    """Normalises the vectors of the last dimension to length 1."""
     return x * (1.0 / torch.sqrt(tree_sum(x * x) + _NORM_EPS))
 
 

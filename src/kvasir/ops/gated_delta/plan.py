@@ -1,12 +1,12 @@
-"""How a step walks through recurrent states: decided on the host, once a step and kind of layer.
+"""Plans a step's walks through recurrent states, on the host, once per step and kind of layer.
 
     blocks    |. . . . . . . .|. . . . . . . .|. . . .         a cache block holds the state at its start
     a walk            start ->|s s n n n n n n|n n n           n: rows of this step; s: tokens of earlier ones
     stage                      0               1
 
-A row at position p is reached from the state at the start of p's block, one token after the other. A row that opens
-a block comes from the block before, whose end is the state that the new block keeps. So all walks begin at the start
-of a block, and go through their blocks together: stage j is the j-th block of each walk that is so long.
+A row at position p is computed from the state at the start of p's block, one token after the other. A row that opens a
+block continues from the previous block, whose final state becomes the new block's initial state. So all walks begin at
+the start of a block and go through their blocks together: stage j is the j-th block of each walk that is long enough.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torch import Tensor
 
 from kvasir.plan import Work
 
-BUDGET = 1 << 24  # numbers of the blocks' rows that are read at once
+BUDGET = 1 << 24  # maximum elements of the blocks' rows that are read at once
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One block of each of the first n walks of a part.
 
-    blocks: int64 [n]. opened: int64, the walks whose block is new: its state is still to be stored. counts: of each
-    place in the block how many walks have a token there, the longest come first. first: the place of the first
-    result. results: int64, the rows of this step by walk * len(counts) + place; targets: their token rows.
+    blocks: int64 [n]. opened: int64, the walks whose block is new, so that its state must be stored. counts: for each
+    place in the block, the number of walks with a token there; walks are sorted longest first. first: the place of the
+    first result. results: int64, the rows of this step as walk * len(counts) + place; targets: their token rows.
     """
 
     blocks: Tensor
@@ -43,7 +43,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Walks that are gone together. fresh: bool [walks], True where it begins at position 0, with nothing before."""
+    """Walks that are computed together. fresh: bool [walks], True for walks that begin at position 0, from a zero
+    state."""
 
     fresh: Tensor
     stages: tuple[Stage, ...]
@@ -51,7 +52,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """Work for layers of one block table. slots: int64 [T], block * block size + place of every token row."""
+    """The walks of a step, for layers with the same block table. slots: int64 [T], block * block size + offset of every
+    token row."""
 
     parts: tuple[Part, ...]
     slots: Tensor
@@ -68,7 +70,7 @@ def plan_states(
     inputs: int,
     device: torch.device,
 ) -> StatePlan:
-    """starts, tables: as in plan_attention. inputs: numbers in a token's row, for the memory bound."""
+    """starts, tables: as in plan_attention. inputs: elements of a token's row, for the memory bound."""
     assert not any(work.indivisible for work in works), "a recurrent layer cannot look ahead"
     walks = [Walk(work, int(first), tables[work.row]) for work, first in zip(works, starts, strict=False)]
     walks.sort(key=lambda walk: walk.low(block_size) - walk.work.end)
@@ -78,14 +80,15 @@ def plan_states(
 
 
 class Walk(NamedTuple):
-    """A work on its way: its first token row, and the block ids of its row."""
+    """The walk of a work: its first token row, and the block ids of its row."""
 
     work: Work
     first: int
     table: np.ndarray
 
     def low(self, size: int) -> int:
-        """Where it begins: the start of the first row's block, or, where that row opens it, of the one before."""
+        """The position where the walk begins: the start of the first row's block or, if that row opens the block, of
+        the previous one."""
         return max(0, self.work.start - 1) // size * size
 
 
@@ -102,7 +105,7 @@ def _stages(walks: Sequence[Walk], size: int, device: torch.device) -> Iterator[
         np.array(x) for x in zip(*((w.low(size), w.work.start, w.work.end, w.first) for w in walks), strict=True)
     )
     for begin in range(0, int((ends - lows).max()), size):
-        here = (lows + begin)[ends - lows > begin]  # per walk the position of its block's first token
+        here = (lows + begin)[ends - lows > begin]  # for each walk, the position of its block's first token
         n = len(here)
         places = np.arange(min(size, int((ends[:n] - here).max())))
         positions = here[:, None] + places

@@ -1,8 +1,8 @@
-"""Matrix products whose rows do not see each other.
+"""Matrix products whose rows are independent of each other.
 
-A library's matmul chooses its order of summation by the shape, so one row alone and the same row among many
-differ in bits. Here every product has one shape, tiles of TILE rows, and where the library cuts long sums by the
-number of its threads, we cut them before it can.
+A library's matmul chooses its summation order by the shape, so a row alone and the same row in a batch can differ in
+bits. Here every product has the same shape, tiles of TILE rows; and where the library splits long sums by its thread
+count, we split them first.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 from kvasir.ops.registry import op_with
 
 TILE = 32
-# float32 sums longer than this are cut into an ascending chain of products: MKL splits those from about 1000
-# on by threads. bfloat16 products (oneDNN) never split the sum.
+# float32 sums longer than this are split into an ascending chain of products: MKL splits sums from about 1000
+# elements on by threads. bfloat16 products (oneDNN) never split the sum.
 CHAIN = 256
 
 
 def _outputs(x_TK: Tensor, weight_SNK: Tensor, bias_N: Tensor | None) -> tuple[tuple[int, ...], ...]:
-    """Of [S, N, k], or of a packed matrix [N, K]."""
+    """For [S, N, k], or a packed matrix [N, K]."""
     return ((weight_SNK.shape[-2],),)
 
 
@@ -28,9 +28,9 @@ def _outputs(x_TK: Tensor, weight_SNK: Tensor, bias_N: Tensor | None) -> tuple[t
 def linear(x_TK: Tensor, weight_SNK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """x W^T + bias, float32 [T, N]. x: float32 [T, K]. bias: float32.
 
-    weight: [S, N, k], S segments of the sum over K, float32 or a 16-bit type. Where S * k > K, each segment
-    of the weight ends in columns of zeros. 16-bit weights meet x rounded to their type, products are summed
-    in float32 and rounded to that type per segment. The segments are added by a balanced tree in float32.
+    weight: [S, N, k], S segments of the sum over K, float32 or a 16-bit dtype. If S * k > K, each segment of the weight
+    ends in zero columns. For 16-bit weights, x is rounded to their dtype; products are accumulated in float32 and
+    rounded to that dtype per segment. The segments are added by a balanced tree in float32.
     """
     rows = x_TK.shape[0]
     if missing := -rows % TILE:
@@ -42,7 +42,7 @@ def linear(x_TK: Tensor, weight_SNK: Tensor, bias_N: Tensor | None = None) -> Te
 
 
 def _segments(x_TK: Tensor, weight_SNK: Tensor) -> Tensor:
-    """[T, S, k] in the weight's type, zeros after each segment where the weight has them."""
+    """[T, S, k] in the weight's dtype, zero-padded after each segment as the weight is."""
     segments, _, padded = weight_SNK.shape
     x_TSk = x_TK.reshape(x_TK.shape[0], segments, -1).to(weight_SNK.dtype)
     missing = padded - x_TSk.shape[-1]
@@ -50,7 +50,7 @@ def _segments(x_TK: Tensor, weight_SNK: Tensor) -> Tensor:
 
 
 def _tiles(x_TSk: Tensor, weight_SNk: Tensor) -> Tensor:
-    """Each segment's products, float32 [S, T, N], a tile of rows at a time."""
+    """The product of each segment, float32 [S, T, N], computed one tile of rows at a time."""
     rows, segments, _ = x_TSk.shape
     out = torch.empty(segments, rows, weight_SNk.shape[1], device=x_TSk.device)
     for t in range(0, rows, TILE):

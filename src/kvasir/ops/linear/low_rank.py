@@ -1,6 +1,6 @@
-"""Low-rank adapters: scale * B (A x) is added to a matrix's product, for the rows that ask for it (arXiv:2106.09685).
+"""Low-rank adapters: adds scale * B (A x) to a matrix's product, for the rows with that adapter (arXiv:2106.09685).
 
-Rows do not see each other, nor which adapters others have: a row's bits are those it has alone.
+Rows are independent of each other and of the other rows' adapters: a row's bits are the same as when computed alone.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from kvasir.ops.linear import linear
 
 
 class LowRank(NamedTuple):
-    """What an adapter adds to one matrix [N, K]: a float32 [rank, K], b float32 [N, rank], which holds the scale. The
-    sum over K is cut as the matrix's own may be, in `segments`."""
+    """An adapter's change of one matrix [N, K]: a float32 [rank, K], b float32 [N, rank], with the scale included in b.
+    The sum over K is computed in `segments`, like that of the matrix."""
 
     a: Tensor
     b: Tensor
@@ -24,8 +24,8 @@ class LowRank(NamedTuple):
 
 
 def low_rank(slot: str, shape: tuple[int, int], a: Any, b: Any, scale: float) -> LowRank:
-    """The pair for the matrix of this shape from A [rank, inputs] and B [outputs, rank], arrays or tensors of floats.
-    Raises ValueError where they do not fit."""
+    """The pair for a matrix of this shape, from A [rank, inputs] and B [outputs, rank], arrays or tensors of floats.
+    Raises ValueError if the shapes do not match."""
     a, b = (torch.as_tensor(x).detach().to("cpu", torch.float32) for x in (a, b))
     outputs, inputs = shape
     rank = a.shape[0] if a.dim() == 2 else 0
@@ -41,8 +41,8 @@ def add_low_rank(
     pairs: Mapping[int, LowRank],
     whole: Callable[[Tensor], Tensor] = lambda inner_TR: inner_TR,
 ) -> Tensor:
-    """out + b (a x) for the rows whose adapter has a pair, float32 [T, N]. x: float32 [T, K]. adapters: ids [T].
-    whole: makes a x of what this rank has of it."""
+    """out + b (a x) for the rows whose adapter has a pair, float32 [T, N]. x: float32 [T, K]. adapters: ids [T]. whole:
+    computes the whole a x from this rank's part."""
     for adapter, pair in pairs.items():
         mine_T1 = (adapters_T == adapter).unsqueeze(1)
         if mine_T1.any():

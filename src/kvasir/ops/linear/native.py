@@ -1,6 +1,6 @@
-"""The calls of csrc/abi_linear.cpp: matrices packed for the kernels, and products with them by hand.
+"""Bindings of csrc/abi_linear.cpp: packing matrices for the kernels, and direct products with them.
 
-A step does not come through here (programs call the kernels themselves): this packs at load, and serves tests.
+Steps do not use this module (programs call the kernels themselves); it packs matrices at load, and serves tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORMATS = (
 )
 ACTIVATIONS = ("float32", "bfloat16", "q8_32", "q8_256")
 PANEL = 16
-LINE = 64  # bytes; where the kernels' arrays start
+LINE = 64  # alignment of the kernels' arrays, in bytes
 
 
 class MatrixStruct(ctypes.Structure):
@@ -38,7 +38,7 @@ class MatrixStruct(ctypes.Structure):
 
 
 class Packed(Protocol):
-    """What products read of a matrix: packed.PackedMatrix."""
+    """The attributes of a matrix that products read; see packed.PackedMatrix."""
 
     rows: int
     cols: int
@@ -68,13 +68,13 @@ def _call(name: str) -> Any:
 
 
 def format_of(ggml_type: int) -> str | None:
-    """The packed format that holds this GGML type's values bit for bit, if there is one."""
+    """The packed format that holds this GGML type's values bit for bit, or None."""
     found = _call("kvasir_format_of")(ggml_type)
     return FORMATS[found] if found >= 0 else None
 
 
 def matrix_bytes(struct: MatrixStruct) -> int:
-    """Bytes of its data. Raises ValueError where there is no such matrix."""
+    """Bytes of the matrix's data. Raises ValueError for an unsupported matrix."""
     nbytes = _call("kvasir_matrix_bytes")(struct.format, struct.rows, struct.cols, struct.segments)
     if nbytes < 0:
         raise ValueError(f"no matrix is [{struct.rows}, {struct.cols}] in {struct.segments} segments")
@@ -82,18 +82,20 @@ def matrix_bytes(struct: MatrixStruct) -> int:
 
 
 def activated_bytes(struct: MatrixStruct) -> int:
-    """Bytes of one row turned into activations, a multiple of LINE."""
+    """Bytes of one row converted to activations, a multiple of LINE."""
     return _call("kvasir_activated_bytes")(struct.format, struct.activation, struct.cols, struct.segments)
 
 
 def can_pack(struct: MatrixStruct, ggml_type: int) -> bool:
-    """Whether `pack` takes rows of this type."""
+    """Whether `pack` accepts rows of this type."""
     return _call("kvasir_pack")(struct, ggml_type, None, 0, 0, 0) == 0
 
 
 def pack(struct: MatrixStruct, ggml_type: int, rows: np.ndarray, first_row: int) -> None:
-    """Packs raw rows, uint8 [n, row bytes], each dense, as the matrix's rows from `first_row`, a multiple of PANEL,
-    on; n is one too, or they end the matrix. struct.data holds matrix_bytes. Raises ValueError for other ranges.
+    """Packs raw rows, uint8 [n, row bytes], each dense, as the matrix's rows from `first_row` on.
+
+    first_row must be a multiple of PANEL; so must n, unless the rows end the matrix. struct.data must have room for
+    matrix_bytes. Raises ValueError for other ranges.
     """
     assert rows.dtype == np.uint8 and rows.strides[1] == 1
     if _call("kvasir_pack")(struct, ggml_type, rows.ctypes.data, rows.strides[0], first_row, len(rows)):
@@ -101,7 +103,7 @@ def pack(struct: MatrixStruct, ggml_type: int, rows: np.ndarray, first_row: int)
 
 
 def prepare(matrix: Packed, x: Any) -> np.ndarray:
-    """float32 rows [T, cols] (array or CPU tensor) as the matrix's activations, uint8 [T, activated_bytes]."""
+    """Converts float32 rows [T, cols] (array or CPU tensor) to the matrix's activations, uint8 [T, activated_bytes]."""
     rows = len(x)
     out = aligned(rows * matrix.activated_bytes).reshape(rows, matrix.activated_bytes)
     x_ptr = native.address(x, "x", (rows, matrix.cols))
@@ -117,10 +119,10 @@ def linear(
     residual: Any = None,
     panels: tuple[int, int] | None = None,
 ) -> None:
-    """out[:, 16 * first : 16 * last] = residual + (bias + rows x matrix), panels = (first, last), else all.
+    """out[:, 16 * first : 16 * last] = residual + (bias + rows x matrix). panels: (first, last), all by default.
 
-    activated: of `prepare`. out, residual: float32 [T, matrix.rows]; residual may be out. bias: float32 [matrix.rows].
-    Raises ValueError for anything that the kernel could not read or write safely.
+    activated: from `prepare`. out, residual: float32 [T, matrix.rows]; residual may be out. bias: float32
+    [matrix.rows]. Raises ValueError for arguments that the kernel could not read or write safely.
     """
     rows = len(activated)
     all_panels = -(-matrix.rows // PANEL)
@@ -141,14 +143,14 @@ def linear(
 
 
 def product(matrix: Packed, x: Any, bias: Any = None, residual: Any = None) -> np.ndarray:
-    """residual + (bias + x W^T), float32 [T, rows], in one go; x: float32 [T, cols]."""
+    """residual + (bias + x W^T), float32 [T, rows], in one call. x: float32 [T, cols]."""
     out = np.empty((len(x), matrix.rows), np.float32)
     linear(matrix, prepare(matrix, x), out, bias, residual)
     return out
 
 
 def lookup(matrix: Packed, ids: Any) -> np.ndarray:
-    """Rows of the matrix as float32 [n, cols]; ids: int64 [n]. Raises ValueError for one outside the matrix."""
+    """Rows of the matrix as float32 [n, cols]. ids: int64 [n]. Raises ValueError for an id outside the matrix."""
     ids = np.ascontiguousarray(ids, np.int64)
     if ids.ndim != 1 or (ids.size and not 0 <= ids.min() <= ids.max() < matrix.rows):
         raise ValueError(f"ids must be a row of numbers in 0 to {matrix.rows - 1}")
@@ -158,7 +160,7 @@ def lookup(matrix: Packed, ids: Any) -> np.ndarray:
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """uint8 [nbytes] that starts at a multiple of LINE."""
+    """uint8 [nbytes] whose address is a multiple of LINE."""
     memory = np.empty(nbytes + LINE, np.uint8)
     start = -memory.ctypes.data % LINE
     return memory[start : start + nbytes]

@@ -1,6 +1,6 @@
 """Weight matrices in the layouts of the native kernels (csrc/matrix.h), packed once at load.
 
-A matrix keeps the format of its file wherever there is a layout for it, so its values are the file's bit for bit.
+A matrix keeps the format of its file if there is a layout for it, so that its values are the file's bit for bit.
 
     in the file                       packed
     F32, F16, BF16                    the same
@@ -29,20 +29,20 @@ from kvasir.quant.gguf_types import GGMLType, dequantize
 
 MAX_SEGMENTS = 8
 _HUGE_PAGE = 2 << 20
-_CHUNK = 1 << 20  # weights packed at a time
-_FLOATS = {"F32": 1, "F16": 1, "BF16": 2}  # and their groups
+_CHUNK = 1 << 20  # weights per packing task
+_FLOATS = {"F32": 1, "F16": 1, "BF16": 2}  # with their group sizes
 
 
 class PackedMatrix:
-    """A matrix [rows, cols] and the memory it owns. Nothing changes it after `pack_rows`.
+    """A matrix [rows, cols] and its memory. Immutable after `pack_rows`.
 
-    format: of FORMATS. segments: how the sum over cols is cut. activation: of ACTIVATIONS, what rows that meet it are
-    turned into, activated_bytes each. struct: what kernels read, at `address`; both live as long as this object. note:
-    for people, where the file's format could not be kept.
+    format: one of FORMATS. segments: how many segments the sum over cols has. activation: one of ACTIVATIONS, the
+    format that input rows are converted to, activated_bytes each. struct: the structure that kernels read, at
+    `address`; both stay valid as long as this object. note: a message for users if the file's format could not be kept.
     """
 
     def __init__(self, format: str, rows: int, cols: int, segments: int, activation: str = "auto", note: str = ""):
-        """Raises ValueError where there is no such matrix."""
+        """Raises ValueError for an unsupported matrix."""
         self.format = format
         self.rows, self.cols, self.segments = rows, cols, segments
         self.activation = _activation(format, activation)
@@ -57,7 +57,7 @@ class PackedMatrix:
 
     @property
     def address(self) -> int:
-        """Of `struct`."""
+        """The address of `struct`."""
         return ctypes.addressof(self.struct)
 
     @property
@@ -66,12 +66,12 @@ class PackedMatrix:
 
     @property
     def key(self) -> tuple:
-        """Equal for matrices that one call can go through."""
+        """Equal for matrices that one kernel call can process."""
         return self.format, self.activation, self.rows, self.cols, self.segments
 
     @property
     def dtype(self) -> torch.dtype:
-        """The arithmetic of the model around it: what rows are that meet float weights."""
+        """The dtype of the surrounding model: the type of input rows for float weights."""
         return torch.float32 if self.activation == "float32" else torch.bfloat16
 
     def row(self, index: int) -> torch.Tensor:
@@ -93,19 +93,20 @@ def pack_rows(
     activation: str = "auto",
     threads: int = 2,
 ) -> PackedMatrix:
-    """Packs rows as they lie in a file: uint8 [n, row bytes] of GGML type `source_type`, one matrix or several that
-    become one, `rows` rows of `cols` weights in all. They are only read; views of a mapped file are right.
+    """Packs rows in a file's format: uint8 [n, row bytes] of GGML type `source_type`, from one matrix or several that
+    are joined, with `rows` rows of `cols` weights in total. The inputs are only read, so they may be views of a mapped
+    file.
 
-    to: another format than the file's (floats become any float format, Q8_0 or Q4_0, rounding where they must).
-    activation: "float32" keeps rows that meet bfloat16 weights as they are. Raises ConfigError where there is no way
-    from one format to the other, ValueError where sizes do not fit.
+    to: a format other than the file's (floats convert to any float format, Q8_0 or Q4_0, with rounding where
+    necessary). activation: "float32" keeps the input rows of bfloat16 weights as they are. Raises ConfigError if the
+    conversion is not supported, ValueError for inconsistent sizes.
     """
     kind = _known(source_type)
     parts = [parts] if isinstance(parts, np.ndarray) else list(parts)
     _check(kind, parts, rows, cols)
     format, note = _choose(kind, to)
     packed = PackedMatrix(format, rows, cols, segments, activation, note)
-    # What the kernels cannot read goes by float32.
+    # Types that the kernels cannot read are converted through float32.
     is_read = native.can_pack(packed.struct, kind)
     if not is_read and native.format_of(kind) == format:
         raise ValueError(f"{cols} columns of {format} cannot be cut into {segments} segments of whole groups")
@@ -135,9 +136,9 @@ def pack_rows(
 def take_columns(
     source_type: str, rows: np.ndarray, cols: int, taken: tuple[int, int], to: str | None
 ) -> tuple[str, np.ndarray, str | None]:
-    """Columns [first, last) of whole rows, uint8 [n, row bytes], with their type and `to`: `pack_rows` makes of them
-    what it makes of these columns in whole rows. Where they are no whole blocks of the file, they go by float32.
-    """
+    """Columns [first, last) of whole rows, uint8 [n, row bytes], with their type and `to`. `pack_rows` packs them to
+    the same values as these columns of the whole rows. Columns that are not whole blocks of the file are converted to
+    float32."""
     kind, (first, last) = _known(source_type), taken
     if taken == (0, cols):
         return source_type, rows, to
@@ -148,16 +149,17 @@ def take_columns(
 
 
 def packed_bytes(source_type: str, rows: int, cols: int, segments: int, to: str | None = None) -> int:
-    """Bytes of the matrix that `pack_rows` would make. Raises ConfigError or ValueError where there is none."""
+    """Bytes of the matrix that `pack_rows` would create. Raises ConfigError or ValueError if it would fail."""
     format, _ = _choose(_known(source_type), to)
     return native.matrix_bytes(MatrixStruct(FORMATS.index(format), 0, segments, 0, rows, cols, None))
 
 
 def num_segments(cols: int, format: str) -> int:
-    """S, the segments of a reducing role's sum over `cols` inputs: at most 8, a power of two that leaves whole groups
-    of the format, for floats of 32. A float matrix without such a cut is divided as often as 16 inputs are left.
+    """S, the number of segments of a reducing role's sum over `cols` inputs: a power of two, at most 8, such that each
+    segment has whole groups of the format (32 for floats). A float matrix that cannot be split so has segments of at
+    least 16 inputs.
 
-    format: a packed one, or a GGML type, which means what `pack_rows` makes of it.
+    format: a packed format, or a GGML type, which stands for the format that `pack_rows` converts it to.
     """
     chosen = format if format in FORMATS else _choose(_known(format), None)[0]
     group = _group(chosen)
@@ -170,14 +172,14 @@ def num_segments(cols: int, format: str) -> int:
 
 
 class PackingError(NamedTuple):
-    """Differences from the weights before, relative to the root of their mean square."""
+    """The maximum and mean absolute difference from the original weights, relative to their root mean square."""
 
     max: float
     mean: float
 
 
 def error_of(packed: PackedMatrix, reference: np.ndarray) -> PackingError:
-    """How far a packed matrix is from float32 `reference` [rows, cols]; a matrix of zeros counts as rms 1."""
+    """The packing error against float32 `reference` [rows, cols]; for a matrix of zeros, the RMS counts as 1."""
     if reference.shape != packed.shape:
         raise ValueError(f"reference must be of shape {packed.shape}, it is {reference.shape}")
     most = total = square = 0.0
@@ -234,14 +236,14 @@ def _check(kind: GGMLType, parts: list[np.ndarray], rows: int, cols: int) -> Non
 
 
 def _pieces(rows: int, cols: int) -> Iterator[tuple[int, int]]:
-    """The rows in runs of whole panels, about _CHUNK weights each."""
+    """Ranges of rows, in whole panels, of about _CHUNK weights each."""
     step = max(1, _CHUNK // (cols * PANEL)) * PANEL
     for first in range(0, rows, step):
         yield first, min(first + step, rows)
 
 
 def _take(parts: list[np.ndarray], first: int, last: int) -> np.ndarray:
-    """Rows [first, last) of the parts together; a copy only where they cross from one part to the next."""
+    """Rows [first, last) of the joined parts; copied only if they span several parts."""
     taken, start = [], 0
     for part in parts:
         piece = part[max(first - start, 0) : max(last - start, 0)]
@@ -253,7 +255,7 @@ def _take(parts: list[np.ndarray], first: int, last: int) -> np.ndarray:
 
 
 def _allocate(nbytes: int) -> np.ndarray:
-    """uint8 [nbytes] in pages of its own, huge ones where it pays and the system has them."""
+    """uint8 [nbytes] in its own pages, huge pages for large sizes if the system has them."""
     is_big = nbytes >= _HUGE_PAGE
     size = nbytes + (_HUGE_PAGE if is_big else 0)
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
@@ -261,6 +263,6 @@ def _allocate(nbytes: int) -> np.ndarray:
     memory = np.frombuffer(pages, np.uint8)
     start = -memory.ctypes.data % _HUGE_PAGE if is_big else 0
     if is_big and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
     return memory[start : start + nbytes]

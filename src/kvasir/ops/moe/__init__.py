@@ -1,6 +1,6 @@
-"""Mixtures of experts: which experts a row goes to, and their outputs added up.
+"""Mixtures of experts: routing rows to experts, and summing the experts' outputs.
 
-The idea: arXiv:1701.06538; in this shape: Mixtral, arXiv:2401.04088.
+The idea: arXiv:1701.06538; in this form: Mixtral, arXiv:2401.04088.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def _chosen(logits_TE: Tensor, top_k: int, normalise: bool) -> tuple[tuple[int, 
 
 @op_with(_chosen)
 def route(logits_TE: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    """The top_k experts of each row by their logits: ids int64 [T, k], ascending, and weights float32 [T, k].
+    """The top_k experts of each row by logit: ids int64 [T, k], ascending, and weights float32 [T, k].
 
-    A weight is the expert's share in the softmax over all experts, or, to normalise, over the chosen ones.
-    Equal logits go to the lower id. Both sums go by the halving tree, in ascending id. logits: float32.
+    A weight is the expert's probability in the softmax over all experts or, with normalise, over the selected ones. On
+    equal logits the lower id wins. Both sums use the halving tree, in ascending id. logits: float32.
     """
     ids_Tk = logits_TE.sort(dim=-1, descending=True, stable=True).indices[:, :top_k].sort(dim=-1).values
     exps_TE = torch.exp(logits_TE - logits_TE.amax(dim=-1, keepdim=True))
@@ -50,10 +50,10 @@ def experts(
 ) -> Tensor:
     """Each row's sum over its experts of weight * down(act(gate(x)) * up(x)), float32 [T, D].
 
-    x, weights: float32. ids: int64 [T, k], distinct and ascending in a row. gate, up: per expert [1, I, D];
-    down: per expert [S, D, I / S], all as `linear` takes them. act: an op of `ACTIVATIONS`. The sum starts at
-    zero and adds the rounded products in ascending expert id. share: of ranks, whose experts or sums these are; they
-    meet before rows are weighted.
+    x, weights: float32. ids: int64 [T, k], distinct and ascending in a row. gate, up: per expert [1, I, D]; down: per
+    expert [S, D, I / S], all as in `linear`. act: an op of `ACTIVATIONS`. The sum starts at zero and adds the rounded
+    products in ascending expert id. share: how ranks split the experts or their sums; results are exchanged before they
+    are weighted.
     """
     out_TD = torch.zeros_like(x_TD)
 
@@ -68,7 +68,7 @@ def experts(
 
 
 _RowsOf = Callable[[Tensor, int], Tensor]
-_Computed = Iterator[tuple[Tensor, Tensor, Tensor]]  # per expert: rows, places of it in their choices, results
+_Computed = Iterator[tuple[Tensor, Tensor, Tensor]]  # per expert: rows, its index among each row's experts, results
 
 
 def _alone(ids_Tk: Tensor, rows_of: _RowsOf) -> _Computed:

@@ -1,5 +1,5 @@
-"""Normalisation over the last dimension, in float32. Sums go by one halving tree, so that a row's bits depend
-on the row and the width alone.
+"""Normalisation over the last dimension, in float32. Sums use a halving tree, so that a row's bits depend only on the
+row and the width.
 
 RMSNorm: arXiv:1910.07467. LayerNorm: arXiv:1607.06450.
 """
@@ -14,7 +14,7 @@ from kvasir.ops.registry import op
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """The sum over the last dimension [..., n] -> [..., 1] by halving; an odd width gets a zero."""
+    """The sum over the last dimension [..., n] -> [..., 1] by halving; an odd width is padded with a zero."""
     while (width := x.shape[-1]) > 1:
         if width % 2:
             x = F.pad(x, (0, 1))

@@ -1,4 +1,4 @@
-"""The norms that csrc/ has."""
+"""The native implementations of the norms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _refuses(facts: Facts) -> str:
 
 @rms_norm.impl("native", on="cpu", refuses=_refuses)
 def rms_norm_native(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The kernel on one thread; it reads dense rows."""
+    """The kernel on one thread; copies x if it is not contiguous."""
     x = x.contiguous()
     out = torch.empty_like(x)
     native.rms_norm_arrays(out, x, weight, eps)

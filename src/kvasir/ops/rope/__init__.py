@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv:2104.09864) in the halved arrangement: dimension i turns with i + d/2."""
+"""Rotary position embedding (arXiv:2104.09864) on halves: dimension i is rotated with dimension i + d/2."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kvasir.ops.registry import op
 
 @op
 def rope(x_THd: Tensor, cos_Th: Tensor, sin_Th: Tensor) -> Tensor:
-    """Turns the heads of each row by its angles. All float32; cos, sin: [T, rotated / 2].
+    """Rotates the heads of each row by its angles. All float32; cos, sin: [T, rotated / 2].
 
-    Only the first `rotated` dimensions of a head turn, the others pass.
+    Only the first `rotated` dimensions of a head are rotated; the others are unchanged.
     """
     half = cos_Th.shape[-1]
     cos, sin = cos_Th.unsqueeze(1), sin_Th.unsqueeze(1)

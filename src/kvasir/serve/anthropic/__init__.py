@@ -1,5 +1,5 @@
-"""The Messages API: bodies in wire.py, what they become in prompt.py, answers in blocks.py, routes in messages.py and
-batches.py."""
+"""The Messages API: bodies in wire.py, conversion to a chat in prompt.py, content blocks in blocks.py, routes in
+messages.py and batches.py."""
 
 from kvasir.serve.anthropic import batches, messages
 

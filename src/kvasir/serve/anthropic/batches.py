@@ -1,9 +1,9 @@
-"""/v1/messages/batches: many messages, made when there is room.
+"""/v1/messages/batches: many messages, generated when there is capacity.
 
 https://platform.claude.com/docs/en/api/creating-message-batches
 
-They are batches as /v1/batches has them, of the endpoint /v1/messages: the requests become the lines of a file, and the
-files that come out are returned as results.
+They are batches of /v1/batches with the endpoint /v1/messages: the requests become the lines of an input file, and the
+output files are returned as results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kvasir.serve.wire import Wire
 router = APIRouter(route_class=JsonRoute, tags=["anthropic"])
 
 ENDPOINT = "/v1/messages"
-COUNT = "requests"  # in the metadata of a batch that was made here
+COUNT = "requests"  # key in the metadata of a batch created by this API
 _OURS, _THEIRS = "batch_", "msgbatch_"
 _LEFT = {"batch_expired": "expired", "batch_cancelled": "canceled"}
 _ENDED = ("completed", "failed", "expired", "cancelled")
@@ -45,7 +45,7 @@ _JSONL: dict[int | str, dict[str, Any]] = {
 
 
 class BatchItem(Wire):
-    """params: a body of /v1/messages, which is looked at when its turn comes."""
+    """params: a body of /v1/messages, validated when the request runs."""
 
     custom_id: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     params: dict[str, Any]
@@ -156,7 +156,7 @@ def batches_of(request: HTTPRequest) -> Batches:
 
 
 def _check(wire: MessageBatchRequest) -> None:
-    """Raises InvalidRequest for what the whole batch could not be run with."""
+    """Raises InvalidRequest for errors that affect the whole batch."""
     seen: set[str] = set()
     for i, item in enumerate(wire.requests):
         if item.custom_id in seen:
@@ -176,7 +176,7 @@ def _lines(wire: MessageBatchRequest) -> bytes:
 
 
 async def _batch(batches: Batches, owner: str, id: str) -> dict[str, Any]:
-    """Raises NotFound."""
+    """The batch of this id. Raises NotFound."""
     found = None
     if id.startswith(_THEIRS):
         found = await batches.get(owner, _OURS + id.removeprefix(_THEIRS))
@@ -220,7 +220,7 @@ def _time(seconds: int | None) -> str | None:
 
 
 async def _counts(batch: dict[str, Any], batches: Batches, owner: str) -> dict[str, int]:
-    """All are being processed until the whole batch has ended."""
+    """Counts of requests by state. All are "processing" until the whole batch has ended."""
     told, status = batch["request_counts"], batch["status"]
     total = told["total"] or int((batch["metadata"] or {}).get(COUNT, 0))
     counts: dict[str, int] = dict.fromkeys(_COUNTED, 0)
@@ -237,7 +237,7 @@ async def _counts(batch: dict[str, Any], batches: Batches, owner: str) -> dict[s
 
 
 async def _left_out(batch: dict[str, Any], batches: Batches, owner: str) -> int:
-    """How many requests were not made; 0 where the file that says it is gone."""
+    """Number of requests that were not run; 0 if the error file is gone."""
     try:
         data = await batches.files.content(owner, batch["error_file_id"])
     except NotFound:
@@ -260,7 +260,7 @@ class _Answer(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """Of a batch's file of answers."""
+    """A line of a batch's output or error file."""
 
     custom_id: str
     response: _Answer | None = None
@@ -276,7 +276,7 @@ def _results(files: Iterable[bytes]) -> bytes:
 
 
 def _failed(data: bytes, batch: dict[str, Any]) -> bytes:
-    """A batch of which nothing could be run."""
+    """The results of a batch that failed as a whole."""
     [first, *_] = batch["errors"]["data"]
     fault = Fault(500, first["message"], first["code"])
     error = {"type": "errored", "error": msgspec.Raw(anthropic_error(fault, None))}
@@ -292,7 +292,7 @@ def _result(line: _Line) -> dict[str, Any]:
 
 
 def _error(answer: _Answer) -> msgspec.Raw:
-    """Written anew where the request did not get as far as its route, which has the shape of this API."""
+    """The error in this API's format; converted if the request failed before it reached its route."""
     found = msgspec.json.decode(answer.body)
     if isinstance(found, dict) and found.get("type") == "error":
         return answer.body

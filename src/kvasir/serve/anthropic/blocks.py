@@ -1,6 +1,7 @@
-"""What was read out of an answer, as the content blocks of a message: whole, or as the events of a stream.
+"""Events read from a choice, as the content blocks of a message: complete, or as stream events.
 
-A block holds what comes in one go: text, thinking, or one call. So the blocks of a stream are those of the whole.
+A block holds consecutive events of one kind: text, thinking, or one call. So a stream has the same blocks as the
+complete message.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from kvasir.serve.openai.calls import call_id
 
 
 class Blocks:
-    """The blocks of one answer, as they come. omitted: thinking is not shown."""
+    """The blocks of one choice, as they come. omitted: thinking is not shown."""
 
     def __init__(self, reading: Reading | None, omitted: bool = False):
         self._reading = reading
         self._omitted = omitted
         self._index = -1
-        self._kind = ""  # of the block that is open
+        self._kind = ""  # of the open block
         self._reasoning: list[str] = []
         self.called = False
 
@@ -50,7 +51,7 @@ class Blocks:
                     yield from self.close()
 
     def close(self) -> Iterator[dict[str, Any]]:
-        """Nothing more belongs to the block that is open, if one is."""
+        """Closes the open block, if any."""
         if not self._kind:
             return
         if self._kind == "thinking":
@@ -72,7 +73,7 @@ class Blocks:
 
 
 def content(events: Iterable[Event], reading: Reading | None, omitted: bool = False) -> list[dict[str, Any]]:
-    """The blocks of a whole answer: what a stream's events add up to."""
+    """The blocks of a complete choice: the sum of a stream's events."""
     blocks, found = Blocks(reading, omitted), []
     for event in (*blocks.push(events), *blocks.close()):
         if event["type"] == "content_block_start":
@@ -92,8 +93,8 @@ def content(events: Iterable[Event], reading: Reading | None, omitted: bool = Fa
 
 
 def input_of(arguments: str) -> Any:
-    """A call's input from the JSON text of its arguments: as it is written, or as far as a call that was broken off
-    came."""
+    """A call's input from the JSON text of its arguments: unchanged, or the valid part of it if the call was cut
+    off."""
     try:
         if isinstance(msgspec.json.decode(arguments), dict):
             return msgspec.Raw(arguments.encode())

@@ -2,7 +2,7 @@
 
 https://platform.claude.com/docs/en/api/messages
 
-The body becomes a chat (prompt.py), and what is read out of the answer content blocks (blocks.py).
+The body becomes a chat (prompt.py), and the events read from the choice become content blocks (blocks.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ router = APIRouter(route_class=JsonRoute)
 
 TIERS = {ServiceClass.INTERACTIVE: "standard", ServiceClass.BATCH: "batch", ServiceClass.BACKGROUND: "batch"}
 
-# What a field of the chat is called here.
+# Fields of the chat -> fields of this API.
 _NAMES = {
     "response_format": "output_config.format",
     "structured_outputs": "output_config.format",
@@ -49,7 +49,7 @@ _NAMES = {
     "chat_template_kwargs": "thinking",
     "thinking_token_budget": "thinking.budget_tokens",
 }
-# Fields that the chat has under the same name.
+# Fields that have the same name in the chat.
 _SAME = ("temperature", "top_p", "top_k", "seed", *Scheduling.model_fields)
 
 
@@ -84,7 +84,7 @@ async def count_tokens(wire: CountRequest, request: HTTPRequest) -> Response:
 
 
 async def to_job(wire: MessagesRequest, serving: Serving, request: HTTPRequest) -> Job:
-    """Raises InvalidRequest for what cannot be honoured."""
+    """The job of a request. Raises InvalidRequest for unsupported requests."""
     same = {name: getattr(wire, name) for name in _SAME}
     with renamed(_NAMES):
         chat = await asyncio.to_thread(_chat, wire, serving, **same, stop=wire.stop_sequences, max_tokens=1)
@@ -100,7 +100,7 @@ def _chat(wire: Conversation, serving: Serving, **fields: Any) -> ChatRequest:
     return ChatRequest.model_construct(**chat_fields(wire, serving.front), **fields)
 
 
-# -- the answer --------------------------------------------------------------------------------------------
+# -- the response ------------------------------------------------------------------------------------------
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -109,7 +109,7 @@ def event(data: dict[str, Any]) -> bytes:
 
 @dataclass(slots=True)
 class Job:
-    """One HTTP request, and how its answer is written."""
+    """One HTTP request, and how its response is encoded."""
 
     wire: MessagesRequest
     serving: Serving
@@ -118,7 +118,7 @@ class Job:
 
     @property
     def only_prompt(self) -> bool:
-        """No token was asked for. One is computed all the same, since it is for that that a prompt is."""
+        """Whether no token was requested. One is sampled anyway, since the engine computes a prompt only to sample."""
         return self.wire.max_tokens == 0
 
     async def response(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Job:
         return [] if self.only_prompt else list(delta.events)
 
     def _head(self, delta: TextDelta) -> dict[str, Any]:
-        """The message before its content. seed: gives the same answer again."""
+        """The message before its content. seed: reproduces the result."""
         seed = {} if self.core.params.greedy else {"seed": self.core.params.seed}
         return {
             "id": self.core.id,
@@ -171,8 +171,8 @@ class Job:
         }
 
     def _ending(self, delta: TextDelta, called: bool) -> dict[str, Any]:
-        """An answer that was asked to be longer than the context may end with it. A stop string of the store's is no
-        matter of the client's."""
+        """The stop fields. A choice whose max_tokens exceeded the context may end at the context's end. Stop strings
+        from the store are not reported to the client."""
         told = {"stop_details": None, "stop_sequence": None}
         if delta.stop_reason in (self.wire.stop_sequences or ()) and not self.only_prompt:
             return told | {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
@@ -184,11 +184,11 @@ class Job:
         return told | {"stop_reason": reason}
 
     def _edits(self) -> dict[str, Any] | None:
-        """Those that can be asked for change nothing."""
+        """The only edits that can be requested have no effect."""
         return None if self.wire.context_management is None else {"applied_edits": []}
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
-        """Tokens of the prompt are counted apart: those that the cache had, and the others."""
+        """Prompt tokens are counted separately: those found in the cache, and the others."""
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,

@@ -1,4 +1,4 @@
-"""Models as the Messages API lists them: what GET /v1/models and /v1/models/{id} say to a client that sends the header
+"""Models in the format of the Messages API: GET /v1/models and /v1/models/{id} for a client that sends the header
 anthropic-version.
 
 https://platform.claude.com/docs/en/api/models-list
@@ -22,7 +22,7 @@ def speaks(request: HTTPRequest) -> bool:
 
 
 def model_page(cards: Sequence[Card], request: HTTPRequest) -> dict[str, Any]:
-    """One page, as the query's limit, after_id and before_id say. All models are active. Raises InvalidRequest."""
+    """One page, selected by the query's limit, after_id and before_id. All models are active. Raises InvalidRequest."""
     query = request.query_params
     stages = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]
     shown = list(cards) if not stages or "active" in stages else []

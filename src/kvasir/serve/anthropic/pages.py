@@ -1,4 +1,4 @@
-"""Pages of lists, as the API cuts them.
+"""Pagination of lists, as in the API.
 
 https://platform.claude.com/docs/en/api/beta-headers and .../models-list, .../listing-message-batches
 """
@@ -17,8 +17,8 @@ T = TypeVar("T")
 def page_of(
     items: Sequence[T], id_of: Callable[[T], str], limit: int, after: str | None, before: str | None
 ) -> tuple[Sequence[T], dict[str, Any]]:
-    """At most `limit` of the items after one of them and before another, and what the page says beside them: the first
-    of these, or with `before` the last, since its reader continues towards the front. Raises InvalidRequest."""
+    """At most `limit` of the items after `after` and before `before`, and the page's metadata. The page holds the first
+    of these items, or with `before` the last, since the client pages towards the front. Raises InvalidRequest."""
     ids = [id_of(item) for item in items]
     first = 0 if after is None else _place(ids, after, "after_id") + 1
     last = len(ids) if before is None else _place(ids, before, "before_id")

@@ -1,11 +1,11 @@
-"""From the Messages API to a chat: the same conversation in the words of /v1/chat/completions, which renders it.
+"""Converts the Messages API to a chat: the same conversation as a body of /v1/chat/completions, which renders it.
 
     system          a first message of role system
     user            its texts are one message, each tool_result one of role tool, in their order
     assistant       its texts, with thinking as reasoning_content and tool_use as tool_calls
-    the last one    if it is the assistant's, it is gone on with
+    last message    if it is the assistant's, the model continues it
 
-Consecutive messages of one role are one turn, as the API says.
+Consecutive messages of one role are one turn, as the API specifies.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ ALLOWED = {
     "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
-CARRIES = "carries."  # a signature that holds the thinking itself, which the client wanted left out
+CARRIES = "carries."  # prefix of a signature that holds the thinking itself, which the client asked to omit
 
 
 def chat_fields(wire: Conversation, front: Front) -> dict[str, Any]:
-    """The fields of ChatRequest that say the same. Raises InvalidRequest with the place of what cannot be honoured,
+    """The equivalent fields of ChatRequest. Raises InvalidRequest with the location of an unsupported value,
     ThreadUnsupported."""
     _refuse(wire)
     messages = list(_messages(wire))
@@ -75,7 +75,7 @@ def chat_fields(wire: Conversation, front: Front) -> dict[str, Any]:
 
 
 def _refuse(wire: Conversation) -> None:
-    """A thread is the last field to be refused: without it, a client that sends all again is to be served."""
+    """Refuses a thread last: a client that then sends the whole conversation without it must be served."""
     try:
         refuse_fields(wire)
     except InvalidRequest as error:
@@ -92,7 +92,7 @@ def _messages(wire: Conversation) -> Iterator[Message]:
         _check_parts(wire.system, "system")
         text = wire.system if isinstance(wire.system, str) else _parts(wire.system)
         yield Message(role="system", content=text)
-    names: dict[str, str] = {}  # of the tools that were called, by the ids of the calls
+    names: dict[str, str] = {}  # of the called tools, by the ids of the calls
     for role, turn in groupby(_shown(wire), key=lambda shown: shown[0]):
         blocks = [block for _, some in turn for block in some]
         if role == "assistant":
@@ -102,7 +102,7 @@ def _messages(wire: Conversation) -> Iterator[Message]:
 
 
 def _shown(wire: Conversation) -> list[tuple[str, list[Block]]]:
-    """Role and content of the messages, but for those that were to be cleared by now. Raises InvalidRequest."""
+    """Role and content of the messages, without those that were to be cleared by this turn. Raises InvalidRequest."""
     last = max((i for i, message in enumerate(wire.messages) if message.role == "user"), default=-1)
     found = [(message, _blocks(message, i)) for i, message in enumerate(wire.messages)]
     return [
@@ -113,7 +113,7 @@ def _shown(wire: Conversation) -> list[tuple[str, list[Block]]]:
 
 
 def _blocks(message: InputMessage, index: int) -> list[Block]:
-    """A message's content. Raises InvalidRequest for a kind of block that is not for its role."""
+    """A message's content. Raises InvalidRequest for a kind of block that its role does not allow."""
     refuse_fields(message, f"messages.{index}")
     if message.clear_at is not None and message.role != "system":
         raise InvalidRequest("only a system message has it", "leave it out", param=f"messages.{index}.clear_at")
@@ -170,7 +170,7 @@ def _others(role: Any, turn: Sequence[Block], names: dict[str, str]) -> Iterator
 
 
 def _result(block: ToolResultBlock, names: dict[str, str]) -> Message:
-    """Templates have no word for a failed call, so the text says it."""
+    """The result as a message of role tool. Templates cannot express a failed call, so the text says it."""
     name = names.get(block.tool_use_id)
     if name is None:
         message = f"no tool_use before has the id {block.tool_use_id[:80]!r}"
@@ -182,7 +182,7 @@ def _result(block: ToolResultBlock, names: dict[str, str]) -> Message:
 
 
 def _parts(texts: Sequence[TextBlock]) -> str | list[Part]:
-    """One text as it is; several as parts, which the template joins as it does."""
+    """One text unchanged; several as parts, which the template joins in its own way."""
     if len(texts) < 2:
         return texts[0].text if texts else ""
     return [Part(type="text", text=block.text) for block in texts]
@@ -192,8 +192,8 @@ def _parts(texts: Sequence[TextBlock]) -> str | list[Part]:
 
 
 def _thinking(wire: Conversation, front: Front) -> dict[str, Any]:
-    """Thinking is allowed, up to a budget, or not: by the template's switch, where it has one, else with a budget of 0.
-    A model that does not think keeps every budget."""
+    """Whether the model may think, and its budget: set by the template's switch, if it has one, otherwise disabled by a
+    budget of 0. A model that does not think needs no budget."""
     config, effort = wire.output_config, None
     if config is not None:
         refuse_fields(config, "output_config")
@@ -216,20 +216,20 @@ def _thinking(wire: Conversation, front: Front) -> dict[str, Any]:
 
 
 def omits(wire: Conversation) -> bool:
-    """Whether the client wants to see no thinking."""
+    """Whether the client asks to omit thinking."""
     return not isinstance(wire.thinking, ThinkingDisabled | None) and wire.thinking.display == "omitted"
 
 
 def signature(text: str, omitted: bool) -> str:
-    """Of a thinking block. What is left out comes back to the model inside of it; else it is a mere digest, and not
-    looked at when it comes back."""
+    """The signature of a thinking block. Omitted thinking is stored in it and returns to the model with it; otherwise
+    it is only a digest, which is not checked when it comes back."""
     if omitted:
         return CARRIES + base64.b64encode(text.encode()).decode()
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def thought(block: ThinkingBlock) -> str:
-    """Raises InvalidRequest for a signature that was changed."""
+    """The thinking of a block. Raises InvalidRequest for a modified signature."""
     if block.thinking or not block.signature.startswith(CARRIES):
         return block.thinking
     try:

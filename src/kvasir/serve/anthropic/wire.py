@@ -2,8 +2,8 @@
 
 https://platform.claude.com/docs/en/api/messages
 
-Every field of the specification is here, those of its betas too: honoured, accepted where it means nothing to this
-server (IGNORED), or refused by name (REFUSED). Any other field is refused as unknown.
+Every field of the specification is declared, including those of its betas: implemented, accepted without effect where
+it has no meaning for this server (IGNORED), or refused by name (REFUSED). Any other field is refused as unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvasir.validate import MAX_STOP_CHARS, MAX_STOP_STRINGS
 
 
 def _of_type(allowed: tuple[str, ...], what: str, hint: str) -> BeforeValidator:
-    """Refuses objects of other types by the name of their type, before their fields are looked at."""
+    """Refuses objects of other types, naming their type, before their fields are validated."""
 
     def check(value: Any) -> Any:
         kind = value.get("type", allowed[0]) if isinstance(value, dict) else None
@@ -34,8 +34,8 @@ def _of_type(allowed: tuple[str, ...], what: str, hint: str) -> BeforeValidator:
 
 
 class CacheControl(Wire):
-    """Prefixes are cached wherever there is room, whether they are marked or not. scope: of a beta that Claude Code
-    speaks; whom a prefix is shared with is the server's to say."""
+    """Prefixes are cached wherever there is room, marked or not. scope: of a beta that Claude Code uses; the server
+    decides with whom a prefix is shared."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -105,7 +105,7 @@ System = str | Annotated[list[SystemPart], Field(max_length=MAX_PARTS)]
 
 
 class InputMessage(Wire):
-    """clear_at: a system message may be for the user's turn before it alone."""
+    """clear_at: when a system message is dropped: at the next user message, or never."""
 
     REFUSED: ClassVar = {"output_config": (({},), "give output_config of the whole request")}
 
@@ -164,7 +164,7 @@ Display = Literal["summarized", "omitted"] | None
 
 
 class ThinkingEnabled(Wire):
-    """budget_tokens: at most so many tokens of thinking."""
+    """budget_tokens: maximum tokens of thinking."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -198,7 +198,7 @@ class JsonFormat(Wire):
 
 
 class OutputConfig(Wire):
-    """effort: for models whose template knows it as reasoning_effort; others answer as they do."""
+    """effort: for models whose template supports it as reasoning_effort; others ignore it."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
@@ -217,7 +217,7 @@ class Metadata(Wire):
 
 
 class Conversation(Trust):
-    """What becomes the prompt."""
+    """The fields that become the prompt."""
 
     model: Name | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -229,7 +229,7 @@ class Conversation(Trust):
     output_format: JsonFormat | None = None  # the older place of output_config.format
     cache_control: CacheControl | None = None
 
-    # Refused unless they ask for nothing.
+    # Refused unless the value has no effect.
     billing_policy: Any = None
     compaction: Any = None
     context_management: Any = None
@@ -261,8 +261,8 @@ class CountRequest(Conversation):
 class MessagesRequest(Scheduling, Conversation):
     """POST /v1/messages
 
-    max_tokens: 0 computes the prompt, and leaves it in the cache. seed: this server's own; the same one gives the same
-    answer again.
+    max_tokens: 0 computes the prompt and leaves it in the cache. seed: an extension of this server; the same seed
+    reproduces the result.
     """
 
     max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -278,11 +278,11 @@ class MessagesRequest(Scheduling, Conversation):
     stream: bool | None = None
     seed: int | None = None
 
-    # Without a meaning here: nothing is billed or routed by them.
+    # No effect: nothing is billed or routed by them.
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
-    # Refused unless they ask for nothing.
+    # Refused unless the value has no effect.
     container: Any = None
     diagnostics: Any = None
     fallback_credit_token: Any = None

@@ -1,4 +1,4 @@
-"""OpenAI's files and batches: many requests in a file, answered when there is room, into another file."""
+"""OpenAI's files and batches: many requests in a file, run when there is capacity, with results in another file."""
 
 from kvasir.serve.batches import files, routes
 from kvasir.serve.batches.call import Caller

@@ -1,4 +1,4 @@
-"""A route of the application called from within, as its owner would call it, but without the drain gate."""
+"""Calls a route of the application from within the server, as its owner would, but without the drain gate."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Answer:
 
 
 class Caller:
-    """Calls the routes of an application: its errors, leases, memory and what a key may have are as ever; keys are not
-    asked for, requests are not counted, and bodies are taken for checked."""
+    """Calls the routes of an application. Error handling, leases, memory limits and the key's permissions apply;
+    authentication, request limits and checks of the body do not."""
 
     def __init__(self, app: FastAPI):
         self._app = app
         self._inner: ASGIApp | None = None
 
     def _stack(self) -> ASGIApp:
-        """Made when it is needed: handlers of errors are added to the application after its routes."""
+        """Built on first use: the application gets its error handlers after its routes."""
         if self._inner is None:
             inside = AsyncExitStackMiddleware(self._app.router)
             leasing = Leases(ExceptionMiddleware(inside, handlers=self._app.exception_handlers))
@@ -44,7 +44,7 @@ class Caller:
         return self._inner
 
     async def post(self, path: str, body: bytes, key: Key | None, id: str) -> Answer:
-        """id: of the request. Cancelled, it takes along what it has begun."""
+        """id: of the request. Cancelling it cancels the work that it started."""
         scope: Scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
             "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "client": None,
@@ -57,7 +57,7 @@ class Caller:
         async def receive() -> Message:
             nonlocal given
             if given:
-                await asyncio.Event().wait()  # no one leaves
+                await asyncio.Event().wait()  # the client never disconnects
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -77,7 +77,7 @@ class Caller:
 
 
 def service_class(key: Key | None) -> ServiceClass:
-    """batch, unless the key may have no more than background."""
+    """batch, unless the key permits at best background."""
     if key is not None and key.limits.max_class.rank > ServiceClass.BATCH.rank:
         return key.limits.max_class
     return ServiceClass.BATCH

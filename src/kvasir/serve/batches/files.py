@@ -1,4 +1,4 @@
-"""/v1/files: what batches read and write. A file is two records, one of its facts and one of its bytes."""
+"""/v1/files: input and output files of batches. A file is two records, one of its metadata and one of its bytes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from kvasir.serve.settings import ServeSettings
 router = APIRouter()
 FILE = "file"
 PIECE = 256 << 10  # bytes of a file in memory while it is sent
-UPLOADS = 2  # of a key at once
-SLOWER = 10  # times as long as other bodies an upload may take
+UPLOADS = 2  # concurrent uploads of a key
+SLOWER = 10  # factor on the time limit of other bodies
 
 _FORM = {
     "type": "object",
@@ -48,8 +48,8 @@ _BYTES: dict[int | str, dict[str, Any]] = {
 
 class Files:
     def __init__(self, settings: ServeSettings, num_keys: Callable[[], int], in_use: Callable[[str], bool]):
-        """num_keys: that share the room, as they are by then. in_use: of an id, whether its file stays beyond its time.
-        Raises ConfigError."""
+        """num_keys: returns the current number of keys that share the storage. in_use: of an id, whether its file must
+        outlive its expiry. Raises ConfigError."""
         folder = settings.data_dir
         bounds = {"max_count": settings.file_count, "max_age": float("inf"), "refuse": True}
         self._max_file = settings.max_file
@@ -62,11 +62,11 @@ class Files:
 
     @property
     def max_bytes(self) -> int:
-        """Of one file."""
+        """Maximum bytes of one file."""
         return min(self._max_file, self._contents.max_bytes)
 
     async def start(self) -> None:
-        """Bytes whose facts were not written when an earlier server ended are no one's."""
+        """Removes contents without metadata, left by a server that ended while storing a file."""
         await self._contents.keep(self._facts.ids)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Files:
         self._contents.close()
 
     def turn(self, owner: str) -> asyncio.Semaphore:
-        """To be held while a body is in memory, so that a key has few there at once."""
+        """Hold it while a body is in memory; it bounds the number of these per key."""
         return self._turns.setdefault(owner, asyncio.Semaphore(UPLOADS))
 
     async def put(
@@ -94,17 +94,17 @@ class Files:
         await self._contents.put(owner, file["id"], data, beyond)
         try:
             await self._facts.put(owner, file["id"], msgspec.json.encode(file), beyond)
-        except BaseException:  # bytes that no one knows of would fill the share for good
+        except BaseException:  # contents without metadata would occupy the share for good
             await self._contents.delete(owner, file["id"])
             raise
         return file
 
     def check_room(self, owner: str) -> None:
-        """Raises LimitExceeded where a key's share is full."""
+        """Raises LimitExceeded if a key's share is full."""
         self._contents.check_room(owner)
 
     async def get(self, owner: str, id: str) -> dict[str, Any]:
-        """Raises NotFound."""
+        """The object of a file. Raises NotFound."""
         data = await self._facts.get(owner, id) if is_id(id, FILE) else None
         file = parsed(data) if data is not None else None
         if file is None or self._expired(file):
@@ -114,32 +114,32 @@ class Files:
         return file
 
     async def content(self, owner: str, id: str) -> bytes:
-        """Raises NotFound."""
+        """The bytes of a file. Raises NotFound."""
         await self.get(owner, id)
         if (data := await self._contents.get(owner, id)) is None:
             raise NotFound(f"the content of file {id!r:.80} is lost")
         return data
 
     async def open(self, owner: str, id: str) -> tuple[BinaryIO, int]:
-        """The content, to be read piece by piece and closed, and its bytes. Raises NotFound."""
+        """The content as an open file, to be closed by the caller, and its size in bytes. Raises NotFound."""
         await self.get(owner, id)
         if (found := await self._contents.open(owner, id)) is None:
             raise NotFound(f"the content of file {id!r:.80} is lost")
         return found
 
     async def all(self, owner: str) -> list[dict[str, Any]]:
-        """The oldest first."""
+        """The files of a key, oldest first."""
         found = [file for data in await self._facts.all(owner) if (file := parsed(data))]
         return sorted(
             (file for file in found if not self._expired(file)), key=lambda file: (file["created_at"], file["id"])
         )
 
     async def clear(self, owner: str) -> None:
-        """Makes room: those that have expired go."""
+        """Makes room: deletes a key's expired files."""
         await self._drop_expired(await self._facts.all(owner))
 
     async def sweep(self) -> None:
-        """The same for all keys, also those that are no more."""
+        """Deletes expired files of all keys, including removed ones."""
         await self._drop_expired(await self._facts.all())
 
     async def _drop_expired(self, facts: Sequence[bytes]) -> None:
@@ -157,7 +157,7 @@ class Files:
 
 
 def page_of(found: Sequence[dict[str, Any]], after: str | None, limit: int) -> Response:
-    """A page of objects, which begins after one of them. Raises InvalidRequest."""
+    """A page of objects that starts after the id `after`. Raises InvalidRequest."""
     if after is not None:
         place = next((i for i, item in enumerate(found) if item["id"] == after), None)
         if place is None:
@@ -217,7 +217,7 @@ async def retrieve_content(file_id: str, request: HTTPRequest) -> Response:
 
 
 async def _pieces(file: BinaryIO) -> AsyncGenerator[bytes]:
-    """However many read slowly, little of it is in memory."""
+    """Reads the file in pieces, so that many slow readers take little memory."""
     while piece := await asyncio.to_thread(file.read, PIECE):
         yield piece
 

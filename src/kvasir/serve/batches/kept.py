@@ -1,4 +1,4 @@
-"""Batches that are kept: what clients ask of them, those that are under way, and how long the others stay."""
+"""Stored batches: the operations of clients, the batches in progress, and the expiry of the others."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kvasir.serve.records import Records, is_id, new_id, parsed
 from kvasir.serve.settings import ServeSettings
 
 WINDOW = 86400  # seconds
-RUNNING = 2  # batches of a key at once: their lines are in memory
+RUNNING = 2  # concurrent batches of a key: their lines are in memory
 
 
 class Batches:
-    """All batches of a server, on its event loop. `start` continues with those of an earlier server."""
+    """All batches of a server, on its event loop. `start` resumes those of an earlier server."""
 
     def __init__(self, caller: Caller, settings: ServeSettings, ring: KeyRing, quotas: Quotas):
         """Raises ConfigError."""
@@ -41,12 +41,12 @@ class Batches:
         self._work = Work(caller, self.files, self._save, settings, ring.named, quotas, self._journals)
         self._runs: dict[str, Run] = {}
         self._ending = False
-        self._places: dict[str, asyncio.Semaphore] = {}  # by owner, for RUNNING
+        self._places: dict[str, asyncio.Semaphore] = {}  # by owner, limited to RUNNING
 
     async def start(self) -> None:
         await self.files.start()
         records = [record for data in await self._records.all() if (record := parsed(data))]
-        # Those that only wait come after those that were begun.
+        # Batches that were waiting are resumed after those that had started.
         records.sort(key=lambda r: (r["batch"]["status"] == "validating", r["batch"]["created_at"], r["batch"]["id"]))
         for record in records:
             if record["batch"]["status"] in OPEN:
@@ -54,12 +54,12 @@ class Batches:
         await asyncio.to_thread(sweep_journals, self._journals, set(self._runs))
 
     async def sweep(self) -> None:
-        """What is too old goes, of whatever key it is or was."""
+        """Removes expired files and batches of all keys, including removed ones."""
         await self.files.sweep()
         await self._records.sweep()
 
     async def stop(self) -> None:
-        """What is not done stays to be done, as does what is asked for from now on."""
+        """Stops all work. Unfinished batches, and those created after this, are resumed by the next server."""
         self._ending = True
         await settle(*(run.task for run in self._runs.values() if run.task))
 
@@ -67,10 +67,10 @@ class Batches:
         self.files.close()
         self._records.close()
 
-    # -- what clients ask ----------------------------------------------------------------------------------------
+    # -- operations of clients -----------------------------------------------------------------------------------
 
     async def create(self, owner: str, wire: BatchRequest) -> Batch:
-        """Raises InvalidRequest, NotFound, LimitExceeded, OSError."""
+        """Creates a batch. Raises InvalidRequest, NotFound, LimitExceeded, OSError."""
         try:
             file = await self.files.get(owner, wire.input_file_id)
         except NotFound as error:
@@ -78,7 +78,7 @@ class Batches:
             raise
         if file["purpose"] != "batch":
             raise InvalidRequest(f"the file is for {file['purpose']}", "upload it for batch", param="input_file_id")
-        self.files.check_room(owner)  # for what will come out
+        self.files.check_room(owner)  # for the output
         now = int(time.time())
         expires = wire.output_expires_after
         batch = {
@@ -93,7 +93,7 @@ class Batches:
         return await asyncio.shield(self._take(Run(owner, batch)))
 
     async def _take(self, run: Run) -> Batch:
-        self._runs[run.id] = run  # which keeps it, and its file
+        self._runs[run.id] = run  # protects the record and its input file
         try:
             await self._save(run)
         except BaseException:
@@ -103,14 +103,14 @@ class Batches:
         return run.batch
 
     async def get(self, owner: str, id: str) -> Batch:
-        """Raises NotFound."""
+        """The batch of this id. Raises NotFound."""
         data = await self._records.get(owner, id) if is_id(id, "batch") else None
         if data is None or (record := parsed(data)) is None:
             raise NotFound(f"there is no batch {id!r:.80}", "it is too long ago, or another key's")
         return self._now(record["batch"])
 
     async def all(self, owner: str) -> list[Batch]:
-        """The newest first."""
+        """The batches of a key, newest first."""
         records = await self._records.all(owner)
         found = await asyncio.to_thread(lambda: [record["batch"] for data in records if (record := parsed(data))])
         return [self._now(batch) for batch in sorted(found, key=lambda b: (b["created_at"], b["id"]), reverse=True)]
@@ -119,7 +119,7 @@ class Batches:
         return self._runs[batch["id"]].batch if batch["id"] in self._runs else batch
 
     async def cancel(self, owner: str, id: str) -> Batch:
-        """Raises NotFound, InvalidRequest."""
+        """Cancels a batch. Raises NotFound, InvalidRequest."""
         batch = await self.get(owner, id)
         run = self._runs.get(id)
         if batch["status"] == "validating" and run is not None and not run.begun:
@@ -139,22 +139,23 @@ class Batches:
         return run.batch if run else batch
 
     async def delete(self, owner: str, id: str) -> None:
-        """Forgets a batch that has ended; its files stay. Raises NotFound, InvalidRequest."""
+        """Deletes a batch that has ended; its files stay. Raises NotFound, InvalidRequest."""
         batch = await self.get(owner, id)
         if batch["status"] in OPEN:
             raise InvalidRequest(f"the batch is {batch['status']}", "cancel it first")
         if (run := self._runs.get(id)) is not None and run.task is not None:
-            await asyncio.wait((run.task,))  # it is written down once more
+            await asyncio.wait((run.task,))  # it saves its record once more
         await self._records.delete(owner, id)
 
     def uses(self, file_id: str) -> bool:
-        """Whether a batch that is not done reads this file."""
+        """Whether an unfinished batch reads this file."""
         return any(run.batch["input_file_id"] == file_id for run in self._runs.values())
 
-    # -- those under way -----------------------------------------------------------------------------------------
+    # -- in progress ---------------------------------------------------------------------------------------------
 
     async def _save(self, run: Run) -> None:
-        """Raises OSError; LimitExceeded for a new one where all that the key has here are under way."""
+        """Saves the batch. Raises OSError; LimitExceeded for a new batch if all stored batches of its key are in
+        progress."""
         record = {"owner": run.owner, "batch": run.batch, "end": run.end}
         await self._records.put(run.owner, run.id, msgspec.json.encode(record), beyond=run.task is not None)
 

@@ -1,4 +1,4 @@
-"""The lines of a batch: checked before any of them runs, and what became of them, written down one by one."""
+"""The lines of a batch: validated before any of them runs, and their results, recorded one by one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kvasir.serve.limits import json_excess
 from kvasir.serve.settings import ServeSettings
 
 MAX_LINES = 50_000
-MAX_BLANK = 50_000  # lines beside them that say nothing
-MAX_ERRORS = 100  # reported of one file
+MAX_BLANK = 50_000  # blank lines in addition to them
+MAX_ERRORS = 100  # reported per file
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """index: of the line that it came from, among those that are not blank."""
+    """index: of its line among the lines that are not blank."""
 
     index: int
     custom_id: str
@@ -32,7 +32,7 @@ class Task:
 
 
 def read_tasks(data: bytes, endpoint: str, settings: ServeSettings) -> tuple[list[Task], list[dict[str, Any]]]:
-    """The tasks of a file, and what is wrong with it, in the shape of the API."""
+    """The tasks of a file, and its errors in the API's format."""
     tasks: list[Task] = []
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
@@ -87,8 +87,8 @@ def _line(text: bytes, endpoint: str, settings: ServeSettings) -> Line:
 
 
 class Entry(msgspec.Struct):
-    """What became of a task. output: the line that tells of it. usage: tokens of the input, of it cached, of the
-    output, of it reasoning."""
+    """The result of a task. output: its line in the output file. usage: tokens of the input, cached ones of these,
+    tokens of the output, reasoning ones of these."""
 
     index: int
     ok: bool
@@ -97,16 +97,16 @@ class Entry(msgspec.Struct):
 
 
 class Journal:
-    """The entries of a batch, one line of JSON each, appended when it is known. Used in threads, one at a time."""
+    """The entries of a batch, one line of JSON each, appended as they complete. Used in threads, by one at a time."""
 
     def __init__(self, path: Path | None):
-        """path: None for one that does not outlive the server."""
+        """path: None for a journal in memory only."""
         self._path = path
         self._file: int | None = None
         self._kept: list[Entry] = []
 
     def open(self) -> None:
-        """What follows the last entry that is whole is cut off. Raises OSError."""
+        """Opens the journal and truncates it after the last complete entry. Raises OSError."""
         if self._path is not None:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -116,7 +116,7 @@ class Journal:
             os.ftruncate(self._file, whole)
 
     def add(self, entry: Entry) -> None:
-        """Raises OSError."""
+        """Appends an entry. Raises OSError."""
         if self._file is None:
             self._kept.append(entry)
             return
@@ -125,11 +125,11 @@ class Journal:
             while data:
                 data = data[os.write(self._file, data) :]
         except OSError:
-            os.ftruncate(self._file, before)  # what comes next begins a line
+            os.ftruncate(self._file, before)  # so that the next entry starts on a new line
             raise
 
     def entries(self) -> list[Entry]:
-        """Raises OSError."""
+        """All entries. Raises OSError."""
         if self._path is None or self._file is None:
             return list(self._kept)
         return [msgspec.json.decode(line, type=Entry) for line in self._path.read_bytes().splitlines()]
@@ -151,7 +151,7 @@ def _is_entry(line: bytes) -> bool:
 
 
 def answered(task: Task, status: int, body: bytes, request_id: str) -> Entry:
-    """The entry of a task that was answered, well or not."""
+    """The entry of a task that got a response, successful or not."""
     answer = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body or b"null")}
     output = {"id": request_id, "custom_id": task.custom_id, "response": answer, "error": None}
     ok = status == 200
@@ -159,7 +159,7 @@ def answered(task: Task, status: int, body: bytes, request_id: str) -> Entry:
 
 
 def left_out(task: Task, code: str, message: str, request_id: str) -> Entry:
-    """The entry of a task that was not done."""
+    """The entry of a task that was not run."""
     error = {"code": code, "message": message}
     output = {"id": request_id, "custom_id": task.custom_id, "response": None, "error": error}
     return Entry(task.index, False, msgspec.Raw(msgspec.json.encode(output)))
@@ -194,6 +194,6 @@ def _usage(body: bytes) -> tuple[int, int, int, int]:
 
 
 def to_jsonl(entries: Iterable[Entry]) -> bytes:
-    """In the order of the input."""
+    """The output lines in the order of the input."""
     ordered = sorted(entries, key=lambda entry: entry.index)
     return b"".join(bytes(entry.output) + b"\n" for entry in ordered)

@@ -1,6 +1,6 @@
-"""Run: a batch that is under way.
+"""Run: a batch in progress.
 
-validating -> in_progress -> finalizing -> completed, expired or cancelled; or failed, where no line could be run
+validating -> in_progress -> finalizing -> completed, expired or cancelled; or failed, if no line could be run
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import asyncio
 import time
 from typing import Any
 
-Batch = dict[str, Any]  # as the API shows it
+Batch = dict[str, Any]  # as the API returns it
 
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class Run:
-    """end: how it ends, once that is known. done: the lines that are. begun: whether it has
-    its place among those of its key."""
+    """end: the final status, once it is known. done: indices of the completed lines. begun: whether it is among the
+    running batches of its key."""
 
     def __init__(self, owner: str, batch: Batch, end: str | None = None):
         self.owner = owner

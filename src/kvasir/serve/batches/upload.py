@@ -1,4 +1,4 @@
-"""The body of an upload: multipart/form-data (RFC 7578), read under a bound and taken apart."""
+"""The body of an upload: multipart/form-data (RFC 7578), read within bounds and parsed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kvasir.serve.asgi import ClientGone
 
 MAX_PARTS = 16
 MAX_HEAD = 8192  # bytes of a part's headers
-MAX_FIELD = 1024  # bytes of a field that is no file
-FORM = 64 << 10  # bytes that a form may have beside its file
+MAX_FIELD = 1024  # bytes of a field that is not a file
+FORM = 64 << 10  # bytes of a form besides its file
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """fields: those that are no file, by name."""
+    """fields: the form's other fields, by name."""
 
     filename: str
     data: bytes
@@ -31,7 +31,8 @@ class Upload:
 
 
 async def read_upload(request: HTTPRequest, max_bytes: int, patience: float) -> Upload:
-    """max_bytes: of the file. patience: seconds that it may take. Raises InvalidRequest, ClientGone, HTTPException."""
+    """max_bytes: of the file. patience: maximum seconds for the body. Raises InvalidRequest, ClientGone,
+    HTTPException."""
     body = bytearray()
     more = True
     try:
@@ -53,7 +54,7 @@ async def read_upload(request: HTTPRequest, max_bytes: int, patience: float) -> 
 
 
 def parse_form(content_type: str, body: bytes) -> Upload:
-    """Raises InvalidRequest."""
+    """Parses a form. Raises InvalidRequest."""
     head = Message()
     head["content-type"] = content_type.encode("ascii", "replace").decode()
     try:
@@ -89,8 +90,8 @@ def _part(piece: bytes) -> tuple[str, str | None, bytes]:
     try:
         head = HeaderParser().parsestr(piece[:end].strip().decode())
         name, filename = head.get_param("name", header="content-disposition"), head.get_filename()
-        (filename or "").encode()  # which halves of surrogate pairs are not fit for
-    except (LookupError, TypeError, ValueError):  # all that the parser raises for parameters that are none
+        (filename or "").encode()  # raises for lone surrogates
+    except (LookupError, TypeError, ValueError):  # all that the parser raises for malformed parameters
         raise InvalidRequest("the head of a part of the form is malformed", param="file") from None
     if not isinstance(name, str) or head.get("content-transfer-encoding", "binary").lower() not in ("binary", "8bit"):
         raise InvalidRequest("a part of the form has no name, or an encoding", param="file")

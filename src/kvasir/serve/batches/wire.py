@@ -18,7 +18,7 @@ HOUR, MONTH = 3600, 30 * 86400  # seconds
 
 
 class OutputExpiresAfter(Wire):
-    IGNORED: ClassVar = ("anchor",)  # there is but one
+    IGNORED: ClassVar = ("anchor",)  # it has only one value
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=HOUR, le=MONTH)]
@@ -37,7 +37,7 @@ class BatchRequest(Wire):
 class Line(Wire):
     """A line of a batch's file."""
 
-    IGNORED: ClassVar = ("method",)  # there is but one
+    IGNORED: ClassVar = ("method",)  # it has only one value
 
     custom_id: Annotated[str, Field(min_length=1, max_length=256)]
     method: Literal["POST"]
@@ -46,7 +46,7 @@ class Line(Wire):
 
 
 class FileForm(BaseModel):
-    """The fields of an upload beside the file, where all is text."""
+    """The fields of an upload besides the file; all are text."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Work: the lines of a batch, run through the routes of the application; what is done is never done again."""
+"""Work: runs the lines of a batch through the routes of the application; completed lines never run again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvasir.serve.settings import ServeSettings
 
 log = logging.getLogger("kvasir.serve")
 
-PATIENCE = 60.0  # the longest pause before something is tried again, in seconds
+PATIENCE = 60.0  # maximum pause before a retry, in seconds
 _LEFT_OUT = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "The batch was cancelled before this request was executed."),
@@ -33,7 +33,7 @@ _LEFT_OUT = {
 
 
 class Work:
-    """How batches are done: `do` for each, all at once."""
+    """Runs batches: `do` for each, concurrently."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Work:
         quotas: Quotas,
         journals: Path | None,
     ):
-        """save: keeps what has become of one; raises OSError. key_named: raises KeyError. journals: a folder, None in
+        """save: stores the state of a batch; raises OSError. key_named: raises KeyError. journals: a folder; None: in
         memory."""
         self._caller = caller
         self._files = files
@@ -55,27 +55,27 @@ class Work:
         self._quotas = quotas
         self._journals = journals
         self._turns = asyncio.Semaphore(settings.batch_width)
-        self._reading = asyncio.Lock()  # one file at a time is taken apart
+        self._reading = asyncio.Lock()  # one file at a time is parsed
 
     async def do(self, run: Run) -> None:
-        """Until it has ended, or the server has."""
+        """Runs the batch until it or the server ends."""
         journal = Journal(self._journals and self._journals / f"{run.id}.jsonl")
         while True:
             try:
                 await asyncio.to_thread(journal.open)
                 await self._try(run, journal)
                 break
-            except asyncio.CancelledError:  # the server ends
+            except asyncio.CancelledError:  # the server shuts down
                 await self._close(run, journal)
                 raise
-            except OSError as error:  # a full disk, say: what is done stays done
+            except OSError as error:  # for example, a full disk: completed lines are kept
                 log.error("batch %s: %s; tried again in %g seconds", run.id, error, PATIENCE)
                 await self._close(run, journal)
                 await asyncio.sleep(PATIENCE)
         await self._close(run, journal, remove=True)
 
     async def _try(self, run: Run, journal: Journal) -> None:
-        """Raises OSError."""
+        """Runs the batch; errors other than OSError make it fail. Raises OSError."""
         try:
             await self._do(run, journal)
         except OSError:
@@ -118,7 +118,8 @@ class Work:
             return await asyncio.to_thread(read_tasks, data, run.batch["endpoint"], self._settings)
 
     async def _run_all(self, run: Run, tasks: list[Task], journal: Journal) -> None:
-        """Until all are done, the window is over, or the batch is cancelled: `run.end` says which."""
+        """Runs the lines until all are done, the completion window is over, or the batch is cancelled; sets
+        `run.end`."""
         run.batch["request_counts"] |= {"completed": 0, "failed": 0}
         for entry in await asyncio.to_thread(journal.entries):
             run.count(entry.index, entry.ok)
@@ -157,7 +158,7 @@ class Work:
             run.count(entry.index, entry.ok)
 
     def _key_of(self, run: Run) -> Key | None:
-        """The key as it is now. Raises _KeyGone."""
+        """The current key. Raises _KeyGone."""
         try:
             key = self._key_named(run.owner)
         except KeyError:
@@ -167,7 +168,7 @@ class Work:
         return key
 
     async def _ask(self, run: Run, task: Task, id: str) -> Answer:
-        """The answer to a line; where the server is too busy for it, it waits for its turn. Raises _KeyGone."""
+        """The response to a line; retries while the server is too busy. Raises _KeyGone."""
         while True:
             async with self._quotas.line(run.owner), self._turns:
                 answer = await self._caller.post(run.batch["endpoint"], task.body, self._key_of(run), id)
@@ -179,7 +180,7 @@ class Work:
             await asyncio.sleep(min(max(pause, 0.05), PATIENCE))
 
     async def _finalize(self, run: Run, tasks: list[Task], journal: Journal) -> None:
-        """Writes the files. Their ids are saved before, so that they are the same if it has to be done again."""
+        """Writes the output files. Their ids are saved first, so that they stay the same if this is repeated."""
         batch = run.batch
         async with run.writing:
             entries = await asyncio.to_thread(journal.entries)
@@ -209,7 +210,7 @@ class Work:
 
 
 class _KeyGone(Exception):
-    """No one may ask in this batch's name any more."""
+    """The batch's key does not exist any more, or lost the scope inference."""
 
 
 def _error(code: str, message: str) -> dict[str, Any]:
@@ -217,7 +218,7 @@ def _error(code: str, message: str) -> dict[str, Any]:
 
 
 def _sorted_out(tasks: list[Task], entries: list[Entry], code: tuple[str, str]) -> tuple[list[Entry], list[Entry]]:
-    """What went well and what did not, which are those without an entry, too."""
+    """The successful and the failed entries; tasks without an entry count as failed."""
     done = {entry.index for entry in entries}
     entries = [*entries, *(left_out(task, *code, new_id("req")) for task in tasks if task.index not in done)]
     return [entry for entry in entries if entry.ok], [entry for entry in entries if not entry.ok]
@@ -235,7 +236,8 @@ def usage_object(usages: list[tuple[int, int, int, int]]) -> dict[str, Any]:
 
 
 def sweep_journals(folder: Path | None, ids: Set[str]) -> None:
-    """Removes those of batches that are not under way: their server ended at an unlucky moment. Blocks."""
+    """Removes the journals of batches that are not in progress, left by a server that ended before removing them.
+    Blocks."""
     for path in folder.glob("*.jsonl") if folder else ():
         if path.stem not in ids:
             path.unlink(missing_ok=True)

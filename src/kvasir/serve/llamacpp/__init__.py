@@ -1,4 +1,5 @@
-"""llama.cpp's own routes: bodies in wire.py, parameters in params.py, answers in completion.py, others in server.py."""
+"""llama.cpp's native routes: bodies in wire.py, parameters in params.py, completions in completion.py, others in
+server.py."""
 
 from kvasir.serve.llamacpp import completion, server
 

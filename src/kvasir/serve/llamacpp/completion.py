@@ -68,7 +68,7 @@ async def infill(wire: InfillRequest, request: HTTPRequest) -> Response:
 async def _answer(
     wire: Options, prompts: Sequence[tuple[Sequence[int], Sequence[int]]], serving: Serving, request: HTTPRequest
 ) -> Response:
-    """prompts: ids, and the ids that end an answer to them."""
+    """prompts: of each, its ids and the ids that end a choice."""
     requests = await to_requests(wire, prompts, serving, request)
     serving.charge(requests, request, whole=not wire.stream)
     job = Job(wire, serving, requests)
@@ -91,7 +91,8 @@ def error_event(fault: Fault) -> bytes:
 
 
 async def prompt_ids(prompt: Any, serving: Serving, param: str = "prompt") -> Sequence[int]:
-    """A single prompt's ids. What begins with a text gets what the tokenizer puts first. Raises InvalidRequest."""
+    """The ids of a single prompt. A prompt that begins with a text gets the tokenizer's special tokens. Raises
+    InvalidRequest."""
     if isinstance(prompt, dict):
         if prompt.get("multimodal_data"):
             raise InvalidRequest("multimodal_data is not supported", "this model reads text", param=param)
@@ -110,7 +111,7 @@ async def prompt_ids(prompt: Any, serving: Serving, param: str = "prompt") -> Se
 async def to_requests(
     wire: Options, prompts: Sequence[tuple[Sequence[int], Sequence[int]]], serving: Serving, request: HTTPRequest
 ) -> list[Request]:
-    """One request of the core per prompt. Raises InvalidRequest for what cannot be honoured."""
+    """One request of the core per prompt. Raises InvalidRequest for unsupported requests."""
     front, settings = serving.front, serving.settings
     refuse_fields(wire)
     serving.check_logprobs(n_probs=wire.n_probs)
@@ -135,14 +136,15 @@ async def to_requests(
 
 
 def _fit(params: SamplingParams, prompt_tokens: int, context: int) -> SamplingParams:
-    """An answer that is asked to be longer than the context ends with it."""
+    """Limits max_tokens to what the context leaves."""
     if params.max_tokens is None:
         return params
     return replace(params, max_tokens=max(1, min(params.max_tokens, context - prompt_tokens)))
 
 
 def _biases(wire: Options, serving: Serving) -> tuple[dict[int, float], set[int]]:
-    """Biases by token, and the tokens that never come. A text means each of its tokens. Raises InvalidRequest."""
+    """Biases by token id, and the ids that must never be sampled. A text stands for each of its tokens. Raises
+    InvalidRequest."""
     biases: dict[int, float] = {}
     never: set[int] = set()
     for token, bias in wire.logit_bias or ():
@@ -168,11 +170,12 @@ def _tokens(token: int | str, serving: Serving) -> Sequence[int]:
     return tokenizer.encode(token, add_special_tokens=False)
 
 
-# -- answers -----------------------------------------------------------------------------------------------
+# -- responses ---------------------------------------------------------------------------------------------
 
 
 class Job:
-    """One HTTP request: its prompts, and how their answers are written. Answer j to prompt i is number i * n + j."""
+    """One HTTP request: its prompts, and how their choices are encoded. Choice j of prompt i has the number i * n +
+    j."""
 
     def __init__(self, wire: Options, serving: Serving, requests: list[Request]):
         self.wire = wire
@@ -192,7 +195,7 @@ class Job:
         return self.wire.n_predict == 0
 
     async def run(self) -> None:
-        """All answers, to their ends."""
+        """Runs all choices to their ends."""
         async with aclosing(self._deltas()) as deltas:
             async for _ in deltas:
                 pass
@@ -207,13 +210,13 @@ class Job:
                 objects = []
                 if not self.only_prompt and (text or delta.token_ids):
                     objects.append(partial_object(self.wire, told, text, delta))
-                if told.stop_type:  # in a thread, since it holds the prompt
+                if told.stop_type:  # in a thread, since it decodes the prompt
                     objects.append(await asyncio.to_thread(final_object, self.wire, self.serving, told, whole=False))
                 if objects:
                     yield b"".join(event(msgspec.json.encode(o)) for o in objects)
 
     async def _deltas(self) -> AsyncGenerator[tuple[Told, str, TextDelta]]:
-        """What is sent for each delta; an answer that its lines end is aborted there."""
+        """The text to send for each delta. A choice that Lines ends is aborted there."""
         streams = [self.serving.front.stream(core) for core in self.requests]
         left = len(self.told)
         async with aclosing(merge(streams)) as deltas:

@@ -1,4 +1,4 @@
-"""Where an answer of code is ended by its lines, as llama.cpp does it."""
+"""Ends a completion of code by its lines, as llama.cpp does."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Callable
 
 
 class Lines:
-    """Of one answer. indent: from its second line on each begins with so many blanks at least, else it ends there.
-    seconds: from its first token; when they have gone by, it ends at the next token after a line break."""
+    """The lines of one choice. indent: every line from the second on must begin with at least `indent` blanks,
+    otherwise the choice ends there. seconds: counted from the first token; after them, the choice ends at the next
+    token that follows a line break."""
 
     def __init__(self, indent: int = 0, seconds: float | None = None, clock: Callable[[], float] = time.monotonic):
         self._indent = indent
         self._seconds = seconds
         self._clock = clock
         self._begun: float | None = None
-        self._depth: int | None = None  # blanks of a line that has nothing else yet
+        self._depth: int | None = None  # blanks of the current line while it has nothing else
         self.broken = False  # whether there was a line break
         self.ended = False
 
     def push(self, text: str) -> str:
-        """What of the text belongs to the answer."""
+        """The part of the text that belongs to the choice."""
         if self._begun is None:
             self._begun = self._clock()
         kept = self._indented(text) if self._indent else text

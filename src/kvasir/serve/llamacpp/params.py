@@ -1,7 +1,7 @@
-"""From llama.cpp's fields to SamplingParams, and back to what an answer says of its settings.
+"""Converts llama.cpp's fields to SamplingParams, and back to the generation settings of a response.
 
-A value is the request's, else what the model recommends, else llama.cpp's default. Penalties look at the last
-`repeat_last_n` ids, the prompt's among them.
+A value is the request's, otherwise the model's recommendation, otherwise llama.cpp's default. Penalties consider the
+last `repeat_last_n` ids, including the prompt's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvasir.serve.openai.params import NOTHING
 from kvasir.types import ModelInfo, SamplingParams, StructuredOutputs
 
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-WINDOW = 64  # ids that penalties look at
+WINDOW = 64  # ids that penalties consider
 RANDOM_SEEDS = (-1, 2**32 - 1)
 INFILL = "infill"
 
@@ -26,11 +26,11 @@ _SAME = (
     *("mirostat", "mirostat_tau", "mirostat_eta", "ignore_eos"),
 )
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_FILTERS = ("top_p", "top_k", "min_p")  # whose place mirostat takes, unless they are asked for
+_FILTERS = ("top_p", "top_k", "min_p")  # mirostat replaces them, unless they are requested
 _PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
-# The samplers in the order in which they act here, each with what switches it off; docs/sampling.md says why
-# temperature comes before the filters.
+# The samplers in the order in which they act, each with the values that disable it; docs/sampling.md explains why
+# temperature precedes the filters.
 OFF: dict[str, dict[str, Any]] = {
     "penalties": _PENALTIES,
     "dry": {"dry_multiplier": 0.0},
@@ -49,8 +49,8 @@ _OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "typ-p": "typ_p", "tem
 
 
 def to_params(wire: Options, info: ModelInfo, own: Mapping[str, Any] = NOTHING, infill: bool = False) -> SamplingParams:
-    """own: what the store has for the model, which the request overrides. infill: the sampler of that name is not
-    refused, though there is none. max_tokens is None for what the context leaves. Raises InvalidRequest."""
+    """own: values of the model's store entry, which the request overrides. infill: accept the sampler of that name,
+    which has no effect. max_tokens is None for as many as the context leaves. Raises InvalidRequest."""
     recommended = {name: value for name, value in info.default_sampling.items() if name in _RECOMMENDED}
     fields: dict[str, Any] = DEFAULTS | recommended
     if wire.mirostat or own.get("mirostat"):
@@ -72,18 +72,18 @@ def to_params(wire: Options, info: ModelInfo, own: Mapping[str, Any] = NOTHING, 
     if wire.seed is not None:
         fields["seed"] = None if wire.seed in RANDOM_SEEDS else wire.seed
     wanted = n_predict_of(wire, own)
-    fields["max_tokens"] = None if wanted < 0 else max(1, wanted)  # a prompt is computed for the token after it
+    fields["max_tokens"] = None if wanted < 0 else max(1, wanted)  # computing a prompt samples at least one token
     n = 1 if wire.n_cmpl is None else wire.n_cmpl
     return SamplingParams(**fields, n=n, logprobs=wire.n_probs or None, structured_outputs=_structure(wire))
 
 
 def n_predict_of(wire: Options, own: Mapping[str, Any]) -> int:
-    """Tokens of the answer at most; below 0 for what the context leaves."""
+    """Maximum tokens of a choice; below 0 for as many as the context leaves."""
     return (own.get("max_tokens") or -1) if wire.n_predict is None else wire.n_predict
 
 
 def _window(wire: Options, fields: dict[str, Any]) -> None:
-    """Which ids the penalties look at."""
+    """Sets which ids the penalties consider."""
     last = wire.repeat_last_n
     if last == 0:
         fields |= _PENALTIES
@@ -96,7 +96,7 @@ def _window(wire: Options, fields: dict[str, Any]) -> None:
 
 
 def _samplers(given: str | Sequence[str], infill: bool) -> list[str]:
-    """Which of them act. Raises InvalidRequest for an order that is not the one there is."""
+    """The samplers that act. Raises InvalidRequest for unknown samplers and for an unsupported order."""
     names = [_LETTERS.get(letter, letter) for letter in given] if isinstance(given, str) else list(given)
     names = [_OTHER_NAMES.get(name, name) for name in names]
     if infill:
@@ -121,7 +121,7 @@ def _structure(wire: Options) -> StructuredOutputs | None:
 
 
 def names_of(wire: Options) -> dict[str, str]:
-    """Of the fields that errors name: ours -> theirs."""
+    """Names of fields in errors: ours -> theirs."""
     return {
         "structured_outputs": "grammar" if wire.json_schema is None else "json_schema",
         **{"repetition_penalty": "repeat_penalty", "n": "n_cmpl", "logprobs": "n_probs", "max_tokens": "n_predict"},
@@ -130,7 +130,7 @@ def names_of(wire: Options) -> dict[str, str]:
 
 
 def settings_object(wire: Options, params: SamplingParams, n_predict: int) -> dict[str, Any]:
-    """generation_settings: what was in force."""
+    """generation_settings: the settings in effect."""
     acting = [name for name, off in OFF.items() if any(getattr(params, k) != v for k, v in off.items())]
     return {
         "n_predict": n_predict,

@@ -1,4 +1,4 @@
-"""What llama.cpp tells of its server, its template and embeddings: /props, /slots, /lora-adapters, /apply-template,
+"""llama.cpp's routes for server properties, templates and embeddings: /props, /slots, /lora-adapters, /apply-template,
 /embedding"""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvasir.snapshot import AnswerState
 
 router = APIRouter(route_class=JsonRoute, tags=["llama.cpp"])
 
-INT16 = 32760.0  # what llama.cpp makes of the greatest value
+INT16 = 32760.0  # llama.cpp scales the greatest value to this
 
 
 # -- the server --------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ async def scale_adapters(adapters: list[Adapter]) -> Response:
 
 
 async def _loaded(request: HTTPRequest, name: str | None) -> Serving:
-    """The model is not loaded for that. Raises ModelNotFound, EngineDead."""
+    """The loaded model of this name, or the first loaded one; never loads a model. Raises ModelNotFound, EngineDead."""
     catalogue = catalogue_of(request)
     if name is not None:
         await catalogue.card(name)
@@ -125,7 +125,7 @@ def _slot(row: int, answer: AnswerState | None, serving: Serving) -> dict[str, A
 
 
 def _defaults(serving: Serving) -> dict[str, Any]:
-    """What is in force where a request says nothing."""
+    """The settings of a request without options."""
     wire = Options()
     params = to_params(wire, serving.front.info, serving.own)
     found = settings_object(wire, params, n_predict_of(wire, serving.own))
@@ -172,7 +172,7 @@ def _normalized(vector: Sequence[float], norm: int) -> list[float]:
     greatest = max(map(abs, vector), default=0.0)
     if not greatest:
         return list(vector)
-    scaled = [x / greatest for x in vector]  # so that no power overflows
+    scaled = [x / greatest for x in vector]  # to avoid overflow in powers
     if norm == 0:
         return [x * INT16 for x in scaled]
     size = sum(abs(x) ** norm for x in scaled) ** (1 / norm)

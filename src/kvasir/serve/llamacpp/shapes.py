@@ -1,4 +1,4 @@
-"""The objects of /completion's answers."""
+"""The response objects of /completion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvasir.types import FinishReason, Request, Usage
 
 @dataclass(slots=True)
 class Told:
-    """One answer, as far as it was sent. stop_type is empty until it has ended."""
+    """One choice, as far as it was sent. stop_type is empty until it has ended."""
 
     number: int
     core: Request
@@ -31,7 +31,7 @@ class Told:
     pace: Pace = field(default_factory=Pace)
 
     def add(self, delta: TextDelta, only_prompt: bool) -> str:
-        """What of the delta's text belongs to the answer."""
+        """Adds a delta; returns the part of its text that belongs to the choice."""
         self.pace.saw(delta)
         if only_prompt:
             self.usage = Usage(delta.usage.prompt_tokens, 0, delta.usage.cached_tokens)
@@ -56,7 +56,7 @@ class Told:
 
 
 def partial_object(wire: Options, told: Told, text: str, delta: TextDelta) -> dict[str, Any]:
-    """What a stream tells of one delta."""
+    """The stream object of one delta."""
     found = {
         "index": told.number,
         "content": text,
@@ -74,7 +74,7 @@ def partial_object(wire: Options, told: Told, text: str, delta: TextDelta) -> di
 
 
 def final_object(wire: Options, serving: Serving, told: Told, whole: bool) -> dict[str, Any]:
-    """An answer at its end; without its text where that was streamed. response_fields may choose of it."""
+    """The final object of a choice, without its text if that was streamed. response_fields may select fields of it."""
     params, usage = told.core.params, told.usage
     context, wanted = serving.front.info.max_model_len, n_predict_of(wire, serving.own)
     found = {
@@ -101,13 +101,13 @@ def final_object(wire: Options, serving: Serving, told: Told, whole: bool) -> di
 
 
 def _cut(told: Told, context: int, wanted: int) -> bool:
-    """Whether the context ended the answer, and not what was asked for."""
+    """Whether the context's end, not the requested length, ended the choice."""
     full = told.usage.prompt_tokens + told.usage.completion_tokens >= context
     return told.stop_type == "limit" and full and not 0 <= wanted <= told.usage.completion_tokens
 
 
 def _chosen(found: dict[str, Any], paths: list[str]) -> dict[str, Any]:
-    """The fields of these paths, each under its path; what there is not is left out."""
+    """The fields at these paths, each under its path; missing ones are left out."""
     chosen = {}
     for path in paths:
         value: Any = found

@@ -1,7 +1,7 @@
 """The request bodies of llama.cpp's server, tools/server/README.md of https://github.com/ggml-org/llama.cpp
 
-Every field of that page is here: honoured, accepted where it means nothing to this server (IGNORED), or refused by
-name (REFUSED). Any other field is refused as unknown.
+Every field of that page is declared: implemented, accepted without effect where it has no meaning for this server
+(IGNORED), or refused by name (REFUSED). Any other field is refused as unknown.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _check_prompt(value: Any) -> Any:
 
 
 def _is_one(value: Any) -> bool:
-    """One prompt: a text, a text in an object, or ids with texts between."""
+    """Whether it is a single prompt: a text, a text in an object, or a list of ids and texts with at least one id."""
     match value:
         case str():
             return True
@@ -53,7 +53,7 @@ def _is_one(value: Any) -> bool:
 
 
 def one_by_one(prompt: Any) -> list[Any]:
-    """The single prompts of a checked one."""
+    """The single prompts of a validated value."""
     return [prompt] if _is_one(prompt) else list(prompt)
 
 
@@ -117,10 +117,10 @@ Bias = Annotated[
 
 
 class Options(Scheduling):
-    """What /completion and /infill share. Ranges are checked by SamplingParams.
+    """The fields shared by /completion and /infill. SamplingParams checks the ranges.
 
-    n_predict: -1 for what the context leaves; 0 computes the prompt alone. repeat_last_n: the ids that the penalties
-    look at, -1 for all; 0 switches them off. seed: -1 draws one.
+    n_predict: -1 for as many tokens as the context leaves; 0 only computes the prompt. repeat_last_n: number of ids
+    that the penalties consider, -1 for all; 0 disables them. seed: -1 draws a random one.
     """
 
     model: Name | None = None
@@ -167,8 +167,8 @@ class Options(Scheduling):
     n_indent: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     t_max_predict_ms: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
 
-    # Without a meaning here: the context is never shifted, rows and caches are chosen by the scheduler, and drafts
-    # change no answer.
+    # No effect: the context is never shifted, the scheduler assigns rows and caches, and drafts do not change the
+    # output.
     id_slot: int | None = None
     n_keep: int | None = None
     n_discard: int | None = None
@@ -178,7 +178,7 @@ class Options(Scheduling):
     speculative_n_min: Annotated[int | None, Field(alias="speculative.n_min")] = None
     speculative_p_min: Annotated[float | None, Field(alias="speculative.p_min")] = None
 
-    # Refused unless they ask for nothing.
+    # Refused unless the value has no effect.
     adaptive_target: Any = None
     adaptive_decay: Any = None
     grammar_lazy: Any = None
@@ -220,7 +220,7 @@ class ExtraFile(Wire):
 class InfillRequest(Options):
     """POST /infill
 
-    prompt: what stands after input_prefix, up to the cursor.
+    prompt: the text between input_prefix and the cursor.
     """
 
     input_prefix: str
@@ -230,9 +230,9 @@ class InfillRequest(Options):
 
 
 class Adapter(Wire):
-    """One of the list of POST /lora-adapters"""
+    """An entry of POST /lora-adapters"""
 
-    IGNORED: ClassVar = ("scale",)  # of what is not there
+    IGNORED: ClassVar = ("scale",)  # there are no adapters
 
     id: int
     scale: float
@@ -256,8 +256,8 @@ class TemplateRequest(Wire):
 class EmbeddingRequest(Scheduling):
     """POST /embedding and /embeddings
 
-    embd_normalize: 2 for the Euclidean norm (the default), 0 for the greatest value, 1 for the sum of all, p for the
-    p-norm.
+    embd_normalize: 2 for the Euclidean norm (the default), 0 for the greatest value, 1 for the sum of absolute values,
+    p for the p-norm.
     """
 
     model: Name | None = None

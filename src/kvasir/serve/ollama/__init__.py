@@ -1,5 +1,5 @@
-"""The Ollama dialect: request bodies in wire.py and manage_wire.py, a module for the routes of a kind, answer.py how
-answers are written."""
+"""The Ollama dialect: request bodies in wire.py and manage_wire.py, one module for each kind of route, encoding of
+responses in answer.py."""
 
 from kvasir.serve.ollama import blobs, chat, embed, generate, listing, manage
 

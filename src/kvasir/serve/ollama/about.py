@@ -1,4 +1,4 @@
-"""What this API says of a model: from the store's entry, or, where a server has its one model, from its engine."""
+"""Descriptions of a model in this API: from its store entry, or, on a server of one model, from its engine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 def summary(entry: Entry) -> dict[str, Any]:
-    """As lists have it."""
+    """The entry of a listing."""
     details, weights = entry.details, entry.weights
     told = _details(weights.format, details.family, details.parameter_size, details.quantization_level, entry.parent)
     return _summary(entry.name, entry.modified, weights.size, entry.digest, told)
 
 
 def summary_of(offer: Offer) -> dict[str, Any]:
-    """The same of a model that may be loaded, from the store or not."""
+    """The same for a model that may be loaded, from the store or not."""
     if offer.entry is not None:
         return summary(offer.entry)
     details = offer.details
@@ -36,8 +36,8 @@ def summary_of(offer: Offer) -> dict[str, Any]:
 
 
 def summary_of_one(serving: Serving, name: str) -> dict[str, Any]:
-    """The same of a model that is not from the store. size: the bytes of its matrices. digest: of what it is and how it
-    is computed."""
+    """The same for a model that is not from the store. size: bytes of its matrices. digest: hash of its name and
+    fingerprint."""
     info = serving.front.info
     told = _details("", info.architecture, _count(info.num_parameters), info.dtype)
     digest = _hex(f"{serving.names[0]} {serving.fingerprint}")
@@ -63,7 +63,7 @@ def _details(format: str, family: str, size: str, quantization: str, parent: str
 
 
 def _count(parameters: int) -> str:
-    """ "7.6B", "494.03M": as Ollama writes it."""
+    """ "7.6B", "494.03M": in Ollama's notation."""
     for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if parameters >= unit:
             return f"{parameters / unit:.2f}".rstrip("0").rstrip(".") + letter
@@ -71,7 +71,7 @@ def _count(parameters: int) -> str:
 
 
 def shown(entry: Entry, facts: dict[str, Any]) -> dict[str, Any]:
-    """All of it, but where its weights lie. facts: of their headers."""
+    """All that /api/show reports of a store entry. facts: metadata from the headers of its weight files."""
     details = entry.details
     recipe = Modelfile(
         (entry.weights.source or entry.name,),
@@ -98,7 +98,7 @@ def shown(entry: Entry, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown_of(offer: Offer) -> dict[str, Any]:
-    """What is known of a model that is neither of the store nor loaded."""
+    """The same for a model that is neither in the store nor loaded."""
     details = offer.details
     return {
         "modelfile": write_modelfile(Modelfile((offer.name,))),
@@ -128,7 +128,7 @@ def shown_of_one(serving: Serving, name: str) -> dict[str, Any]:
 
 
 def _info(family: str, parameters: int, context: int, embedding: int) -> dict[str, Any]:
-    """Under GGUF's names."""
+    """Model facts under GGUF's names."""
     return {
         "general.architecture": family,
         "general.parameter_count": parameters,
@@ -151,6 +151,6 @@ def capabilities(serving: Serving) -> list[str]:
 
 
 def parameters_text(parameters: Mapping[str, Any]) -> str:
-    """A line for each value, as Ollama prints them."""
+    """One line for each value, as Ollama prints them."""
     pairs = [(k, v) for k, given in parameters.items() for v in (given if isinstance(given, list) else [given])]
     return "\n".join(f"{name:<30} {msgspec.json.encode(value).decode()}" for name, value in pairs)

@@ -1,8 +1,8 @@
-"""Answers in Ollama's shapes: one object, or lines of which the last is `done` and has the counts and times.
+"""Responses in Ollama's formats: one object, or lines, the last of which is `done` and has the counts and times.
 
-With n > 1 every line has the `index` of its answer; the last line of an answer has its done_reason and eval_count, and
-after all of them comes the one that is `done`, whose eval_count is the sum. The one object has answer 0 where clients
-look for it, and all of them in `answers`.
+With n > 1 every line has the `index` of its choice; the last line of a choice has its done_reason and eval_count, and
+after all of them comes the `done` line, whose eval_count is the sum. The single object has choice 0 where clients
+expect it, and all choices in `answers`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from kvasir.types import FinishReason, Request
 
 
 class Clock:
-    """When things happened to an HTTP request; what is reported of it is in nanoseconds.
+    """The timestamps of an HTTP request; durations are reported in nanoseconds.
 
-    prompt_eval_duration is the time from the engine's getting the request to its first token, with the time it waited
-    for its turn; eval_duration from there to the last token.
+    prompt_eval_duration is the time from the arrival of the request in the engine to its first token, including
+    queueing; eval_duration is from there to the last token.
     """
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class Clock:
         self._first = self._last = 0
 
     def token(self, at: float) -> None:
-        """at: of a delta."""
+        """at: time of a delta."""
         self._last = max(self._last, int(1e9 * moment(at, self._asked / 1e9)))
         self._first = self._first or self._last
 
     def loading(self) -> dict[str, int]:
-        """Of what generates nothing."""
+        """The durations of a request that generates nothing."""
         return {"total_duration": time.monotonic_ns() - self._begun, "load_duration": self._loaded - self._begun}
 
     def durations(self, prompt_tokens: int, tokens: int) -> dict[str, int]:
@@ -80,7 +80,7 @@ def timestamp(seconds: float) -> str:
 
 @dataclass(slots=True)
 class Said:
-    """A part of an answer, or the whole of it."""
+    """A part of a choice, or all of it."""
 
     content: str = ""
     thinking: str = ""
@@ -96,8 +96,8 @@ class Said:
 
 
 class Calls:
-    """Gathers tool calls of one answer: clients get them whole. One that was broken off, or whose arguments are no
-    object, is no call, and its text becomes content."""
+    """Collects the tool calls of one choice: clients get complete calls. A call that was cut off, or whose arguments
+    are not an object, becomes content."""
 
     def __init__(self, reading: Reading | None):
         self._id_size = reading.format.calls.id_size if reading else 0
@@ -150,7 +150,7 @@ def as_response(said: Said) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Whole:
-    """One whole answer, in parts."""
+    """One complete choice, in parts."""
 
     said: list[Said] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
@@ -160,9 +160,9 @@ class Whole:
 
 @dataclass(slots=True)
 class Job:
-    """One request of /api/chat or /api/generate: what is asked of the engine, and how its answers are written.
+    """One request of /api/chat or /api/generate: the engine's request, and how its choices are encoded.
 
-    truncated: what was left out of the prompt, by its kind. with_context: the answer carries the ids of the
+    truncated: numbers of items left out of the prompt, by kind. with_context: the response carries the ids of the
     conversation.
     """
 
@@ -237,7 +237,7 @@ class Job:
         yield line({**head(self.model), **self.shape(Said()), **ending})
 
     async def _parts(self) -> AsyncGenerator[tuple[TextDelta, Said]]:
-        """What the engine gives, with what is said by it. Raises AnswerFailed, DeadlineExceeded."""
+        """The engine's deltas with their parsed content. Raises AnswerFailed, DeadlineExceeded."""
         calls = [Calls(self.reading) for _ in range(self.core.params.n)]
         async with aclosing(self.serving.front.stream(self.core, self.reading)) as deltas:
             async for delta in deltas:
@@ -252,7 +252,7 @@ class Job:
         return chat_logprobs(delta.logprobs)["content"] if self.core.params.logprobs is not None else []
 
     def _ending(self, tokens: int, ids: list[int]) -> dict[str, Any]:
-        """Counts, times, the seed that gives the answers again, and what was left out of the prompt."""
+        """Counts, times, the seed that reproduces the choices, and what was left out of the prompt."""
         core = self.core
         ending: dict[str, Any] = self.clock.durations(len(core.prompt_ids), tokens)
         if not core.params.greedy:

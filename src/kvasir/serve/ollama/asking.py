@@ -1,4 +1,4 @@
-"""What /api/generate and /api/chat share: a model is loaded, or one answers."""
+"""The common part of /api/generate and /api/chat: loads a model, or generates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Maker = Callable[[Any, Serving, HTTPRequest, Clock], Awaitable[Job]]
 
 
 async def answer(wire: Asking, request: HTTPRequest, shape: Shape, to_job: Maker | None) -> Response:
-    """to_job: None where nothing is asked, which loads the model or unloads it."""
+    """to_job: None for a request without a prompt, which loads or unloads the model."""
     clock = Clock()
     if to_job is None:
         return await load_or_unload(request, wire.model, wire.keep_alive, clock, shape)

@@ -1,5 +1,5 @@
-"""HEAD and POST /api/blobs/{digest}: files that are uploaded for a model to come. They are written as they arrive, and
-kept if they are what their digest says."""
+"""HEAD and POST /api/blobs/{digest}: files uploaded for creating a model. They are written as they arrive, and kept if
+they match their digest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvasir.serve.scopes import MANAGEMENT
 
 router = APIRouter(route_class=JsonRoute)
 
-_PIECE = 4 << 20  # bytes written at once
+_PIECE = 4 << 20  # bytes per write
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "It is there.", "content": {}},
@@ -41,7 +41,7 @@ async def take_blob(digest: str, request: HTTPRequest) -> Response:
     patience = catalogue_of(request).settings.body_time
     async with aclosing(_pieces(request, patience)) as pieces:
         if await asyncio.to_thread(store.has_blob, digest):
-            async for _ in pieces:  # a client that is interrupted might not hear that all is well
+            async for _ in pieces:  # read it all: a client that is interrupted might miss the success
                 pass
             return Response(status_code=200)
         with await asyncio.to_thread(store.receive, digest) as writer:
@@ -52,7 +52,8 @@ async def take_blob(digest: str, request: HTTPRequest) -> Response:
 
 
 async def _pieces(request: HTTPRequest, patience: float) -> AsyncGenerator[bytes]:
-    """patience: seconds between two messages of the body. Raises ClientGone, HTTPException."""
+    """The body in pieces. patience: maximum seconds between two messages of the body. Raises ClientGone,
+    HTTPException."""
     piece = bytearray()
     more = True
     while more:

@@ -34,7 +34,7 @@ async def chat(wire: ChatRequest, request: HTTPRequest) -> Response:
 
 
 async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, clock: Clock) -> Job:
-    """Raises InvalidRequest for what cannot be honoured, TemplateError."""
+    """The job of a request. Raises InvalidRequest for unsupported requests, TemplateError."""
     front, entry = serving.front, serving.entry
     serving.check_logprobs(top_logprobs=wire.top_logprobs)
     options = options_of(wire.options, entry.parameters if entry else {})
@@ -59,7 +59,7 @@ async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, cloc
     reading = front.reader.reading(ids, callable_tools(asked), thinks)
     fields = serving.fields(request, wire)
     grammar = await tool_grammar(asked, front, reading, params)
-    if grammar is not None:  # the structure of what is said is part of it
+    if grammar is not None:  # the grammar includes the structure of the content
         params = replace(params, structured_outputs=None)
         fields["grammar"] = grammar
     await front.learn(params)
@@ -69,7 +69,7 @@ async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, cloc
 
 
 def _tools(wire: ChatRequest) -> OpenAIChat:
-    """The tools and the choice among them, in the form that the rules for both are written for."""
+    """The tools and the tool choice as an OpenAI request, for which the shared rules are written."""
     functions = [FunctionDefinition(**tool.function.model_dump()) for tool in wire.tools or ()]
     return OpenAIChat.model_construct(
         tools=[OpenAITool(type="function", function=function) for function in functions] or None,

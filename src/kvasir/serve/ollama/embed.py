@@ -65,7 +65,7 @@ async def embeddings(wire: EmbeddingsRequest, request: HTTPRequest) -> Response:
 async def to_requests(
     inputs: Sequence[str], wire: EmbedRequest | EmbeddingsRequest, serving: Serving, request: HTTPRequest, param: str
 ) -> tuple[list[Request], int]:
-    """One request of the core per input, and how many tokens were cut, at least. Raises InvalidRequest."""
+    """One request of the core per input, and the minimum number of tokens cut. Raises InvalidRequest."""
     front, most = serving.front, serving.settings.max_embeddings
     if len(inputs) > most:
         raise InvalidRequest(f"{len(inputs)} inputs", f"at most {most}", param)

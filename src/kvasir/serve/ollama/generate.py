@@ -26,7 +26,7 @@ from kvasir.store.templates import PROBE, check_probe, check_source, no_template
 
 router = APIRouter(route_class=JsonRoute)
 
-_KEPT = 4  # ids at the beginning that stay where a prompt is cut, unless num_keep says otherwise
+_KEPT = 4  # leading ids that a truncated prompt keeps, unless num_keep is given
 
 
 @router.post("/api/generate", tags=["ollama"], responses=STREAMED)
@@ -49,7 +49,7 @@ def _refuse(wire: GenerateRequest) -> None:
 
 
 async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, clock: Clock) -> Job:
-    """Raises InvalidRequest for what cannot be honoured, TemplateError."""
+    """The job of a request. Raises InvalidRequest for unsupported requests, TemplateError."""
     front, entry = serving.front, serving.entry
     serving.check_logprobs(top_logprobs=wire.top_logprobs)
     options = options_of(wire.options, entry.parameters if entry else {})
@@ -72,7 +72,7 @@ async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, 
     fields = serving.fields(request, wire)
     if reading is not None:
         grammar = await front.grammars.later(front.grammars.answer, reading, params)
-        if grammar is not None:  # which lets the model think first
+        if grammar is not None:  # the grammar lets the model think first
             params = replace(params, structured_outputs=None)
             fields["grammar"] = grammar
     await front.learn(params)
@@ -93,7 +93,8 @@ async def _thinks(wire: GenerateRequest, front: Front) -> bool:
 
 
 async def prompt_ids(wire: GenerateRequest, serving: Serving, trust: bool | None = None) -> tuple[int, ...]:
-    """The prompt as it is where it is raw or the model has no template; else a chat of one message."""
+    """The ids of the prompt: unchanged if it is raw or the model has no template, otherwise of a chat with one
+    message."""
     front, prompt = serving.front, wire.prompt or ""
     bare = not wire.template and not (front.template and front.template.sources)
     if wire.raw or bare:

@@ -23,7 +23,7 @@ from kvasir.store.store import Store
 
 router = APIRouter(route_class=JsonRoute)
 
-SPOKEN = "0.14.0"  # the version of Ollama whose API this is; clients ask for one, and some for a least one
+SPOKEN = "0.14.0"  # the version of Ollama whose API this is; clients query it, and some require a minimum
 NEVER = "9999-12-31T23:59:59Z"
 
 
@@ -82,5 +82,5 @@ async def show(wire: ShowRequest, request: HTTPRequest) -> Response:
 
 
 def _stored(store: Store, entry: Entry, verbose: bool) -> Response:
-    """Raises ModelFileError."""
+    """The response of a stored model. Raises ModelFileError."""
     return json_response(shown(entry, store.model_info(entry, verbose)))

@@ -1,4 +1,4 @@
-"""Requests that ask for no answer: a model is loaded, or unloaded."""
+"""Requests without a prompt: they load or unload a model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kvasir.serve.serving import json_response
 async def load_or_unload(
     request: HTTPRequest, model: str, keep_alive: float | None, clock: Clock, shape: Shape
 ) -> Response:
-    """keep_alive 0 unloads: at once, or when the answers that are being written have ended. That is management.
-    Raises ModelNotFound, InvalidRequest, ScopeNeeded, EngineDead."""
+    """keep_alive 0 unloads: at once, or when the running requests have ended. That needs the scope management. Raises
+    ModelNotFound, InvalidRequest, ScopeNeeded, EngineDead."""
     catalogue = catalogue_of(request)
     name = await full_name(catalogue, model)
     if keep_alive == 0:
@@ -25,7 +25,7 @@ async def load_or_unload(
     if keep_alive == 0 and isinstance(catalogue, OneModel):
         raise InvalidRequest("this server's model stays loaded", "end the server instead", "keep_alive")
     loaded = any(name in serving.names for serving in catalogue.loaded())
-    if loaded or keep_alive != 0:  # what is not loaded is not loaded for that
+    if loaded or keep_alive != 0:  # a model is not loaded only to unload it
         await serving_named(request, name, keep_alive)
     clock.loaded()
     reason = "unload" if keep_alive == 0 else "load"

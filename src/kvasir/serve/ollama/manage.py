@@ -28,13 +28,13 @@ from kvasir.store.store import Store
 
 router = APIRouter(route_class=JsonRoute)
 
-AT_ONCE = 2  # pulls and creations
+AT_ONCE = 2  # maximum number of concurrent pulls and creations
 SUCCESS = {"status": "success"}
-_QUANTIZE = {"q8_0": "q8", "q4_0": "q4"}  # the names of GGUF for what is rounded while loading
+_QUANTIZE = {"q8_0": "q8", "q4_0": "q4"}  # GGUF's names for formats to which weights are rounded while loading
 
 
 def store_of(request: HTTPRequest) -> Store:
-    """Raises InvalidRequest where the server has none."""
+    """The server's store. Raises InvalidRequest if it has none."""
     store = catalogue_of(request).store
     if store is None:
         raise InvalidRequest("this server serves one model and manages none", "start `kvasir serve` without a model")
@@ -57,7 +57,7 @@ async def create(wire: CreateRequest, request: HTTPRequest) -> Response:
 
 
 def to_recipe(wire: CreateRequest) -> Modelfile:
-    """Raises InvalidRequest."""
+    """The Modelfile of the request. Raises InvalidRequest."""
     messages = []
     for i, message in enumerate(wire.messages or ()):
         if message.model_fields_set - {"role", "content"}:
@@ -113,14 +113,14 @@ async def _drained(lines: AsyncGenerator[bytes]) -> Response:
 
 
 async def _lines(request: HTTPRequest, changes: AsyncGenerator[Progress]) -> AsyncGenerator[bytes]:
-    """Raises InvalidRequest, QueueFull."""
+    """The progress as lines. Raises InvalidRequest, QueueFull."""
     with _turn(request.app.state), faults_of_files():
         try:
             async with aclosing(changes):
                 async for progress in changes:
                     yield line(_shown(progress))
         except Exception:
-            set_outcome(request, "failed")  # which no status says once lines were sent
+            set_outcome(request, "failed")  # which the status cannot express once lines were sent
             raise
 
 
@@ -135,7 +135,7 @@ def _shown(progress: Progress) -> dict[str, Any]:
 
 @contextmanager
 def _turn(state: Any) -> Iterator[None]:
-    """Each change keeps a thread, of which there are few. Raises QueueFull."""
+    """Limits the concurrent changes, since each occupies a thread. Raises QueueFull."""
     running = getattr(state, "changes", 0)
     if running >= AT_ONCE:
         raise QueueFull(f"{running} models are being pulled or created", "wait for one of them", retry_after=30.0)

@@ -1,5 +1,5 @@
-"""The request bodies of Ollama's API: what models there are, and managing them. `name` is the older spelling of
-`model`. Specification: https://docs.ollama.com/api"""
+"""The request bodies of Ollama's API for listing and managing models. `name` is the older spelling of `model`.
+Specification: https://docs.ollama.com/api"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Naming(Wire):
 
     @property
     def named(self) -> str:
-        """Raises InvalidRequest."""
+        """The model's name. Raises InvalidRequest if it is missing."""
         found = self.model or self.name
         if not found:
             raise InvalidRequest("the model is missing", "name one", param="model")
@@ -30,7 +30,7 @@ class Naming(Wire):
 
 
 class ShowRequest(Naming):
-    """POST /api/show. verbose: long lists of facts, too."""
+    """POST /api/show. verbose: also return long lists."""
 
     REFUSED: ClassVar[Refused] = {
         "system": (("",), "it shows what is stored"),
@@ -72,7 +72,7 @@ class PushRequest(PullRequest):
 
 
 class CreateRequest(Naming):
-    """POST /api/create. files: their names, each with the digest ("sha256:...") of an uploaded blob."""
+    """POST /api/create. files: file name -> digest ("sha256:...") of an uploaded blob."""
 
     REFUSED: ClassVar[Refused] = {
         "adapters": (({},), "merge the adapter into the weights"),

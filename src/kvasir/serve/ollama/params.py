@@ -1,7 +1,7 @@
-"""From a request's options to SamplingParams: names, defaults, and the context's bound.
+"""Converts a request's options to SamplingParams: names, defaults, and the context limit.
 
-A value is the request's, else the Modelfile's, else what the model's generation_config.json recommends, else Ollama's
-default. One default differs: `repeat_penalty` is 1, which leaves the model as it is.
+A value is the request's, otherwise the Modelfile's, otherwise the recommendation of the model's generation_config.json,
+otherwise Ollama's default. One default differs: `repeat_penalty` is 1, which has no effect.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvasir.types import ModelInfo, SamplingParams, StructuredOutputs
 
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p")
-_FILTERS = ("top_p", "top_k", "min_p")  # whose place mirostat takes, unless they are asked for
-WINDOW = 64  # ids that penalties look at
+_FILTERS = ("top_p", "top_k", "min_p")  # mirostat replaces them, unless they are requested
+WINDOW = 64  # ids that penalties consider
 
-# Options that SamplingParams has under the same name.
+# Options that have the same name in SamplingParams.
 _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("mirostat", "mirostat_tau", "mirostat_eta", "bad_words", "min_tokens", "ignore_eos", "top_n_sigma"),
@@ -33,8 +33,8 @@ _SAME = (
 
 
 def options_of(given: Options | None, parameters: Mapping[str, Any]) -> Options:
-    """The request's options over the Modelfile's parameters, of which num_ctx was for loading. Raises
-    InvalidRequest."""
+    """The request's options merged over the Modelfile's parameters, without its num_ctx, which applies to loading.
+    Raises InvalidRequest."""
     own = given.model_dump(exclude_none=True) if given else {}
     below = {name: value for name, value in parameters.items() if name != "num_ctx"}
     try:
@@ -47,7 +47,7 @@ def options_of(given: Options | None, parameters: Mapping[str, Any]) -> Options:
 
 
 def context_of(options: Options, info: ModelInfo) -> int:
-    """Tokens that prompt and answer may have together. Raises InvalidRequest."""
+    """Maximum tokens of prompt and choice together. Raises InvalidRequest."""
     if options.num_ctx is None:
         return info.max_model_len
     if not 1 <= options.num_ctx <= info.max_model_len:
@@ -57,7 +57,7 @@ def context_of(options: Options, info: ModelInfo) -> int:
 
 
 def limit_of(options: Options) -> int | None:
-    """Tokens of the answer at most; None for what the context leaves. Raises InvalidRequest."""
+    """Maximum tokens of a choice; None for as many as the context leaves. Raises InvalidRequest."""
     if options.num_predict in (None, -1, -2):
         return None
     if options.num_predict < 1:
@@ -66,7 +66,8 @@ def limit_of(options: Options) -> int | None:
 
 
 def room_for_answer(options: Options, context: int) -> int:
-    """Tokens to be left for the answer when a prompt is cut: those asked for, else an eighth of the context."""
+    """Tokens to leave for the choice when a prompt is truncated: the requested number, otherwise an eighth of the
+    context."""
     limit = limit_of(options)
     return max(1, min(limit or context // 8, context - 1))
 
@@ -80,7 +81,7 @@ def check_fits(length: int, context: int, param: str) -> None:
 
 
 def to_params(wire: Asking, options: Options, info: ModelInfo, room: int) -> SamplingParams:
-    """room: tokens that the context leaves for the answer. Raises InvalidRequest."""
+    """room: tokens that the context leaves for the choice. Raises InvalidRequest."""
     if wire.top_logprobs is not None and not wire.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     asked: dict[str, Any] = {name: value for name in _SAME if (value := getattr(options, name)) is not None}
@@ -104,7 +105,7 @@ def to_params(wire: Asking, options: Options, info: ModelInfo, room: int) -> Sam
 
 
 def _penalties(options: Options, info: ModelInfo) -> dict[str, float]:
-    """With the ids that they look at, of prompt and answer."""
+    """The penalties, with the number of ids of prompt and choice that they consider."""
     window = options.repeat_last_n
     if window == 0:
         return {}
@@ -120,7 +121,7 @@ def _penalties(options: Options, info: ModelInfo) -> dict[str, float]:
 
 
 def structure_of(format: Any) -> StructuredOutputs | None:
-    """What an answer must follow. Raises InvalidRequest."""
+    """The structure that a choice must follow. Raises InvalidRequest."""
     if format in (None, ""):
         return None
     return StructuredOutputs(json_object=True) if format == "json" else StructuredOutputs(json=format)

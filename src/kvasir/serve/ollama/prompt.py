@@ -1,4 +1,4 @@
-"""From a conversation to a prompt that fits: messages as templates read them, thinking, truncation."""
+"""Converts a conversation to a prompt that fits: messages as templates read them, thinking, truncation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 def to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as templates read them. Calls without an id get one, and the results of tools, which this API
-    tells apart by the tool's name, the id of the call that they answer."""
+    """The messages as templates read them. Calls without an id get one. Tool results, which this API matches by the
+    tool's name, get the id of their call."""
     result: list[dict[str, Any]] = []
-    open_calls: list[tuple[str, str]] = []  # (id, name) of those without a result
+    open_calls: list[tuple[str, str]] = []  # (id, name) of calls without a result
     count = 0
     for i, message in enumerate(messages):
         refuse_fields(message, f"messages.{i}")
@@ -41,7 +41,7 @@ def to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _answered(open_calls: list[tuple[str, str]], message: Message) -> tuple[str, str]:
-    """The call whose result a message is, which is open no more."""
+    """The (id, name) of the call that a tool message answers, which is removed from `open_calls`."""
     by_id = (c for c in open_calls if c[0] == message.tool_call_id)
     by_name = (c for c in open_calls if message.tool_name in (None, c[1]))
     found = next(by_id, None) if message.tool_call_id else next(by_name, None)
@@ -52,7 +52,7 @@ def _answered(open_calls: list[tuple[str, str]], message: Message) -> tuple[str,
 
 
 def thinking_variables(think: bool | str | None, front: Front, tools: object, name: str) -> dict[str, Any]:
-    """The template's variables for `think`; left to the template where it is not given. Raises InvalidRequest."""
+    """The template's variables for `think`; none if it is not given. Raises InvalidRequest."""
     if think is None:
         return {}
     switch = front.reader.switch(tools)
@@ -68,7 +68,7 @@ def thinking_variables(think: bool | str | None, front: Front, tools: object, na
 
 
 def must_be_kept_from_thinking(think: bool | str | None, front: Front, tools: object) -> bool:
-    """Whether thinking is not wanted and only its end, forced at once, can avoid it."""
+    """Whether thinking is disabled by the request but not by the template, so that its end must be forced at once."""
     return think is False and front.reader.switch(tools) is None and _thinks(front, tools)
 
 
@@ -77,7 +77,7 @@ def _thinks(front: Front, tools: object) -> bool:
 
 
 class Prompter:
-    """Renders one conversation, and leaves its oldest messages out until it fits."""
+    """Renders one conversation, and drops its oldest messages until it fits."""
 
     def __init__(
         self,
@@ -86,14 +86,15 @@ class Prompter:
         variables: Mapping[str, Any],
         trust: bool | None = None,
     ):
-        """trust: special tokens in what is said."""
+        """trust: whether text may contain special tokens."""
         self._front = front
         self._tools = tools
         self._variables = variables
         self._trust = trust
 
     async def ids(self, messages: Messages) -> tuple[int, ...]:
-        """A final message of the assistant is gone on with. Raises InvalidRequest, TemplateError."""
+        """The ids of the prompt. The model continues a final message of the assistant. Raises InvalidRequest,
+        TemplateError."""
         last = messages[-1]
         goes_on = last["role"] == "assistant" and bool(last["content"]) and not last.get("tool_calls")
         return await self._front.encode_chat(
@@ -106,8 +107,8 @@ class Prompter:
         )
 
     async def fitting(self, messages: Messages, most: int) -> tuple[tuple[int, ...], int]:
-        """Of at most so many tokens: the ids, and how many messages were left out. System messages and the last one
-        stay. What is shortest may be too long."""
+        """The ids of a prompt of at most `most` tokens, and the number of dropped messages. System messages and the
+        last message are kept, so even the shortest prompt may be too long."""
         left_out = sum(message["role"] != "system" for message in messages[:-1])
         try:
             ids = await self.ids(messages)
@@ -118,7 +119,7 @@ class Prompter:
             if len(ids) <= most or not left_out:
                 return ids, 0
         ids = await self.ids(without(messages, left_out))
-        low = 1  # the fewest that make it fit lie between the two
+        low = 1  # the smallest number of dropped messages that fits is in [low, left_out]
         while low < left_out:
             middle = (low + left_out) // 2
             tried = await self._tried(without(messages, middle))
@@ -129,7 +130,7 @@ class Prompter:
         return ids, left_out
 
     async def _tried(self, messages: Messages) -> tuple[int, ...] | None:
-        """The ids; None for what is no conversation: it begins with a tool's result, or the template refuses it."""
+        """The ids; None for an invalid conversation: it begins with a tool's result, or the template refuses it."""
         first = next(message for message in messages if message["role"] != "system")
         try:
             return None if first["role"] == "tool" else await self.ids(messages)
@@ -138,7 +139,7 @@ class Prompter:
 
 
 def without(messages: Messages, count: int) -> list[Mapping[str, Any]]:
-    """Without the oldest `count` messages that are not the system's."""
+    """The messages without the oldest `count` non-system messages."""
     kept = []
     for message in messages:
         if message["role"] != "system" and count:
@@ -149,8 +150,8 @@ def without(messages: Messages, count: int) -> list[Mapping[str, Any]]:
 
 
 def cut_ids(ids: Sequence[int], most: int, keep: int) -> tuple[tuple[int, ...], int]:
-    """At most so many ids, and how many were cut: `keep` from the front (below 0: as many as fit) and the last ones
-    stay."""
+    """At most `most` ids, and how many were cut. The first `keep` ids (below 0: as many as fit) and the last ones are
+    kept."""
     cut = len(ids) - most
     if cut <= 0:
         return tuple(ids), 0

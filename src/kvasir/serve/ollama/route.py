@@ -1,4 +1,4 @@
-"""What the routes of this dialect share: how models are named, how lines are streamed."""
+"""Helpers shared by the routes of this dialect: names of models, streams of lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 
 
 async def full_name(catalogue: Catalogue, name: str) -> str:
-    """The name that the catalogue has for a name with or without the tag `latest`. Raises ModelNotFound."""
+    """The catalogue's name for a name with or without the tag `latest`. Raises ModelNotFound."""
     for spelling in (name.removesuffix(":latest"), f"{name}:latest"):
         with suppress(ModelNotFound):
             return (await catalogue.card(spelling)).name
@@ -42,7 +42,7 @@ def line(content: dict[str, Any]) -> bytes:
 
 
 def stream_lines(ping: float, events: AsyncGenerator[bytes], alive: dict[str, Any]) -> EventStream:
-    """alive: the line that is sent into a silence of `ping` seconds; clients parse every line."""
+    """alive: the line that is sent after a silence of `ping` seconds; clients parse every line."""
     return EventStream(
         events, to_response=_error_response, to_event=_error_line, ping=ping, headers=LINES, alive=line(alive)
     )
@@ -58,7 +58,7 @@ def _error_line(fault: Fault) -> bytes:
 
 @contextmanager
 def faults_of_files() -> Iterator[None]:
-    """What is wrong with the files of a model that was asked for is wrong with the request."""
+    """Turns errors in a requested model's files into InvalidRequest."""
     try:
         yield
     except (ModelFileError, UnsupportedModel) as error:

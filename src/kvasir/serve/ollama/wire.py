@@ -1,9 +1,9 @@
 """The request bodies of Ollama's API: generating and embedding.
 
 Specification: https://docs.ollama.com/api, https://github.com/ollama/ollama/blob/main/api/types.go
-Every field of it is here: honoured, accepted where it means nothing to this server (IGNORED), or refused by name
-(REFUSED). Beyond it: `n`, `tool_choice`, `parallel_tool_calls`, the fields of Scheduling, and in `options` all samplers
-that this engine has.
+Every field of it is declared: implemented, accepted without effect where it has no meaning for this server (IGNORED),
+or refused by name (REFUSED). Extensions: `n`, `tool_choice`, `parallel_tool_calls`, the fields of Scheduling, and in
+`options` all samplers of this engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TEXT = "this model reads and writes text"
 
 
 def to_seconds(value: Any) -> Any:
-    """A number of seconds, or a duration as Go writes it ("5m", "1h30m", "-1m")."""
+    """A number of seconds, or a duration in Go's notation ("5m", "1h30m", "-1m")."""
     if isinstance(value, str):
         body = value.strip()
         sign, body = (-1.0, body[1:]) if body[:1] == "-" else (1.0, body.removeprefix("+"))
@@ -38,7 +38,7 @@ def to_seconds(value: Any) -> Any:
 
 
 def to_whole(value: Any) -> Any:
-    """Clients send whole numbers as 4096.0, too."""
+    """An integral float as an int: clients also send whole numbers as 4096.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -61,8 +61,7 @@ Images = Annotated[list[Any], Field(max_length=1024)]
 
 
 class Options(Wire):
-    """What a model is run with; the Modelfile's parameters have the same names. Ranges are checked by
-    SamplingParams."""
+    """Options of a model; the Modelfile's parameters have the same names. SamplingParams checks the ranges."""
 
     REFUSED: ClassVar[Refused] = {
         "tfs_z": ((1.0,), "use min_p"),
@@ -110,7 +109,7 @@ class Options(Wire):
     embedding_only: bool | None = None
     num_thread: Whole | None = None
 
-    # Beyond Ollama's.
+    # Extensions of Ollama's options.
     logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
     bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS)] | None = None
     min_tokens: Whole | None = None
@@ -129,9 +128,10 @@ class Options(Wire):
 
 
 class Asking(Scheduling, Trust):
-    """The fields of /api/generate and /api/chat.
+    """The fields shared by /api/generate and /api/chat.
 
-    truncate: what does not fit the context is left out, and the answer says how much; without it that is an error.
+    truncate: shortens a prompt that does not fit the context and reports by how much; without it such a prompt is an
+    error.
     """
 
     REFUSED: ClassVar[Refused] = {"shift": ((False,), "an answer ends where the context ends")}

@@ -1,5 +1,4 @@
-"""The OpenAI dialect: one module per route, the request bodies in wire.py, the response objects in
-shapes.py."""
+"""The OpenAI dialect: one module per route, the request bodies in wire.py, the response objects in shapes.py."""
 
 from kvasir.serve.openai import chat, completions, embeddings
 

@@ -1,4 +1,4 @@
-"""What was read out of an answer, in the shapes of the chat API: content, reasoning_content, tool_calls."""
+"""Events read from a choice in the formats of the chat API: content, reasoning_content, tool_calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 def message_object(message: Message, reading: Reading | None) -> dict[str, Any]:
-    """A whole answer."""
+    """The message of a complete choice."""
     content = None if message.calls and not message.content else message.content
     result: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if message.reasoning:
@@ -25,7 +25,7 @@ def message_object(message: Message, reading: Reading | None) -> dict[str, Any]:
 
 
 def event_delta(event: Event, reading: Reading | None) -> dict[str, Any] | None:
-    """The `delta` of a chunk; None for an event that the API has no words for."""
+    """The `delta` of a chunk; None for an event that the API cannot express."""
     match event:
         case Content(text):
             return {"content": text}
@@ -45,12 +45,12 @@ def _call(id: str | None, name: str, arguments: str, reading: Reading | None) ->
 
 
 def call_id(own: str | None, size: int, prefix: str = "call_") -> str:
-    """The model's own id of a call, if it wrote one that its template takes again, else a fresh one."""
+    """The model's own id of a call, if it generated one that its template accepts, otherwise a new one."""
     if own and (not size or (len(own) == size and own.isascii() and own.isalnum())):
         return own
     return "".join(secrets.choice(_LETTERS) for _ in range(size)) if size else f"{prefix}{secrets.token_hex(12)}"
 
 
 def finish_reason(reason: FinishReason | None, called: bool) -> str | None:
-    """An answer that ended by itself and called is there for its calls."""
+    """The finish reason: "tool_calls" for a choice with calls that ended by itself."""
     return "tool_calls" if called and reason is FinishReason.STOP else reason

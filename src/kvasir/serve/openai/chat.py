@@ -1,7 +1,7 @@
 """POST /v1/chat/completions
 
-Tools are rendered into the prompt, and what the model says is read for calls of them; where a choice has to be
-enforced, it follows a grammar. Reasoning comes apart from the content, as reasoning_content.
+Tools are rendered into the prompt, and the output is parsed for calls of them; where a tool choice must be enforced,
+the output follows a grammar. Reasoning is returned separately from the content, as reasoning_content.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
 
 
 async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) -> tuple[Request, Reading | None]:
-    """The core's request, and how its answers are read. Raises InvalidRequest for what cannot be honoured,
+    """The core's request, and how its output is parsed. Raises InvalidRequest for unsupported requests,
     TemplateError."""
     serving.check_logprobs(top_logprobs=wire.top_logprobs, prompt_logprobs=wire.prompt_logprobs)
     _refuse(wire)
@@ -82,7 +82,7 @@ async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) 
         params = to_params(wire, front.info, serving.own, max_tokens=getattr(wire, length), logprobs=logprobs)
         reading = front.reader.reading(prompt_ids, callable_tools(wire), await _thinks(wire, serving, params))
         grammar = await tool_grammar(wire, front, reading, params)
-        if grammar is not None:  # the structure of what is said is part of it
+        if grammar is not None:  # the grammar includes the structure of the content
             params = replace(params, structured_outputs=None)
             fields["grammar"] = grammar
         await front.learn(params)
@@ -91,7 +91,7 @@ async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) 
 
 
 def _length(wire: ChatRequest) -> str:
-    """The field that bounds the answer: where there are two, the lower one."""
+    """The field that limits the choice's length: the smaller one if both are given."""
     given = [n for n in ("max_tokens", "max_completion_tokens") if getattr(wire, n) is not None]
     return min(given, key=lambda name: getattr(wire, name), default="max_tokens")
 
@@ -115,9 +115,10 @@ def _refuse(wire: ChatRequest) -> None:
 async def chat_ids(
     wire: ChatRequest, serving: Serving, request: HTTPRequest, bound: Bound = "context"
 ) -> tuple[int, ...]:
-    """The prompt of a conversation, with the tools shown to the model. bound: as in `Front.encode`.
+    """The prompt of a conversation, including the tools shown to the model. bound: as in `Front.encode`.
 
-    Raises ScopeNeeded."""
+    Raises ScopeNeeded.
+    """
     messages, template = _shown(wire, serving)
     return await serving.front.encode_chat(
         messages,
@@ -129,7 +130,7 @@ async def chat_ids(
 
 
 async def _thinks(wire: ChatRequest, serving: Serving, params: SamplingParams) -> bool:
-    """Whether reasoning may come before what the answer has to follow."""
+    """Whether reasoning may precede the constrained part of the choice."""
     if not follows(wire, params):
         return True
     messages, template = _shown(wire, serving)
@@ -137,14 +138,14 @@ async def _thinks(wire: ChatRequest, serving: Serving, params: SamplingParams) -
 
 
 async def chat_text(wire: ChatRequest, serving: Serving) -> tuple[str, Sequence[tuple[int, int]]]:
-    """The same as a text, and its parts that write no control token."""
+    """The prompt as a text, and its parts that must not contain control tokens."""
     messages, template = _shown(wire, serving)
     rendered = await serving.front.render_chat(messages, **template)
     return rendered.text, serving.front.foreign(rendered, template["tools"])
 
 
 def _shown(wire: ChatRequest, serving: Serving) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
-    """What the template is given."""
+    """The inputs of the template."""
     front = serving.front
     tools = shown_tools(wire)
     variables = effort_variables(wire.reasoning_effort, front, tools) | (wire.chat_template_kwargs or {})
@@ -195,7 +196,7 @@ def to_part(part: Part, where: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-# -- the whole answer --------------------------------------------------------------------------------------
+# -- the whole response ------------------------------------------------------------------------------------
 
 
 def to_response(
@@ -228,7 +229,7 @@ def _choice(wire: ChatRequest, core: Request, reading: Reading | None, answer: A
 
 
 def ending(core: Request, answer: Answer | TextDelta) -> dict[str, Any]:
-    """How an answer ended, beyond the API's finish reason, and the seed that gives it again."""
+    """Additional fields: the stop string or id that ended the choice, and the seed that reproduces it."""
     seed = {} if core.params.greedy else {"seed": core.params.seed}
     return {"stop_reason": answer.stop_reason, **seed}
 
@@ -239,7 +240,7 @@ def ending(core: Request, answer: Answer | TextDelta) -> dict[str, Any]:
 async def chat_events(
     wire: ChatRequest, core: Request, reading: Reading | None, serving: Serving, created: int, begun: float
 ) -> AsyncGenerator[bytes]:
-    """The chunks of all answers, the usage if it was asked for, and the end mark. begun: the request, in seconds of
+    """The chunks of all choices, the usage if requested, and the end marker. begun: start of the request, in seconds of
     time.monotonic."""
     options = wire.stream_options
     final_usage = bool(options and options.include_usage)
@@ -248,7 +249,7 @@ async def chat_events(
     chunks = Chunks(serving, "chat.completion.chunk", core.id, created, with_usage=final_usage, tier=tier)
     timings = Timings(bool(wire.timings_per_token), begun)
     usages: dict[int, Usage] = {}
-    called: set[int] = set()  # the answers that have called
+    called: set[int] = set()  # indices of the choices with calls
     async with aclosing(serving.front.stream(core, reading)) as deltas:
         async for delta in deltas:
             check_finish(delta, core.id)
@@ -271,7 +272,7 @@ async def chat_events(
 def _deltas(
     wire: ChatRequest, core: Request, reading: Reading | None, delta: TextDelta, is_first: bool, called: bool
 ) -> list[dict[str, Any]]:
-    """The choices of the chunks that a delta becomes: the role once, what was read of its text, the finish."""
+    """The chunk choices of a delta: the role in the first, then events read from the text, then the finish reason."""
     choices = []
     if is_first:
         choices.append(_chunk(delta, {"role": "assistant", "content": ""}))

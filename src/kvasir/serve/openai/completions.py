@@ -1,7 +1,7 @@
 """POST /v1/completions
 
-With a suffix the answer stands between prompt and suffix, for models that have tokens for that. best_of answers are
-made, and those n returned whose tokens are the most probable on average.
+With a suffix the choice fills the gap between prompt and suffix, for models that have tokens for that. best_of choices
+are generated, and the n whose tokens have the highest mean log-probability are returned.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response
 
 
 async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRequest) -> list[Request]:
-    """One request of the core per prompt. Raises InvalidRequest for what cannot be honoured."""
+    """One request of the core per prompt. Raises InvalidRequest for unsupported requests."""
     front, settings = serving.front, serving.settings
     serving.check_logprobs(logprobs=wire.logprobs, prompt_logprobs=wire.prompt_logprobs)
     _refuse(wire)
@@ -99,7 +99,7 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
 
 
 def _made(wire: CompletionRequest) -> int:
-    """How many answers are made to a prompt. Raises InvalidRequest."""
+    """Number of choices generated per prompt. Raises InvalidRequest."""
     told = 1 if wire.n is None else wire.n
     made = told if wire.best_of is None else wire.best_of
     if wire.best_of is not None and not max(1, told) <= made <= MAX_N:
@@ -111,7 +111,7 @@ def _made(wire: CompletionRequest) -> int:
 
 
 def _scores_prompt(wire: CompletionRequest) -> int | None:
-    """How many candidates per prompt token are wanted, by name or for the echo; None for no scores."""
+    """Number of candidates per prompt token, from prompt_logprobs or for the echo; None for no scores."""
     wanted = (wire.prompt_logprobs, wire.logprobs if wire.echo else None)
     return max((n for n in wanted if n is not None), default=None)
 
@@ -130,20 +130,20 @@ def _refuse(wire: CompletionRequest) -> None:
 
 
 def _fit(params: SamplingParams, prompt_tokens: int, context: int) -> SamplingParams:
-    """The API's default length, within the context, where no length was asked for."""
+    """Without a requested length, sets the API's default length, limited by the context."""
     if params.max_tokens is not None:
         return params
     room = max(1, context - prompt_tokens)
     return replace(params, max_tokens=max(min(DEFAULT_MAX_TOKENS, room), min(params.min_tokens, room)))
 
 
-# -- answers -----------------------------------------------------------------------------------------------
+# -- responses ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Job:
-    """One HTTP request: its prompts, and how their answers are written. Choice i * n + j is answer j to prompt i, the
-    best j where there are more."""
+    """One HTTP request: its prompts, and how their choices are encoded. Choice i * n + j is the j-th choice of prompt
+    i, the j-th best with best_of > n."""
 
     wire: CompletionRequest
     serving: Serving
@@ -153,12 +153,12 @@ class Job:
 
     @property
     def only_echo(self) -> bool:
-        """No token was asked for. One is computed all the same, since the prompt's scores come with it."""
+        """Whether no token was requested. One is sampled anyway, since the prompt's scores come with it."""
         return self.wire.max_tokens == 0
 
     @property
     def told(self) -> int:
-        """Answers to each prompt that are returned."""
+        """Number of choices returned per prompt."""
         return self.wire.n or 1
 
     @property
@@ -177,7 +177,7 @@ class Job:
         return response
 
     def _choice(self, i: int, answer: Answer, scores: tuple[TokenInfo, ...] | None) -> dict[str, Any]:
-        """`scores` are the prompt's, which come with its first answer and belong to all of them."""
+        """`scores` are the prompt's; they come with its first choice and apply to all of them."""
         core = self.prompts[i]
         check_finish(answer, self.id)
         choice = self._text(i, answer, with_prompt=bool(self.wire.echo), scores=scores)
@@ -191,7 +191,7 @@ class Job:
     def _text(
         self, i: int, answer: Answer | TextDelta, with_prompt: bool, scores: tuple[TokenInfo, ...] | None
     ) -> dict[str, Any]:
-        """The choice's text and log-probabilities, after the prompt's if that is to be echoed."""
+        """The choice's text and log-probabilities, preceded by the prompt's if it is to be echoed."""
         prompt = self._prompt_text(i) if with_prompt else ""
         logprobs = None
         if self.wire.logprobs is not None:
@@ -226,7 +226,7 @@ class Job:
     # -- the stream ----------------------------------------------------------------------------------------
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """The chunks of all answers, the usage if it was asked for, and the end mark."""
+        """The chunks of all choices, the usage if requested, and the end marker."""
         options = self.wire.stream_options
         final_usage = bool(options and options.include_usage)
         always_usage = bool(options and options.continuous_usage_stats)
@@ -249,7 +249,7 @@ class Job:
         return usage_object([per_prompt.values() for per_prompt in usages], self.prompt_tokens)
 
     def _chunk(self, i: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
-        """The choice that a delta becomes, or None where there is nothing to tell."""
+        """The chunk choice of a delta, or None if it has nothing to report."""
         wire, core = self.wire, self.prompts[i]
         choice = self._text(i, delta, with_prompt=is_first and bool(wire.echo), scores=delta.prompt_logprobs)
         if wire.return_token_ids:
@@ -264,8 +264,8 @@ class Job:
 
 
 def best(answers: list[Answer], n: int) -> list[Answer]:
-    """The n whose tokens have the highest mean log-probability, the best first, numbered anew; all as they are where
-    there are no more. Of equals the first."""
+    """The n choices whose tokens have the highest mean log-probability, best first, renumbered; unchanged if there are
+    at most n. Ties keep their order."""
     if len(answers) <= n:
         return answers
 
@@ -278,5 +278,5 @@ def best(answers: list[Answer], n: int) -> list[Answer]:
 
 
 def _cut(infos: tuple[TokenInfo, ...], top: int) -> list[TokenInfo]:
-    """With no more candidates than asked for: two fields of a request may ask for different numbers."""
+    """Limits the candidates to `top`: two fields of a request may ask for different numbers."""
     return [replace(info, top=info.top[:top]) for info in infos]

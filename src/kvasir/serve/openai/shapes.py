@@ -1,4 +1,4 @@
-"""The response objects that completions and chats share, and the frame of stream chunks."""
+"""The response objects shared by completions and chats, and the framing of stream chunks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LOWEST = -9999.0  # JSON has no infinity
 
 
 def usage_object(prompts: Iterable[Collection[Usage]], prompt_tokens: int) -> dict[str, Any]:
-    """`prompts`: for each prompt the usage of its answers, which share what the cache had of it. Reasoning is
-    counted where there is some."""
+    """`prompts`: for each prompt the usage of its choices, which share the prompt's cached tokens. Reasoning tokens are
+    included if there are any."""
     completion = cached = reasoning = 0
     for answers in prompts:
         completion += sum(usage.completion_tokens for usage in answers)
@@ -40,8 +40,8 @@ def usage_object(prompts: Iterable[Collection[Usage]], prompt_tokens: int) -> di
 
 
 def timings_object(pace: Pace, usage: Usage) -> dict[str, float]:
-    """llama.cpp's figures of one answer so far, in milliseconds. The prompt's begin with the request, so that they hold
-    what it waited; the answer's begin with its first token."""
+    """llama.cpp's timings of one choice so far, in milliseconds. The prompt's time starts with the request, so it
+    includes queueing; the generation's time starts with the first token."""
     prompt = predicted = 0.0
     if pace.first is not None and pace.last is not None:
         prompt, predicted = 1000 * (pace.first - pace.begun), 1000 * (pace.last - pace.first)
@@ -58,15 +58,15 @@ def timings_object(pace: Pace, usage: Usage) -> dict[str, float]:
 
 
 class Timings:
-    """The `timings` of chunks, where they are asked for: of each answer as far as it has come."""
+    """The `timings` of chunks, if requested: of each choice so far."""
 
     def __init__(self, wanted: bool, begun: float):
-        """begun: the request, in seconds of time.monotonic."""
+        """begun: start of the request, in seconds of time.monotonic."""
         self._wanted, self._begun = wanted, begun
         self._paces: dict[int, Pace] = {}
 
     def of(self, delta: TextDelta) -> dict[str, Any]:
-        """What the chunks of a delta have besides."""
+        """Additional fields for the chunks of a delta."""
         if not self._wanted:
             return {}
         pace = self._paces.setdefault(delta.index, Pace(self._begun))
@@ -75,7 +75,7 @@ class Timings:
 
 
 class Chunks:
-    """Writes stream chunks: what they share is encoded once.
+    """Encodes stream chunks; their common part is encoded once.
 
     with_usage: every chunk has a `usage` member, null unless it is given.
     """
@@ -134,7 +134,7 @@ def chat_logprobs(infos: Sequence[TokenInfo]) -> dict[str, Any]:
 
 @lru_cache(1 << 16)
 def _numbers(data: bytes) -> tuple[int, ...]:
-    """The same object for each of a token's many appearances."""
+    """Cached: returns the same object for each occurrence of a token."""
     return tuple(data)
 
 
@@ -149,7 +149,7 @@ def completion_logprobs(infos: Sequence[TokenInfo], shift: int = 0) -> dict[str,
 
 
 def _top(info: TokenInfo) -> dict[str, float] | None:
-    """The best candidates and the token itself, by their text; of those with the same text the best."""
+    """The best candidates and the token itself, by their text; among those with the same text the best."""
     if info.logprob is None:
         return None
     found: dict[str, float] = {}
@@ -173,7 +173,7 @@ def _by_id(info: TokenInfo) -> dict[str, Any]:
 
 
 def _label(data: bytes) -> str:
-    """A token's text, or its bytes in the way OpenAI spells them when they are no whole characters."""
+    """A token's text, or its bytes in OpenAI's notation if they are not complete UTF-8 characters."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
-"""Structured output: the fields that ask for it. `response_format` is OpenAI's, `structured_outputs` is vLLM's.
+"""Structured output: the fields that request it. `response_format` is OpenAI's, `structured_outputs` is vLLM's.
 
-What is asked for is enforced, or refused with the keyword that cannot be; `lenient` ignores such keywords instead.
+A structure is enforced, or refused with the keyword that cannot be enforced; `lenient` ignores such keywords instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class JsonSchema(Wire):
     name: Name | None = None
     description: str | None = None
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
-    strict: bool | None = None  # it is, whatever this says
+    strict: bool | None = None  # it is always enforced, regardless of this
     lenient: bool | None = None
 
 
@@ -33,7 +33,7 @@ class Structure(Wire):
 
 
 class ResponseFormat(Wire):
-    """schema: where llama.cpp and others have it, beside json_object, or json_schema without the object around it."""
+    """schema: llama.cpp and others put it next to json_object, or into json_schema without the enclosing object."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
@@ -43,7 +43,8 @@ class ResponseFormat(Wire):
 
 
 class StructuredFields(Wire):
-    """One of them. grammar: Lark, or llama.cpp's GBNF. json: a schema, as an object or as text."""
+    """Exactly one of them, besides lenient. grammar: Lark, or llama.cpp's GBNF. json: a schema, as an object or as
+    text."""
 
     json_: Annotated[Schema | str | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -54,14 +55,14 @@ class StructuredFields(Wire):
 
 
 class Structured(Wire):
-    """The fields of completions and chats."""
+    """The fields shared by completions and chats."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredFields | None = None
 
 
 def to_structured(wire: Structured) -> StructuredOutputs | None:
-    """What an answer must follow; None where nothing was asked for. Raises InvalidRequest."""
+    """The structure that a choice must follow; None if none was requested. Raises InvalidRequest."""
     wanted, own = wire.response_format, wire.structured_outputs
     if wanted is not None and wanted.schema_ is not None:
         wanted = _with_schema(wanted)
@@ -81,7 +82,7 @@ def to_structured(wire: Structured) -> StructuredOutputs | None:
 
 
 def _with_schema(wanted: ResponseFormat) -> ResponseFormat:
-    """The same with its schema where the API has it."""
+    """The same format with its schema at the API's place."""
     if wanted.json_schema is not None or wanted.type not in ("json_object", "json_schema"):
         message = "schema is for the types json_object and json_schema, and not beside json_schema"
         raise InvalidRequest(message, "give it once", param="response_format")
@@ -97,5 +98,5 @@ def _own(wire: StructuredFields) -> StructuredOutputs:
 
 
 def named(wire: Structured, **more: str) -> AbstractContextManager[None]:
-    """Errors name the field that the client used. more: ours=theirs."""
+    """Makes errors use the client's field names. more: ours=theirs."""
     return renamed(({} if wire.structured_outputs else {"structured_outputs": "response_format"}) | more)

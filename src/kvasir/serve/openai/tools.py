@@ -1,7 +1,7 @@
-"""Tools of a chat: which may be called, and the grammar that an answer follows where a choice has to be enforced.
+"""Tools of a chat: which may be called, and the grammar that a choice follows if its calls must be enforced.
 
-Text before a call is free, unless one is required; a call that has begun is one of a tool, with arguments of its
-schema, so that a malformed one cannot come. `strict` of a tool refuses what its schema holds and cannot be enforced;
+Text before a call is free, unless a call is required; a call that has begun names an existing tool, with arguments of
+its schema, so malformed calls are impossible. `strict` of a tool refuses schema keywords that cannot be enforced;
 without it such keywords are ignored.
 """
 
@@ -19,12 +19,12 @@ Choice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | Non
 
 
 def shown_tools(wire: ChatRequest) -> list[dict[str, Any]] | None:
-    """The tools that the model is shown."""
+    """The tools shown to the model."""
     return [t.model_dump(exclude_none=True) for t in wire.tools] if wire.tools else None
 
 
 def callable_tools(wire: ChatRequest) -> list[dict[str, Any]] | None:
-    """What it may call. Raises InvalidRequest for a choice that there is not."""
+    """The tools that the model may call. Raises InvalidRequest for a tool_choice that does not match the tools."""
     tools = shown_tools(wire) or []
     seen: set[str] = set()
     for name in (t["function"]["name"] for t in tools):
@@ -42,7 +42,7 @@ def callable_tools(wire: ChatRequest) -> list[dict[str, Any]] | None:
 
 
 def _names(choice: Choice) -> set[str]:
-    """The tools that a choice names; none: it means all."""
+    """The tools that a tool_choice names; empty: all."""
     match choice:
         case NamedChoice():
             return {choice.function.name}
@@ -52,13 +52,13 @@ def _names(choice: Choice) -> set[str]:
 
 
 def follows(wire: ChatRequest, params: SamplingParams) -> bool:
-    """Whether an answer has to follow a structure or a call from its beginning, or after its reasoning."""
+    """Whether a choice must follow a structure or a call from its beginning, or after its reasoning."""
     return params.structured_outputs is not None or wire.tool_choice not in (None, "auto", "none")
 
 
 async def tool_grammar(wire: ChatRequest, front: Front, reading: Reading | None, params: SamplingParams) -> str | None:
-    """What the answers of a chat follow: calls of its tools, the structure of what is said, the budget of the
-    reasoning; None where nothing is asked for. Raises InvalidRequest."""
+    """The grammar that the choices of a chat follow: calls of its tools, the structure of the content, the budget of
+    the reasoning; None if nothing is constrained. Raises InvalidRequest."""
     calling = _calling(wire, front, reading)
     if calling:
         _check_ends(calling, params)
@@ -91,7 +91,7 @@ def _calling(wire: ChatRequest, front: Front, reading: Reading | None) -> Callin
 
 
 def _check_ends(calling: Calling, params: SamplingParams) -> None:
-    """Raises InvalidRequest for what goes against a call, or calls, that end the answer."""
+    """Raises InvalidRequest for parameters that conflict with calls that end the choice."""
     _check_content(params.structured_outputs)
     if calling.required or not calling.parallel:
         for name in ("min_tokens", "ignore_eos"):
@@ -101,7 +101,7 @@ def _check_ends(calling: Calling, params: SamplingParams) -> None:
 
 
 def _check_content(wanted: StructuredOutputs | None) -> None:
-    """Raises InvalidRequest for what cannot be said instead of a call."""
+    """Raises InvalidRequest for a structure that is not supported together with tools."""
     if wanted is not None and not wanted.json_object and (wanted.json is None or isinstance(wanted.json, str)):
         message = "beside tools an answer can have a JSON schema, and no other structure"
         raise InvalidRequest(message, "leave tools or this out", param="structured_outputs")

@@ -1,7 +1,7 @@
 """The request bodies of the OpenAI API, with the extension fields that vLLM's clients use.
 
-Every field of the public specification is here: honoured, accepted where it means nothing to this server
-(IGNORED), or refused by name (REFUSED). Any other field is refused as unknown.
+Every field of the public specification is declared: implemented, accepted without effect where it has no meaning for
+this server (IGNORED), or refused by name (REFUSED). Any other field is refused as unknown.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StreamOptions(Wire):
 
 
 class Samplers(Wire):
-    """How tokens are chosen. Ranges are checked by SamplingParams."""
+    """How tokens are sampled. SamplingParams checks the ranges."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -79,7 +79,7 @@ class Samplers(Wire):
 
 
 class Sampling(Samplers, Scheduling, Structured):
-    """The fields that completions and chats share."""
+    """The fields shared by completions and chats."""
 
     model: Name | None = None
     n: int | None = None
@@ -121,7 +121,7 @@ class ToolCall(Wire):
 
 
 class Part(Wire):
-    """A part of a message's content. Only text can be read; the other kinds are refused by name."""
+    """A part of a message's content. Only text is supported; the other kinds are refused by name."""
 
     REFUSED: ClassVar = dict.fromkeys(
         ("image_url", "input_audio", "file", "prompt_cache_breakpoint"), ((), "this model reads text")
@@ -148,7 +148,7 @@ class Message(Wire):
     function_call: FunctionCall | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    annotations: list[Any] | None = None  # clients send back what an answer carried
+    annotations: list[Any] | None = None  # clients send back the annotations of a response
     audio: Any = None
 
 
@@ -179,7 +179,7 @@ class AllowedTools(Wire):
 
 
 class AllowedChoice(Wire):
-    """All tools are shown, these may be called."""
+    """All tools are shown to the model, but only these may be called."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools

@@ -1,6 +1,6 @@
-"""OpenAI's Responses API: conversations that are kept here, and answers as items.
+"""OpenAI's Responses API: stored conversations, and output as items.
 
-A request becomes a chat (request.py), which is answered as any chat is; what it says is returned as items (output.py).
+A request becomes a chat (request.py), which runs like any chat; its output is returned as items (output.py).
 """
 
 from kvasir.serve.responses.kept import Responses

@@ -1,4 +1,5 @@
-"""Responses that are made in the background: no client has to stay for them, and one that comes back reads on."""
+"""Responses generated in the background: independent of the client's connection, and readable again after a
+reconnect."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from kvasir.serve.responses.shapes import encoded
 
 
 class Run:
-    """One of them. events: encoded; the place of each is its sequence number. They are kept where `streamed`."""
+    """One background response. events: encoded; the index of each is its sequence number. They are kept if
+    `streamed`."""
 
     def __init__(self, making: Making, streamed: bool):
         self.making = making
         self.streamed = streamed
         self.ended = False
-        self.leased = asyncio.Event()  # or ended
+        self.leased = asyncio.Event()  # set once the model is leased, or the run has ended
         self._events: list[bytes] = []
         self._more = asyncio.Event()
         self._cancelled = False
@@ -35,12 +37,12 @@ class Run:
 
     @property
     def owner(self) -> str:
-        """The name of the key that asked for it."""
+        """The name of the key that created it."""
         return self.making.owner
 
     @property
     def response(self) -> dict[str, Any]:
-        """The object as it is by now."""
+        """The current response object."""
         return self.making.response
 
     @property
@@ -50,7 +52,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """queued or in_progress, as long as it has not ended."""
+        """queued or in_progress, until it has ended."""
         return "in_progress" if self.leased.is_set() else "queued"
 
     def start(self, catalogue: Catalogue, name: str | None, responses: Responses) -> asyncio.Task[None]:
@@ -59,7 +61,7 @@ class Run:
         return self._task
 
     async def cancel(self) -> None:
-        """Returns when it has ended, which it may have done by itself."""
+        """Cancels the response. Returns when it has ended, possibly by itself."""
         assert self._task is not None
         if not self._closing:
             self._cancelled = True
@@ -67,7 +69,7 @@ class Run:
         await asyncio.wait((self._task,))
 
     async def follow(self, start: int) -> AsyncGenerator[bytes]:
-        """The events from a place on, as they come."""
+        """The events from the index `start` on, as they come."""
         while True:
             if len(self._events) > start:
                 events, start = self._events[start:], len(self._events)
@@ -88,7 +90,7 @@ class Run:
                     async for events in batches:
                         self._tell(events)
         except asyncio.CancelledError:
-            if not self._cancelled:  # the server ends; what is stored will say so
+            if not self._cancelled:  # the server shuts down; the stored record then reads as failed
                 raise
             self._tell(making.cancel())
         except Exception as error:

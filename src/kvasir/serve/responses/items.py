@@ -1,8 +1,8 @@
-"""Items, which a conversation is made of: as they come from outside, as they are kept, and as a chat's messages.
+"""Items, the elements of a conversation: as clients send them, as they are stored, and as messages of a chat.
 
     wire (Item) -> kept (a dict with an id, as the API shows it) -> messages of a chat
 
-What a model says in one turn (reasoning, text, calls) is several items and one message.
+The output of one turn (reasoning, text, calls) is several items and one message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CALLER = (({"type": "direct"},), "calls are made by the model alone")
 
 
 def check_type(value: Any, kinds: tuple[str, ...], what: str, hint: str) -> Any:
-    """The value, unless it is an object of another type, which is named."""
+    """Returns the value. An object of an unsupported type raises an error that names the type."""
     kind = value.get("type") if isinstance(value, dict) else kinds[0]
     if kind not in kinds:
         facts = {"what": what, "kind": str(kind)[:80], "hint": hint}
@@ -36,7 +36,7 @@ def check_type(value: Any, kinds: tuple[str, ...], what: str, hint: str) -> Any:
 
 class TextPart(Wire):
     REFUSED: ClassVar = {"prompt_cache_breakpoint": ((), "leave it out")}
-    IGNORED: ClassVar = ("annotations", "logprobs")  # clients send back what an answer carried
+    IGNORED: ClassVar = ("annotations", "logprobs")  # clients send back the annotations of a response
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -63,7 +63,7 @@ def _get(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
-# Tags are in brackets, so that they are not taken for fields where an error says its place.
+# Tags are in brackets, so that they are not mistaken for fields in an error's location.
 Part = Annotated[
     Annotated[TextPart, Tag("[text]")] | Annotated[RefusalPart, Tag("[refusal]")],
     Discriminator(_part_kind),
@@ -125,7 +125,7 @@ class ReasoningPart(Wire):
 
 
 class ReasoningItem(Wire):
-    """The first of content, encrypted_content and summary that there is is what the model had thought."""
+    """The reasoning is the first present of content, encrypted_content and summary."""
 
     IGNORED: ClassVar = ("status",)
 
@@ -175,7 +175,7 @@ PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fc
 
 
 def to_kept(item: MessageItem | CallItem | CallOutputItem | ReasoningItem, id: str, where: str) -> Kept:
-    """The item as it is kept. Raises InvalidRequest for what it holds and cannot be read."""
+    """The item in its stored form. Raises InvalidRequest for unsupported or unreadable contents."""
     refuse_fields(item, where)
     kept: Kept = {"id": item.id or id, "type": item.type}
     match item:
@@ -203,7 +203,7 @@ def to_kept(item: MessageItem | CallItem | CallOutputItem | ReasoningItem, id: s
 
 
 def _parts(content: Any, own: str, where: str) -> list[dict[str, Any]]:
-    """own: the type of a text that stands for itself, and the only one but refusals that there may be."""
+    """own: the part type for plain text, and the only type allowed besides refusals."""
     if isinstance(content, str):
         content = [TextPart(type=own, text=content)]  # type: ignore[arg-type]
     parts = []
@@ -222,8 +222,8 @@ def _parts(content: Any, own: str, where: str) -> list[dict[str, Any]]:
 
 
 def sealed(text: str) -> str:
-    """A text as encrypted_content, for clients that send nothing else back. Nothing is secret in it: the text comes
-    beside it."""
+    """A text as encrypted_content, for clients that send back nothing else. It is not secret: the text is returned in
+    plain form, too."""
     return _SEALED + base64.urlsafe_b64encode(text.encode()).decode()
 
 
@@ -240,9 +240,9 @@ def unsealed(text: str, where: str) -> str:
 
 
 def to_messages(items: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """The messages of a chat that the kept items stand for."""
+    """The chat messages of stored items."""
     messages: list[Message] = []
-    turn: Message | None = None  # the model's own, which may go on
+    turn: Message | None = None  # the model's turn, which may continue
     for item in items:
         kind = item["type"]
         if (kind == "message" and item["role"] != "assistant") or kind == "function_call_output":
@@ -264,7 +264,7 @@ def to_messages(items: Iterable[Mapping[str, Any]]) -> list[Message]:
 
 
 def _goes_on(turn: Message, kind: str) -> bool:
-    """Whether an item is more of the same message: first comes the reasoning, then the text, then calls."""
+    """Whether an item belongs to the same message: reasoning comes first, then text, then calls."""
     if kind == "function_call":
         return True
     said = turn["content"] is not None or "tool_calls" in turn

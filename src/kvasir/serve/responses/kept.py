@@ -1,7 +1,7 @@
-"""Responses that are kept: by id, of a key; the conversations that they make, and their items.
+"""Stored responses: by id, belonging to a key; the conversations that they form, and their items.
 
-A record is {"response": what the API shows, "input": the items of its request}. Ids of items name the response that
-they came with, so none of them needs an index.
+A record is {"response": the object that the API returns, "input": the items of its request}. The id of an item contains
+the id of its response, so items need no index.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from kvasir.serve.responses.items import Kept
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.wire import MAX_MESSAGES
 
-MAX_TOLD = 64  # of a key
-READERS = 8  # of a key at once
+MAX_TOLD = 64  # ended runs per key whose events are kept
+READERS = 8  # concurrent readers per key
 RUNNING = ("queued", "in_progress")
 _ITEM = re.compile(r"[a-z]{1,8}_([0-9a-f]{48})([0-9a-f]{5})")
 _LOST = {"code": "server_error", "message": "the server ended before this response was complete"}
@@ -31,7 +31,7 @@ Record = dict[str, Any]
 
 
 def item_id(prefix: str, response_id: str, index: int) -> str:
-    """Of the index-th item that came with a response, of its input or output."""
+    """The id of the index-th item of a response, counting its input and output."""
     return f"{prefix}_{response_id.partition('_')[2]}{index:05x}"
 
 
@@ -40,22 +40,22 @@ class _Output(msgspec.Struct):
 
 
 class _Items(msgspec.Struct):
-    """Of a record, what it takes of a conversation."""
+    """The parts of a record that count towards a conversation."""
 
     input: msgspec.Raw
     response: _Output
 
 
 class Reach:
-    """How far one request may go back into what is kept: left, in bytes of items. read: by response and id, the items
-    of those that were read for it, each of which is read once."""
+    """Limits how much stored data one request may read. left: remaining bytes of items. read: by response and id, the
+    items already read for this request; each record is read once."""
 
     def __init__(self, max_bytes: int):
         self._max_bytes = self._left = max_bytes
         self.read: dict[str, dict[str, Kept]] = {}
 
     def take(self, data: bytes) -> None:
-        """Counts a record before it is taken apart. Raises InvalidRequest."""
+        """Counts a record before it is decoded. Raises InvalidRequest."""
         items = msgspec.json.decode(data, type=_Items)
         self._left -= memoryview(items.input).nbytes + memoryview(items.response.output).nbytes
         if self._left < 0:
@@ -64,7 +64,7 @@ class Reach:
 
 
 class Run(Protocol):
-    """A response that is made in the background: background.Run, which documents these."""
+    """A response generated in the background; see background.Run."""
 
     streamed: bool
     ended: bool
@@ -90,21 +90,22 @@ class Run(Protocol):
 
 
 class Responses:
-    """What is kept, and what is made in the background: one per application."""
+    """The stored responses, and those generated in the background: one per application."""
 
     def __init__(self, records: Records, max_running: int, max_reach: int):
-        """max_running: in the background, of one key. max_reach: bytes of items that one request may go back to."""
+        """max_running: background responses of one key. max_reach: bytes of stored items that one request may read."""
         self.records = records
         self._max_reach = max_reach
         self._max_running = max_running
         self._runs: dict[str, Run] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
-        # The last that have ended, by owner and id, for who comes back to read on.
+        # The last ended runs, by owner and id, for clients that reconnect to read on.
         self._told: dict[str, OrderedDict[str, Run]] = {}
 
     @classmethod
     def of(cls, settings: ServeSettings, num_keys: Callable[[], int]) -> Responses:
-        """num_keys: that share the room, as they are by then. Raises ConfigError for a folder that cannot be used."""
+        """num_keys: returns the current number of keys that share the storage. Raises ConfigError for an unusable
+        folder."""
         folder = settings.data_dir and settings.data_dir / "responses"
         records = Records(
             folder,
@@ -115,17 +116,17 @@ class Responses:
         return cls(records, settings.max_background, settings.max_body)
 
     async def sweep(self) -> None:
-        """What has not been used for too long goes, of whatever key it is or was."""
+        """Removes records that are unused for too long, of all keys, including removed ones."""
         await self.records.sweep()
 
     def close(self) -> None:
-        """Lets another server have the folder."""
+        """Unlocks the folder, for use by another server."""
         self.records.close()
 
     # -- in the background -------------------------------------------------------------------------------------
 
     def add(self, run: Run) -> None:
-        """Raises LimitExceeded."""
+        """Registers a background run. Raises LimitExceeded."""
         owner = run.owner
         count = sum(other.owner == owner for other in self._runs.values())
         if count >= self._max_running:
@@ -142,29 +143,29 @@ class Responses:
                 told.popitem(last=False)
 
     def run(self, id: str) -> Run | None:
-        """The one that makes this response."""
+        """The running background run of this response."""
         return self._runs.get(id)
 
     def events(self, owner: str, id: str) -> Run | None:
-        """The one whose events there are."""
+        """The run, running or recently ended, that has the events of this response."""
         return self._runs.get(id) or self._told.get(owner, {}).get(id)
 
     # -- kept --------------------------------------------------------------------------------------------------
 
     async def put(self, owner: str, record: Record) -> None:
-        """Raises LimitExceeded, OSError."""
+        """Stores a record. Raises LimitExceeded, OSError."""
         data = await asyncio.to_thread(msgspec.json.encode, record)
         await self.records.put(owner, record["response"]["id"], data)
 
     def turn(self, owner: str) -> asyncio.Semaphore:
-        """To be held while a record is in memory to be sent, so that a key has few there at once."""
+        """Hold it while a record is in memory for sending; it bounds the number of these per key."""
         return self._turns.setdefault(owner, asyncio.Semaphore(READERS))
 
     def reach(self) -> Reach:
         return Reach(self._max_reach)
 
     async def find(self, owner: str, id: str, reach: Reach | None = None) -> Record | None:
-        """reach: of the request that goes back to it. Raises InvalidRequest for what is too far."""
+        """The record, or None. reach: limit of the request that reads it. Raises InvalidRequest beyond that limit."""
         if not is_id(id, "resp") or (data := await self.records.get(owner, id)) is None:
             return None
         if (record := await asyncio.to_thread(_decoded, data, reach)) is None:
@@ -176,7 +177,7 @@ class Responses:
         return record
 
     async def delete(self, owner: str, id: str) -> None:
-        """Raises NotFound."""
+        """Cancels and deletes a response. Raises NotFound."""
         await self.get(owner, id)
         if run := self._runs.get(id):
             await run.cancel()
@@ -184,13 +185,13 @@ class Responses:
         await self.records.delete(owner, id)
 
     async def get(self, owner: str, id: str) -> Record:
-        """Raises NotFound."""
+        """The record. Raises NotFound."""
         if (record := await self.find(owner, id)) is None:
             raise NotFound(f"there is no response {id!r:.80}", "it was not stored, or is not kept any more")
         return record
 
     async def item(self, owner: str, id: str, reach: Reach) -> Kept | None:
-        """Raises InvalidRequest."""
+        """The stored item of this id, or None. Raises InvalidRequest."""
         found = _ITEM.fullmatch(id)
         if found is None:
             return None
@@ -201,7 +202,7 @@ class Responses:
         return reach.read[response_id].get(id)
 
     async def history(self, owner: str, id: str | None) -> list[Kept]:
-        """The items of a conversation up to a response. Raises NotFound, InvalidRequest."""
+        """The items of a conversation up to and including a response. Raises NotFound, InvalidRequest."""
         turns: list[list[Kept]] = []
         count, reach = 0, self.reach()
         while id is not None:

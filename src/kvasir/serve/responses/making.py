@@ -1,4 +1,4 @@
-"""Making: one response on its way, from a checked request to what is kept of it."""
+"""Making: one response in progress, from a validated request to its stored record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger("kvasir.serve")
 
 
 class Making:
-    """response: the object as it is by now; its output is there when it has ended."""
+    """response: the current response object; its output is set at the end."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class Making:
             raise EngineDead("the engine ended the request without an answer")
 
     def told(self, type: str) -> StreamEvent:
-        """An event with the response as it is now."""
+        """An event with the current response object."""
         return self._numbered({"type": f"response.{type}", "response": dict(self.response)})
 
     def last(self) -> StreamEvent:
-        """How it ended. The API has no event for a cancelled one."""
+        """The final event. The API has no event for a cancelled response, so that is an error event."""
         status = self.response["status"]
         if status == "cancelled":
             error = {"code": "cancelled", "message": "the response was cancelled", "param": None}
@@ -96,7 +96,7 @@ class Making:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
 
     def fail(self, fault: Fault) -> list[StreamEvent]:
-        """Ends with an error; what was said by then stands."""
+        """Ends with an error; output generated so far is kept."""
         events = self._break_off("failed")
         if self.response["status"] == "failed":
             self.response["error"] = error_object(fault)
@@ -106,7 +106,7 @@ class Making:
         return self._break_off("cancelled")
 
     def _break_off(self, status: str) -> list[StreamEvent]:
-        """One that has ended by itself stays as it is."""
+        """Ends the response early. A response that has ended already is unchanged."""
         if self.response["status"] not in RUNNING:
             return []
         events = [self._numbered(event) for event in self._output.finish("incomplete")]
@@ -114,7 +114,7 @@ class Making:
         return events
 
     async def keep(self, responses: Responses) -> None:
-        """Stores it, where that is wanted. One that cannot be stored says so."""
+        """Stores the response if requested. If it cannot be stored, its field `store` becomes false."""
         if self.response["store"]:
             try:
                 await self.store(responses)
@@ -123,12 +123,13 @@ class Making:
                 self.response["store"] = False
 
     async def store(self, responses: Responses) -> None:
-        """Raises LimitExceeded, OSError."""
+        """Stores the response and its input. Raises LimitExceeded, OSError."""
         await responses.put(self.owner, {"response": self.response, "input": self._input})
 
 
 async def begin(wire: ResponseRequest, serving: Serving, request: HTTPRequest, responses: Responses) -> Making:
-    """Raises InvalidRequest, NotFound, TemplateError, ClassNotAllowed."""
+    """Validates a request and prepares its response. Raises InvalidRequest, NotFound, TemplateError,
+    ClassNotAllowed."""
     check(wire)
     owner, id = owner_of(request), new_id("resp")
     earlier = await responses.history(owner, wire.previous_response_id)
@@ -150,8 +151,8 @@ def owner_of(request: HTTPRequest) -> str:
 
 
 async def surplus(wire: ResponseRequest, items: Sequence[Kept], serving: Serving, request: HTTPRequest) -> int:
-    """How many of the first items have to go for the rest to fit into the context: as few as leave it beginning with
-    a message that is not the model's. The last such message stays, fit or not."""
+    """How many leading items must be dropped so that the rest fits into the context: the smallest number after which it
+    begins with a message that is not the model's. The last such message is kept, even if it does not fit."""
     room = serving.front.info.max_model_len - max(1, wire.max_output_tokens or 1)
     cuts = [i for i, item in enumerate(items) if item["type"] == "message" and item["role"] != "assistant"]
     cuts = [0, *(i for i in cuts if i)]

@@ -1,6 +1,6 @@
-"""Output: the items of an answer as they come, and the events that tell of them.
+"""Output: the items of a choice as they are generated, and their stream events.
 
-An answer that is not streamed takes the same way; no one looks at its events then.
+Responses that are not streamed use the same path; their events are discarded.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ StreamEvent = dict[str, Any]
 
 
 class Output:
-    """items: those that are complete, and the one that is being written. Its text is joined when it is closed."""
+    """items: the complete ones, and the open one. The text of an item is joined when it is closed."""
 
     def __init__(self, new_id: Callable[[str, int], str], reading: Reading | None, logprobs: bool, encrypted: bool):
-        """new_id: of the item with this prefix and index. encrypted: reasoning carries encrypted_content too."""
+        """new_id: returns the id of an item with this prefix and index. encrypted: reasoning items also carry
+        encrypted_content."""
         self.items: list[Kept] = []
         self._new_id = new_id
         self._id_size = reading.format.calls.id_size if reading else 0
@@ -32,8 +33,8 @@ class Output:
         self._encrypted = encrypted
         self._open = False
         self._pieces: list[str] = []  # of the open item
-        self._said: list[TokenInfo] = []  # its tokens, where they were asked for
-        self._tokens: list[TokenInfo] = []  # not yet settled
+        self._said: list[TokenInfo] = []  # its tokens, if log-probabilities were requested
+        self._tokens: list[TokenInfo] = []  # not settled yet
         self._num_settled = 0
 
     def push(self, delta: TextDelta) -> Iterator[StreamEvent]:
@@ -45,7 +46,7 @@ class Output:
             yield from self._read(event, tokens)
 
     def finish(self, status: str) -> Iterator[StreamEvent]:
-        """Closes what is open. A complete answer has a message, though it may be empty. status: of the last item."""
+        """Closes the open item. A complete choice has a message, even if it is empty. status: of the last item."""
         if not self.items and status == "completed":
             yield from self._begin("message")
         if self._open:
@@ -71,7 +72,7 @@ class Output:
         return chat_logprobs(tokens)["content"] if self._logprobs else []
 
     def _begin(self, kind: str, **call: str) -> Iterator[StreamEvent]:
-        """Continues with the open item, if it is of this kind and no call, or opens one."""
+        """Continues the open item, if it is of this kind and not a call; otherwise opens a new one."""
         if self._open:
             if self.items[-1]["type"] == kind != "function_call":
                 return
@@ -100,7 +101,8 @@ class Output:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._infos(self._said)}
 
     def _close(self, status: str = "completed") -> Iterator[StreamEvent]:
-        """A call's status is its own: one that was broken off has arguments that are no JSON."""
+        """Closes the open item. A call's status depends on its arguments: those of a call that was cut off are not
+        valid JSON."""
         item, text = self.items[-1], "".join(self._pieces)
         if item["type"] == "function_call":
             item["arguments"] = text
@@ -121,7 +123,7 @@ class Output:
         yield self._event("response.output_item.done", item=dict(item))
 
     def _event(self, type: str, **fields: Any) -> StreamEvent:
-        """item_id is the open item's, where the event does not have the item itself."""
+        """An event. Its item_id is the open item's, unless the event contains the item itself."""
         own = {} if "item" in fields else {"item_id": self.items[-1]["id"]}
         return {"type": type, "output_index": len(self.items) - 1, **own, **fields}
 

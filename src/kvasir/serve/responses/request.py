@@ -1,4 +1,4 @@
-"""From a body of the Responses API to a chat: one more turn of a conversation that may be kept here."""
+"""Converts a body of the Responses API to a chat: one more turn of a conversation that may be stored here."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from kvasir.serve.responses.wire import (
 )
 from kvasir.serve.wire import MAX_MESSAGES, Scheduling, refuse_fields, renamed
 
-# Fields that a chat has under the same name.
+# Fields that have the same name in a chat.
 _SAME = ("model", "chat_template_kwargs", *Samplers.model_fields, *Scheduling.model_fields)
 LONG = 256  # items
-# What a chat's fields are called here.
+# Fields of a chat -> fields of this API.
 _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -37,7 +37,7 @@ _NAMES = {
 
 
 def check(wire: Prompt) -> None:
-    """Raises InvalidRequest for fields that cannot be honoured."""
+    """Raises InvalidRequest for unsupported fields."""
     refuse_fields(wire)
     for part, where in ((wire.reasoning, "reasoning"), (wire.text, "text")):
         if part is not None:
@@ -58,8 +58,8 @@ def check(wire: Prompt) -> None:
 
 
 async def own_items(wire: Prompt, id: str, owner: str, responses: Responses) -> list[Kept]:
-    """The items of a request itself, as they are kept under the response's id; those that it refers to are found.
-    Raises InvalidRequest."""
+    """The items of the request itself, in stored form under the response's id; item references are resolved. Raises
+    InvalidRequest."""
     if wire.input is None or isinstance(wire.input, str):
         text = [] if wire.input is None else [{"type": "input_text", "text": wire.input}]
         message = {"type": "message", "role": "user", "status": "completed", "content": text}
@@ -82,7 +82,7 @@ async def own_items(wire: Prompt, id: str, owner: str, responses: Responses) -> 
 
 
 def check_items(earlier: Sequence[Kept], own: Sequence[Kept]) -> None:
-    """Raises InvalidRequest for what is no conversation."""
+    """Raises InvalidRequest if the items do not form a valid conversation."""
     items = (*earlier, *own)
     if not items:
         raise InvalidRequest("there is nothing to answer", "give input", param="input")
@@ -102,7 +102,7 @@ def check_items(earlier: Sequence[Kept], own: Sequence[Kept]) -> None:
 
 
 def to_chat(wire: Prompt, items: Sequence[Kept]) -> ChatRequest:
-    """The chat whose answer is asked for. Raises InvalidRequest."""
+    """The equivalent chat request. Raises InvalidRequest."""
     messages: list[Message] = to_messages(items)
     if wire.instructions is not None:
         messages.insert(0, {"role": "system", "content": wire.instructions})
@@ -123,14 +123,14 @@ def to_chat(wire: Prompt, items: Sequence[Kept]) -> ChatRequest:
             fields |= {"logprobs": True, "top_logprobs": wire.top_logprobs}
     try:
         return ChatRequest.model_validate(fields)
-    except ValidationError as error:  # more calls in one turn than a message holds, or the like
+    except ValidationError as error:  # for example, more calls in one turn than a message may hold
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InvalidRequest(f"{where} of the conversation: {first['msg']}", param="input") from None
 
 
 async def chat_of(wire: Prompt, items: Sequence[Kept]) -> ChatRequest:
-    """The same; a long conversation is looked through in a thread."""
+    """As `to_chat`; converts a long conversation in a thread."""
     return to_chat(wire, items) if len(items) < LONG else await asyncio.to_thread(to_chat, wire, items)
 
 
@@ -159,5 +159,5 @@ def _format(format: TextFormat) -> dict[str, Any]:
 
 
 def named() -> AbstractContextManager[None]:
-    """Errors of the chat name the fields as they are called here."""
+    """Makes errors of the chat use this API's field names."""
     return renamed(_NAMES)

@@ -1,4 +1,4 @@
-"""POST, GET and DELETE /v1/responses and what lies under it."""
+"""POST, GET and DELETE /v1/responses and the routes below it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def _whole(making: Making, serving: Serving) -> None:
 
 
 async def _events(making: Making, serving: Serving, responses: Responses) -> AsyncGenerator[bytes]:
-    """The first ones come with the first tokens: until then an error is one of HTTP."""
+    """The stream's events. The first ones are sent with the first tokens: until then an error is an HTTP error."""
     first = [making.told("created"), making.told("in_progress")]
     try:
         async with aclosing(making.run(serving.front)) as batches:
@@ -76,13 +76,13 @@ async def _events(making: Making, serving: Serving, responses: Responses) -> Asy
 
 
 def _error_event(fault: Fault) -> bytes:
-    """Of a stream that has not begun to tell of a response."""
+    """The error event of a stream that has not sent any response event."""
     error = {"code": fault.code, "message": fault.message, "param": fault.param}
     return encoded({"type": "error", **error, "sequence_number": 0})
 
 
 async def _run(wire: ResponseRequest, making: Making, request: HTTPRequest) -> background.Run:
-    """Starts it. It is stored before, so that it can be found however it ends."""
+    """Starts the response in the background. It is stored first, so that it can be found however it ends."""
     responses = responses_of(request)
     run = background.Run(making, bool(wire.stream))
     responses.add(run)
@@ -98,7 +98,7 @@ async def _run(wire: ResponseRequest, making: Making, request: HTTPRequest) -> b
     request.app.state.drain_gate.hold(work)
     hold_place(request.scope, work)
     request.scope["state"]["reservation"].hold(work)
-    await run.leased.wait()  # the model, before this request gives its own lease back
+    await run.leased.wait()  # so the model stays leased when this request releases its own lease
     return run
 
 
@@ -121,7 +121,7 @@ async def count_input_tokens(wire: TokenCountRequest, request: HTTPRequest) -> R
 
 
 async def _turn(request: HTTPRequest) -> None:
-    """Waits for one, which is held until the request is answered."""
+    """Waits for a turn, which is held until the response is sent."""
     turn = responses_of(request).turn(owner_of(request))
     await request.scope["state"]["leases"].enter_async_context(turn)
 

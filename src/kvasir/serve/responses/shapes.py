@@ -1,4 +1,4 @@
-"""The response object: what was asked for, and what became of it."""
+"""The response object: the parameters of the request, and the result."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def response_object(wire: ResponseRequest, core: Request, model: str, created: i
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """No one pays for what is written to the cache, so none is counted."""
+    """The usage in this API's format. Cache writes are not billed, so their count is 0."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

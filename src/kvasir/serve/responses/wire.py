@@ -1,7 +1,7 @@
 """The request bodies of the Responses API, and the queries of its routes.
 
-https://platform.openai.com/docs/api-reference/responses. Every field of it is here: honoured, or named in REFUSED or
-IGNORED. A request has the samplers and the scheduling of chats, too.
+https://platform.openai.com/docs/api-reference/responses. Every field of it is declared: implemented, or listed in
+REFUSED or IGNORED. A request also has the samplers and the scheduling fields of chats.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvasir.serve.wire import MAX_MESSAGES, MAX_TOOLS, Name, Scheduling, Templat
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
-# The others ask for more of what tools of OpenAI's own bring, which never occurs here.
+# The other values request details of OpenAI's own tools, which never occur here.
 Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -34,7 +34,7 @@ ResponseId = Annotated[str, Field(max_length=64)]
 
 
 class FunctionTool(Wire):
-    """A function; of the others there is none here."""
+    """A function; other kinds of tools are not supported."""
 
     REFUSED: ClassVar = {
         "allowed_callers": ((["direct"],), "calls are made by the model alone"),
@@ -66,9 +66,9 @@ class AllowedToolsChoice(Wire):
 
 
 class TextFormat(Wire):
-    """lenient: keywords of the schema that cannot be enforced are ignored instead of refused."""
+    """lenient: schema keywords that cannot be enforced are ignored instead of refused."""
 
-    IGNORED: ClassVar = ("name", "description", "strict")  # it is, whatever this says
+    IGNORED: ClassVar = ("name", "description", "strict")  # a schema is always enforced, regardless of `strict`
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
@@ -101,7 +101,7 @@ class ReasoningConfig(Wire):
 
 
 def _check_tools(value: Any) -> Any:
-    """Names a tool of another kind, which a field that is missing for a function would hide."""
+    """Reports tools of other kinds by name; otherwise the error would be about a missing field of a function."""
     for tool in value if isinstance(value, list) else ():
         check_type(tool, ("function",), "a tool", "this server runs no tools: give functions")
     return value
@@ -124,7 +124,7 @@ Metadata = Annotated[
 
 
 class Prompt(Trust):
-    """What makes the prompt: shared by answers and by the count of its tokens."""
+    """The fields that make the prompt: shared by responses and token counts."""
 
     model: Name | None = None
     input: Input | None = None
@@ -161,7 +161,7 @@ class ResponseRequest(Prompt, Samplers, Scheduling):
     background: bool | None = None
     include: Annotated[list[Include], Field(max_length=16)] | None = None
     max_output_tokens: int | None = None
-    max_tool_calls: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None  # of tools that run here: there are none
+    max_tool_calls: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None  # of server-side tools: there are none
     metadata: Metadata | None = None
     prompt_cache_key: Name | None = None
     safety_identifier: Name | None = None
@@ -194,11 +194,11 @@ class TokenCountRequest(Prompt):
 
 
 class Query(BaseModel):
-    """What follows a URL's question mark, where all is text."""
+    """The query parameters of a URL, which are all text."""
 
     model_config = ConfigDict(extra="forbid", loc_by_alias=False)
 
-    # What an item has is what was asked for when it was made.
+    # No effect: the contents of an item were chosen when it was created.
     include: Annotated[
         list[Include] | None, Field(max_length=16, validation_alias=AliasChoices("include[]", "include"))
     ] = None
