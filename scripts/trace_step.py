@@ -5,7 +5,7 @@ Builds an engine core, lets a few greedy requests decode until the step is the u
 sys.setprofile: every function of the package that is called, in the order of the first call. Kernels run below Python
 and are not seen; docs/architecture.md names their files.
 
-    python scripts/trace_step.py [model] [--executor program|eager] [--functions]
+    python scripts/trace_step.py [model] [--executor program|eager] [--rows 8] [--functions]
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from kvasir.engine.core import EngineCore
 from kvasir.types import Request, SamplingParams
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "kvasir"
-ROWS, STEADY = 3, 6  # requests, and the steps after which only decoding is left
+STEADY = 6  # steps after which only decoding is left
 
 
-def decoding(model: str, executor: str) -> EngineCore:
+def decoding(model: str, executor: str, rows: int) -> EngineCore:
     """A core in which all requests decode."""
     core = build_core(EngineOptions(model, executor=executor, threads=1, num_blocks=64, max_model_len=256))
-    for i in range(ROWS):
+    for i in range(rows):
         params = SamplingParams(temperature=0.0, max_tokens=40, seed=i, ignore_eos=True)
         core.add(Request(f"r{i}", (1, 2, 3 + i), params))
     for _ in range(STEADY):
-        core.step()
+        core.advance()
     return core
 
 
@@ -51,7 +51,7 @@ def followed(core: EngineCore) -> dict[str, list[str]]:
     threading.setprofile_all_threads(note) if sys.version_info >= (3, 12) else threading.setprofile(note)
     sys.setprofile(note)
     try:
-        core.step()
+        core.advance()
     finally:
         sys.setprofile(None)
         threading.setprofile_all_threads(None) if sys.version_info >= (3, 12) else threading.setprofile(None)
@@ -62,9 +62,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="kvasir-mini")
     parser.add_argument("--executor", default="program")
+    parser.add_argument("--rows", type=int, default=3, help="sequences that decode; from 8 on they are columns")
     parser.add_argument("--functions", action="store_true", help="names the functions, too")
     options = parser.parse_args()
-    core = decoding(options.model, options.executor)
+    core = decoding(options.model, options.executor, options.rows)
     seen = followed(core)
     core.close()
     for path, functions in seen.items():

@@ -34,6 +34,7 @@ class Writer:
         if self._start.is_error():
             raise ValueError(self._start.get_error())
         self._tries, self._by = 0, self._order
+        self.limited = False  # whether a value met a limit of the parser, which then writes none of it
 
     def writes(self, value: Any) -> bool:
         return self._finds(value, {}) or self._finds(value, self._order)
@@ -58,6 +59,8 @@ class Writer:
         after, ids = at.deep_copy(), list(text.encode())
         if after.try_consume_tokens(ids) == len(ids):
             yield after
+        elif after.is_error():
+            self.limited = True
 
     def _items(self, at: LLMatcher, lead: str, items: list[Any]) -> Iterator[LLMatcher]:
         if not items:

@@ -23,6 +23,9 @@ def contains(told: dict[str, Any], scope: Scope) -> None:
     if most is not None and most < least:
         also(told, {"type": types_of(KINDS - {"array"})})
         return
+    if wanted is False and least > 0:
+        also(told, {"type": types_of(KINDS - {"array"})})
+        return
     if wanted is True or wanted == {}:
         also(told, {"minItems": least} | ({"maxItems": most} if most is not None else {}))
         return

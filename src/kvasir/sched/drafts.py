@@ -50,10 +50,8 @@ def propose(drafter: Drafter, seq: Sequence, most: int, vocab_size: int) -> arra
 
 
 def settle(seq: Sequence, work: Work, accepted: int, current: bool) -> int:
-    """Settles the counts when the step is done: accepted ids are known and, if the sequence kept its blocks
+    """Settles the counts when a step with a draft is done: accepted ids are known and, if the sequence kept its blocks
     (`current`), computed. Returns how many of the work's tokens are kept."""
-    if not work.drafted:
-        return work.count
     seq.counts.drafted = 0
     seq.counts.known += accepted
     seq.emission.plan(seq.emission.unread + accepted)  # their log-probabilities came with the result

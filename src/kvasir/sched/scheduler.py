@@ -314,7 +314,8 @@ class Scheduler:
         """current: the sequence has kept its row and blocks since the step was planned."""
         self.table.lane.leave(seq)
         seq.counts.in_flight -= work.sample
-        end = work.start + drafts.settle(seq, work, row.accepted, current)
+        kept = drafts.settle(seq, work, row.accepted, current) if work.drafted else work.count
+        end = work.start + kept
         prompt_tokens = max(0, min(work.start + work.count, seq.prompt_len) - work.start)
         served.append(Served(share_of(seq), prompt_tokens, len(row.tokens)))
         if row.tokens:
