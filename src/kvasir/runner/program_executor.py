@@ -75,10 +75,10 @@ class ProgramExecutor:
 
     def start(self, step: Step) -> ProgramHandle:
         saved = wait_all(move_blocks(self.cache, step.plan))
-        works, pieces, first = step.works, self.program.pieces, len(step.decodes)
+        works, pieces, first = step.works, self.program.pieces, len(step.plan.decodes)
         sampled = first + len(step.now) + len(step.later)
         kept = PIECE_LOGITS * (sampled <= MAX_CHOSEN)  # else the buffer could not hold all logits
-        end = self._decode(step.decodes) if step.decodes else 0
+        end = self._decode(step.plan.decodes) if step.plan.decodes else 0
         for at, work in enumerate(works, first):
             piece = pieces[at]
             piece.row, piece.flags, piece.start, piece.count = work.row, _flags(work, kept), work.start, work.count
@@ -140,18 +140,18 @@ class ProgramHandle:
     blocks: tuple[memoryview, ...]
 
     def wait(self) -> float:
-        if not (self.step.works or self.step.decodes):
+        if not (self.step.works or self.step.plan.decodes):
             return 0.0
         self.executor.program.wait()
         return self.executor.program.seconds
 
     def decoded(self) -> tuple[np.ndarray, dict[int, str]]:
-        found = self.executor.results[: len(self.step.decodes)]
+        found = self.executor.results[: len(self.step.plan.decodes)]
         failed = np.flatnonzero(found["error"]).tolist()
         return found["token"], {place: SAMPLE_ERRORS[int(found["error"][place])] for place in failed}
 
     def taken(self) -> list[Taken]:
-        executor, works, first = self.executor, self.step.works, len(self.step.decodes)
+        executor, works, first = self.executor, self.step.works, len(self.step.plan.decodes)
         found = ((executor.program.results[place], at) for place, at in enumerate(self.step.now, first))
         rows = ((sampled, executor.rows[works[at].row]) for sampled, at in found)
         return [executor.taken(sampled, row, row.carry) for sampled, row in rows]
@@ -201,7 +201,7 @@ class ProgramHandle:
 
     def _left(self) -> dict[int, int]:
         """The buffer index of each place's logits; empty if the step's logits exceeded the buffer."""
-        chosen, first = (*self.step.now, *self.step.later), len(self.step.decodes)
+        chosen, first = (*self.step.now, *self.step.later), len(self.step.plan.decodes)
         return {place: at for at, place in enumerate(chosen, first)} if first + len(chosen) <= MAX_CHOSEN else {}
 
     def read(self, at: int) -> tuple[tuple[Entry, ...], str]:

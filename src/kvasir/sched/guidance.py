@@ -77,9 +77,8 @@ def take_back(seq: Sequence) -> None:
 
 
 def masked(seq: Sequence) -> bool:
-    """Whether the next id of a sequence with a guide will probably be sampled with a mask."""
-    assert seq.guidance.guide is not None
-    return not seq.guidance.guide.quiet
+    """Whether the next id will probably be sampled with a mask."""
+    return seq.guidance.guide is not None and not seq.guidance.guide.quiet
 
 
 def mask(seq: Sequence, work: Work, vocab_size: int) -> bytes | None:

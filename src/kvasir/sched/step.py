@@ -130,7 +130,7 @@ class Step:
                 appended=appended,
                 drafted=len(draft),
                 sample=sample,
-                masked=sample and bool(seq.guidance.guide) and guidance.masked(seq),
+                masked=sample and guidance.masked(seq),
                 read=read,
                 want_pooled=seq.embeds and reached,
                 indivisible=self.indivisible,
