@@ -134,7 +134,7 @@ def test_no_connection_is_lost_while_certificates_change(made):
 
         async def renew() -> None:
             while not done:
-                await server.server._renew_tls()
+                await asyncio.gather(server.server._renew_tls(), server.server._renew_tls())
 
         renewing = asyncio.run_coroutine_threadsafe(renew(), server.loop)
         try:

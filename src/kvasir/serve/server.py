@@ -180,7 +180,8 @@ class Server(uvicorn.Server):
             backlog=self.config.backlog,
             ssl_handshake_timeout=self._catalogue.settings.head_time,
         )
-        before, self.servers = self.servers, [await create(sock=sock.dup()) for sock in self._listeners]
+        servers = [await create(sock=sock.dup()) for sock in self._listeners]
+        before, self.servers = self.servers, servers
         # asyncio hands a connection to its server in a later step, and drops it if the server has closed by then.
         for sock in (sock for server in before for sock in server.sockets):
             with contextlib.suppress(RuntimeError):  # of uvloop, which does not need this
