@@ -16,8 +16,6 @@ from kvasir.inputs import NONE, Adapter, Inputs, Source
 from kvasir.metrics import Histogram
 from kvasir.validate import check_sampling, check_structured
 
-NO_TOKEN = -1  # stands for a token id whose value is not known yet
-
 
 class FinishReason(StrEnum):
     """Why a choice ended. The names are those of the OpenAI API where it has one."""

@@ -45,6 +45,8 @@ MORE_BYTES = 96 << 20  # that a process may hold beyond its base line: freed mem
 CHILDREN, OF_ENGINE = 6, 2
 TIMER = "Thread-"  # looks after surplus processes, while there are any
 SURPLUS_SECONDS = 180.0  # within which further checkers and copies leave: they stay for a minute without work
+REST_SECONDS = 60.0  # within which the gauges come back to zero
+LEAK_SECONDS = 90.0  # within which what the processes hold comes back to the base line
 # What must have happened in a soak that is worth its name.
 EVENTS = ("preemptions", "prefix_hit_tokens", "prefix_evicted_blocks", "tier_hit_tokens", "tier_evicted")
 EVENTS += ("answer_pauses", "http_stalled")
@@ -244,7 +246,7 @@ class Server:
             await asyncio.sleep(0.5)
         raise AssertionError(f"the server does not come to {CHILDREN} children: {now}")
 
-    async def rest(self, seconds: float = 60.0) -> list[str]:
+    async def rest(self, seconds: float = REST_SECONDS) -> list[str]:
         """Waits until nothing is under way; the gauges that do not come back to zero."""
         left = ["no metrics"]
         for _ in range(int(seconds / 0.1)):
@@ -265,7 +267,7 @@ class Server:
     async def facts(self) -> dict[str, Facts]:
         return {"server": Facts.of(self.process.pid), "engine": Facts.of(self.engine)}
 
-    async def leaks(self, base: dict[str, Facts], seconds: float = 90.0) -> list[str]:
+    async def leaks(self, base: dict[str, Facts], seconds: float = LEAK_SECONDS) -> list[str]:
         """What is not back at the base line after so long: a second checker of grammars stays for a minute."""
         await self.warm()
         found = await self.rest()

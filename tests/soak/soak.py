@@ -14,14 +14,14 @@ import httpx
 from tests.soak.client import Client, Tally, repeat
 from tests.soak.clock import jump_clock
 from tests.soak.harm import HARMS, kill_engine
-from tests.soak.server import EVENTS, Facts, Server, running
+from tests.soak.server import EVENTS, LEAK_SECONDS, REST_SECONDS, SURPLUS_SECONDS, Facts, Server, running
 from tests.soak.work import Question, questions
 
 NUM_QUESTIONS = 40
 ASKERS, HARMERS = 12, 4
 KILL_SECONDS = 12.0  # the mean between two kills in a short soak; in a long one the count of deaths shall be forgotten
 KILLS = 12
-RESTS = 150.0  # seconds for a moment of rest beyond the patience: a gauge may take one minute, a spare process another
+RESTS = SURPLUS_SECONDS + REST_SECONDS + LEAK_SECONDS  # seconds for a moment of rest: its stages report what is left
 KILL = "engine killed"
 JUMPS = "clock jumps"
 

@@ -20,6 +20,7 @@ from kvasir.engine.wire import AHEAD
 from kvasir.errors import EngineDead, KvasirError
 from kvasir.snapshot import Snapshot
 from kvasir.types import Delta, EngineStats, ModelInfo, Request, Tokens, each_delta
+from kvasir.validate import MAX_N
 
 log = logging.getLogger("kvasir.engine")
 
@@ -92,7 +93,7 @@ class InProcessEngine:
 
     async def abort(self, request_id: str, index: int | None = None) -> None:
         self._commands.put(lambda core: core.abort(request_id, index))
-        self._streams.abort(request_id, range(128) if index is None else (index,))
+        self._streams.abort(request_id, range(MAX_N) if index is None else (index,))
 
     async def stats(self) -> EngineStats:
         return dataclasses.replace(await self._ask(EngineCore.stats), pid=os.getpid())

@@ -10,12 +10,16 @@ import msgspec
 from kvasir.config import EngineOptions
 from kvasir.errors import (
     ConfigError,
+    DeadlineExceeded,
     EngineDead,
     InvalidRequest,
     KvasirError,
+    LimitExceeded,
     ModelFileError,
+    ModelNotFound,
     PromptTooLong,
     QueueFull,
+    TextTooLong,
     UnsupportedModel,
 )
 from kvasir.snapshot import Snapshot
@@ -75,7 +79,7 @@ class Fault(_Message, frozen=True):
     message: str
     hint: str
     param: str | None = None
-    retry_after: float = 1.0
+    retry_after: float | None = 1.0
     tokens: int = 0
     context: int = 0
 
@@ -120,33 +124,31 @@ encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_event = msgspec.msgpack.Decoder(Event).decode
 
-_KINDS: dict[str, type[Any]] = {
-    c.__name__: c
-    for c in (
-        KvasirError,
-        InvalidRequest,
-        PromptTooLong,
-        QueueFull,
-        ModelFileError,
-        UnsupportedModel,
-        ConfigError,
-        EngineDead,
-    )
+# What each class keeps beside its message and hint; an error of any other class travels as its nearest base class.
+_KINDS: dict[type[KvasirError], tuple[str, ...]] = {
+    KvasirError: (),
+    InvalidRequest: ("param",),
+    PromptTooLong: ("param", "tokens", "context"),
+    TextTooLong: ("param", "tokens", "context"),
+    ModelNotFound: ("param",),
+    QueueFull: ("retry_after",),
+    LimitExceeded: ("retry_after",),
+    DeadlineExceeded: (),
+    ModelFileError: (),
+    UnsupportedModel: (),
+    ConfigError: (),
+    EngineDead: (),
 }
+_BY_NAME = {cls.__name__: cls for cls in _KINDS}
 
 
 def to_fault(request_id: str, error: KvasirError) -> Fault:
-    kind = next(c.__name__ for c in type(error).__mro__ if c.__name__ in _KINDS)
-    own = {name: getattr(error, name) for name in ("param", "retry_after", "tokens", "context") if hasattr(error, name)}
-    return Fault(request_id, kind, error.message, error.hint, **own)
+    cls = next(c for c in type(error).__mro__ if c in _KINDS)
+    own = {name: getattr(error, name) for name in _KINDS[cls]}
+    return Fault(request_id, cls.__name__, error.message, error.hint, **own)
 
 
 def to_error(fault: Fault) -> KvasirError:
-    cls = _KINDS.get(fault.kind, KvasirError)
-    if cls is InvalidRequest:
-        return InvalidRequest(fault.message, fault.hint, fault.param)
-    if cls is PromptTooLong:
-        return PromptTooLong(fault.message, fault.hint, fault.param, tokens=fault.tokens, context=fault.context)
-    if cls is QueueFull:
-        return QueueFull(fault.message, fault.hint, fault.retry_after)
-    return cls(fault.message, fault.hint)
+    cls = _BY_NAME.get(fault.kind, KvasirError)
+    own: dict[str, Any] = {name: getattr(fault, name) for name in _KINDS[cls]}
+    return cls(fault.message, fault.hint, **own)
