@@ -35,7 +35,7 @@ def main() -> int:
         return 0
     with ThreadPoolExecutor(options.jobs) as pool:
         outcomes = list(pool.map(lambda job: reported(fuzz(job, options.seconds)), jobs))
-    return any(outcome.crash for outcome in outcomes)
+    return any(outcome.verdict != "held" for outcome in outcomes)
 
 
 def chosen(names: list[str]) -> list[Job]:
@@ -53,9 +53,10 @@ def chosen(names: list[str]) -> list[Job]:
 
 def reported(outcome: Outcome) -> Outcome:
     print(outcome.line(), flush=True)
-    if outcome.crash:
+    if outcome.verdict != "held":
         print("\n".join(outcome.log.splitlines()[-SHOWN:]))
-        print(f"to see it again: python -m tests.fuzz {outcome.job.name} {outcome.crash}", flush=True)
+        if outcome.crash:
+            print(f"to see it again: python -m tests.fuzz {outcome.job.name} {outcome.crash}", flush=True)
     return outcome
 
 

@@ -26,10 +26,15 @@ def mutate_json(data: bytes, max_size: int, seed: int, words: tuple[str, ...] = 
     value = _parsed(data)
     if value is None or random.random() < 0.1:
         return atheris.Mutate(data, max_size)
+    return json.dumps(change_values(value, random, words, atheris.Mutate)).encode()[:max_size]
+
+
+def change_values(value: Any, random: Random, words: tuple[str, ...], mutate: Callable[[bytes, int], bytes]) -> Any:
+    """The value after one to four changes. mutate: changes bytes, to at most a given number."""
     root = [value]
     for _ in range(random.choice((1, 1, 1, 2, 4))):
-        _change(root, random, words, atheris.Mutate)
-    return json.dumps(root[0]).encode()[:max_size]
+        _change(root, random, words, mutate)
+    return root[0]
 
 
 def mutate_safetensors(data: bytes, max_size: int, seed: int) -> bytes:
@@ -75,13 +80,21 @@ def _tweaked(value: Any, random: Random, words: tuple[str, ...], mutate: Callabl
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        return random.choice((value + 1, value - 1, -value, value * 2, value // 2, value * 256, float(value)))
+        return random.choice((value + 1, value - 1, -value, value * 2, value // 2, value * 256, _as_float(value)))
     if isinstance(value, float):
         return random.choice((-value, value * 2, value / 3, value + 1e-9))
     if isinstance(value, str):
         changed = mutate(value.encode("utf-8", "surrogatepass"), len(value) + 8).decode("utf-8", "replace")
         return random.choice((changed, value * 2, value[:-1], value + random.choice(words or ("x",))))
     return deepcopy(random.choice(VALUES))
+
+
+def _as_float(value: int) -> float:
+    """The value; infinity beyond the range of floats."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
 
 
 def _places(container: Any) -> Iterator[Place]:

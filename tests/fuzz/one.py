@@ -1,8 +1,13 @@
 """One target under atheris: python -m tests.fuzz.one NAME [libFuzzer's options and folders]"""
 
 import sys
+from pathlib import Path
 
 import atheris
+
+# atheris instruments files only: an editable install of the package brings a loader of its own.
+sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_editable_")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 # Before anything imports our package: what is to be covered is instrumented as it is imported.
 with atheris.instrument_imports(include=["kvasir"], enable_loader_override=False):

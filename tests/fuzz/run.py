@@ -44,9 +44,14 @@ class Outcome:
     crash: Path | None
     log: str
 
+    @property
+    def verdict(self) -> str:
+        """FAILED: an input broke the promise. BLIND: no coverage was seen, so nothing guided the run."""
+        return "FAILED" if self.crash else "held" if self.features else "BLIND"
+
     def line(self) -> str:
         said = f"{self.runs:>9} runs, {self.features:>6} features, {self.corpus:>5} inputs"
-        return f"{self.job.name:<16} {said}  {'FAILED' if self.crash else 'held'}"
+        return f"{self.job.name:<16} {said}  {self.verdict}"
 
 
 def python_jobs() -> list[Job]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,6 +45,16 @@ NATIVE_FAULTS = {
     "r": "failed: planted",
     "t": "ERROR: libFuzzer: timeout",
 }
+
+
+def test_a_run_without_coverage_is_a_failure(tmp_path, monkeypatch):
+    job = Job("schema", (sys.executable, "-c", ""), tmp_path)
+    blind = run.Outcome(job, runs=1000, features=0, corpus=0, crash=None, log="")
+    assert (blind.verdict, replace(blind, features=7).verdict) == ("BLIND", "held")
+    monkeypatch.setattr(words, "chosen", lambda names: [job])
+    monkeypatch.setattr(words, "fuzz", lambda job, seconds: blind)
+    monkeypatch.setattr(sys, "argv", ["tests.fuzz"])
+    assert words.main() == 1
 
 
 def test_what_is_neither_a_value_nor_a_refusal_breaks_the_promise():
