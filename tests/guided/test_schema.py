@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -64,6 +65,14 @@ def test_what_asks_for_nothing_is_left_out():
         {"type": "string", "minLength": 2.0}, '"a"'
     )
     assert allows({"type": "array", "uniqueItems": False, "items": {"const": 1}}, "[1, 1]")
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf", "enum", "type", "items", "properties", "required"])
+@pytest.mark.parametrize("value", [1024, None, "text", True, 1.5, {"a": 1}, [1], [[]]])
+def test_a_keyword_of_the_wrong_type_is_a_refusal_at_worst(keyword, value):
+    for more in ({"nullable": True}, {}):
+        with suppress(InvalidRequest):
+            prepared({keyword: value, **more})
 
 
 @pytest.mark.parametrize(

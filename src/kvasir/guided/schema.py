@@ -53,7 +53,8 @@ def _prepared(schema: Any, lenient: bool, said: Said) -> Any:
         _work(found, lenient, said)
     if found.pop("nullable", None) is True:
         found = _or_null(found)
-        for inner in found.get("anyOf", ()):
+        alternatives = found.get("anyOf")
+        for inner in alternatives if isinstance(alternatives, list) else ():
             said.add(inner)
     said.add(found)
     return found
