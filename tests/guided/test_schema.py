@@ -70,7 +70,7 @@ def test_what_asks_for_nothing_is_left_out():
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf", "enum", "type", "items", "properties", "required"])
 @pytest.mark.parametrize("value", [1024, None, "text", True, 1.5, {"a": 1}, [1], [[]]])
 def test_a_keyword_of_the_wrong_type_is_a_refusal_at_worst(keyword, value):
-    for more in ({"nullable": True}, {}):
+    for more in ({"nullable": True}, {"nullable": True, "const": 1}, {}):
         with suppress(InvalidRequest):
             prepared({keyword: value, **more})
 
