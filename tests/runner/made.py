@@ -1,10 +1,16 @@
-"""Requests, and cores over tiny random models, for the tests of both runners."""
+"""Requests, files of tiny random models, and cores over them, for the tests of both runners."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from kvasir.engine.core import EngineCore
 from kvasir.types import Request, SamplingParams
+from kvasir.weights.find import find_model
+from kvasir.weights.local import ModelFiles
 from tests.engine.cores import core_of
+from tests.models.families import config_of
 
 
 def request(id: str, ids, **params) -> Request:
@@ -22,3 +28,18 @@ def small_core(folder: str, executor: str, **options) -> EngineCore:
 
         queue(core)
     return core
+
+
+def files_of(folder: Path, family: str = "llama", **change) -> ModelFiles:
+    """A family of tests.models.families with random weights, in a folder of its own."""
+    from safetensors.torch import save_file
+
+    from kvasir.models.registry import model_class_for
+    from tests.models.oracle import dummy_source
+
+    config = {**config_of(family), **change}
+    kind = model_class_for(config)
+    source = dummy_source(kind(kind.Config.from_hf(config)))
+    save_file({name: source.tensor(name) for name in source.names()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return find_model(folder)
