@@ -55,7 +55,8 @@ def _prepared(schema: Any, lenient: bool, said: Said) -> Any:
         found = _or_null(found)
         alternatives = found.get("anyOf")
         for inner in alternatives if isinstance(alternatives, list) else ():
-            said.add(inner)
+            if isinstance(inner, Mapping):
+                said.add(inner)
     said.add(found)
     return found
 
