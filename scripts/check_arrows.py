@@ -20,7 +20,10 @@ from itertools import chain
 from pathlib import Path
 
 PACKAGE = "kvasir"
-GROUND = ("types", "caches", "inputs", "validate", "seeds", "plan", "config", "errors", "memory", "metrics", "snapshot")
+GROUND = (
+    *("types", "caches", "inputs", "validate", "seeds", "plan", "config", "errors", "memory", "metrics", "snapshot"),
+    "statistics",
+)
 THINKING = ("text", "parse", "kv", "sched", "guided")
 COMPUTING = (
     *("device", "ops", "parallel", "quant", "layers", "models"),

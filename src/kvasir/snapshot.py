@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvasir.types import EngineStats, ServiceClass
+from kvasir.statistics import EngineStats
+from kvasir.types import ServiceClass
 
 
 @dataclass(frozen=True, slots=True)

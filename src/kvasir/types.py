@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Any
 
 from kvasir.inputs import NONE, Adapter, Inputs, Source
-from kvasir.metrics import Histogram
 from kvasir.validate import check_sampling, check_structured
 
 
@@ -292,80 +291,3 @@ class ModelInfo:
     weight_bytes_read: int = 0  # of matrices, by a step of one row; 0 if the executor does not know
     kv_bytes_per_token: tuple[tuple[int, int], ...] = ()  # (window, or 0 for all tokens; bytes) of each cache group
     targets: dict[ServiceClass, Target] = field(default_factory=dict)  # of each class
-
-
-@dataclass(frozen=True, slots=True)
-class ClassStats:
-    """Statistics of one service class. queue_seconds: from arrival to the first row, of sequences that got one.
-    displaced: sequences preempted for a higher class."""
-
-    running: int = 0
-    waiting: int = 0
-    displaced: int = 0
-    queue_seconds: Histogram = field(default_factory=Histogram)
-
-
-@dataclass(frozen=True, slots=True)
-class TierStats:
-    """Statistics of one tier, which keeps evicted blocks in parts, one for each cache group: counts since the start, by
-    outcome, and the present state.
-
-    loads: "loaded", or why not: the reasons of kv.tiers.record.Unusable. saves: "saved", or why a part was not saved:
-    "known" (the tier has it already), "full" (the queue), "large" (larger than the tier), "slow" (computing it is
-    faster than reading it), "dear" (writing would take more than its share of the time), "paused" (after an error),
-    "error", "closed".
-    read_rate: bytes per second, 0 if not known.
-    """
-
-    loads: dict[str, int] = field(default_factory=dict)
-    saves: dict[str, int] = field(default_factory=dict)
-    bytes_loaded: int = 0
-    bytes_saved: int = 0
-    evicted: int = 0
-    read_rate: float = 0.0
-    open_loads: int = 0  # tickets
-    open_bytes: int = 0  # of the parts of open loads
-    queued_bytes: int = 0  # waiting to be saved
-    num_parts: int = 0
-    num_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot of the engine's counters and gauges; totals count from its first start, across restarts after a
-    crash."""
-
-    running: int = 0
-    waiting: int = 0
-    paused: int = 0  # sequences whose clients have not read their deltas
-    blocks_total: int = 0
-    blocks_used: int = 0  # by sequences
-    blocks_cached: int = 0  # by the prefix cache only
-    block_size: int = 0
-    steps: int = 0
-    step_seconds: float = 0.0  # sum over all steps
-    kernel_seconds: float = 0.0  # part of step_seconds inside native programs; 0 with other executors
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    looked_up_tokens: int = 0  # known tokens of sequences that joined for the first time
-    cached_tokens: int = 0  # part of looked_up_tokens found in the prefix cache
-    evicted_blocks: int = 0
-    preemptions: int = 0
-    pauses: int = 0  # of sequences, because of slow clients
-    masked_rows: int = 0  # sampled under a grammar's mask
-    forced_tokens: int = 0  # forced by a grammar, taken without a step each
-    classes: dict[ServiceClass, ClassStats] = field(default_factory=dict)
-    finished: int = 0
-    aborted: int = 0
-    # Sums over all tiers.
-    tier_loaded_tokens: int = 0  # read from tiers, for cached_tokens and resumed sequences
-    tier_loads: dict[str, int] = field(default_factory=dict)  # by outcome: "loaded", "late", "slow", "corrupt" ...
-    tier_saves: dict[str, int] = field(default_factory=dict)  # by outcome: "saved", "known", "full" ...
-    tier_bytes_loaded: int = 0
-    tier_bytes_saved: int = 0
-    tier_bytes: int = 0  # held now
-    tier_queued_bytes: int = 0  # waiting to be saved
-    tier_evicted: int = 0  # parts evicted for others
-    tier_unused: dict[str, int] = field(default_factory=dict)  # part of tier_loads that no tier counts: "late", "slow"
-    tiers: dict[str, TierStats] = field(default_factory=dict)  # by tier: "host", "disk", "peer"
-    pid: int = 0

@@ -38,7 +38,8 @@ from kvasir.engine.llm import AsyncLLM
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError
 from kvasir.ops import native
 from kvasir.runner.load import LoadOptions, load_model
-from kvasir.types import EngineStats, ModelInfo
+from kvasir.statistics import EngineStats
+from kvasir.types import ModelInfo
 from kvasir.weights.find import find_model
 from tests.cli.running import VOCABULARY, run
 

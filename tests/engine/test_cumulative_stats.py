@@ -10,10 +10,11 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.engine.cumulative_stats import GAUGES, CumulativeStats, total
+from kvasir.engine.cumulative_stats import CumulativeStats, total
 from kvasir.engine.subprocess import ProcessEngine
-from kvasir.metrics import Histogram
-from kvasir.types import ClassStats, EngineStats, ServiceClass, TierStats
+from kvasir.metrics import Histogram, is_gauge
+from kvasir.statistics import ClassStats, EngineStats, TierStats
+from kvasir.types import ServiceClass
 from tests.engine.test_process import FAKE, collect, until
 from tests.sched.drive import request
 
@@ -21,6 +22,7 @@ COUNT = st.integers(0, 1000)
 
 
 NUMBERS = [f.name for f in fields(EngineStats) if isinstance(getattr(EngineStats(), f.name), int | float)]
+GAUGES = {f.name for f in fields(EngineStats) if is_gauge(f)}
 
 
 def stats(numbers: dict[str, int], words: dict[str, int], classes: dict[ServiceClass, int]) -> EngineStats:

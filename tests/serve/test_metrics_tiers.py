@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvasir.engine.meter import Meter
 from kvasir.serve.metrics import HttpMeter, Told, exposition
-from kvasir.types import EngineStats, TierStats
+from kvasir.statistics import EngineStats, TierStats
 
 
 def test_each_tier_has_its_samples():

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvasir.snapshot import Snapshot
-from kvasir.types import Delta, EngineStats, ModelInfo, Request
+from kvasir.statistics import EngineStats
+from kvasir.types import Delta, ModelInfo, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from kvasir.engine.look import MOST_STEPS, look, record
 from kvasir.plan import Capacity, StepPlan, StepResult
 from kvasir.sched.scheduler import Scheduler
 from kvasir.snapshot import Snapshot, StepRecord
-from kvasir.types import Delta, EngineStats, ModelInfo, Request, Tokens, each_delta
+from kvasir.statistics import EngineStats, counted
+from kvasir.types import Delta, ModelInfo, Request, Tokens, each_delta
 
 log = logging.getLogger("kvasir.engine")
 
@@ -240,6 +241,7 @@ class EngineCore:
         s, cache = self.scheduler, self.scheduler.kv.tree.stats()
         tier = s.store.tier.stats() if s.store else None
         return EngineStats(
+            **counted(self, s, s.planner),
             running=len(s.running),
             waiting=len(s.waiting),
             paused=len(s.table.paused),
@@ -247,21 +249,9 @@ class EngineCore:
             blocks_used=s.kv.used,
             blocks_cached=cache.idle,
             block_size=s.capacity.block_size,
-            steps=self.steps,
-            step_seconds=self.step_seconds,
             kernel_seconds=self.runner.kernel_seconds,
-            prompt_tokens=s.prompt_tokens,
-            generated_tokens=s.generated_tokens,
-            looked_up_tokens=s.looked_up_tokens,
-            cached_tokens=s.cached_tokens,
             evicted_blocks=cache.evicted,
-            preemptions=s.preemptions,
-            pauses=s.pauses,
-            masked_rows=s.masked_rows,
-            forced_tokens=s.forced_tokens,
             classes=s.class_stats(),
-            finished=s.finished,
-            aborted=s.aborted,
             tier_loaded_tokens=s.loaded_tokens,
             tier_loads={**tier.loads, **s.store.unused} if tier and s.store else {},
             tier_saves=tier.saves if tier else {},

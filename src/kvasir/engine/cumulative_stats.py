@@ -5,17 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from kvasir.metrics import Histogram
-from kvasir.types import EngineStats
-
-# Present values, not counters: of the engine, of a class, of a tier.
-GAUGES = frozenset(
-    (
-        *("running", "waiting", "paused", "blocks_total", "blocks_used", "blocks_cached", "block_size"),
-        *("tier_bytes", "tier_queued_bytes", "pid"),
-        *("read_rate", "open_loads", "open_bytes", "queued_bytes", "num_parts", "num_bytes"),
-    )
-)
+from kvasir.metrics import Histogram, is_gauge
+from kvasir.statistics import EngineStats
 
 
 class CumulativeStats:
@@ -41,7 +32,7 @@ def total(before: Any, now: Any) -> Any:
         counts = [a + b for a, b in zip(before.counts, now.counts, strict=True)]
         return Histogram(now.bounds, counts, before.sum + now.sum)
     if is_dataclass(now):
-        names = [f.name for f in fields(now) if f.name not in GAUGES]
+        names = [f.name for f in fields(now) if not is_gauge(f)]
         return replace(now, **{name: total(getattr(before, name), getattr(now, name)) for name in names})  # type: ignore[type-var]
     if isinstance(now, dict):
         gone = {name: _over(value) for name, value in before.items() if name not in now}
@@ -53,4 +44,4 @@ def _over(stats: Any) -> Any:
     """The counters of stats that no longer exist; gauges are 0."""
     if not is_dataclass(stats):
         return stats
-    return replace(stats, **{f.name: 0 for f in fields(stats) if f.name in GAUGES})  # type: ignore[type-var]
+    return replace(stats, **{f.name: 0 for f in fields(stats) if is_gauge(f)})  # type: ignore[type-var]

@@ -27,6 +27,7 @@ from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirEr
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
+from kvasir.statistics import EngineStats
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.encoder import Spans
 from kvasir.text.fim import Infill
@@ -34,7 +35,7 @@ from kvasir.text.rendered import Rendered
 from kvasir.text.sandbox import Hold
 from kvasir.text.sequences import Breakers, bad_words
 from kvasir.text.tokenizer import Tokenizer
-from kvasir.types import EngineStats, FinishReason, ModelInfo, Request, SamplingParams, Task
+from kvasir.types import FinishReason, ModelInfo, Request, SamplingParams, Task
 
 LONG_TEXT = 4096  # ids; texts from this length on are decoded in a thread
 SEQUENCES_KEPT = 16  # cached conversions of bad words and breakers

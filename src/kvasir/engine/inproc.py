@@ -19,7 +19,8 @@ from kvasir.engine.streams import Streams
 from kvasir.engine.wire import AHEAD
 from kvasir.errors import EngineDead, KvasirError
 from kvasir.snapshot import Snapshot
-from kvasir.types import Delta, EngineStats, ModelInfo, Request, Tokens, each_delta
+from kvasir.statistics import EngineStats
+from kvasir.types import Delta, ModelInfo, Request, Tokens, each_delta
 from kvasir.validate import MAX_N
 
 log = logging.getLogger("kvasir.engine")

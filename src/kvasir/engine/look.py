@@ -10,7 +10,7 @@ from kvasir.plan import StepPlan
 from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.sequence import Sequence
 from kvasir.snapshot import AnswerState, BlockMap, Snapshot, StepRecord
-from kvasir.types import EngineStats
+from kvasir.statistics import EngineStats
 
 MOST_ANSWERS = 256
 MOST_CELLS = 4096  # of a cache group's map

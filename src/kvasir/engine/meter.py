@@ -3,50 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvasir.engine.answer import TextDelta
 from kvasir.engine.pace import Pace, moment
-from kvasir.metrics import Histogram
-from kvasir.types import FinishReason, Request, ServiceClass, Target
-
-TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
-RECENT = 1024  # latest measurements kept
-TOKENS = tuple(float(1 << i) for i in range(0, 21, 2))
+from kvasir.statistics import FrontStats
+from kvasir.types import FinishReason, Request, Target
 
 
-@dataclass(slots=True)
-class ClassMeter:
-    """Choices of one service class. in_time and late: complete choices that met their class's targets (TPOT on
-    average), and those that did not; expired: choices ended by a deadline."""
+@dataclass
+class Meter(FrontStats):
+    """Totals over all requests of a front; `watch` follows one request. Times to tokens use the engine's clock, since
+    this process may read tokens late, and many at once. on_end: called with each request that ends."""
 
-    first_token: Histogram = field(default_factory=Histogram)
-    per_token: Histogram = field(default_factory=lambda: Histogram(TOKEN_SECONDS))
-    in_time: int = 0
-    late: int = 0
-    expired: int = 0
-
-
-class Meter:
-    """Totals over all requests of a front; `watch` follows one request. recent_first: seconds to the first token of the
-    latest choices. recent_paces: mean seconds between tokens of each of the latest choices. Both use the engine's
-    clock, since this process may read tokens late, and many at once. on_end: called with each request that ends."""
-
-    def __init__(self) -> None:
-        self.classes = {service_class: ClassMeter() for service_class in ServiceClass}
-        self.finished: Counter[str] = Counter()  # choices by finish reason
-        self.open_requests = 0
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.generated_tokens = 0
-        self.recent_first: deque[float] = deque(maxlen=RECENT)
-        self.recent_paces: deque[float] = deque(maxlen=RECENT)
-        self.request = Histogram()
-        self.prompt_length = Histogram(TOKENS)
-        self.answer_length = Histogram(TOKENS)
-        self.on_end: Callable[[Watch], None] = lambda watch: None
+    on_end: Callable[[Watch], None] = lambda watch: None
 
     def watch(self, request: Request, target: Target | None) -> Watch:
         """target: of the request's class, if known."""

@@ -34,7 +34,8 @@ from kvasir.engine.streams import Streams
 from kvasir.engine.watchdog import Watchdog, use_of
 from kvasir.errors import EngineDead, QueueFull
 from kvasir.snapshot import Snapshot
-from kvasir.types import Delta, EngineStats, ModelInfo, Request
+from kvasir.statistics import EngineStats
+from kvasir.types import Delta, ModelInfo, Request
 
 log = logging.getLogger("kvasir.engine")
 

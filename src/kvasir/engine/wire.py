@@ -23,7 +23,8 @@ from kvasir.errors import (
     UnsupportedModel,
 )
 from kvasir.snapshot import Snapshot
-from kvasir.types import Delta, EngineStats, ModelInfo, Request, Tokens, each_delta
+from kvasir.statistics import EngineStats
+from kvasir.types import Delta, ModelInfo, Request, Tokens, each_delta
 
 AHEAD = 32  # messages that each side may hold while the API process lags behind; then the engine waits for it
 

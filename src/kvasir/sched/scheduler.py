@@ -45,7 +45,8 @@ from kvasir.sched.sequence import Sequence, Status
 from kvasir.sched.service import TARGETS, Served, Service
 from kvasir.sched.step import Step
 from kvasir.sched.tiering import Tiering
-from kvasir.types import ClassStats, Delta, FinishReason, Request, ServiceClass, Target, Task, Tokens
+from kvasir.statistics import ClassStats
+from kvasir.types import Delta, FinishReason, Request, ServiceClass, Target, Task, Tokens
 
 
 class UnderWay(NamedTuple):

@@ -17,7 +17,8 @@ import numpy as np
 
 from kvasir.engine.front import Front
 from kvasir.errors import KvasirError
-from kvasir.types import EngineStats, ModelInfo, Request, SamplingParams
+from kvasir.statistics import EngineStats
+from kvasir.types import ModelInfo, Request, SamplingParams
 
 SEED = 0
 WARM_UP_TOKENS = 8

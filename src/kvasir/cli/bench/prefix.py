@@ -40,7 +40,8 @@ from kvasir.config import EngineOptions
 from kvasir.engine.front import Front
 from kvasir.engine.llm import AsyncLLM
 from kvasir.errors import ConfigError, KvasirError
-from kvasir.types import EngineStats, SamplingParams
+from kvasir.statistics import EngineStats
+from kvasir.types import SamplingParams
 
 OFF, ON, DISK = "off", "on", "disk"  # disk: a disk tier below the cache, for the workload without reuse
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvasir.kv.tiers.block import Block, Facts, Name
-from kvasir.types import TierStats
+from kvasir.statistics import TierStats
 
 Bytes = bytes | bytearray | memoryview
 

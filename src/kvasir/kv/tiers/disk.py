@@ -37,7 +37,7 @@ from kvasir.kv.tiers.record import Unusable
 from kvasir.kv.tiers.transfers import Loads, Meter, Worker
 from kvasir.kv.tiers.write_budget import WriteBudget
 from kvasir.memory import QUEUE_BYTES
-from kvasir.types import TierStats
+from kvasir.statistics import TierStats
 
 Save = tuple[Block, int, memoryview, float]  # with the seconds taken from the write budget
 

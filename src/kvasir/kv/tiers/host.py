@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from kvasir.kv.tiers.block import Block, Facts, Name
 from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
 from kvasir.kv.tiers.transfers import Meter
-from kvasir.types import TierStats
+from kvasir.statistics import TierStats
 
 FALL_BYTES = 64 << 20  # that may wait in the queue of the tier below while the engine ends
 FALL_WAIT = 0.005  # seconds between two checks of it

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kvasir.kv.tiers.block import Block, Name
 from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
 from kvasir.kv.tiers.peer import PeerServer
-from kvasir.types import TierStats
+from kvasir.statistics import TierStats
 
 
 class JointTier:

@@ -28,7 +28,7 @@ from kvasir.kv.tiers.record import Unusable
 from kvasir.kv.tiers.transfers import Loads, Meter, Worker
 from kvasir.kv.tiers.wire import Wire, WireError
 from kvasir.memory import QUEUE_BYTES
-from kvasir.types import TierStats
+from kvasir.statistics import TierStats
 
 log = logging.getLogger("kvasir.kv")
 

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from kvasir.kv.tiers.block import Block
 from kvasir.kv.tiers.connector import Failed
 from kvasir.kv.tiers.record import Unusable
-from kvasir.types import TierStats
+from kvasir.statistics import TierStats
 
 log = logging.getLogger("kvasir.kv")
 

@@ -1,0 +1,374 @@
+"""The table of statistics: what is counted, under which name it is exported, and where it is shown.
+
+A field is a row. /metrics, the dashboard, the page's tiles and docs/metrics.md are derived from these rows; a field
+that is not exported says why. The engine's owners of counts use the names of the rows (`counted`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from kvasir.metrics import (
+    STATISTIC,
+    TOKEN_SECONDS,
+    TOKENS,
+    Chart,
+    Histogram,
+    Row,
+    Tile,
+    counter,
+    each,
+    gauge,
+    histogram,
+    recent,
+    rows,
+)
+from kvasir.types import ServiceClass
+
+RECENT = 1024  # latest measurements kept
+
+# Rows of the dashboard, in order.
+REQUESTS, LATENCY, TEXT = "Requests", "Latency by class", "Tokens"
+KV, TIERS, ENGINE, OPERATION = "KV memory and prefix cache", "Tiers", "Engine", "Operation"
+DASHBOARD = (REQUESTS, LATENCY, TEXT, KV, TIERS, ENGINE, OPERATION)
+
+
+# -- the server -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class LogStats:
+    dropped: int = counter(
+        "log_lines_dropped", "Lines that a log could not take.", Chart(OPERATION, "Log lines dropped")
+    )
+
+
+@dataclass
+class HttpStats:
+    """Statistics of the server, whatever the model."""
+
+    responses: Counter[tuple[str, str, int]] = counter(
+        "http_requests",
+        "HTTP requests answered, by route, method and status.",
+        Chart(REQUESTS, "HTTP responses", by=("code",), unit="reqps"),
+        Chart(REQUESTS, "HTTP requests by route", by=("method", "route"), unit="reqps"),
+        start=Counter,
+        labels=("route", "method", "code"),
+    )
+    seconds: Histogram = histogram("http_request_seconds", "Time of an HTTP request.", Chart(REQUESTS, "HTTP time"))
+    open: int = gauge("http_requests_open", "HTTP requests being answered.", Chart(REQUESTS, "Open requests", "HTTP"))
+    stalled: int = counter(
+        "http_stalled",
+        "Connections closed because the client did not read its answer.",
+        Chart(OPERATION, "Slow readers", "connections closed per second"),
+    )
+    reloads: Counter[tuple[str, str]] = counter(
+        "reloads",
+        "Files of keys or certificates read again, by file and outcome.",
+        Chart(OPERATION, "Files read again"),
+        start=Counter,
+        labels=("file", "outcome"),
+    )
+    logs: dict[str, Any] = each("log", LogStats)
+
+
+# -- the front of a model: what clients see -------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class FrontClassStats:
+    """Choices of one service class."""
+
+    first_token: Histogram = histogram(
+        "time_to_first_token_seconds",
+        "From a request's submission to the first token of each answer, by the engine's clock.",
+        Chart(LATENCY, "Time to first token"),
+    )
+    per_token: Histogram = histogram(
+        "time_per_output_token_seconds",
+        "From each token of an answer to the next, by the engine's clock.",
+        Chart(LATENCY, "Time per output token"),
+        start=partial(Histogram, TOKEN_SECONDS),
+    )
+    in_time: int = counter(
+        "answers_in_time",
+        "Complete answers that met both latency targets of their class (the time per token on average).",
+        Chart(LATENCY, "Answers within their targets", "in time", unit="reqps"),
+    )
+    late: int = counter(
+        "answers_late",
+        "Complete answers that missed a latency target of their class.",
+        Chart(LATENCY, "Answers within their targets", "late"),
+    )
+    expired: int = counter(
+        "answers_expired",
+        "Answers that their deadline ended.",
+        Chart(LATENCY, "Answers within their targets", "expired"),
+    )
+
+
+@dataclass
+class FrontStats:
+    """Statistics of a model as its clients see it. A request has one or more choices, here called answers."""
+
+    finished: Counter[str] = counter(
+        "answers",
+        "Answers ended, by reason.",
+        Chart(REQUESTS, "Answers by finish reason", unit="reqps"),
+        start=Counter,
+        labels=("finish_reason",),
+    )
+    open_requests: int = gauge(
+        "requests_open", "Requests submitted and not ended.", Chart(REQUESTS, "Open requests", by=("model_name",))
+    )
+    request: Histogram = histogram(
+        "request_seconds", "From a request's submission to its last token.", Chart(REQUESTS, "Request time")
+    )
+    prompt_tokens: int = counter("prompt_tokens", "Tokens of prompts.", Chart(TEXT, "Tokens per second", "prompts"))
+    cached_tokens: int = counter(
+        "cached_prompt_tokens",
+        "The part of `prompt_tokens` that was taken from the prefix cache.",
+        Chart(TEXT, "Tokens per second", "of these cached"),
+    )
+    generated_tokens: int = counter(
+        "generated_tokens", "Tokens of answers.", Chart(TEXT, "Tokens per second", "answers")
+    )
+    prompt_length: Histogram = histogram(
+        "request_prompt_tokens",
+        "Tokens of a prompt.",
+        Chart(TEXT, "Length of prompts"),
+        start=partial(Histogram, TOKENS),
+    )
+    answer_length: Histogram = histogram(
+        "answer_tokens", "Tokens of an answer.", Chart(TEXT, "Length of answers"), start=partial(Histogram, TOKENS)
+    )
+    classes: dict[ServiceClass, FrontClassStats] = each(
+        "service_class", FrontClassStats, start=lambda: {c: FrontClassStats() for c in ServiceClass}
+    )
+    recent_first: deque[float] = recent(
+        "ttft",
+        "Seconds to the first token of each of the latest answers.",
+        Tile("First token", "median"),
+        Tile("First token", "tail", "{}"),
+        start=lambda: deque(maxlen=RECENT),
+    )
+    recent_paces: deque[float] = recent(
+        "tpot",
+        "Mean seconds between the tokens of each of the latest answers.",
+        Tile("Per token", "median"),
+        Tile("Per token", "tail", "{}"),
+        start=lambda: deque(maxlen=RECENT),
+    )
+
+
+# -- the engine of a model ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClassStats:
+    """Statistics of the sequences of one service class."""
+
+    running: int = gauge("answers_running", "Answers being computed.", Chart(LATENCY, "Running"))
+    waiting: int = gauge("answers_waiting", "Answers in the queue.", Chart(LATENCY, "Waiting"))
+    displaced: int = counter(
+        "answers_displaced",
+        "Answers that left their row to a higher class.",
+        Chart(KV, "Preemptions", "displaced"),
+    )
+    queue_seconds: Histogram = histogram(
+        "queue_time_seconds",
+        "From an answer's arrival in the engine to its first row.",
+        Chart(LATENCY, "Time in the queue"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """Statistics of one tier, which keeps evicted blocks in parts, one for each cache group: counts since the start, by
+    outcome, and the present state.
+
+    loads: "loaded", or why not: the reasons of kv.tiers.record.Unusable. saves: "saved", or why a part was not saved:
+    "known" (the tier has it already), "full" (the queue), "large" (larger than the tier), "slow" (computing it is
+    faster than reading it), "dear" (writing would take more than its share of the time), "paused" (after an error),
+    "error", "closed".
+    """
+
+    loads: dict[str, int] = counter(
+        "tier_loads",
+        "Parts of blocks requested from a tier, by outcome; the tier `none` counts those that no tier was asked for.",
+        Chart(TIERS, "Loads by outcome"),
+        start=dict,
+        labels=("outcome",),
+    )
+    saves: dict[str, int] = counter(
+        "tier_saves",
+        "Parts of blocks offered to a tier, by outcome.",
+        Chart(TIERS, "Saves by outcome"),
+        start=dict,
+        labels=("outcome",),
+    )
+    bytes_loaded: int = counter(
+        "tier_loaded_bytes", "Bytes read from a tier.", Chart(TIERS, "Bytes per second", "loaded")
+    )
+    bytes_saved: int = counter(
+        "tier_saved_bytes", "Bytes written to a tier.", Chart(TIERS, "Bytes per second", "saved")
+    )
+    evicted: int = counter("tier_evicted", "Parts that a tier evicted for others.", Chart(TIERS, "Parts evicted"))
+    read_rate: float = gauge("", "an estimate in bytes per second, for decisions; 0 if unknown", start=float)
+    open_loads: int = gauge("", "tickets of loads, which live for milliseconds")
+    open_bytes: int = gauge("", "of the parts of open loads, which live for milliseconds")
+    queued_bytes: int = gauge("", "waiting to be saved, for milliseconds")
+    num_parts: int = gauge("", "the bytes of the parts are exported")
+    num_bytes: int = gauge("tier_bytes", "Bytes in a tier.", Chart(TIERS, "Bytes in tiers", by=("instance", "tier")))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the engine's counters and gauges; totals count from its first start, across restarts after a
+    crash."""
+
+    running: int = gauge("", "the sum over the classes, for the page", Tile("Running", "count"))
+    waiting: int = gauge("", "the sum over the classes, for the page", Tile("Running", "count", "{} waiting"))
+    classes: dict[ServiceClass, ClassStats] = each("service_class", ClassStats)
+    paused: int = gauge(
+        "answers_paused",
+        "Answers that wait until their clients have read what there is.",
+        Chart(OPERATION, "Slow readers", "answers paused"),
+    )
+    pauses: int = counter(
+        "answer_pauses",
+        "Times that an answer was paused for a slow reader.",
+        Chart(OPERATION, "Slow readers", "pauses per second"),
+    )
+    generated_tokens: int = counter(
+        "",
+        "the front exports what it delivered",
+        Tile("Generated", "rate"),
+        Tile("Generated", "count", "{} tokens in all"),
+    )
+    prompt_tokens: int = counter(
+        "", "the front exports what it delivered", Tile("Prompts", "rate"), Tile("Prompts", "count", "{} tokens in all")
+    )
+    blocks_used: int = gauge(
+        "kv_usage_ratio",
+        "The part of the KV memory that sequences use.",
+        Chart(KV, "KV memory in use", by=("instance", "model_name")),
+        Tile("KV in use", "share", of="blocks_total"),
+        share_of="blocks_total",
+    )
+    blocks_total: int = gauge("kv_blocks", "Blocks of KV memory.", Chart(KV, "Blocks", "all"))
+    blocks_cached: int = gauge(
+        "kv_cached_blocks",
+        "Blocks that only the prefix cache holds.",
+        Chart(KV, "Blocks", "cached prefixes alone"),
+        Tile("KV in use", "share", "{} cached, idle", of="blocks_total"),
+    )
+    block_size: int = gauge("", "a constant of the engine, in tokens")
+    looked_up_tokens: int = counter(
+        "prefix_lookup_tokens",
+        "Tokens looked up in the prefix cache: those known of sequences that joined for the first time.",
+    )
+    cached_tokens: int = counter(
+        "prefix_hit_tokens",
+        "The part of `prefix_lookup_tokens` that was found.",
+        Chart(KV, "Prefix cache", "tokens found", per="prefix_lookup_tokens", unit="percentunit"),
+        Tile("Prefix hits", "share", of="looked_up_tokens"),
+        Tile("Prefix hits", "count", "{} tokens"),
+        Tile("Prefix hits", "growth", "{} in the last seconds", of="looked_up_tokens"),
+    )
+    preemptions: int = counter(
+        "preemptions",
+        "Answers that had to leave and come back.",
+        Chart(KV, "Preemptions", "for want of memory"),
+        Tile("Preemptions", "count"),
+    )
+    evicted_blocks: int = counter(
+        "prefix_evicted_blocks",
+        "Blocks evicted from the prefix cache.",
+        Chart(KV, "Blocks evicted", "from the prefix cache"),
+        Tile("Preemptions", "count", "{} blocks evicted"),
+    )
+    tiers: dict[str, TierStats] = each("tier", TierStats)  # by tier: "host", "disk", "peer"
+    tier_unused: dict[str, int] = counter(
+        "tier_loads",
+        "",  # part of tier_loads that no tier counts: "late", "slow"
+        start=dict,
+        labels=("tier", "outcome"),
+        above=("none",),
+    )
+    tier_bytes: int = gauge("", "each tier exports its own", Tile("Tier", "bytes", optional=True))
+    tier_loaded_tokens: int = counter(
+        "tier_hit_tokens",
+        "Tokens read from tiers, for hits of the prefix cache and for sequences that come back.",
+        Chart(TIERS, "Tokens loaded", "tokens"),
+        Tile("Tier", "count", "{} tokens read back", optional=True),
+    )
+    tier_loads: dict[str, int] = counter("", "each tier exports its own", start=dict)
+    tier_saves: dict[str, int] = counter("", "each tier exports its own", start=dict)
+    tier_bytes_loaded: int = counter("", "each tier exports its own")
+    tier_bytes_saved: int = counter("", "each tier exports its own")
+    tier_queued_bytes: int = gauge("", "waiting to be saved, for milliseconds")
+    tier_evicted: int = counter("", "each tier exports its own")
+    masked_rows: int = counter(
+        "masked_rows",
+        "Tokens sampled under the mask of a grammar.",
+        Chart(TEXT, "Tokens under grammars", "sampled under a mask"),
+    )
+    forced_tokens: int = counter(
+        "forced_tokens",
+        "Tokens for which a grammar left one choice, taken without a step each.",
+        Chart(TEXT, "Tokens under grammars", "forced"),
+    )
+    steps: int = counter("engine_steps", "Steps computed.", Chart(ENGINE, "Steps per second", by=("model_name",)))
+    step_seconds: float = counter(
+        "engine_step_seconds",
+        "Time spent in steps.",
+        Chart(ENGINE, "Time of a step", "step", per="engine_steps"),
+        start=float,
+    )
+    kernel_seconds: float = counter(
+        "engine_kernel_seconds",
+        "The part of `engine_step_seconds` inside native programs; 0 with other executors.",
+        Chart(ENGINE, "Time of a step", "in kernels", per="engine_steps"),
+        start=float,
+    )
+    finished: int = counter(
+        "engine_answers_finished",
+        "Answers ended in the engine.",
+        Chart(ENGINE, "Answers ended in the engine", "all", unit="reqps"),
+    )
+    aborted: int = counter(
+        "engine_answers_aborted",
+        "The part of `engine_answers_finished` that the client or the server ended.",
+        Chart(ENGINE, "Answers ended in the engine", "ended from outside"),
+    )
+    pid: int = gauge("", "of the engine's process")
+
+
+def table() -> Iterator[Row]:
+    """All statistics with the names of their labels."""
+    yield from rows(HttpStats)
+    yield from rows(FrontStats, ("model_name",))
+    yield from rows(EngineStats, ("model_name",))
+
+
+def counted(*owners: object) -> dict[str, Any]:
+    """The counters of EngineStats that the owners have as attributes of the same names."""
+    names = [of.name for of in fields(EngineStats) if getattr(of.metadata[STATISTIC], "kind", "") == "counter"]
+    return {name: getattr(owner, name) for owner in reversed(owners) for name in names if hasattr(owner, name)}
+
+
+def tiles() -> dict[str, list[dict[str, Any]]]:
+    """The numbers of each tile of the page, by title: the field of EngineStats, or the name of latest measurements; and
+    the fields of Tile."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in (*rows(EngineStats), *rows(FrontStats)):
+        name = row.statistic.name if row.statistic.kind == "recent" else row.field
+        for tile in row.statistic.tiles:
+            number = {"stat": name, "form": tile.form, "text": tile.text, "of": tile.of, "optional": tile.optional}
+            found.setdefault(tile.title, []).append(number)
+    return found
