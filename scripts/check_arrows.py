@@ -59,6 +59,24 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "__init__": ("engine",),
 }
 
+# The same within `serve`. The dialects do not import each other; what is not listed here joins all of it.
+_HTTP = ("http",)
+_AUTH = (*_HTTP, "auth", "telemetry", "settings")
+_HOSTING = (*_AUTH, "hosting")
+_CONVERSATION = (*_HOSTING, "conversation")
+_RECORDS = (*_CONVERSATION, "records")
+SERVE_ARROWS: dict[str, tuple[str, ...]] = {
+    "http": (),
+    "auth": _HTTP,
+    "telemetry": (*_HTTP, "auth"),
+    "settings": (*_HTTP, "auth.keys"),
+    "hosting": _AUTH,
+    "conversation": _HOSTING,
+    "records": _CONVERSATION,
+    **{f"dialects.{name}": _RECORDS for name in ("openai", "anthropic", "ollama", "llamacpp")},
+    "page": _HOSTING,
+}
+
 # Dotted name (an import or an attribute) -> the only files, relative to the package, that may use it.
 DOORS: dict[str, tuple[str, ...]] = {
     "ctypes": (
@@ -132,6 +150,10 @@ class Module:
     @property
     def room(self) -> str:
         return self.rel.partition("/")[0].removesuffix(".py")
+
+    @property
+    def dotted(self) -> str:
+        return f"{PACKAGE}.{self.rel.removesuffix('.py').replace('/', '.').removesuffix('.__init__')}"
 
 
 def read(path: Path, package: Path) -> Module:
@@ -223,6 +245,20 @@ def arrows(module: Module) -> Iterator[tuple[int, str]]:
             yield line, f"{module.room} -> {top}: the ground imports the standard library only"
         if top == "torch" and not _may_name_torch(module):
             yield line, f"{module.room} -> torch: {module.rel} belongs to the side without torch"
+
+
+def serve_arrows(module: Module) -> Iterator[tuple[int, str]]:
+    """Imports between the packages of `serve` that the table does not draw."""
+    if module.room != "serve":
+        return
+    own = next((room for room in SERVE_ARROWS if _within(module.dotted, f"{PACKAGE}.serve.{room}")), None)
+    if own is None:
+        return
+    for target, line in module.imports:
+        inside = target.removeprefix(f"{PACKAGE}.serve.")
+        if inside != target and not any(_within(inside, room) for room in (own, *SERVE_ARROWS[own])):
+            drawn = ", ".join(SERVE_ARROWS[own]) or "none of serve"
+            yield line, f"serve.{own} -> serve.{inside}: no such arrow (may import: {drawn})"
 
 
 def _may_name_torch(module: Module) -> bool:

@@ -18,9 +18,9 @@ from fastapi.routing import APIRoute
 from pydantic import AliasChoices
 
 from kvasir.serve.app import create_app
-from kvasir.serve.catalogue import Catalogue
+from kvasir.serve.hosting.catalogue import Catalogue
+from kvasir.serve.http.wire import Wire
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.wire import Wire
 
 PAGE = Path(__file__).parent.parent / "docs/api.md"
 HEAD = """# API

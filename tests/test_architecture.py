@@ -29,7 +29,7 @@ def touches(kind: str) -> set[str]:
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| {kind} |")).split("|")[3]
     named = [name for name in re.findall(r"`([\w/.]+)`", row) if name not in ("wire", "params")]
     files = {name if name.startswith("csrc/") else f"{name}.py" for name in named if not name.startswith("serve/")}
-    return files | (set(DIALECTS) if "serve/openai" in named else set())
+    return files | (set(DIALECTS) if "serve/dialects/openai" in named else set())
 
 
 def files_with(pattern: str) -> set[str]:

@@ -43,7 +43,7 @@ def test_the_package_keeps_to_its_arrows():
         ("sched/loop.py", "def f():\n    import kvasir.ops", "sched -> ops: no such arrow"),
         ("sched/loop.py", "from torch import nn", "sched -> torch: "),
         ("sched/loop.py", "def f():\n    import torch", "sched -> torch: "),
-        ("serve/openai.py", "from kvasir.engine import core", "serve -> engine.core: no such arrow"),
+        ("serve/dialects/openai.py", "from kvasir.engine import core", "serve -> engine.core: no such arrow"),
         ("engine/client.py", "def f():\n    import torch", "engine -> torch: "),
         ("plan.py", "import msgspec", "plan -> msgspec: the ground imports the standard library only"),
         ("kv/pool.py", "def f(:", "not Python: "),

@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-from kvasir.serve.catalogue import OneModel
-from kvasir.serve.keys import read_keys
+from kvasir.serve.auth.keys import read_keys
+from kvasir.serve.hosting.catalogue import OneModel
 from kvasir.serve.server import run
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import make_front

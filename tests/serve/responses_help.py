@@ -10,7 +10,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from kvasir.engine.front import Front
-from kvasir.serve.keys import Key
+from kvasir.serve.auth.keys import Key
 from kvasir.serve.settings import ServeSettings
 from kvasir.text.chat import ChatTemplate
 from tests.serve.fakes import EchoEngine, byte_tokenizer

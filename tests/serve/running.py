@@ -14,7 +14,7 @@ import httpx
 
 from kvasir.engine.front import Front
 from kvasir.serve.app import create_app
-from kvasir.serve.catalogue import Catalogue, OneModel
+from kvasir.serve.hosting.catalogue import Catalogue, OneModel
 from kvasir.serve.server import Server, bind
 from kvasir.serve.settings import ServeSettings
 from tests.serve.fakes import EchoEngine, byte_tokenizer, template

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from kvasir.config import EngineOptions
 from kvasir.engine.front import Front
 from kvasir.errors import KvasirError
-from kvasir.serve.model_manager import ModelManager
-from kvasir.serve.offers import GivenOffers, Offer
+from kvasir.serve.hosting.model_manager import ModelManager
+from kvasir.serve.hosting.offers import GivenOffers, Offer
 from kvasir.serve.settings import ServeSettings
 from kvasir.store.entry import Details
 from tests.serve.running import make_front

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from kvasir.engine.answer import Candidate, TokenInfo
-from kvasir.serve.answer_memory import CANDIDATE, LOGPROB, TOKEN, needed
-from kvasir.serve.openai.shapes import chat_logprobs, completion_logprobs
+from kvasir.serve.conversation.output_memory import CANDIDATE, LOGPROB, TOKEN, needed
+from kvasir.serve.dialects.openai.shapes import chat_logprobs, completion_logprobs
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import Request, SamplingParams
 from tests.serve.fakes import byte_tokenizer

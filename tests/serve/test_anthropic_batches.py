@@ -12,8 +12,8 @@ import openai
 import pytest
 from anthropic.types.messages import MessageBatchIndividualResponse
 
-from kvasir.serve.anthropic.batches import _failed, _results
-from kvasir.serve.keys import Key
+from kvasir.serve.auth.keys import Key
+from kvasir.serve.dialects.anthropic.batches import _failed, _results
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import live, make_front
 from tests.serve.test_batches import ANN, AS_ANN, BOB

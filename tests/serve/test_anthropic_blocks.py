@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning, merged
-from kvasir.serve.anthropic.blocks import Blocks, content, input_of
-from kvasir.serve.anthropic.prompt import signature, thought
-from kvasir.serve.anthropic.wire import ThinkingBlock
+from kvasir.serve.dialects.anthropic.blocks import Blocks, content, input_of
+from kvasir.serve.dialects.anthropic.prompt import signature, thought
+from kvasir.serve.dialects.anthropic.wire import ThinkingBlock
 
 TEXT = st.text(min_size=1, max_size=6)
 JSON = st.recursive(

@@ -10,7 +10,7 @@ import anthropic
 import httpx
 import pytest
 
-from kvasir.serve.keys import Key, Limits
+from kvasir.serve.auth.keys import Key, Limits
 from kvasir.serve.settings import ServeSettings
 from tests.serve.anthropic_help import CALL, RESULT, TOOL, USE, body, front
 from tests.serve.fakes import POISON

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import strategies as st
 
-from kvasir.serve.anthropic.batches import MessageBatchRequest
-from kvasir.serve.anthropic.wire import CountRequest, MessagesRequest
+from kvasir.serve.dialects.anthropic.batches import MessageBatchRequest
+from kvasir.serve.dialects.anthropic.wire import CountRequest, MessagesRequest
 from tests.serve.hostile import VALUES, anthropic, judge, knocking, send, try_bodies
 
 ROUTES = {

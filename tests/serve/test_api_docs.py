@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from kvasir.serve.wire import Wire
+from kvasir.serve.http.wire import Wire
 from scripts import make_api_docs
 
 ROOT = Path(__file__).parent.parent.parent

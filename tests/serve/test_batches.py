@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.batches.files import Files
-from kvasir.serve.batches.lines import Entry, Journal, Task, answered, read_tasks, to_jsonl
-from kvasir.serve.batches.upload import parse_form
-from kvasir.serve.keys import Key, Limits
+from kvasir.serve.auth.keys import Key, Limits
+from kvasir.serve.records.batches.files import Files
+from kvasir.serve.records.batches.lines import Entry, Journal, Task, answered, read_tasks, to_jsonl
+from kvasir.serve.records.batches.upload import parse_form
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import ServiceClass
 from tests.examples import examples
@@ -220,7 +220,7 @@ async def test_files_expire_and_come_in_pages(monkeypatch):
         assert sorted(ids) == sorted(file["id"] for file in files)
         assert (await http.get("/v1/files?purpose=vision")).json()["data"] == []
         now = time.time()
-        monkeypatch.setattr("kvasir.serve.batches.files.time.time", lambda: now + 3601)
+        monkeypatch.setattr("kvasir.serve.records.batches.files.time.time", lambda: now + 3601)
         assert (await http.get(f"/v1/files/{short['id']}")).status_code == 404
         assert len((await http.get("/v1/files")).json()["data"]) == 4
 
@@ -332,7 +332,7 @@ async def test_a_cancelled_batch_has_what_was_done():
 
 
 async def test_a_batch_whose_window_is_over_expires(monkeypatch):
-    monkeypatch.setattr("kvasir.serve.batches.kept.WINDOW", 1)
+    monkeypatch.setattr("kvasir.serve.records.batches.kept.WINDOW", 1)
     async with serving(front=make_front(step_seconds=0.02)) as http:
         batch = await until(http, await start(http, [line(f"c{i}", max_tokens=400) for i in range(3)]), "expired")
         bad = await lines_of(http, batch["error_file_id"])
@@ -377,7 +377,7 @@ async def test_a_batch_goes_on_after_a_restart_and_does_no_line_twice(tmp_path):
 
 async def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
     """Writing fails at some of the places where a batch writes; it goes on when there is room again."""
-    monkeypatch.setattr("kvasir.serve.batches.work.PATIENCE", 0.01)
+    monkeypatch.setattr("kvasir.serve.records.batches.work.PATIENCE", 0.01)
     adds, puts = (iter([False, False, True, False, True]), iter([True]))
     add, put = Journal.add, Files.put
 

@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.batches.lines import Journal, Task, answered, read_tasks
-from kvasir.serve.batches.upload import parse_form
-from kvasir.serve.records import Records, new_id
+from kvasir.serve.records.batches.lines import Journal, Task, answered, read_tasks
+from kvasir.serve.records.batches.upload import parse_form
+from kvasir.serve.records.store import Records, new_id
 from kvasir.serve.settings import ServeSettings
 from tests.examples import examples
 from tests.serve.running import make_front
@@ -82,8 +82,8 @@ async def test_queries_that_are_wrong(query, path):
 
 
 def test_lines_that_say_nothing_end(monkeypatch):
-    monkeypatch.setattr("kvasir.serve.batches.lines.MAX_BLANK", 5)
-    monkeypatch.setattr("kvasir.serve.batches.lines.MAX_LINES", 2)
+    monkeypatch.setattr("kvasir.serve.records.batches.lines.MAX_BLANK", 5)
+    monkeypatch.setattr("kvasir.serve.records.batches.lines.MAX_LINES", 2)
     good = b'{"custom_id":"a%d","method":"POST","url":"/v1/chat/completions","body":{}}\n'
     for data, fine in ((b"\n" * 5 + good % 1, True), (b"\n" * 8, False), (good % 1 + good % 2 + b"\n" * 5, True),
                        (good % 1 + good % 2 + good % 3, False)):  # fmt: skip

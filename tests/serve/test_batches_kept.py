@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from kvasir.errors import LimitExceeded
-from kvasir.serve.batches.files import _pieces
-from kvasir.serve.records import Records, new_id
-from kvasir.serve.responses.kept import READERS
+from kvasir.serve.dialects.openai.responses.kept import READERS
+from kvasir.serve.records.batches.files import _pieces
+from kvasir.serve.records.store import Records, new_id
 from tests.serve.running import make_front
 from tests.serve.test_batches import ANN, AS_ANN, AS_BOB, BOB, line, lines_of, serving, start, until, upload
 from tests.serve.test_batches_hostile import many
@@ -130,7 +130,7 @@ async def test_a_file_outlives_its_time_while_a_batch_reads_it(monkeypatch):
         batch = await start(http, LONG)
         file = f"/v1/files/{batch['input_file_id']}"
         now = time.time()
-        monkeypatch.setattr("kvasir.serve.batches.files.time.time", lambda: now + 31 * 86400)
+        monkeypatch.setattr("kvasir.serve.records.batches.files.time.time", lambda: now + 31 * 86400)
         await http.app.state.batches.sweep()
         assert (await http.get(file)).status_code == 200
         await http.post(f"/v1/batches/{batch['id']}/cancel")
@@ -157,7 +157,7 @@ async def test_what_keys_that_are_gone_have_left_goes_in_its_time(tmp_path, monk
         left = {kind: len(list((tmp_path / "data" / kind).rglob("*_*.json"))) for kind in kinds}
         assert left == {"batches": 1, "files": 2, "file-contents": 2, "responses": 1}, batch
         later = lambda: now + 31 * 86400  # noqa: E731
-        monkeypatch.setattr("kvasir.serve.batches.files.time.time", later)
+        monkeypatch.setattr("kvasir.serve.records.batches.files.time.time", later)
         for records in (state.batches._records, state.responses.records):
             records._clock = later
         for kept in (state.batches, state.responses):
@@ -167,7 +167,7 @@ async def test_what_keys_that_are_gone_have_left_goes_in_its_time(tmp_path, monk
 
 async def test_a_batch_that_cannot_even_be_failed_is_tried_again(tmp_path, monkeypatch):
     """The key is gone and the disk is full: it ends when there is room, and is not under way for ever."""
-    monkeypatch.setattr("kvasir.serve.batches.work.PATIENCE", 0.01)
+    monkeypatch.setattr("kvasir.serve.records.batches.work.PATIENCE", 0.01)
     async with serving(tmp_path / "data", make_front(**SLOW), keys=(ANN, BOB)) as http:
         batches = http.app.state.batches
         batch = await start(http, [line(f"c{i}", max_tokens=60) for i in range(50)], headers=AS_ANN)
@@ -193,7 +193,7 @@ async def test_a_batch_that_cannot_even_be_failed_is_tried_again(tmp_path, monke
 
 @pytest.mark.parametrize("on_disk", [False, True])
 async def test_a_file_is_sent_in_pieces_and_goes_on_when_it_is_deleted(tmp_path, on_disk, monkeypatch):
-    monkeypatch.setattr("kvasir.serve.batches.files.PIECE", 1000)
+    monkeypatch.setattr("kvasir.serve.records.batches.files.PIECE", 1000)
     async with serving(tmp_path / "data" if on_disk else None) as http:
         data = bytes(range(256)) * 40
         file = await upload(http, data)

@@ -7,7 +7,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from kvasir.serve.app import create_app
-from kvasir.serve.catalogue import OneModel
+from kvasir.serve.hosting.catalogue import OneModel
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import make_front
 

@@ -9,8 +9,8 @@ import pytest
 
 from kvasir.engine.front import Front
 from kvasir.errors import ConfigError, InvalidRequest
-from kvasir.serve.openai.tools import callable_tools, shown_tools
-from kvasir.serve.openai.wire import ChatRequest
+from kvasir.serve.dialects.openai.tools import callable_tools, shown_tools
+from kvasir.serve.dialects.openai.wire import ChatRequest
 from kvasir.text.chat import ChatTemplate
 from tests.serve.fakes import EchoEngine, byte_tokenizer
 from tests.serve.running import client, events, live

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvasir.runner.fake import fake_logprob
-from kvasir.serve.openai.shapes import usage_object
+from kvasir.serve.dialects.openai.shapes import usage_object
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import Usage
 from tests.serve.fakes import EOS, POISON

@@ -17,9 +17,9 @@ import pytest
 import uvicorn
 
 from kvasir.errors import ConfigError
-from kvasir.serve.connections import NARROW, NARROW_HERE, QUIET, Connections, descriptors
-from kvasir.serve.networks import forwarded, networks, party, trusted
-from kvasir.serve.protocol import bounded_protocol
+from kvasir.serve.http.connections import NARROW, NARROW_HERE, QUIET, Connections, descriptors
+from kvasir.serve.http.networks import forwarded, networks, party, trusted
+from kvasir.serve.http.protocol import bounded_protocol
 from kvasir.serve.settings import ServeSettings
 from tests.serve.hostile import Shape, anthropic, llamacpp, ollama, openai
 from tests.serve.running import Live, live

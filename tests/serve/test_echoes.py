@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvasir.serve.anthropic.wire import MessagesRequest
-from kvasir.serve.llamacpp.wire import CompletionRequest as LlamaRequest
-from kvasir.serve.ollama.wire import ChatRequest as OllamaChat
-from kvasir.serve.openai.wire import ChatRequest, CompletionRequest, EmbeddingRequest
-from kvasir.serve.responses.wire import ResponseRequest
+from kvasir.serve.dialects.anthropic.wire import MessagesRequest
+from kvasir.serve.dialects.llamacpp.wire import CompletionRequest as LlamaRequest
+from kvasir.serve.dialects.ollama.wire import ChatRequest as OllamaChat
+from kvasir.serve.dialects.openai.responses.wire import ResponseRequest
+from kvasir.serve.dialects.openai.wire import ChatRequest, CompletionRequest, EmbeddingRequest
 from tests.serve.running import client
 
 MOST = 3000  # characters of an error's body: a message with its hint, a field's name, and the shape around

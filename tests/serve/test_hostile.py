@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 from hypothesis import strategies as st
 
-from kvasir.serve.openai.wire import ChatRequest, CompletionRequest, EmbeddingRequest
+from kvasir.serve.dialects.openai.wire import ChatRequest, CompletionRequest, EmbeddingRequest
 from kvasir.types import SamplingParams
 from tests.serve.hostile import VALUES, anything, judge, keep_to_schema, knocking, try_bodies
 from tests.serve.running import assert_idle, client

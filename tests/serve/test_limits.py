@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import LimitExceeded
-from kvasir.serve.keys import Key, Limits
-from kvasir.serve.quota import MINUTE, SECOND, Account, Bucket, drain, take, wait
+from kvasir.serve.auth.keys import Key, Limits
+from kvasir.serve.auth.quota import MINUTE, SECOND, Account, Bucket, drain, take, wait
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import client, make_front
 
@@ -138,7 +138,7 @@ async def ask(http, secret: str = "first-key", **fields):
 def limited(monkeypatch, *keys: Key, clock: Clock | None = None, **runner):
     """A client of an application whose limits have a clock of their own."""
     import tests.serve.running as running
-    from kvasir.serve.catalogue import OneModel
+    from kvasir.serve.hosting.catalogue import OneModel
 
     if clock is not None:
         monkeypatch.setattr(running, "OneModel", lambda front, settings: OneModel(front, settings, clock))
@@ -219,5 +219,5 @@ async def test_one_at_a_time(monkeypatch):
 
 def test_nothing_of_it_reads_a_clock_that_can_be_set():
     folder = Path(__file__).resolve().parents[2] / "src" / "kvasir"
-    for name in ("serve/quota.py", "sched/slo.py", "sched/budget.py", "sched/fairness.py"):
+    for name in ("serve/auth/quota.py", "sched/slo.py", "sched/budget.py", "sched/fairness.py"):
         assert "time.time(" not in (folder / name).read_text()

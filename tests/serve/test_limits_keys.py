@@ -10,8 +10,8 @@ import typing
 import pytest
 
 from kvasir.errors import ConfigError
-from kvasir.serve.keys import Key, Limits, read_keys
-from kvasir.serve.openai.wire import ServiceTier
+from kvasir.serve.auth.keys import Key, Limits, read_keys
+from kvasir.serve.dialects.openai.wire import ServiceTier
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import Delta, FinishReason, ServiceClass
 from tests.serve.running import client, events, make_front

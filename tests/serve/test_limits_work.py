@@ -7,8 +7,8 @@ import asyncio
 
 import pytest
 
-from kvasir.serve.keys import Key, Limits
-from kvasir.serve.quota import Account
+from kvasir.serve.auth.keys import Key, Limits
+from kvasir.serve.auth.quota import Account
 from tests.serve.running import make_front
 from tests.serve.test_batches import line, lines_of, serving, start, until
 

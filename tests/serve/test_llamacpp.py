@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.engine.front import Front
-from kvasir.serve.llamacpp.lines import Lines
-from kvasir.serve.llamacpp.params import DEFAULTS, OFF
-from kvasir.serve.llamacpp.wire import CompletionRequest, EmbeddingRequest, InfillRequest, TemplateRequest
+from kvasir.serve.dialects.llamacpp.lines import Lines
+from kvasir.serve.dialects.llamacpp.params import DEFAULTS, OFF
+from kvasir.serve.dialects.llamacpp.wire import CompletionRequest, EmbeddingRequest, InfillRequest, TemplateRequest
 from kvasir.serve.settings import ServeSettings
 from tests.serve.fakes import POISON, VOCAB, EchoEngine, template
 from tests.serve.hostile import VALUES, knocking, llamacpp, try_bodies
@@ -373,7 +373,7 @@ async def test_templates_are_applied(http):
 
 async def test_many_embeddings_are_written_off_the_loop(http, monkeypatch):
     threads = set()
-    normalized = "kvasir.serve.llamacpp.server._normalized"
+    normalized = "kvasir.serve.dialects.llamacpp.server._normalized"
     monkeypatch.setattr(normalized, lambda vector, norm: threads.add(threading.get_ident()) or list(vector))
     assert len((await http.post("/embedding", json={"content": ["a"] * 40})).json()) == 40
     assert threads and threading.get_ident() not in threads

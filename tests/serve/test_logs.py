@@ -16,15 +16,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from kvasir.errors import ConfigError
-from kvasir.serve import openai
-from kvasir.serve.audit import set_outcome
-from kvasir.serve.body import JsonRoute
-from kvasir.serve.keys import Key, KeyScope
-from kvasir.serve.lines import LineLog
-from kvasir.serve.scopes import needs_management
-from kvasir.serve.serving import json_response
+from kvasir.serve.auth.keys import Key, KeyScope
+from kvasir.serve.auth.scopes import needs_management
+from kvasir.serve.dialects import openai
+from kvasir.serve.http.body import JsonRoute
+from kvasir.serve.http.responses import json_response
+from kvasir.serve.http.wire import Wire
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.wire import Wire
+from kvasir.serve.telemetry.audit import set_outcome
+from kvasir.serve.telemetry.lines import LineLog
 from tests.serve.running import client, live
 from tests.serve.test_server import process
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvasir.engine.meter import Meter
-from kvasir.serve.metrics import HttpMeter, Told, exposition
+from kvasir.serve.telemetry.metrics import HttpMeter, Told, exposition
 from kvasir.statistics import EngineStats, TierStats
 
 

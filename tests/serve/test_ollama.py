@@ -377,7 +377,7 @@ def test_errors_are_the_clients_own(own, server):
     ],
 )
 def test_durations(text, seconds):
-    from kvasir.serve.ollama.wire import to_seconds
+    from kvasir.serve.dialects.ollama.wire import to_seconds
 
     assert to_seconds(text) == pytest.approx(seconds)
 

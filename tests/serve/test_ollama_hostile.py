@@ -6,9 +6,9 @@ import httpx
 import pytest
 from hypothesis import strategies as st
 
-from kvasir.serve.model_manager import ModelManager
-from kvasir.serve.ollama.manage_wire import CopyRequest, CreateRequest, DeleteRequest, PullRequest, ShowRequest
-from kvasir.serve.ollama.wire import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Options
+from kvasir.serve.dialects.ollama.manage_wire import CopyRequest, CreateRequest, DeleteRequest, PullRequest, ShowRequest
+from kvasir.serve.dialects.ollama.wire import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Options
+from kvasir.serve.hosting.model_manager import ModelManager
 from kvasir.serve.settings import ServeSettings
 from kvasir.store.store import Store
 from tests.serve.hostile import VALUES, anything, keep_to_schema, ollama, try_bodies

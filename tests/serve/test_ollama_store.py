@@ -15,9 +15,9 @@ import ollama
 import pytest
 
 from kvasir.config import EngineOptions
-from kvasir.serve.keys import Key, KeyScope
-from kvasir.serve.model_manager import ModelManager
-from kvasir.serve.offers import StoreOffers
+from kvasir.serve.auth.keys import Key, KeyScope
+from kvasir.serve.hosting.model_manager import ModelManager
+from kvasir.serve.hosting.offers import StoreOffers
 from kvasir.serve.settings import ServeSettings
 from kvasir.store.modelfile import Modelfile
 from kvasir.store.progress import Progress

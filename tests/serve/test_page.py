@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import EngineDead
-from kvasir.serve.keys import Key
-from kvasir.serve.live import percentiles
-from kvasir.serve.lookout import Lookout
+from kvasir.serve.auth.keys import Key
+from kvasir.serve.hosting.lookout import Lookout
+from kvasir.serve.page.live import percentiles
+from kvasir.serve.page.static import FILES
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.static import FILES
 from tests.serve.running import client
 
 POLICY = {
@@ -155,7 +155,7 @@ async def test_however_many_look_the_engine_is_asked_once():
 
 
 async def test_an_engine_that_does_not_answer_is_a_503(monkeypatch):
-    monkeypatch.setattr("kvasir.serve.lookout.ENGINE_SECONDS", 0.02)
+    monkeypatch.setattr("kvasir.serve.hosting.lookout.ENGINE_SECONDS", 0.02)
     async with client() as http:
         look = http.front.engine.look
         http.front.engine.look = lambda: asyncio.sleep(60)

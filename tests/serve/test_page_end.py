@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from kvasir.serve.model_manager import ModelManager
+from kvasir.serve.hosting.model_manager import ModelManager
 from kvasir.serve.settings import ServeSettings
 from tests.serve.browser import DONE, NEEDED, answer, answers_with, ask, fill, page_of, plainly, stream_of
 from tests.serve.running import live, live_on

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from playwright.sync_api import expect
 
 from kvasir.errors import ModelFileError
-from kvasir.serve.keys import Key, KeyScope
-from kvasir.serve.model_manager import ModelManager
+from kvasir.serve.auth.keys import Key, KeyScope
+from kvasir.serve.hosting.model_manager import ModelManager
 from kvasir.serve.settings import ServeSettings
 from tests.serve.browser import NEEDED, answer, ask, page_of
 from tests.serve.running import live_on

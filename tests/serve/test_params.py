@@ -10,8 +10,8 @@ import openai.types.embedding_create_params as embedding_params
 import pytest
 
 from kvasir.sched.admission import sampling_spec
-from kvasir.serve.openai.params import to_params
-from kvasir.serve.openai.wire import ChatRequest, CompletionRequest, EmbeddingRequest
+from kvasir.serve.dialects.openai.params import to_params
+from kvasir.serve.dialects.openai.wire import ChatRequest, CompletionRequest, EmbeddingRequest
 from kvasir.types import ModelInfo, SamplingParams, Task
 from tests.serve.running import client
 

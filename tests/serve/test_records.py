@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import ConfigError, LimitExceeded
-from kvasir.serve.records import Records, is_id, new_id
+from kvasir.serve.records.store import Records, is_id, new_id
 from tests.examples import examples
 
 IDS = [f"resp_{i:048x}" for i in range(5)]

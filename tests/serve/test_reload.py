@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import ConfigError
-from kvasir.serve.keyring import KeyRing
-from kvasir.serve.keys import Key, Limits, read_keys
-from kvasir.serve.quota import Quotas
+from kvasir.serve.auth.keyring import KeyRing
+from kvasir.serve.auth.keys import Key, Limits, read_keys
+from kvasir.serve.auth.quota import Quotas
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.watch import Watch
 from tests.serve.running import live
@@ -69,7 +69,7 @@ def test_the_keys_are_those_of_the_last_good_file(tmp_path_factory, contents):
     write(path, [ANN])
     settings = settings_of(path, api_keys=("plain-key",))
     quotas = Quotas(settings.all_keys, lambda: 0)
-    ring = KeyRing(settings, quotas.take)
+    ring = KeyRing(settings.all_keys, quotas.take, settings.keys_file, settings.plain_keys)
     good, used = [ANN], Counter()
     for content in contents:
         entries = [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.serve.responses.wire import ResponseRequest, TokenCountRequest
+from kvasir.serve.dialects.openai.responses.wire import ResponseRequest, TokenCountRequest
 from tests.serve.hostile import FEW, VALUES, anything, keep_to_schema, knocking, try_bodies
 
 KINDS = ["message", "function_call", "function_call_output", "reasoning", "item_reference", "mcp_call", ""]

@@ -8,7 +8,7 @@ import random
 import openai
 import pytest
 
-from kvasir.serve.keys import Key
+from kvasir.serve.auth.keys import Key
 from kvasir.serve.settings import ServeSettings
 from tests.serve.fakes import POISON
 from tests.serve.responses_help import TOOLS, body, create, keeping, refused, same, told
@@ -291,7 +291,7 @@ async def test_a_cancelled_stream_ends_with_an_error():
 
 @pytest.mark.parametrize(("most", "stored_bytes"), [(2, 1 << 20), (99, 2 * 2 * 5000)])
 async def test_events_are_kept_by_key_few_and_small(monkeypatch, most, stored_bytes):
-    monkeypatch.setattr("kvasir.serve.responses.kept.MAX_TOLD", most)
+    monkeypatch.setattr("kvasir.serve.dialects.openai.responses.kept.MAX_TOLD", most)
 
     async def make(http, key) -> str:
         asked = {

@@ -11,15 +11,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvasir.serve import openai
 from kvasir.serve.app import create_app
-from kvasir.serve.body import JsonRoute
-from kvasir.serve.catalogue import OneModel
-from kvasir.serve.keys import Key, KeyScope
-from kvasir.serve.scopes import needs_management
-from kvasir.serve.serving import json_response
+from kvasir.serve.auth.keys import Key, KeyScope
+from kvasir.serve.auth.scopes import needs_management
+from kvasir.serve.dialects import openai
+from kvasir.serve.hosting.catalogue import OneModel
+from kvasir.serve.http.body import JsonRoute
+from kvasir.serve.http.responses import json_response
+from kvasir.serve.http.wire import Wire
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.wire import Wire
 from tests.serve.fakes import EOS
 from tests.serve.running import client, make_front
 

@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 from kvasir.cli.app import app
 from kvasir.errors import ConfigError
-from kvasir.serve.app import create_app
-from kvasir.serve.auth import OPEN_PATHS, HostGuard
-from kvasir.serve.catalogue import OneModel
-from kvasir.serve.limits import json_excess
-from kvasir.serve.settings import ServeSettings, is_loopback
+from kvasir.serve.app import OPEN_PATHS, create_app
+from kvasir.serve.auth.guards import HostGuard
+from kvasir.serve.hosting.catalogue import OneModel
+from kvasir.serve.http.limits import json_excess
+from kvasir.serve.http.networks import is_loopback
+from kvasir.serve.settings import ServeSettings
 from tests.serve.running import client, live, make_front
 
 KEYS = ServeSettings(api_keys=("first-key", "second-key"))
@@ -181,7 +182,7 @@ async def test_pages_of_other_sites_may_not_ask(allowed, origin, good):
 
 
 def test_a_page_of_the_server_itself_may_ask():
-    guard = HostGuard(None, ServeSettings(host="10.0.0.1", api_keys=("first-key",)))  # type: ignore[arg-type]
+    guard = HostGuard(None, "10.0.0.1", (), ())  # type: ignore[arg-type]
     assert guard.admits("http://10.0.0.1:8000", "10.0.0.1:8000")
     assert not guard.admits("http://10.0.0.1:9000", "10.0.0.1:8000")
 

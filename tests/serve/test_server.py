@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from kvasir.errors import ConfigError
-from kvasir.serve.catalogue import OneModel
+from kvasir.serve.hosting.catalogue import OneModel
 from kvasir.serve.server import bind, serve, summary
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import make_front
@@ -146,7 +146,7 @@ def test_answers_that_take_too_long_get_an_honest_error():
 def test_the_api_process_never_loads_torch():
     code = (
         "import sys; from tests.serve.running import make_front; from kvasir.serve.app import create_app\n"
-        "from kvasir.serve.catalogue import OneModel\n"
+        "from kvasir.serve.hosting.catalogue import OneModel\n"
         "from kvasir.serve.server import run; from kvasir.serve.settings import ServeSettings\n"
         "create_app(OneModel(make_front(), ServeSettings())).openapi()\n"
         "heavy = sorted({'torch', 'transformers', 'ray', 'triton'} & set(sys.modules)); print('heavy', heavy)"

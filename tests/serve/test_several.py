@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError, EngineDead, InvalidRequest, ModelFileError, ModelNotFound
-from kvasir.serve.memory_budget import unloading
-from kvasir.serve.model_manager import ModelManager
+from kvasir.serve.hosting.memory_budget import unloading
+from kvasir.serve.hosting.model_manager import ModelManager
 from kvasir.serve.settings import ServeSettings
 from kvasir.store.entry import Details
 from tests.examples import examples

@@ -13,7 +13,7 @@ import pytest
 from kvasir.config import EngineOptions
 from kvasir.errors import EngineDead
 from kvasir.serve.app import create_app
-from kvasir.serve.offers import StoreOffers
+from kvasir.serve.hosting.offers import StoreOffers
 from kvasir.store.manifests import Manifests
 from kvasir.store.modelfile import Modelfile
 from kvasir.store.store import Store

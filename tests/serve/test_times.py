@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from kvasir.engine.answer import TextDelta
-from kvasir.serve.llamacpp.lines import Lines
-from kvasir.serve.llamacpp.shapes import Told
-from kvasir.serve.ollama.answer import Clock
+from kvasir.serve.dialects.llamacpp.lines import Lines
+from kvasir.serve.dialects.llamacpp.shapes import Told
+from kvasir.serve.dialects.ollama.answer import Clock
 from kvasir.types import Request, SamplingParams, Usage
 from tests.serve.fakes import EchoEngine
 from tests.serve.running import client, events, make_front

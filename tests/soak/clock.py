@@ -14,8 +14,8 @@ from kvasir.engine.inproc import InProcessEngine
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
 from kvasir.serve.app import create_app
-from kvasir.serve.catalogue import OneModel
-from kvasir.serve.keys import Key, Limits
+from kvasir.serve.auth.keys import Key, Limits
+from kvasir.serve.hosting.catalogue import OneModel
 from kvasir.serve.settings import ServeSettings
 from tests.serve.fakes import VOCAB, byte_tokenizer, template
 from tests.serve.running import assert_idle

@@ -20,10 +20,10 @@ from kvasir.engine.load_text import load_text
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError
 from kvasir.memory import host_memory
-from kvasir.serve.catalogue import OneModel
-from kvasir.serve.keys import read_keys
-from kvasir.serve.model_manager import ModelManager
-from kvasir.serve.offers import GivenOffers, Offer, StoreOffers, offer_of
+from kvasir.serve.auth.keys import read_keys
+from kvasir.serve.hosting.catalogue import OneModel
+from kvasir.serve.hosting.model_manager import ModelManager
+from kvasir.serve.hosting.offers import GivenOffers, Offer, StoreOffers, offer_of
 from kvasir.serve.server import run as run_server
 from kvasir.serve.settings import ServeSettings
 from kvasir.store.facts import read_details

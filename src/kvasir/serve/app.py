@@ -20,27 +20,32 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir import __version__
 from kvasir.errors import KvasirError
-from kvasir.serve import anthropic, batches, live, llamacpp, meta, models, ollama, openai, responses, static, tokens
-from kvasir.serve.access import AccessLog
-from kvasir.serve.answer_memory import AnswerMemory, MemoryGuard
-from kvasir.serve.asgi import ClientGone, Sent, header
-from kvasir.serve.audit import AuditLog
-from kvasir.serve.auth import HostGuard, KeyGuard
-from kvasir.serve.catalogue import Catalogue, Leases
-from kvasir.serve.connections import ConnectionGuard, Connections
-from kvasir.serve.drain import DrainGate, DrainGuard
-from kvasir.serve.faults import fault_of, response_of
-from kvasir.serve.keyring import KeyRing
-from kvasir.serve.limits import BodyLimit, HeaderLimit
-from kvasir.serve.lines import LineLog
-from kvasir.serve.metrics import HttpMeter, Metered
-from kvasir.serve.networks import networks
-from kvasir.serve.quota import QuotaGuard, Quotas
+from kvasir.serve import meta, models
+from kvasir.serve.auth.guards import HostGuard, KeyGuard
+from kvasir.serve.auth.keyring import KeyRing
+from kvasir.serve.auth.quota import QuotaGuard, Quotas
+from kvasir.serve.auth.scopes import Managing, ScopeGuard
+from kvasir.serve.conversation.output_memory import AnswerMemory, MemoryGuard
+from kvasir.serve.dialects import anthropic, llamacpp, ollama, openai
+from kvasir.serve.dialects.openai import responses, tokens
+from kvasir.serve.hosting.catalogue import Catalogue, Leases
+from kvasir.serve.http.asgi import ClientGone, Sent, header
+from kvasir.serve.http.connections import ConnectionGuard, Connections
+from kvasir.serve.http.drain import DrainGate, DrainGuard
+from kvasir.serve.http.faults import fault_of, response_of
+from kvasir.serve.http.limits import BodyLimit, HeaderLimit
+from kvasir.serve.http.networks import networks
+from kvasir.serve.page import live, static
+from kvasir.serve.records import batches
 from kvasir.serve.schema import schema_of
-from kvasir.serve.scopes import Managing, ScopeGuard
 from kvasir.serve.settings import ServeSettings
+from kvasir.serve.telemetry.access import AccessLog
+from kvasir.serve.telemetry.audit import AuditLog
+from kvasir.serve.telemetry.lines import LineLog
+from kvasir.serve.telemetry.metrics import HttpMeter, Metered
 
 _LOOPBACK_ORIGIN = r"https?://(([a-z0-9-]+\.)*localhost|127(\.\d+){3}|\[::1\])(:\d+)?"
+OPEN_PATHS = frozenset(("/health", "/v1/health", *static.FILES))
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -54,7 +59,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     settings = catalogue.settings
     proxies = networks(settings.trusted_proxies)
     app.state.connections = Connections(settings.max_connections, settings.max_connections_per_address, proxies)
-    app.state.ring = KeyRing(catalogue.settings, catalogue.quotas.take)
+    app.state.ring = KeyRing(settings.all_keys, catalogue.quotas.take, settings.keys_file, settings.plain_keys)
     app.state.http_meter.logs = open_logs(catalogue.settings)
     app.state.responses = responses.Responses.of(catalogue.settings, app.state.ring.__len__)
     quotas, ring = catalogue.quotas, app.state.ring
@@ -85,7 +90,7 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Manag
     )
     app.add_middleware(QuotaGuard, quotas=quotas)
     app.add_middleware(ScopeGuard, managing=managing)
-    app.add_middleware(KeyGuard, ring=app.state.ring)
+    app.add_middleware(KeyGuard, ring=app.state.ring, open_paths=OPEN_PATHS)
     app.add_middleware(DrainGuard, gate=app.state.drain_gate)
     app.add_middleware(
         CORSMiddleware,
@@ -97,7 +102,8 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Manag
         max_age=settings.cors_max_age,
         expose_headers=("X-Request-Id", "Retry-After"),
     )
-    app.add_middleware(HostGuard, settings=settings)
+    allowed = (settings.allowed_hosts, settings.allowed_origins)
+    app.add_middleware(HostGuard, host=settings.host, allowed_hosts=allowed[0], allowed_origins=allowed[1])
     app.add_middleware(HeaderLimit, max_bytes=settings.max_headers)
     app.add_middleware(ConnectionGuard, connections=app.state.connections, managing=managing)
     app.add_middleware(Net)

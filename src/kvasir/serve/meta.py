@@ -12,9 +12,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from kvasir import __version__
 from kvasir.errors import EngineDead
-from kvasir.serve.catalogue import catalogue_of
-from kvasir.serve.metrics import CONTENT_TYPE, Told, exposition
-from kvasir.serve.serving import Serving, json_response
+from kvasir.serve.hosting.catalogue import catalogue_of
+from kvasir.serve.hosting.serving import Serving
+from kvasir.serve.http.responses import json_response
+from kvasir.serve.telemetry.metrics import CONTENT_TYPE, Told, exposition
 
 router = APIRouter(tags=["server"])
 

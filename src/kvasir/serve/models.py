@@ -8,9 +8,9 @@ from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from kvasir.serve.anthropic.models import model_object, model_page, speaks
-from kvasir.serve.catalogue import Card, catalogue_of
-from kvasir.serve.serving import json_response
+from kvasir.serve.dialects.anthropic.models import model_object, model_page, speaks
+from kvasir.serve.hosting.catalogue import Card, catalogue_of
+from kvasir.serve.http.responses import json_response
 
 router = APIRouter()
 

@@ -19,15 +19,15 @@ import uvicorn
 from kvasir import __version__
 from kvasir.errors import ConfigError
 from kvasir.serve.app import create_app
-from kvasir.serve.asgi import settle
-from kvasir.serve.batches import Batches
-from kvasir.serve.catalogue import Catalogue
-from kvasir.serve.connections import Connections, descriptors
-from kvasir.serve.drain import DrainGate
-from kvasir.serve.keyring import KeyRing
-from kvasir.serve.metrics import HttpMeter
-from kvasir.serve.protocol import bounded_protocol
+from kvasir.serve.auth.keyring import KeyRing
+from kvasir.serve.hosting.catalogue import Catalogue
+from kvasir.serve.http.asgi import settle
+from kvasir.serve.http.connections import Connections, descriptors
+from kvasir.serve.http.drain import DrainGate
+from kvasir.serve.http.protocol import bounded_protocol
+from kvasir.serve.records.batches import Batches
 from kvasir.serve.settings import ServeSettings
+from kvasir.serve.telemetry.metrics import HttpMeter
 from kvasir.serve.watch import Watch
 
 log = logging.getLogger("kvasir.serve")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvasir.errors import ConfigError
-from kvasir.serve.keys import Key, check_distinct
-from kvasir.serve.networks import networks
-from kvasir.serve.tls import Tls
+from kvasir.serve.auth.keys import Key, check_distinct
+from kvasir.serve.http.networks import is_loopback, networks
+from kvasir.serve.http.tls import Tls
 
 MIB = 1 << 20
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")  # RFC 9110
@@ -132,22 +131,3 @@ class ServeSettings:
     def plain_keys(self) -> tuple[Key, ...]:
         """The keys without names, named by their digests. They have the scope inference only."""
         return tuple(Key(k, hashlib.sha256(k.encode()).hexdigest()[:16]) for k in dict.fromkeys(self.api_keys))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address (without port and brackets) can only mean this machine."""
-    host = host.lower().rstrip(".")
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def is_wildcard(host: str) -> bool:
-    """Whether binding this address means all addresses of the machine."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return host == ""

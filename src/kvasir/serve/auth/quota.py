@@ -1,0 +1,256 @@
+"""Limits per key: requests and tokens per minute, and concurrent requests. Requests beyond a limit get 429 with
+Retry-After.
+
+The rates are leaky buckets in whole nanoseconds: a limit of n per minute admits n at once, and drains in a minute. The
+clock is a parameter; a clock that runs backwards counts as standing still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvasir.errors import LimitExceeded
+from kvasir.serve.auth.keys import Key, Limits
+from kvasir.serve.http.asgi import refuse
+from kvasir.serve.http.faults import fault_of, speaks_anthropic
+
+SECOND = 1_000_000_000
+MINUTE = 60 * SECOND
+_ENDS = re.compile(r"/v1/(responses|batches|messages/batches)/[^/]+/cancel")  # routes that end work are never refused
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """limit: units per minute. used: nanoseconds until it is empty; exceeds that of a full bucket when units were taken
+    that could not be foreseen. at: time of `used`, on the clock."""
+
+    limit: int
+    used: int = 0
+    at: int = 0
+
+    @property
+    def per_unit(self) -> int:
+        """Nanoseconds that a unit takes to drain, rounded up, so that at most `limit` units drain in a minute."""
+        return -(-MINUTE // self.limit)
+
+    @property
+    def room(self) -> int:
+        """Units that may be taken at the time `at`."""
+        return max(0, self.limit - -(-self.used // self.per_unit))
+
+
+def drain(bucket: Bucket, now: int) -> Bucket:
+    """The bucket as of `now`."""
+    passed = max(0, now - bucket.at)
+    return replace(bucket, used=max(0, bucket.used - passed), at=now)
+
+
+def wait(bucket: Bucket, units: int) -> int | None:
+    """Nanoseconds from `at` until `units` may be taken; 0: at once; None: never, they exceed the limit."""
+    if units > bucket.limit:
+        return None
+    return max(0, bucket.used - (bucket.limit - units) * bucket.per_unit)
+
+
+def take(bucket: Bucket, units: int) -> Bucket:
+    """The bucket after taking `units`, whether there was room for them or not."""
+    return replace(bucket, used=bucket.used + units * bucket.per_unit)
+
+
+class Account:
+    """One key's buckets, its open requests, and the running lines of its batches."""
+
+    def __init__(self, key: Key, clock: Callable[[], int]):
+        self._clock = clock
+        self._open = self._lines = 0
+        self._freed = asyncio.Event()
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self.limit(key.limits)
+
+    def limit(self, limits: Limits) -> None:
+        """Applies new limits; the buckets keep their used fraction."""
+        now = self._clock()
+        self._limits = limits
+        self._freed.set()
+        self._requests = _bucket(limits.requests_per_minute, now, self._requests)
+        self._tokens = _bucket(limits.tokens_per_minute, now, self._tokens)
+
+    def open(self) -> Place:
+        """Counts a request, which stays open until its Place is left. Raises LimitExceeded; refused requests cost
+        nothing."""
+        most = self._limits.concurrent
+        if most is not None and self._open >= most:
+            raise LimitExceeded(f"{self._open} requests of this key are open", f"at most {most} at once", 1.0)
+        self._requests = _taken(self._requests, 1, self._clock(), "requests")
+        self._open += 1
+        return Place(self)
+
+    def close(self) -> None:
+        self._open -= 1
+        self._freed.set()
+
+    @asynccontextmanager
+    async def line(self) -> AsyncIterator[None]:
+        """A running line of a batch, once there is room for it in addition to requests and other lines. Requests never
+        wait for lines, so a running batch does not lock its key out."""
+        while (most := self._limits.concurrent) is not None and self._open + self._lines >= most:
+            self._freed.clear()
+            await self._freed.wait()
+        self._lines += 1
+        try:
+            yield
+        finally:
+            self._lines -= 1
+            self._freed.set()
+
+    def prompt(self, tokens: int) -> None:
+        """Counts a prompt's tokens before they are computed. Raises LimitExceeded if there is no room for them, also
+        while earlier choices have overdrawn the bucket."""
+        self._tokens = _taken(self._tokens, tokens, self._clock(), "tokens")
+
+    def answer(self, tokens: int) -> None:
+        """Counts generated tokens as they come. A running request is never cut off; the next one has to wait
+        instead."""
+        if self._tokens is not None:
+            self._tokens = take(drain(self._tokens, self._clock()), tokens)
+
+    def headers(self, anthropic: bool = False) -> list[tuple[bytes, bytes]]:
+        """Response headers with the limits and what remains of them, under the names of the OpenAI API or of
+        Anthropic's."""
+        found: dict[str, object] = {}
+        for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if bucket is None:
+                continue
+            now = drain(bucket, self._clock())
+            reset = _moment(now.used) if anthropic else _duration(now.used)
+            for what, value in (("limit", now.limit), ("remaining", now.room), ("reset", reset)):
+                found[f"anthropic-ratelimit-{name}-{what}" if anthropic else f"x-ratelimit-{what}-{name}"] = value
+        return [(name.encode(), str(value).encode()) for name, value in found.items()]
+
+
+class Place:
+    """One of a key's open requests, until all its holders have left."""
+
+    def __init__(self, account: Account):
+        self._account = account
+        self._holders = 1
+
+    def hold(self, work: asyncio.Task) -> None:
+        """Keeps the place for `work`, which continues after the response and counts as the same request."""
+        self._holders += 1
+        work.add_done_callback(lambda _: self.leave())
+
+    def leave(self) -> None:
+        self._holders -= 1
+        if not self._holders:
+            self._account.close()
+
+
+def _bucket(limit: int | None, now: int, before: Bucket | None) -> Bucket | None:
+    if limit is None:
+        return None
+    return replace(before, limit=limit) if before else Bucket(limit, at=now)
+
+
+def _taken(bucket: Bucket | None, units: int, now: int, what: str) -> Bucket | None:
+    if bucket is None:
+        return None
+    bucket = drain(bucket, now)
+    delay = wait(bucket, units)
+    if delay is None:
+        raise LimitExceeded(
+            f"{units} {what} are more than this key may ever ask for at once", f"{bucket.limit} at most"
+        )
+    if delay:
+        raise LimitExceeded(
+            f"this key may take {bucket.limit} {what} per minute", f"try again in {_duration(delay)}", delay / SECOND
+        )
+    return take(bucket, units)
+
+
+def _duration(nanoseconds: int) -> str:
+    """Milliseconds or seconds, rounded up, in the format of the OpenAI API."""
+    milliseconds = -(-nanoseconds // 1_000_000)
+    return f"{milliseconds}ms" if milliseconds < 1000 else f"{-(-milliseconds // 1000)}s"
+
+
+def _moment(nanoseconds: int) -> str:
+    """The time that is `nanoseconds` from now, in RFC 3339, as in the Anthropic API."""
+    then = datetime.now(UTC) + timedelta(seconds=math.ceil(nanoseconds / SECOND))
+    return then.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Quotas:
+    """The accounts of all keys, by name. One per application, on its event loop."""
+
+    def __init__(self, keys: Sequence[Key], clock: Callable[[], int] = time.monotonic_ns):
+        self._clock = clock
+        self.accounts: Mapping[str, Account] = {}
+        self.take(keys)
+
+    def take(self, keys: Sequence[Key]) -> None:
+        """Replaces the keys. The account of a name that remains continues."""
+        before = self.accounts
+        self.accounts = {key.name: before.get(key.name) or Account(key, self._clock) for key in keys}
+        for key in keys:
+            self.accounts[key.name].limit(key.limits)
+
+    def prompt(self, tenant: str, tokens: int) -> None:
+        if account := self.accounts.get(tenant):
+            account.prompt(tokens)
+
+    def line(self, tenant: str) -> AbstractAsyncContextManager[object]:
+        """As `Account.line`; does not wait if the tenant has no account."""
+        account = self.accounts.get(tenant)
+        return account.line() if account else nullcontext()
+
+    def answer(self, tenant: str, tokens: int) -> None:
+        if account := self.accounts.get(tenant):
+            account.answer(tokens)
+
+
+class QuotaGuard:
+    """429 for a POST of a key that is at its limit, before its body is read. Reports the limits to every key in
+    headers."""
+
+    def __init__(self, app: ASGIApp, quotas: Quotas):
+        self.app = app
+        self.quotas = quotas
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key: Key | None = scope.get("state", {}).get("key")
+        if scope["type"] != "http" or scope["method"] != "POST" or key is None or _ENDS.fullmatch(scope["path"]):
+            return await self.app(scope, receive, send)
+        account = self.quotas.accounts[key.name]
+
+        async def telling(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *account.headers(speaks_anthropic(scope))]
+            await send(message)
+
+        try:
+            place = account.open()
+        except LimitExceeded as error:
+            return await refuse(fault_of(error), scope, receive, telling)
+        scope["state"]["place"] = place
+        try:
+            await self.app(scope, receive, telling)
+        finally:
+            place.leave()
+
+
+def hold_place(scope: Scope, work: asyncio.Task) -> None:
+    """Keeps the request's place until `work`, which it started in the background, has ended too."""
+    place: Place | None = scope["state"].get("place")
+    if place is not None:
+        place.hold(work)

@@ -1,0 +1,23 @@
+"""How a choice ended, as an error if it did not end by itself."""
+
+from __future__ import annotations
+
+from kvasir.engine.answer import Answer, TextDelta
+from kvasir.errors import DeadlineExceeded, InvalidRequest
+from kvasir.serve.http.faults import AnswerFailed, log
+from kvasir.types import FinishReason
+
+
+def check_finish(answer: TextDelta | Answer, request_id: str) -> None:
+    """Raises an error for a choice that did not end by itself: InvalidRequest if the request is the cause, AnswerFailed
+    if the engine is (the details are only logged), DeadlineExceeded after a timeout."""
+    reason = answer.finish_reason
+    if reason is FinishReason.ERROR and answer.refused:
+        raise InvalidRequest(answer.error or "the request cannot be followed")
+    if reason is FinishReason.ERROR:
+        log.error("request %s failed in the engine: %s", request_id, answer.error)
+        raise AnswerFailed(f"the engine failed on request {request_id}", "the server's log has the details")
+    if reason is FinishReason.TIMEOUT:
+        raise DeadlineExceeded("the deadline of the request passed", "what was streamed before stands")
+    if reason is FinishReason.ABORT:
+        raise AnswerFailed("the request was ended by the server")

@@ -1,0 +1,182 @@
+"""llama.cpp's routes for server properties, templates and embeddings: /props, /slots, /lora-adapters, /apply-template,
+/embedding"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir import __version__
+from kvasir.errors import EngineDead, InvalidRequest
+from kvasir.serve.conversation.limits import charge
+from kvasir.serve.conversation.scheduling import scheduling_fields
+from kvasir.serve.dialects.llamacpp.completion import prompt_ids
+from kvasir.serve.dialects.llamacpp.params import RANDOM_SEEDS, n_predict_of, settings_object, to_params
+from kvasir.serve.dialects.llamacpp.wire import Adapter, EmbeddingRequest, Options, TemplateRequest, one_by_one
+from kvasir.serve.dialects.openai.chat import chat_text
+from kvasir.serve.hosting.catalogue import catalogue_of, serving_of
+from kvasir.serve.hosting.serving import Serving
+from kvasir.serve.http.asgi import while_connected
+from kvasir.serve.http.body import JsonRoute
+from kvasir.serve.http.concurrent import all_of
+from kvasir.serve.http.responses import json_response, write_json
+from kvasir.serve.http.vectors import raw
+from kvasir.snapshot import AnswerState
+
+router = APIRouter(route_class=JsonRoute, tags=["llama.cpp"])
+
+INT16 = 32760.0  # llama.cpp scales the greatest value to this
+
+
+# -- the server --------------------------------------------------------------------------------------------
+
+
+@router.get("/props")
+async def props(request: HTTPRequest, model: str | None = None) -> Response:
+    """Of the model named as ?model=, else of the first that is loaded."""
+    serving = await _loaded(request, model)
+    front = serving.front
+    snapshot = await serving.lookout.look()
+    template = front.template.sources.get("default", "") if front.template else ""
+    special = front.tokenizer.special_tokens if front.tokenizer else {}
+    return json_response(
+        {
+            "default_generation_settings": {**_slot(0, None, serving), "params": _defaults(serving), "prompt": ""},
+            "total_slots": snapshot.rows,
+            "model_alias": serving.names[0],
+            "model_path": serving.names[0],
+            "chat_template": template,
+            "chat_template_caps": {},
+            "bos_token": special.get("bos_token", ""),
+            "eos_token": special.get("eos_token", ""),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"kvasir-{__version__}",
+            "is_sleeping": False,
+        }
+    )
+
+
+@router.get("/slots")
+async def slots(request: HTTPRequest, model: str | None = None, fail_on_no_slot: str | None = None) -> Response:
+    """The rows of the engine: how far each answer is, and nothing of what it says. 503 with ?fail_on_no_slot=1 where
+    none is free."""
+    serving = await _loaded(request, model)
+    snapshot = await serving.lookout.look()
+    rows = {answer.row: answer for answer in snapshot.answers if answer.row >= 0}
+    if fail_on_no_slot not in (None, "", "0") and len(rows) >= snapshot.rows:
+        raise EngineDead("no slot is available", "try again")
+    return json_response([_slot(row, rows.get(row), serving) for row in range(snapshot.rows)])
+
+
+@router.post("/props")
+async def change_props(properties: dict[str, Any]) -> Response:
+    """There is none that could be changed."""
+    for name in properties:
+        message = f"the property {name[:80]!r} cannot be changed"
+        raise InvalidRequest(message, "give it when the server starts", param=name[:80])
+    return json_response({"success": True})
+
+
+@router.post("/slots/{id_slot}")
+async def change_slot(id_slot: int, action: Literal["save", "restore", "erase"]) -> Response:
+    """Refused: all prompts share one prefix cache, and no row of the engine has one of its own."""
+    message = f"slot {id_slot} has no cache of its own to {action}: all prompts share one"
+    raise InvalidRequest(message, 'send "cache_prompt": false to leave nothing in it', param="action")
+
+
+@router.get("/lora-adapters")
+async def adapters() -> Response:
+    """None."""
+    return json_response([])
+
+
+@router.post("/lora-adapters")
+async def scale_adapters(adapters: list[Adapter]) -> Response:
+    """The scales of those that there are."""
+    if adapters:
+        raise InvalidRequest(f"there is no adapter {adapters[0].id}", "none are loaded here", param="id")
+    return json_response({"success": True})
+
+
+async def _loaded(request: HTTPRequest, name: str | None) -> Serving:
+    """The loaded model of this name, or the first loaded one; never loads a model. Raises ModelNotFound, EngineDead."""
+    catalogue = catalogue_of(request)
+    if name is not None:
+        await catalogue.card(name)
+    for serving in catalogue.loaded():
+        if name is None or name in serving.names:
+            return serving
+    raise EngineDead("no model is loaded", "ask one something")
+
+
+def _slot(row: int, answer: AnswerState | None, serving: Serving) -> dict[str, Any]:
+    decoded = max(0, answer.known - answer.prompt) if answer else 0
+    return {
+        "id": row,
+        "id_task": -1,
+        "n_ctx": serving.front.info.max_model_len,
+        "speculative": False,
+        "is_processing": answer is not None,
+        "n_prompt_tokens": answer.prompt if answer else 0,
+        "n_prompt_tokens_cache": answer.cached if answer else 0,
+        "next_token": {"has_next_token": answer is not None, "n_remain": -1, "n_decoded": decoded},
+    }
+
+
+def _defaults(serving: Serving) -> dict[str, Any]:
+    """The settings of a request without options."""
+    wire = Options()
+    params = to_params(wire, serving.front.info, serving.own)
+    found = settings_object(wire, params, n_predict_of(wire, serving.own))
+    return found | ({"seed": RANDOM_SEEDS[-1]} if params.seed is None else {})
+
+
+# -- templates and embeddings ------------------------------------------------------------------------------
+
+
+@router.post("/apply-template")
+async def apply_template(wire: TemplateRequest, request: HTTPRequest) -> Response:
+    serving = await serving_of(request, wire.model)
+    text, foreign = await chat_text(wire.chat(), serving)
+    return json_response({"prompt": text, "foreign": foreign})
+
+
+@router.post("/embedding")
+async def embedding(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
+    """Pooled embeddings: a list of one for each input."""
+    serving = await serving_of(request, wire.model)
+    given, most = one_by_one(wire.content), serving.settings.max_embeddings
+    if len(given) > most:
+        raise InvalidRequest(f"{len(given)} inputs", f"at most {most}", param="content")
+    fields = scheduling_fields(wire, serving, request)
+    ids = [await prompt_ids(one, serving, "content") for one in given]
+    requests = [serving.front.resolve_embedding(one, **fields) for one in ids]
+    charge(serving, requests, request, whole=False)
+    vectors = await while_connected(request.receive, all_of(serving.front.embed, requests))
+    norm = 2 if wire.embd_normalize is None else wire.embd_normalize
+
+    def answer() -> list[dict[str, Any]]:
+        return [{"index": i, "embedding": [raw(_normalized(v, norm))]} for i, v in enumerate(vectors)]
+
+    return await write_json(len(requests) > 16, answer)
+
+
+@router.post("/embeddings")
+async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
+    """The same as /embedding."""
+    return await embedding(wire, request)
+
+
+def _normalized(vector: Sequence[float], norm: int) -> list[float]:
+    greatest = max(map(abs, vector), default=0.0)
+    if not greatest:
+        return list(vector)
+    scaled = [x / greatest for x in vector]  # to avoid overflow in powers
+    if norm == 0:
+        return [x * INT16 for x in scaled]
+    size = sum(abs(x) ** norm for x in scaled) ** (1 / norm)
+    return [x / size for x in scaled]

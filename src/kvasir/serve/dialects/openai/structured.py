@@ -1,0 +1,102 @@
+"""Structured output: the fields that request it. `response_format` is OpenAI's, `structured_outputs` is vLLM's.
+
+A structure is enforced, or refused with the keyword that cannot be enforced; `lenient` ignores such keywords instead.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from kvasir.errors import InvalidRequest
+from kvasir.serve.http.wire import MAX_TOOLS, Name, Wire, renamed
+from kvasir.types import StructuralTag, StructuredOutputs
+
+MAX_CHOICES = 4096
+Schema = dict[str, Any] | bool
+
+
+class JsonSchema(Wire):
+    name: Name | None = None
+    description: str | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None  # it is always enforced, regardless of this
+    lenient: bool | None = None
+
+
+class Structure(Wire):
+    begin: Annotated[str, Field(min_length=1)]
+    schema_: Annotated[Schema, Field(alias="schema")]
+    end: str = ""
+
+
+class ResponseFormat(Wire):
+    """schema: llama.cpp and others put it next to json_object, or into json_schema without the enclosing object."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    structures: Annotated[list[Structure], Field(max_length=MAX_TOOLS)] | None = None
+    triggers: Annotated[list[str], Field(max_length=MAX_TOOLS)] | None = None
+
+
+class StructuredFields(Wire):
+    """Exactly one of them, besides lenient. grammar: Lark, or llama.cpp's GBNF. json: a schema, as an object or as
+    text."""
+
+    json_: Annotated[Schema | str | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(max_length=MAX_CHOICES)] | None = None
+    grammar: str | None = None
+    lenient: bool | None = None
+
+
+class Structured(Wire):
+    """The fields shared by completions and chats."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredFields | None = None
+
+
+def to_structured(wire: Structured) -> StructuredOutputs | None:
+    """The structure that a choice must follow; None if none was requested. Raises InvalidRequest."""
+    wanted, own = wire.response_format, wire.structured_outputs
+    if wanted is not None and wanted.schema_ is not None:
+        wanted = _with_schema(wanted)
+    if wanted is None or wanted.type == "text":
+        return None if own is None else _own(own)
+    if own is not None:
+        raise InvalidRequest("response_format and structured_outputs exclude each other", param="structured_outputs")
+    if wanted.type == "json_object":
+        return StructuredOutputs(json_object=True)
+    if wanted.type == "json_schema":
+        given = wanted.json_schema
+        if given is None or given.schema_ is None:
+            raise InvalidRequest("the schema is missing", "give json_schema.schema", param="response_format")
+        return StructuredOutputs(json=given.schema_, lenient=bool(given.lenient))
+    tags = tuple(StructuralTag(s.begin, s.schema_, s.end) for s in wanted.structures or ())
+    return StructuredOutputs(tags=tags, triggers=tuple(wanted.triggers or ()))
+
+
+def _with_schema(wanted: ResponseFormat) -> ResponseFormat:
+    """The same format with its schema at the API's place."""
+    if wanted.json_schema is not None or wanted.type not in ("json_object", "json_schema"):
+        message = "schema is for the types json_object and json_schema, and not beside json_schema"
+        raise InvalidRequest(message, "give it once", param="response_format")
+    schema = JsonSchema.model_validate({"schema": wanted.schema_})
+    return ResponseFormat(type="json_schema", json_schema=schema)
+
+
+def _own(wire: StructuredFields) -> StructuredOutputs:
+    choice = tuple(wire.choice) if wire.choice is not None else None
+    return StructuredOutputs(
+        wire.json_, bool(wire.json_object), wire.regex, choice, wire.grammar, lenient=bool(wire.lenient)
+    )
+
+
+def named(wire: Structured, **more: str) -> AbstractContextManager[None]:
+    """Makes errors use the client's field names. more: ours=theirs."""
+    return renamed(({} if wire.structured_outputs else {"structured_outputs": "response_format"}) | more)

@@ -1,0 +1,112 @@
+"""POST /tokenize and /detokenize: the tokens of a text or a conversation. Formats of vLLM, and of llama.cpp for
+requests with `content`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir.errors import InvalidRequest
+from kvasir.serve.conversation.trust import Trust
+from kvasir.serve.dialects.openai.chat import chat_ids
+from kvasir.serve.dialects.openai.wire import ChatRequest, Message, Tool
+from kvasir.serve.hosting.catalogue import serving_of
+from kvasir.serve.hosting.serving import Serving
+from kvasir.serve.http.body import JsonRoute
+from kvasir.serve.http.responses import json_response
+from kvasir.serve.http.wire import MAX_MESSAGES, MAX_TOOLS, Name, TemplateKwargs, Wire
+
+router = APIRouter(route_class=JsonRoute)
+
+
+class TokenizeRequest(Trust):
+    """Exactly one of `prompt`, `messages` and `content`; the last is llama.cpp's, with add_special, parse_special and
+    with_pieces."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    return_token_strs: bool | None = None
+
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeRequest(Wire):
+    model: Name | None = None
+    tokens: Annotated[list[int], Field(max_length=1 << 22)]
+
+
+@router.post("/tokenize", tags=["tokens"])
+async def tokenize(wire: TokenizeRequest, request: HTTPRequest) -> Response:
+    serving = await serving_of(request, wire.model)
+    given = [name for name in ("prompt", "messages", "content") if getattr(wire, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest("expected one of prompt, messages and content", param="prompt")
+    if wire.content is not None:
+        pieces = await _pieces(wire, wire.content, serving)
+        return await asyncio.to_thread(json_response, {"tokens": pieces})
+    if wire.messages is not None:
+        names = (
+            *("messages", "tools", "add_special_tokens", "add_generation_prompt", "continue_final_message"),
+            *("chat_template_kwargs", "trust_special_tokens"),
+        )
+        chat = ChatRequest.model_construct(**{n: getattr(wire, n) for n in names})
+        ids = await chat_ids(chat, serving, request, "count")
+    else:
+        special = wire.add_special_tokens is not False
+        ids = await serving.front.encode(wire.prompt or "", add_special_tokens=special, bound="count")
+    response = {"count": len(ids), "max_model_len": serving.front.info.max_model_len, "tokens": ids}
+    tokenizer = serving.front.tokenizer
+    if wire.return_token_strs:
+        response["token_strs"] = await asyncio.to_thread(_all, tokenizer.token_text, ids) if tokenizer else []
+    return await asyncio.to_thread(json_response, response)
+
+
+@router.post("/detokenize", tags=["tokens"])
+async def detokenize(wire: DetokenizeRequest, request: HTTPRequest) -> Response:
+    serving = await serving_of(request, wire.model)
+    text = await serving.front.decode(wire.tokens) if wire.tokens else ""
+    return await asyncio.to_thread(json_response, {"prompt": text, "content": text})
+
+
+async def _pieces(wire: TokenizeRequest, content: str, serving: Serving) -> Sequence[Any]:
+    """Ids, or ids with their texts; a token that is not valid UTF-8 on its own gets its bytes."""
+    front, special = serving.front, bool(wire.add_special)
+    if not content and not special:
+        return ()
+    ids = await front.encode(
+        content,
+        add_special_tokens=special,
+        parse_special=wire.parse_special is not False,
+        param="content",
+        bound="count",
+    )
+    if not wire.with_pieces or front.tokenizer is None:
+        return ids
+    told = front.tokenizer.token_bytes
+    return await asyncio.to_thread(_all, lambda i: {"id": i, "piece": _piece(told(i))}, ids)
+
+
+def _all(told: Callable[[int], Any], ids: Sequence[int]) -> list[Any]:
+    return [told(i) for i in ids]
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)

@@ -1,0 +1,254 @@
+"""The request bodies of the OpenAI API, with the extension fields that vLLM's clients use.
+
+Every field of the public specification is declared: implemented, accepted without effect where it has no meaning for
+this server (IGNORED), or refused by name (REFUSED). Any other field is refused as unknown.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from kvasir.serve.conversation.scheduling import Scheduling
+from kvasir.serve.conversation.trust import Trust
+from kvasir.serve.dialects.openai.structured import Structured
+from kvasir.serve.http.wire import (
+    LEAVE_OUT,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Name,
+    Prompts,
+    TemplateKwargs,
+    TextOrList,
+    TokenIds,
+    Wire,
+)
+from kvasir.validate import MAX_BAD_WORDS, MAX_BREAKERS
+
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None
+
+
+class StreamOptions(Wire):
+    REFUSED: ClassVar = {"include_obfuscation": ((False,), LEAVE_OUT)}
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # pads chunks against traffic analysis; refused if true
+
+
+class Samplers(Wire):
+    """How tokens are sampled. SamplingParams checks the ranges."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
+    seed: int | None = None
+    stop: TextOrList | None = None
+
+    # vLLM's extensions
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: TokenIds | None = None
+    min_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS)] | None = None
+
+    # llama.cpp's
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: Annotated[list[str], Field(max_length=MAX_BREAKERS)] | None = None
+
+
+class Sampling(Samplers, Scheduling, Structured):
+    """The fields shared by completions and chats."""
+
+    model: Name | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Name | None = None
+
+    # vLLM's extensions
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class CompletionRequest(Sampling):
+    """POST /v1/completions"""
+
+    IGNORED: ClassVar = ("user",)
+
+    prompt: Prompts
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class FunctionCall(Wire):
+    name: Name
+    arguments: str | dict[str, Any]
+
+
+class ToolCall(Wire):
+    IGNORED: ClassVar = ("index",)
+
+    id: Name | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None  # clients echo streamed calls back with it
+
+
+class Part(Wire):
+    """A part of a message's content. Only text is supported; the other kinds are refused by name."""
+
+    REFUSED: ClassVar = dict.fromkeys(
+        ("image_url", "input_audio", "file", "prompt_cache_breakpoint"), ((), "this model reads text")
+    )
+
+    type: Name
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+class Message(Wire):
+    REFUSED: ClassVar = {"audio": ((), "this server writes text")}
+    IGNORED: ClassVar = ("annotations",)
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Name | None = None
+    function_call: FunctionCall | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None  # clients send back the annotations of a response
+    audio: Any = None
+
+
+class FunctionDefinition(Wire):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Wire):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(Wire):
+    name: Name
+
+
+class NamedChoice(Wire):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(Wire):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(Wire):
+    """All tools are shown to the model, but only these may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+class ChatRequest(Sampling, Trust):
+    """POST /v1/chat/completions"""
+
+    REFUSED: ClassVar = {
+        "audio": ((), "this server writes text"),
+        "modalities": ((["text"],), "this server writes text"),
+        "echo": ((False,), "it exists for completions"),
+        "functions": (([],), "use tools"),
+        "function_call": ((), "use tool_choice"),
+        "moderation": ((), LEAVE_OUT),
+        "prediction": ((), LEAVE_OUT),
+        "prompt_cache_options": ((), LEAVE_OUT),
+        "prompt_cache_retention": (("in_memory", "in-memory"), LEAVE_OUT),
+        "store": ((False,), "nothing is stored here"),
+        "verbosity": (("medium",), LEAVE_OUT),
+        "web_search_options": ((), LEAVE_OUT),
+    }
+    IGNORED: ClassVar = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # nothing is stored or billed
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    service_tier: ServiceTier = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+
+    audio: Any = None
+    echo: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    store: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+    # vLLM's extensions
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+
+    # llama.cpp's
+    timings_per_token: bool | None = None
+
+
+class EmbeddingRequest(Scheduling):
+    """POST /v1/embeddings"""
+
+    IGNORED: ClassVar = ("user",)
+
+    model: Name | None = None
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: Name | None = None
+    add_special_tokens: bool | None = None

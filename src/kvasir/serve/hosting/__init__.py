@@ -1,0 +1,1 @@
+"""The models of a server: the catalogue, leases, loading and memory."""

@@ -1,0 +1,107 @@
+"""GET /kvasir/info and /kvasir/live: the page's data about the server and the current state of its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from kvasir import __version__
+from kvasir.errors import EngineDead
+from kvasir.serve.auth.keys import Key
+from kvasir.serve.auth.scopes import may_manage
+from kvasir.serve.hosting.catalogue import catalogue_of
+from kvasir.serve.hosting.serving import Serving
+from kvasir.serve.http.responses import json_response
+from kvasir.snapshot import AnswerState, BlockMap, Snapshot
+
+router = APIRouter(tags=["server"])
+
+ID_LENGTH = 8  # characters shown of a choice's id
+
+
+@router.get("/kvasir/info")
+async def info(request: HTTPRequest) -> Response:
+    """`models` are all that may be named, `manages` whether the asker may unload them; the rest is of the one named as
+    ?model=, else of the first that is loaded."""
+    catalogue = catalogue_of(request)
+    facts = {"name": "kvasir", "version": __version__, "models": [card.name for card in await catalogue.cards()]}
+    facts["manages"] = may_manage(request)
+    serving = await _shown(request)
+    if serving is not None:
+        model = serving.front.info
+        facts["model"] = serving.names[0]
+        facts["tasks"] = [task.value for task in model.tasks]
+        facts["max_model_len"] = model.max_model_len
+        facts["executor"] = model.executor
+        facts["grade"] = model.grade
+    return json_response({**facts, "api": "/openapi.json"})
+
+
+@router.get("/kvasir/live")
+async def live(request: HTTPRequest) -> Response:
+    """The engine's counters, its answers in hand (ids of the asker's own ones alone), its blocks and last steps; of the
+    model named as ?model=, else of the first that is loaded."""
+    serving = await _shown(request)
+    if serving is None:
+        raise EngineDead("no model is loaded", "ask one something")
+    snapshot = await serving.lookout.look()
+    key: Key | None = request.scope["state"].get("key")
+    meter = serving.front.meter
+    latency = {"ttft": percentiles(meter.recent_first), "tpot": percentiles(meter.recent_paces)}
+    content = to_json(snapshot, key.name if key else "")
+    return json_response({**content, "latency": latency})
+
+
+async def _shown(request: HTTPRequest) -> Serving | None:
+    """The model to show; it is not loaded for that. Raises ModelNotFound."""
+    name = request.query_params.get("model")
+    if name is not None:
+        await catalogue_of(request).card(name)
+    loaded = catalogue_of(request).loaded()
+    return next((serving for serving in loaded if name is None or name in serving.names), None)
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float | int | None]:
+    """Percentiles (nearest rank) of the last measurements, in their unit."""
+    ordered = sorted(values)
+    ranks = {f"p{p}": ordered[-(-p * len(ordered) // 100) - 1] if ordered else None for p in (50, 95, 99)}
+    return {**ranks, "count": len(ordered)}
+
+
+def to_json(snapshot: Snapshot, tenant: str) -> dict[str, Any]:
+    return {
+        "now": snapshot.now,
+        "stats": snapshot.stats,
+        "answers": [_answer(a, own=a.tenant == tenant) for a in snapshot.answers],
+        "groups": [_group(g) for g in snapshot.groups],
+        "steps": [(s.step, 1000 * s.seconds, s.decode_rows, s.prefill_tokens) for s in snapshot.steps],
+    }
+
+
+def _answer(answer: AnswerState, own: bool) -> dict[str, Any]:
+    return {
+        "id": answer.id.rpartition("-")[2][:ID_LENGTH] if own else None,
+        "index": answer.index,
+        "class": answer.slo,
+        "row": answer.row,
+        "prompt": answer.prompt,
+        "known": answer.known,
+        "computed": answer.computed,
+        "cached": answer.cached,
+        "preemptions": answer.preemptions,
+        "age": answer.age,
+    }
+
+
+def _group(group: BlockMap) -> dict[str, Any]:
+    return {
+        "kind": group.kind,
+        "window": group.window,
+        "total": group.total,
+        "per_cell": group.per_cell,
+        "cells": group.runs,
+    }

@@ -1,0 +1,64 @@
+"""GET / and /page/...: the files of the page, public and open without a key.
+
+The page loads nothing from other sites and cannot turn model output into markup: its content security policy forbids
+both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+POLICY = "; ".join(
+    (
+        *("default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self' data:"),
+        *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
+        *("require-trusted-types-for 'script'", "trusted-types 'none'"),
+    )
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",  # cached but revalidated: a new version of the server shows its new page at once
+}
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def _read(path: Path) -> File:
+    content = path.read_bytes()
+    return File(content, f"{_TYPES[path.suffix]}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+
+
+def _files() -> dict[str, File]:
+    folder = Path(__file__).parent / "files"
+    files = {f"/page/{p.name}": _read(p) for p in sorted(folder.iterdir()) if p.suffix in _TYPES}
+    return {"/": files.pop("/page/index.html"), **files}
+
+
+FILES = _files()  # by the path of the URL
+
+
+async def _send(request: HTTPRequest) -> Response:
+    file = FILES[request.url.path]
+    headers = {**HEADERS, "etag": file.etag}
+    if file.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)
+
+
+routes = [Route(path, _send, include_in_schema=False) for path in FILES]

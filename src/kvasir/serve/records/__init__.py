@@ -1,0 +1,1 @@
+"""What is stored for clients: responses, files and batches."""

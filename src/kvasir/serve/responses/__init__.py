@@ -1,9 +1,0 @@
-"""OpenAI's Responses API: stored conversations, and output as items.
-
-A request becomes a chat (request.py), which runs like any chat; its output is returned as items (output.py).
-"""
-
-from kvasir.serve.responses.kept import Responses
-from kvasir.serve.responses.routes import router
-
-__all__ = ["Responses", "router"]

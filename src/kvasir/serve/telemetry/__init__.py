@@ -1,0 +1,1 @@
+"""Metrics, and the logs of access and management."""
