@@ -343,7 +343,8 @@ def _circle(graph: dict[str, dict[str, None]]) -> list[str]:
 def absent(package: Path, project: Path) -> Iterator[str]:
     """What the tables, and the lists of sources in pyproject.toml, name that does not exist."""
     files = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
-    for name in dict.fromkeys((*ARROWS, *chain.from_iterable(ARROWS.values()), *NO_TORCH)):
+    within = (f"serve.{room}" for room in (*SERVE_ARROWS, *chain.from_iterable(SERVE_ARROWS.values())))
+    for name in dict.fromkeys((*ARROWS, *chain.from_iterable(ARROWS.values()), *within, *NO_TORCH)):
         path = name.replace(".", "/")
         if not {f"{path}.py", f"{path}/__init__.py"} & {*files}:
             yield f"scripts/check_arrows.py names `{name}`, which the package has not"
