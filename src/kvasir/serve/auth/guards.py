@@ -88,8 +88,8 @@ def _is_address(name: str) -> bool:
 
 
 class KeyGuard:
-    """401 without a valid key, on every path but the open ones. Deny by default: a new route needs a key without more
-    work.
+    """401 without a valid key, on every path but the open ones. Deny by default: a new route needs a key with no
+    further work.
 
     Sets `state["key"]`: the Key of the request, None where none is required.
     """
