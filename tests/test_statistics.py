@@ -15,6 +15,7 @@ from kvasir.metrics import STATISTIC, Each, Histogram, counter, each, gauge, his
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
 from kvasir.statistics import DASHBOARD, EngineStats, FrontStats, HttpStats, counted, table, tiles
+from scripts import make_metrics_docs
 
 TABLE = list(table())
 EXPORTED = [row for row in TABLE if row.is_exported]
@@ -54,6 +55,10 @@ def test_charts_and_tiles_name_what_there_is():
         assert [bool(number["text"]) for number in numbers] == sorted(bool(number["text"]) for number in numbers)
         assert not numbers[0]["text"], f"{title} begins with its value"
         assert all(number["of"] in engine | {""} for number in numbers)
+
+
+def test_the_docs_are_as_the_table_says():
+    assert make_metrics_docs.PAGE.read_text() == make_metrics_docs.page(), "run python scripts/make_metrics_docs.py"
 
 
 def test_the_engine_counts_every_statistic_of_its_own(monkeypatch):

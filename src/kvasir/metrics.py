@@ -177,6 +177,13 @@ def samples(holder: type, value: Any, labels: tuple[str, ...] = ()) -> Iterator[
                 yield from ((name, [*labels, *map(str, key)], one) for key, one in _by_key(now, statistic))
 
 
+def latest(holder: type, value: Any) -> Iterator[tuple[str, Any]]:
+    """(name, values) of each statistic of latest measurements."""
+    for row in rows(holder):
+        if row.statistic.kind == "recent":
+            yield row.statistic.name, getattr(value, row.field)
+
+
 def _by_key(value: Any, statistic: Statistic) -> Iterator[tuple[tuple[Any, ...], Any]]:
     if not isinstance(value, dict):
         yield statistic.above, value

@@ -131,7 +131,7 @@ class FrontStats:
     prompt_tokens: int = counter("prompt_tokens", "Tokens of prompts.", Chart(TEXT, "Tokens per second", "prompts"))
     cached_tokens: int = counter(
         "cached_prompt_tokens",
-        "The part of `prompt_tokens` that was taken from the prefix cache.",
+        "Tokens of prompts that were taken from the prefix cache.",
         Chart(TEXT, "Tokens per second", "of these cached"),
     )
     generated_tokens: int = counter(
@@ -199,7 +199,7 @@ class TierStats:
 
     loads: dict[str, int] = counter(
         "tier_loads",
-        "Parts of blocks requested from a tier, by outcome; the tier `none` counts those that no tier was asked for.",
+        "Parts of blocks requested from a tier, by outcome; the tier none counts those that no tier was asked for.",
         Chart(TIERS, "Loads by outcome"),
         start=dict,
         labels=("outcome",),
@@ -233,7 +233,6 @@ class EngineStats:
 
     running: int = gauge("", "the sum over the classes, for the page", Tile("Running", "count"))
     waiting: int = gauge("", "the sum over the classes, for the page", Tile("Running", "count", "{} waiting"))
-    classes: dict[ServiceClass, ClassStats] = each("service_class", ClassStats)
     paused: int = gauge(
         "answers_paused",
         "Answers that wait until their clients have read what there is.",
@@ -270,11 +269,11 @@ class EngineStats:
     block_size: int = gauge("", "a constant of the engine, in tokens")
     looked_up_tokens: int = counter(
         "prefix_lookup_tokens",
-        "Tokens looked up in the prefix cache: those known of sequences that joined for the first time.",
+        "Tokens looked up in the prefix cache, when an answer gets its first row.",
     )
     cached_tokens: int = counter(
         "prefix_hit_tokens",
-        "The part of `prefix_lookup_tokens` that was found.",
+        "Tokens looked up in the prefix cache and found there.",
         Chart(KV, "Prefix cache", "tokens found", per="prefix_lookup_tokens", unit="percentunit"),
         Tile("Prefix hits", "share", of="looked_up_tokens"),
         Tile("Prefix hits", "count", "{} tokens"),
@@ -292,6 +291,7 @@ class EngineStats:
         Chart(KV, "Blocks evicted", "from the prefix cache"),
         Tile("Preemptions", "count", "{} blocks evicted"),
     )
+    classes: dict[ServiceClass, ClassStats] = each("service_class", ClassStats)
     tiers: dict[str, TierStats] = each("tier", TierStats)  # by tier: "host", "disk", "peer"
     tier_unused: dict[str, int] = counter(
         "tier_loads",
@@ -332,7 +332,7 @@ class EngineStats:
     )
     kernel_seconds: float = counter(
         "engine_kernel_seconds",
-        "The part of `engine_step_seconds` inside native programs; 0 with other executors.",
+        "Time of steps inside native programs; 0 with other executors.",
         Chart(ENGINE, "Time of a step", "in kernels", per="engine_steps"),
         start=float,
     )
@@ -343,7 +343,7 @@ class EngineStats:
     )
     aborted: int = counter(
         "engine_answers_aborted",
-        "The part of `engine_answers_finished` that the client or the server ended.",
+        "Answers ended in the engine because the client left or the server cancelled them.",
         Chart(ENGINE, "Answers ended in the engine", "ended from outside"),
     )
     pid: int = gauge("", "of the engine's process")
@@ -364,11 +364,11 @@ def counted(*owners: object) -> dict[str, Any]:
 
 def tiles() -> dict[str, list[dict[str, Any]]]:
     """The numbers of each tile of the page, by title: the field of EngineStats, or the name of latest measurements; and
-    the fields of Tile."""
+    the fields of Tile. Tiles that may be hidden are the last."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in (*rows(EngineStats), *rows(FrontStats)):
         name = row.statistic.name if row.statistic.kind == "recent" else row.field
         for tile in row.statistic.tiles:
             number = {"stat": name, "form": tile.form, "text": tile.text, "of": tile.of, "optional": tile.optional}
             found.setdefault(tile.title, []).append(number)
-    return found
+    return dict(sorted(found.items(), key=lambda of: any(number["optional"] for number in of[1])))

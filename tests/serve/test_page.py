@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import EngineDead
+from kvasir.metrics import Form
 from kvasir.serve.auth.keys import Key
 from kvasir.serve.hosting.lookout import Lookout
 from kvasir.serve.page.live import percentiles
@@ -117,6 +119,17 @@ async def test_a_snapshot_of_an_engine_at_work():
         assert live["now"] > idle["now"]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_tiles_have_values_in_each_snapshot_and_forms_that_the_page_knows():
+    forms = set(re.findall(r"^  (\w+): \(", FILES["/page/tiles.js"].content.decode(), re.M))
+    assert forms == set(get_args(Form))
+    async with client() as http:
+        tiles = (await http.get("/kvasir/info")).json()["tiles"]
+        live = (await http.get("/kvasir/live")).json()
+        for number in (number for numbers in tiles.values() for number in numbers):
+            assert number["stat"] in live["latency" if number["form"] in ("median", "tail") else "stats"]
+            assert number["of"] in {*live["stats"], ""} and number["form"] in forms
 
 
 async def test_a_key_sees_the_ids_of_its_own_answers_alone():

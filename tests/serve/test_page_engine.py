@@ -8,6 +8,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from kvasir.statistics import tiles
 from tests.serve.browser import DONE, NEEDED, answers_with, ask, page_of, plainly, stream_of
 from tests.serve.running import live
 
@@ -39,6 +40,24 @@ def test_the_engine_is_shown_at_work_and_at_rest(browser):
         page.click("#tab-engine")
         expect(running.locator("dd").first).to_have_text("0")
         expect(page.locator(".requests tbody").last).to_contain_text("Nothing runs and nothing waits.")
+
+
+def test_the_tiles_are_those_of_the_table(page, server):
+    ask(page, "hello")
+    page.click("#tab-engine")
+    shown = page.locator(".tile")
+    expect(shown.locator("dt")).to_have_text(
+        [title for title, numbers in tiles().items() if not numbers[0]["optional"]]
+    )
+    found = {tile.locator("dt").inner_text(): tile.locator("dd").all_inner_texts() for tile in shown.all()}
+    assert found["Running"] == ["0", "0 waiting"]
+    assert re.fullmatch(r"\d+/s", found["Generated"][0]) and re.fullmatch(
+        r"[\d,]+ tokens in all", found["Generated"][1]
+    )
+    assert re.fullmatch(r"[\d.]+ m?s", found["First token"][0]) and "p95" in found["First token"][1]
+    assert re.match(r"(–|[\d.]+ %)$", found["Prefix hits"][0]) and "tokens" in found["Prefix hits"][1]
+    assert found["KV in use"][0] == "0 %" and found["KV in use"][1].endswith("% cached, idle")
+    assert found["Preemptions"] == ["0", "0 blocks evicted"]
 
 
 def test_nobody_is_asked_when_nobody_looks(page, server):

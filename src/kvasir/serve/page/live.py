@@ -11,12 +11,14 @@ from starlette.responses import Response
 
 from kvasir import __version__
 from kvasir.errors import EngineDead
+from kvasir.metrics import latest
 from kvasir.serve.auth.keys import Key
 from kvasir.serve.auth.scopes import may_manage
 from kvasir.serve.hosting.catalogue import catalogue_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.responses import json_response
 from kvasir.snapshot import AnswerState, BlockMap, Snapshot
+from kvasir.statistics import FrontStats, tiles
 
 router = APIRouter(tags=["server"])
 
@@ -25,11 +27,11 @@ ID_LENGTH = 8  # characters shown of a choice's id
 
 @router.get("/kvasir/info")
 async def info(request: HTTPRequest) -> Response:
-    """`models` are all that may be named, `manages` whether the asker may unload them; the rest is of the one named as
-    ?model=, else of the first that is loaded."""
-    catalogue = catalogue_of(request)
-    facts = {"name": "kvasir", "version": __version__, "models": [card.name for card in await catalogue.cards()]}
-    facts["manages"] = may_manage(request)
+    """`models` are all that may be named, `manages` whether the asker may unload them, `tiles` the figures of the page;
+    the rest is of the one named as ?model=, else of the first that is loaded."""
+    names = [card.name for card in await catalogue_of(request).cards()]
+    facts: dict[str, Any] = {"name": "kvasir", "version": __version__, "models": names}
+    facts |= {"manages": may_manage(request), "tiles": tiles()}
     serving = await _shown(request)
     if serving is not None:
         model = serving.front.info
@@ -50,8 +52,7 @@ async def live(request: HTTPRequest) -> Response:
         raise EngineDead("no model is loaded", "ask one something")
     snapshot = await serving.lookout.look()
     key: Key | None = request.scope["state"].get("key")
-    meter = serving.front.meter
-    latency = {"ttft": percentiles(meter.recent_first), "tpot": percentiles(meter.recent_paces)}
+    latency = {name: percentiles(values) for name, values in latest(FrontStats, serving.front.meter)}
     content = to_json(snapshot, key.name if key else "")
     return json_response({**content, "latency": latency})
 

@@ -4,6 +4,7 @@ import { get, Refused } from "./api.js";
 import { drawBlocks, drawLines, drawSteps, FIRST_ROW, isCached, ownerOf, PINNED, rowColour, SHARED } from "./charts.js";
 import { make } from "./dom.js";
 import { Loaded } from "./loaded.js";
+import { count, drawTiles, part, rate, span } from "./tiles.js";
 
 const EVERY = 1000; // milliseconds between two snapshots
 const SPAN = 120; // seconds that the chart of rates shows
@@ -68,8 +69,8 @@ export class EngineView {
 
   /** The engine's counters begin again when it is started again, and another model's are others. */
   take(live, query) {
-    const before = this.last;
-    if (before && (query !== this.seen || live.now < before.now || live.stats.steps < before.stats.steps)) {
+    const { last } = this;
+    if (last && (query !== this.seen || live.now < last.now || live.stats.steps < last.stats.steps)) {
       this.past = [];
       this.steps = [];
       this.rates = { generated: [], prompt: [] };
@@ -78,9 +79,8 @@ export class EngineView {
     this.last = live;
     this.past.push(live);
     while (this.past.length > 2 && this.past[1].now <= live.now - RATE_OVER) this.past.shift();
-    const seconds = live.now - this.past[0].now;
-    const rate = (name) => (seconds > 0 ? (live.stats[name] - this.past[0].stats[name]) / seconds : 0);
-    this.now = { generated: rate("generated_tokens"), prompt: rate("prompt_tokens") };
+    const [before] = this.past;
+    this.now = { generated: rate("generated_tokens", live, before), prompt: rate("prompt_tokens", live, before) };
     for (const name of ["generated", "prompt"]) {
       this.rates[name].push([live.now, this.now[name]]);
       this.rates[name] = this.rates[name].filter(([time]) => time > live.now - SPAN);
@@ -130,7 +130,7 @@ export class EngineView {
     const { info } = this.models;
     const facts = [info.model, `context of ${count(info.max_model_len ?? 0)} tokens`, info.executor, info.grade];
     this.facts.textContent = info.model ? facts.join(" · ") : "";
-    this.drawTiles();
+    this.tiles.replaceChildren(...drawTiles(info.tiles ?? {}, this.last, this.past[0]));
     const { now } = this.last;
     const rates = [
       { colour: "prefill", values: this.rates.prompt },
@@ -145,29 +145,6 @@ export class EngineView {
     this.bars.setAttribute("aria-label", told ? `The last step took ${told}` : "No steps yet");
     this.drawMaps();
     this.drawRequests();
-  }
-
-  drawTiles() {
-    const { stats, latency } = this.last;
-    const looked = stats.looked_up_tokens - this.past[0].stats.looked_up_tokens;
-    const found = stats.cached_tokens - this.past[0].stats.cached_tokens;
-    const now = looked > 0 ? `${part(found, looked)} in the last seconds` : `${count(stats.cached_tokens)} tokens`;
-    const idle = `${part(stats.blocks_cached, stats.blocks_total)} cached, idle`;
-    const tiles = [
-      tile("Running", String(stats.running), `${stats.waiting} waiting`),
-      tile("Generated", `${this.now.generated.toFixed(0)}/s`, `${count(stats.generated_tokens)} tokens in all`),
-      tile("Prompts", `${this.now.prompt.toFixed(0)}/s`, `${count(stats.prompt_tokens)} tokens in all`),
-      tile("First token", span(latency.ttft.p50), tail(latency.ttft)),
-      tile("Per token", span(latency.tpot.p50), tail(latency.tpot)),
-      tile("Prefix hits", part(stats.cached_tokens, stats.looked_up_tokens), now),
-      tile("KV in use", part(stats.blocks_used, stats.blocks_total), idle),
-      tile("Preemptions", count(stats.preemptions), `${count(stats.evicted_blocks)} blocks evicted`),
-    ];
-    const reads = stats.tier_loaded_tokens;
-    if (stats.tier_bytes || reads) {
-      tiles.push(tile("Tier", `${(stats.tier_bytes / 2 ** 20).toFixed(0)} MiB`, `${count(reads)} tokens read back`));
-    }
-    this.tiles.replaceChildren(...tiles);
   }
 
   drawMaps() {
@@ -241,11 +218,6 @@ export class EngineView {
   }
 }
 
-function tile(name, value, detail) {
-  const small = make("dd", { class: "small muted" }, detail);
-  return make("div", { class: "tile" }, make("dt", {}, name), make("dd", {}, value), small);
-}
-
 function requestRow(answer) {
   const mark = make("span", { class: "mark" });
   if (answer.row >= 0) mark.style.background = rowColour(answer.row);
@@ -280,13 +252,3 @@ function unpack(runs) {
 }
 
 const name = (answer) => `${answer.id || "another key's"}${answer.index ? ` #${answer.index}` : ""}`;
-const count = (n) => n.toLocaleString("en");
-const part = (n, all) => (all ? `${((100 * n) / all).toFixed(n && n < all / 100 ? 1 : 0)} %` : "–");
-const tail = ({ count, p95, p99 }) => (count ? `p95 ${span(p95)}, p99 ${span(p99)}` : "nothing measured yet");
-
-function span(seconds) {
-  if (seconds === null) return "–";
-  if (seconds < 0.0995) return `${(1000 * seconds).toFixed(1)} ms`;
-  if (seconds < 1) return `${(1000 * seconds).toFixed(0)} ms`;
-  return seconds < 100 ? `${seconds.toFixed(1)} s` : `${Math.round(seconds)} s`;
-}

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Writes docs/metrics.md from the table of statistics.
+
+python scripts/make_metrics_docs.py            writes it
+python scripts/make_metrics_docs.py --check    exits 1 if it is not what the table says
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvasir.metrics import Row, rows
+from kvasir.statistics import EngineStats, FrontStats, HttpStats
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
+HEAD = """# Metrics
+
+All that `/metrics` exports, made from the table in `src/kvasir/statistics.py` by `python scripts/make_metrics_docs.py`.
+[Operation](operation.md#metrics) says how to scrape it, and what deserves an alarm.
+
+A row of that table also says which panel of the dashboard shows the statistic, and which tile of
+[the page](page.md#engine). To add a statistic, add a row and count it: a field of `EngineStats` is read from the
+attribute of the same name of the engine's core, the scheduler or the planner. Then run this script and
+`scripts/make_dashboard.py`.
+
+A histogram has `_bucket`, `_sum` and `_count`. Totals continue when an engine dies and is started again.
+"""
+SECTIONS: tuple[tuple[str, str, type, tuple[str, ...]], ...] = (
+    ("The server", "All of these concern the server as a whole.", HttpStats, ()),
+    (
+        "Requests and answers",
+        "What clients of a model see. A request has one answer, or as many as its `n` says.",
+        FrontStats,
+        ("model_name",),
+    ),
+    (
+        "The engine",
+        "What the engine of a model does. These are missing while the engine does not respond.",
+        EngineStats,
+        ("model_name",),
+    ),
+)
+
+
+def page() -> str:
+    parts = [HEAD]
+    for title, text, holder, labels in SECTIONS:
+        parts += [f"## {title}\n", f"{text}\n", *_table(rows(holder, labels))]
+    return "\n".join(parts)
+
+
+def _table(found: Iterator[Row]) -> Iterator[str]:
+    yield "| metric | kind | labels | | panels of the dashboard |\n|---|---|---|---|---|"
+    named = set()
+    for row in found:
+        one = row.statistic
+        if row.is_exported and one.name not in named:
+            named.add(one.name)
+            suffix = "_total" if one.kind == "counter" else ""
+            labels = ", ".join(f"`{label}`" for label in row.labels)
+            panels = ", ".join(chart.title for chart in one.charts)
+            yield f"| `kvasir_{one.name}{suffix}` | {one.kind} | {labels} | {one.help} | {panels} |"
+    yield ""
+
+
+def main(arguments: list[str]) -> int:
+    text = page()
+    if arguments == ["--check"]:
+        same = PAGE.is_file() and PAGE.read_text() == text
+        print(f"{PAGE}: {'as the table says' if same else 'run scripts/make_metrics_docs.py'}")
+        return 0 if same else 1
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
