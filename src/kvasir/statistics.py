@@ -324,6 +324,11 @@ class EngineStats:
         Chart(TEXT, "Tokens under grammars", "forced"),
     )
     steps: int = counter("engine_steps", "Steps computed.", Chart(ENGINE, "Steps per second", by=("model_name",)))
+    computed_tokens: int = counter(
+        "engine_computed_tokens",
+        "Tokens computed in steps, including those that preempted answers had computed before.",
+        Chart(ENGINE, "Tokens of a step", "tokens", per="engine_steps"),
+    )
     step_seconds: float = counter(
         "engine_step_seconds",
         "Time spent in steps.",

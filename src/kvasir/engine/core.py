@@ -86,7 +86,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.info = runner.info
         self._dirty = False  # a step ran since the last check
-        self.steps = 0
+        self.steps = self.computed_tokens = 0
         self.step_seconds = 0.0
         self._past: deque[StepRecord] = deque(maxlen=MOST_STEPS)
         self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
@@ -188,6 +188,7 @@ class EngineCore:
             log.error("step %d failed", plan.step, exc_info=result)
             return [*self.scheduler.fail(plan, f"{type(result).__name__}: {result}")]
         self.steps += 1
+        self.computed_tokens += plan.num_tokens
         return self.scheduler.commit(plan, result)
 
     def check(self) -> None:
