@@ -102,6 +102,7 @@ SAID = [
     ({**CLOSED, "minProperties": 2, "maxProperties": 2}, [{"a": 1, "c": 1}], [{"a": 1}, {"a": 1, "b": 1, "c": 1}]),
     ({"type": "object", "properties": {"a": {}}, "maxProperties": 1}, [{}, {"a": 1}, {"z": 1}], [{"a": 1, "z": 1}]),
     ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, [{"z": 1}, {"a": 1, "z": 1}], [{}]),
+    ({**CLOSED, "minProperties": 2**53 + 1, "type": ["object", "null"]}, [None], [{}, {"a": 1, "c": 1}]),
     ({"type": "integer", "minimum": 0, "maximum": TOP}, [TOP, 2**60 + 1], [TOP + 1, -1]),
     ({"type": "integer", "minimum": -TOP - 1, "maximum": 2**64 - 1}, [TOP, -(2**60) - 1], [-(2**64)]),
     ({"enum": [2**60]}, [2**60], [2**60 + 1]),

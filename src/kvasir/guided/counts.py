@@ -161,6 +161,8 @@ def properties(told: dict[str, Any], scope: Scope) -> None:
 def _choice(names: Sequence[str], count: int, way: Any) -> Any:
     if comb(len(names), count) > MAX_CASES:
         raise Unknown("too many cases")
+    # `combinations` allocates `count` items even where there are fewer names.
+    count = min(count, len(names) + 1)
     ways = [way(some) for some in combinations(names, count)]
     return {"anyOf": ways} if ways else {"type": types_of(KINDS - {"object"})}
 
