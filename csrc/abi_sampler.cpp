@@ -5,7 +5,7 @@
 
 namespace kvasir {
 
-static_assert(sizeof(SampleRow) == 368 && sizeof(Sampled) == 24 + 8 * MAX_LOGPROBS && sizeof(SampleArgs) == 56,
+static_assert(sizeof(Sampled) == 32 + 8 * MAX_LOGPROBS && sizeof(SampleArgs) == 56,
               "kvasir/sampling/native.py packs the same layout");
 
 int64_t sample_scratch(int64_t vocab) {
@@ -34,3 +34,6 @@ KVASIR_API void kvasir_sample(kvasir::SampleArgs* args, void* pool) {
 
 // Bytes of scratch that each thread needs for a vocabulary.
 KVASIR_API int64_t kvasir_sample_scratch(int64_t vocab) { return kvasir::sample_scratch(vocab); }
+
+// Which fields a SampleRow begins with: a number that differs wherever they do (kvasir/fields.py).
+KVASIR_API int32_t kvasir_sampler_layout() { return KVASIR_SAMPLER_LAYOUT; }

@@ -113,12 +113,12 @@ struct Scratch {
     }
 };
 
-// The token of a row, and mirostat's next mu.
-int64_t choose(const Logits& row, const SampleRow& spec, const Scratch& s, double& mu) {
+// The token of a row, and its next carry.
+int64_t choose(const Logits& row, const SampleRow& spec, const Scratch& s, double* carry) {
     const int64_t top = first_at_peak(row);
     if (!(spec.temperature >= GREEDY_BELOW)) return top;
     if (needs_chain(spec)) {
-        return choose_by_chain(row, spec, {row.x, s.ids, s.z, 0, s.weights, s.candidates}, mu);
+        return choose_by_chain(row, spec, {row.x, s.ids, s.z, 0, s.weights, s.candidates}, carry);
     }
     const Scale scale(row.peak, 1.0 / spec.temperature);
     return draw(row, scale, cut_of(row, spec, scale, s.candidates), spec, top);
@@ -138,7 +138,7 @@ void finish(const SampleArgs& args, int64_t r, const Logits& raw, int64_t total,
     result.token = -1;
     result.logprob = 0.0f;
     result.rank = 0;
-    result.mu = spec.mu;
+    std::memcpy(result.carry, spec.carry, sizeof spec.carry);
     result.error = is_sound(raw.peak) ? SAMPLE_OK : raw.peak != raw.peak ? SAMPLE_NAN : SAMPLE_ALL_LOW;
     if (result.error != SAMPLE_OK) return;
     if (spec.given) {
@@ -153,7 +153,7 @@ void finish(const SampleArgs& args, int64_t r, const Logits& raw, int64_t total,
         if (!is_sound(row.peak)) result.error = SAMPLE_NOTHING_ALLOWED;
         if (result.error != SAMPLE_OK) return;
     }
-    result.token = static_cast<int32_t>(choose(row, spec, scratch, result.mu));
+    result.token = static_cast<int32_t>(choose(row, spec, scratch, result.carry));
     if (spec.logprobs >= 0) describe(result, raw, total, spec.logprobs, scratch.candidates);
 }
 

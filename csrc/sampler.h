@@ -27,13 +27,13 @@ struct Dry {
     int32_t* room;      // as many as ids are looked at
 };
 
+constexpr int CARRIED = 2;  // numbers of the sampler's state that no function of the ids gives: first mirostat's mu
+
 struct SampleRow {
-    double temperature, top_p, min_p;
-    double typical_p, top_n_sigma, xtc_probability, xtc_threshold, dynatemp_range, dynatemp_exponent;
-    double mirostat_tau, mirostat_eta;
-    double mu;  // mirostat's, at this position
-    float presence_penalty, frequency_penalty, repetition_penalty;
-    int32_t top_k;
+#include "sampler_fields.h"
+    int32_t logprobs;  // -1 for none, else how many of the best beside the chosen one, at most MAX_LOGPROBS
+    int32_t given;     // 1 + a token to be described as if it had been chosen; 0: one is chosen
+    double carry[CARRIED];  // at this position
     uint64_t seed;
     int64_t position;
     const int32_t* ids;  // all known ids, the prompt first
@@ -44,16 +44,10 @@ struct SampleRow {
     const int32_t* bias_ids;  // unique
     const float* bias;
     int64_t num_bias;
-    int64_t repetition_last_n;  // of the ids; below 0: all
-    int64_t occurrence_last_n;  // the same; 0: those after the prompt
     IdLists bad_words;          // none empty
     Dry dry;
     const int32_t* mask;  // words of a grammar, or null; bit i & 31 of word i >> 5 allows token i
     int64_t mask_words;
-    int32_t logprobs;  // -1 for none, else how many of the best beside the chosen one, at most MAX_LOGPROBS
-    int32_t given;     // 1 + a token to be described as if it had been chosen; 0: one is chosen
-    int32_t mirostat;  // 0 for none
-    int32_t reserved;
 };
 
 constexpr int32_t MAX_LOGPROBS = 128;
@@ -73,7 +67,7 @@ struct Sampled {
     int32_t rank;
     int32_t best_ids[MAX_LOGPROBS];  // as many as asked for, at most the vocabulary
     float best_logprobs[MAX_LOGPROBS];
-    double mu;  // mirostat's, at the next position; without it as it was
+    double carry[CARRIED];  // at the next position; of a row without state as it was
 };
 
 struct SampleArgs {

@@ -157,7 +157,7 @@ bool needs_chain(const SampleRow& spec) {
            spec.mirostat != 0;
 }
 
-int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left left, double& mu) {
+int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left left, double* carry) {
     const Scale scale(row.peak, 1.0 / (spec.dynatemp_range > 0.0 ? 1.0 : spec.temperature));
     list(left, row, scale, first_cut(row, spec, scale, left));
     if (spec.typical_p < 1.0) keep_typical(left, spec.typical_p);
@@ -171,9 +171,9 @@ int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left left, dou
     }
     if (xtc_acts(spec)) exclude_top_choices(left, spec.xtc_threshold);
     if (spec.dynatemp_range > 0.0) change_temperature(left, spec);
-    if (spec.mirostat) keep_unsurprising(left, mu);
+    if (spec.mirostat) keep_unsurprising(left, carry[0]);
     const int64_t token = draw_left(left, spec);
-    if (spec.mirostat) mu = next_mu(left, token, spec, mu);
+    if (spec.mirostat) carry[0] = next_mu(left, token, spec, carry[0]);
     return token;
 }
 

@@ -202,8 +202,8 @@ void keep(Left& left, Stays stays) {
 
 // Whether the row asks for more than top-k, top-p and min-p.
 bool needs_chain(const SampleRow& spec);
-// The token of a row that does. room: where to put what is left. mu: mirostat's, as it is and as it will be.
-int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left room, double& mu);
+// The token of a row that does. room: where to put what is left. carry: as it is and as it will be.
+int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left room, double* carry);
 
 // ---- the others ----
 

@@ -13,7 +13,9 @@ from kvasir.ops import native
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-DIALECTS = [f"serve/{dialect}/{part}.py" for dialect in ("openai", "llamacpp", "ollama") for part in ("wire", "params")]
+DIALECTS = [
+    f"serve/dialects/{dialect}/{part}.py" for dialect in ("openai", "llamacpp", "ollama") for part in ("wire", "params")
+]
 
 
 @pytest.mark.skipif(not native.available(), reason=native.reason())

@@ -134,7 +134,7 @@ struct Asked {
         spec.mirostat = in.one_of({0, 2});
         spec.mirostat_tau = in.one_of({5.0, 0.0, 100.0});
         spec.mirostat_eta = in.one_of({0.1, 1.0});
-        spec.mu = in.one_of({10.0, -1.0, 0.0, 1e300});
+        spec.carry[0] = in.one_of({10.0, -1.0, 0.0, 1e300});
     }
 
     static void mark(Guarded<int32_t>& words, int64_t id) {
@@ -171,9 +171,9 @@ void put(std::vector<float>& to, const Sampled& result, const SampleRow& spec, i
     require(!spec.given || result.error || result.token == spec.given - 1, "the token that is given");
     to.push_back(static_cast<float>(result.token));
     to.push_back(static_cast<float>(result.error));
-    uint16_t mu[4];  // each of them exact as a float
-    std::memcpy(mu, &result.mu, sizeof mu);
-    to.insert(to.end(), mu, mu + 4);
+    uint16_t carry[4 * kvasir::CARRIED];  // each of them exact as a float
+    std::memcpy(carry, result.carry, sizeof carry);
+    to.insert(to.end(), std::begin(carry), std::end(carry));
     if (result.error || spec.logprobs < 0) return;
     require(result.rank >= 1 && result.rank <= vocab, "a rank");
     to.push_back(result.logprob);

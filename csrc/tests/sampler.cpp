@@ -23,10 +23,11 @@ void check_row(const float* row, int64_t vocab, const SampleRow& spec, const Sam
     const bool none = *std::max_element(x.begin(), x.end()) == -INF;
     if (none) return require(found.error == SAMPLE_NOTHING_ALLOWED, "forbidden");
     require(found.error == SAMPLE_OK, "no error");
-    double mu = spec.mu;
+    double carry[CARRIED];
+    std::memcpy(carry, spec.carry, sizeof carry);
     const bool chained = spec.temperature >= 1e-5 && is_chained(spec);
-    require(found.token == (chained ? choose_by_chain(x, spec, mu) : choose(x, spec)), "token");
-    require(std::memcmp(&found.mu, &mu, sizeof mu) == 0, "mu");
+    require(found.token == (chained ? choose_by_chain(x, spec, carry) : choose(x, spec)), "token");
+    require(std::memcmp(found.carry, carry, sizeof carry) == 0, "carry");
     if (spec.logprobs < 0) return;
     const std::vector<int32_t> ids = in_order(raw);
     int64_t total = 0;
@@ -142,7 +143,7 @@ struct Case {
         spec.mirostat = one_of(random, {0, 0, 2});
         spec.mirostat_tau = 3.0;
         spec.mirostat_eta = 0.7;
-        spec.mu = one_of(random, {-1.0, 2.0, 6.0, 100.0});
+        spec.carry[0] = one_of(random, {-1.0, 2.0, 6.0, 100.0});
         if (random() % 2 == 0) return;  // half of the rows need none of it
         spec.typical_p = 1.0;
         spec.top_n_sigma = spec.xtc_probability = spec.dynatemp_range = spec.mirostat = 0;

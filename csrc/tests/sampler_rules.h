@@ -238,7 +238,7 @@ inline void change_temperature(Tokens& left, const SampleRow& spec) {
     for (Token& t : left) t.z *= by;
 }
 
-inline int32_t choose_by_chain(const std::vector<float>& x, const SampleRow& spec, double& mu) {
+inline int32_t choose_by_chain(const std::vector<float>& x, const SampleRow& spec, double* carry) {
     const auto by_logit = [](const Token& a, const Token& b) { return a.x > b.x; };
     const float peak = *std::max_element(x.begin(), x.end());
     const double bound = spec.top_n_sigma > 0 ? deviation(x, peak) * -spec.top_n_sigma : -INFINITY;
@@ -266,7 +266,7 @@ inline int32_t choose_by_chain(const std::vector<float>& x, const SampleRow& spe
         const double log_total = log_total_of(left);
         const Token best = *std::max_element(left.begin(), left.end(), [](auto& a, auto& b) { return a.x < b.x; });
         only(left, [&](const Token& t) {
-            return (log_total - t.z) * 0x1.71547652b82fep+0 <= mu || t.id == best.id;
+            return (log_total - t.z) * 0x1.71547652b82fep+0 <= carry[0] || t.id == best.id;
         });
     }
     double score = INFINITY;
@@ -277,7 +277,7 @@ inline int32_t choose_by_chain(const std::vector<float>& x, const SampleRow& spe
         if (own < score) score = own, chosen = t;
     }
     const double surprise = (log_total_of(left) - chosen.z) * 0x1.71547652b82fep+0;
-    if (spec.mirostat) mu -= spec.mirostat_eta * (surprise - spec.mirostat_tau);
+    if (spec.mirostat) carry[0] -= spec.mirostat_eta * (surprise - spec.mirostat_tau);
     return chosen.id;
 }
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvasir.caches import Kind
+from kvasir.fields import CARRYING, SamplerFields
 from kvasir.inputs import NONE, Inputs
 
 Bytes = bytes | memoryview  # read-only
@@ -36,41 +37,19 @@ def unpack_ids(data: bytes) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingSpec:
+class SamplingSpec(SamplerFields):
     """The sampler's part of SamplingParams, in ids. seed: the choice's own, hash(request seed, choice index).
 
     stop_ids: ids that end the sequence; they are forbidden while fewer than `min_tokens` are sampled.
-    repetition_last_n: how many of the last ids repetition_penalty considers, prompt ids included; -1: all.
-    occurrence_last_n: the same for presence_penalty and frequency_penalty; 0: only the sampled ids.
     bad_words: sequences of ids; the last id of one is forbidden where the sampled ids end with its other ids.
     dry_breakers: bit set of ids that no repetition extends across, bit i & 31 of int32 word i >> 5.
     dry_breaker_sequences: sequences of ids with the same effect.
     guided: any step that samples may come with a mask.
     logprobs, prompt_logprobs: -1 for none, else the number of top entries besides the token itself.
+    carries: the sampler may have state that no function of the ids gives.
     """
 
     temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    repetition_last_n: int = -1
-    occurrence_last_n: int = 0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
     dry_breakers: Bytes = b""
     dry_breaker_sequences: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
@@ -81,6 +60,10 @@ class SamplingSpec:
     guided: bool = False
     logprobs: int = -1
     prompt_logprobs: int = -1
+    carries: bool = field(init=False, default=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "carries", any(getattr(self, name) != off for name, off in CARRYING))
 
 
 class Adapted(NamedTuple):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from kvasir.fields import LISTS, RequestFields
 from kvasir.inputs import NONE, Adapter, Inputs, Source
 from kvasir.validate import check_sampling, check_structured
 
@@ -92,55 +93,16 @@ class StructuredOutputs:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are sampled. Names and defaults are vLLM's, or llama.cpp's for parameters that vLLM lacks;
-    docs/sampling.md describes each.
+class SamplingParams(RequestFields):
+    """How tokens are sampled: the fields of the table in `fields`, and the structure of the answer.
 
-    temperature: 0 is greedy. top_k: 0 or -1 keeps all. mirostat: 0 (off) or 2 (its second version). seed: if None, the
-    front draws one and returns it.
+    Names and defaults are vLLM's, or llama.cpp's for parameters that vLLM lacks. seed: if None, the front draws one and
+    returns it.
     logprobs: None for none, 0 for the sampled token's only, k for the k best besides; of the raw float32 logits.
     stop: strings, matched in the front; the core sees only ids.
-    thinking_token_budget: reasoning tokens after which the end of reasoning is forced; None: no limit.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    repetition_last_n: int = -1
-    occurrence_last_n: int = 0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    bad_words: tuple[str, ...] = ()
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
-    thinking_token_budget: int | None = None
 
     @property
     def greedy(self) -> bool:
@@ -151,10 +113,10 @@ class SamplingParams:
         return self.dry_multiplier != 0.0 and self.dry_penalty_last_n != 0
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "bad_words", "dry_sequence_breakers"):
+        for name in LISTS:
             if not isinstance(value := getattr(self, name), tuple):
                 object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
-        check_sampling(self)
+        check_sampling(self, self.structured_outputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def test_neutral_values_leave_the_bits_of_the_plain_filters(row, fields):
     assert not needs_chain(spec)
     x = rows_of([row])
     peak = x.amax(-1, keepdim=True)
-    left = chain.narrowed(x[0], peak[0], spec, 3, 0.0)
+    left = chain.narrowed(x[0], peak[0], spec, 3, ())
     ids, z = listed(x, peak, [spec])
     kept = z[0] > -math.inf
     place = ids[0][kept].argsort()
@@ -109,7 +109,7 @@ def test_neutral_values_leave_the_bits_of_the_plain_filters(row, fields):
 def survivors(row, position=3, mu=0.0, **fields):
     x = rows_of(row)
     spec = SamplingSpec(**{"temperature": 1.0, **fields})
-    return chain.narrowed(x, x.amax(-1, keepdim=True), spec, position, mu).ids_N.tolist()
+    return chain.narrowed(x, x.amax(-1, keepdim=True), spec, position, (mu,)).ids_N.tolist()
 
 
 ROW = [math.log(p) for p in (0.4, 0.3, 0.15, 0.1, 0.05)]
@@ -136,7 +136,7 @@ def test_dynamic_temperature_goes_from_its_low_to_its_high():
     def temperature_of(row, **fields):
         x = rows_of(row)
         spec = SamplingSpec(**{"temperature": 1.0, "dynatemp_range": 0.5, **fields})
-        left = chain.narrowed(x, x.amax(-1, keepdim=True), spec, 3, 0.0)
+        left = chain.narrowed(x, x.amax(-1, keepdim=True), spec, 3, ())
         return (row[1] - row[0]) / float(left.z_N[1] - left.z_N[0])
 
     assert temperature_of([0.0, 1e-6] + [0.0] * 8) == pytest.approx(1.5)

@@ -317,6 +317,7 @@ def test_arguments_are_checked():
 def test_a_spec_is_complete():
     """Every field of a SamplingSpec reaches the native sampler."""
     elsewhere = {"logit_bias", "stop_ids", "prompt_logprobs", "guided", "dry_breaker_sequences", "dry_penalty_last_n"}
+    elsewhere.add("carries")
     names = {f.name for f in dataclasses.fields(SamplingSpec)} - elsewhere
     given = {name for name, _ in SampleRow._fields_} | {f"dry_{name}" for name, _ in Dry._fields_}
     assert names <= given

@@ -18,10 +18,10 @@ from kvasir.engine.core import EngineCore
 from kvasir.engine.streams import Streams
 from kvasir.engine.wire import AHEAD
 from kvasir.errors import EngineDead, KvasirError
+from kvasir.fields import MAX_N
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
 from kvasir.types import Delta, ModelInfo, Request, Tokens, each_delta
-from kvasir.validate import MAX_N
 
 log = logging.getLogger("kvasir.engine")
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from kvasir.config import env
 from kvasir.errors import ConfigError
+from kvasir.fields import LAYOUT
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 ISAS = ("portable", "avx2", "avx512")  # in the order of kvasir_set_isa
 MAX_COLS = 1 << 24  # below this, a row's length is exact in float32
 
@@ -24,6 +25,7 @@ _PATH = Path(env("KVASIR_LIBRARY") or Path(__file__).parents[1] / "_lib" / f"lib
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "kvasir_abi_version": (_INT32, []),
+    "kvasir_sampler_layout": (_INT32, []),
     "kvasir_cpu_features": (ctypes.c_char_p, []),
     "kvasir_isa_name": (ctypes.c_char_p, []),
     "kvasir_set_isa": (_INT32, [_INT32]),
@@ -46,6 +48,8 @@ def load(path: Path) -> ctypes.CDLL:
         raise ConfigError(f"the native CPU kernels cannot be loaded: {error}", hint) from error
     if version != ABI_VERSION:
         raise ConfigError(f"the native CPU kernels have ABI {version}, expected {ABI_VERSION}", hint)
+    if library.kvasir_sampler_layout() != LAYOUT:
+        raise ConfigError("the native CPU kernels know other sampling fields than this Kvasir", hint)
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -83,7 +83,7 @@ class ProgramExecutor:
             piece = pieces[at]
             piece.row, piece.flags, piece.start, piece.count = work.row, _flags(work, kept), work.start, work.count
             end = max(end, work.end)
-            if work.sample and (row := self.rows[work.row]).spec.mirostat:
+            if work.sample and (row := self.rows[work.row]).spec.carries:
                 fill_carry(self.program.states[work.row].spec, row.spec, row.carry)
         if end:
             self.program.start(first + len(works), end)
@@ -126,7 +126,7 @@ class ProgramExecutor:
     def taken(self, found: Sampled, row: Row, carry: bytes) -> Taken:
         if found.error:
             return Taken(error=SAMPLE_ERRORS[found.error])
-        carry = next_carry(found, row.spec, carry) if row.spec.mirostat else carry
+        carry = next_carry(found, row.spec, carry) if row.spec.carries else carry
         entry = entry_of(found, row.spec.logprobs, self.program.vocab) if row.spec.logprobs >= 0 else None
         return Taken((found.token,), () if entry is None else (entry,), carry)
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,7 @@ from kvasir.sampling.philox import STREAM_XTC, split_seed, token_words
 
 GREEDY_BELOW = 1e-5  # as in vLLM, a temperature below this is greedy
 NONE_TO_EXCLUDE = 0.5  # two tokens cannot both be more probable
+CARRIED = 2  # numbers of a carry at most
 TINY = 1e-300  # replaces 0, which has no logarithm
 
 
@@ -52,13 +54,21 @@ def draws(spec: SamplingSpec) -> bool:
     return spec.temperature >= GREEDY_BELOW
 
 
-def carried_mu(spec: SamplingSpec, carry: bytes) -> float:
-    """Mirostat's mu at this position."""
-    return struct.unpack("<d", carry)[0] if spec.mirostat and carry else 2.0 * spec.mirostat_tau
+def carried(spec: SamplingSpec, carry: bytes) -> tuple[float, ...]:
+    """The sampler's state at this position, at most CARRIED numbers; () if the row has none. carry: as `packed` makes
+    it, or empty at the first position."""
+    first = _first(spec)
+    return struct.unpack(f"<{len(first)}d", carry) if first and carry else first
 
 
-def pack_mu(mu: float) -> bytes:
-    return struct.pack("<d", mu)
+def _first(spec: SamplingSpec) -> tuple[float, ...]:
+    if spec.mirostat and draws(spec):
+        return (2.0 * spec.mirostat_tau,)
+    return ()
+
+
+def packed(state: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(state)}d", *state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +101,20 @@ class Left:
 def choose(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, carry: bytes) -> tuple[int, bytes]:
     """(token, next carry) for one row of float32 logits. peak_1: their maximum. carry: as returned for the previous
     token."""
-    mu = carried_mu(spec, carry)
-    left = narrowed(x_V, peak_1, spec, position, mu)
+    state = carried(spec, carry)
+    left = narrowed(x_V, peak_1, spec, position, state)
     noise = Noise.of([spec.seed], [position], x_V.device)
     token = int(draw_listed(left.ids_N[None], left.z_N[None], noise)[0])
-    return token, pack_mu(next_mu(left, token, spec, mu)) if spec.mirostat else carry
+    return token, packed(next_state(left, token, spec, state)) if state else carry
 
 
-def narrowed(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, mu: float) -> Left:
-    """The tokens that all filters keep."""
+def next_state(left: Left, token: int, spec: SamplingSpec, state: tuple[float, ...]) -> tuple[float, ...]:
+    """The state after `token`, one of the remaining tokens, was drawn."""
+    return (next_mu(left, token, spec, state[0]),)
+
+
+def narrowed(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, state: tuple[float, ...]) -> Left:
+    """The tokens that all filters keep. state: as `carried` returns it."""
     left = top_n_sigma(x_V, peak_1, spec.top_n_sigma, 1.0 if spec.dynatemp_range > 0.0 else spec.temperature)
     if 0 < spec.top_k < len(left.ids_N):
         left = left.head(_order(left), spec.top_k)
@@ -113,7 +128,7 @@ def narrowed(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, mu:
         left = xtc(left, spec.xtc_threshold)
     if spec.dynatemp_range > 0.0:
         left = dynamic_temperature(left, spec)
-    return mirostat(left, mu) if spec.mirostat else left
+    return mirostat(left, state[0]) if spec.mirostat else left
 
 
 def top_n_sigma(x_V: Tensor, peak_1: Tensor, n: float, temperature: float) -> Left:

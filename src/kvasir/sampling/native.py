@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir.fields import NATIVE
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
 from kvasir.sampling import dry, sampler
-from kvasir.sampling.chain import carried_mu, draws, pack_mu
+from kvasir.sampling.chain import CARRIED, carried, packed
 from kvasir.sampling.logprobs import BadLogits, Entry, fault
 from kvasir.sampling.numerics import MAX_VOCAB
 from kvasir.sampling.sampler import RowContext
@@ -54,24 +55,15 @@ class Dry(Structure):
     )
 
 
+_TYPES = {"double": c_double, "float": c_float, "int64_t": c_int64, "int32_t": c_int32}
+
+
 class SampleRow(Structure):
     _fields_ = (
-        ("temperature", c_double),
-        ("top_p", c_double),
-        ("min_p", c_double),
-        ("typical_p", c_double),
-        ("top_n_sigma", c_double),
-        ("xtc_probability", c_double),
-        ("xtc_threshold", c_double),
-        ("dynatemp_range", c_double),
-        ("dynatemp_exponent", c_double),
-        ("mirostat_tau", c_double),
-        ("mirostat_eta", c_double),
-        ("mu", c_double),
-        ("presence_penalty", c_float),
-        ("frequency_penalty", c_float),
-        ("repetition_penalty", c_float),
-        ("top_k", c_int32),
+        *((row.name, _TYPES[row.native]) for row in NATIVE),
+        ("logprobs", c_int32),
+        ("given", c_int32),
+        ("carry", c_double * CARRIED),
         ("seed", c_uint64),
         ("position", c_int64),
         ("ids", c_void_p),
@@ -83,16 +75,10 @@ class SampleRow(Structure):
         ("bias_ids", c_void_p),
         ("bias", c_void_p),
         ("num_bias", c_int64),
-        ("repetition_last_n", c_int64),
-        ("occurrence_last_n", c_int64),
         ("bad_words", IdLists),
         ("dry", Dry),
         ("mask", c_void_p),
         ("mask_words", c_int64),
-        ("logprobs", c_int32),
-        ("given", c_int32),
-        ("mirostat", c_int32),
-        ("reserved", c_int32),
     )
 
 
@@ -104,7 +90,7 @@ class Sampled(Structure):
         ("rank", c_int32),
         ("best_ids", c_int32 * MAX_LOGPROBS),
         ("best_logprobs", c_float * MAX_LOGPROBS),
-        ("mu", c_double),
+        ("carry", c_double * CARRIED),
     )
 
 
@@ -130,19 +116,14 @@ class Pool(Protocol):
     def threads(self) -> int: ...
 
 
-SAME_NAMES = (
-    *("temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
-    *("dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_last_n", "occurrence_last_n"),
-    *("min_tokens", "logprobs"),
-)
+SAME_NAMES = (*(row.name for row in NATIVE), "min_tokens", "logprobs")
 
 
 def fill_spec(target: SampleRow, spec: SamplingSpec, prompt_len: int, max_ids: int) -> list[np.ndarray]:
     """Writes a spec to the structure that the kernels read; returns the arrays that must stay alive as long as it.
 
-    max_ids: the maximum number of ids that the row will have. Does not set position, ids, num_ids and mu, which change
-    at each step. Raises ValueError if the spec asks for more log-probabilities than the kernel supports.
+    max_ids: the maximum number of ids that the row will have. Does not set position, ids, num_ids and carry, which
+    change at each step. Raises ValueError if the spec asks for more log-probabilities than the kernel supports.
     """
     if max(spec.logprobs, spec.prompt_logprobs) > MAX_LOGPROBS:
         raise ValueError(f"the native sampler gives {MAX_LOGPROBS} log-probabilities at most, asked for by {spec}")
@@ -185,8 +166,8 @@ def _fill_lists(target: IdLists, lists: Sequence[tuple[int, ...]]) -> list[np.nd
 
 def fill_carry(target: SampleRow, spec: SamplingSpec, carry: bytes) -> None:
     """Writes the sampler's carry."""
-    if spec.mirostat and draws(spec):
-        target.mu = carried_mu(spec, carry)
+    for i, value in enumerate(carried(spec, carry)):
+        target.carry[i] = value
 
 
 def sample_scratch(vocab: int) -> int:
@@ -281,7 +262,8 @@ def entry_of(found: Sampled, asked: int, vocab: int) -> Entry | None:
 
 def next_carry(found: Sampled, spec: SamplingSpec, carry: bytes) -> bytes:
     """The carry after the token. carry: the previous one."""
-    return pack_mu(found.mu) if spec.mirostat and draws(spec) else carry
+    count = len(carried(spec, carry))
+    return packed(found.carry[:count]) if count else carry
 
 
 def _fill_row(target: SampleRow, row: RowContext) -> list[np.ndarray]:

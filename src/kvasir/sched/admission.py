@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 
 from kvasir import inputs
 from kvasir.errors import InvalidRequest, PromptTooLong, quoted
+from kvasir.fields import SAMPLER
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.manager import KVManager
 from kvasir.plan import Adapted, Capacity, Encoders, SamplingSpec
@@ -18,6 +19,7 @@ from kvasir.sched.sequence import Sequence
 from kvasir.seeds import answer_seed
 from kvasir.types import Request, Task
 
+_SAME = tuple(row.name for row in SAMPLER)
 SHARED = b"shared:"  # only blocks in namespaces with this prefix may be saved to a tier that outlives the engine
 
 
@@ -149,29 +151,14 @@ def namespace(request: Request, private: bool, model: str = "") -> bytes:
 
 def sampling_spec(request: Request, index: int, stop_ids: frozenset[int]) -> SamplingSpec:
     p = request.params
+    same = {name: getattr(p, name) for name in _SAME}
+    same["top_k"] = max(p.top_k, 0)
+    if p.repetition_penalty == 1.0:
+        same["repetition_last_n"] = -1
+    if not (p.presence_penalty or p.frequency_penalty):
+        same["occurrence_last_n"] = 0
     return SamplingSpec(
-        temperature=p.temperature,
-        top_p=p.top_p,
-        top_k=max(p.top_k, 0),
-        min_p=p.min_p,
-        typical_p=p.typical_p,
-        top_n_sigma=p.top_n_sigma,
-        xtc_probability=p.xtc_probability,
-        xtc_threshold=p.xtc_threshold,
-        dynatemp_range=p.dynatemp_range,
-        dynatemp_exponent=p.dynatemp_exponent,
-        mirostat=p.mirostat,
-        mirostat_tau=p.mirostat_tau,
-        mirostat_eta=p.mirostat_eta,
-        presence_penalty=p.presence_penalty,
-        frequency_penalty=p.frequency_penalty,
-        repetition_penalty=p.repetition_penalty,
-        repetition_last_n=p.repetition_last_n if p.repetition_penalty != 1.0 else -1,
-        occurrence_last_n=p.occurrence_last_n if p.presence_penalty or p.frequency_penalty else 0,
-        dry_multiplier=p.dry_multiplier,
-        dry_base=p.dry_base,
-        dry_allowed_length=p.dry_allowed_length,
-        dry_penalty_last_n=p.dry_penalty_last_n,
+        **same,
         dry_breakers=request.dry_breakers,
         dry_breaker_sequences=request.dry_breaker_sequences,
         bad_words=request.bad_word_ids,

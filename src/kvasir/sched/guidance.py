@@ -28,7 +28,7 @@ NOTHING = bytes(4)  # a mask that allows no id: the sampler fails the row
 
 def jumps(spec: SamplingSpec) -> bool:
     """Whether forced ids can be taken unsampled: they change no sampler state, and nothing else can ban them."""
-    return not spec.mirostat and not spec.bad_words
+    return not spec.carries and not spec.bad_words
 
 
 def ready(seq: Sequence) -> bool:

@@ -216,7 +216,7 @@ def decodes_only(seq: Sequence) -> bool:
         and seq.counts.known == seq.counts.computed + 1 < seq.max_known
         and seq.counts.stored >= seq.prompt_len
         and len(seq.tokens) - seq.prompt_len >= spec.min_tokens
-        and not (seq.counts.drafted or seq.suspect or seq.carry or spec.mirostat)
+        and not (seq.counts.drafted or seq.suspect or seq.carry or spec.carries)
         and not (guided.guide or guided.compiling or guided.pending_forced or guided.unplanned_ids)
         and not (seq.emission.holds_back or seq.emission.unemitted or seq.to_read)
     )

@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from kvasir.fields import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
 from kvasir.serve.http.wire import LEAVE_OUT, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Name, Wire
-from kvasir.validate import MAX_STOP_CHARS, MAX_STOP_STRINGS
 
 
 def _of_type(allowed: tuple[str, ...], what: str, hint: str) -> BeforeValidator:

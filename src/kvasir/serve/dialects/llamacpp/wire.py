@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from kvasir.fields import MAX_BREAKERS, MAX_LOGIT_BIAS
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.dialects.openai.wire import ChatRequest, Message, Tool
 from kvasir.serve.http.wire import LEAVE_OUT, MAX_MESSAGES, MAX_TOOLS, Name, TemplateKwargs, TextOrList, Wire
-from kvasir.validate import MAX_BREAKERS, MAX_LOGIT_BIAS
 
 MAX_PIECES = 1 << 20
 

@@ -14,11 +14,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from kvasir.fields import MAX_BAD_WORDS, MAX_BREAKERS
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
 from kvasir.serve.dialects.openai.wire import NamedChoice
 from kvasir.serve.http.wire import MAX_MESSAGES, MAX_TOOLS, Name, Refused, TextOrList, Wire
-from kvasir.validate import MAX_BAD_WORDS, MAX_BREAKERS
 
 MAX_CONTEXT = 1 << 22  # ids
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}

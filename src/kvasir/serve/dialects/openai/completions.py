@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from kvasir.engine.answer import Answer, TextDelta, TokenInfo, prompt_text
 from kvasir.errors import InvalidRequest
+from kvasir.fields import MAX_N
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.scheduling import scheduling_fields
@@ -45,7 +46,6 @@ from kvasir.serve.http.responses import write_json
 from kvasir.serve.http.sse import DONE, EventStream
 from kvasir.serve.http.wire import prompt_list, refuse_fields
 from kvasir.types import FinishReason, Request, SamplingParams, Usage
-from kvasir.validate import MAX_N
 
 router = APIRouter(route_class=JsonRoute)
 

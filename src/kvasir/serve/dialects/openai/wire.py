@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from kvasir.fields import MAX_BAD_WORDS, MAX_BREAKERS
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
 from kvasir.serve.dialects.openai.structured import Structured
@@ -25,7 +26,6 @@ from kvasir.serve.http.wire import (
     TokenIds,
     Wire,
 )
-from kvasir.validate import MAX_BAD_WORDS, MAX_BREAKERS
 
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None
 

@@ -1,0 +1,288 @@
+"""The one table of request fields: a row states a field's name, type, range, default, place of computation, names in
+the dialects, flag and line in the docs.
+
+Everything else is derived from the rows: `types.SamplingParams` and its checks (`validate`), the wire types and
+conversions of the dialects (`serve/`), a Modelfile's parameters (`store/parameters`), flags (`cli/sampler`), the
+sampler's part of a plan (`plan.SamplingSpec`), the native structure (`csrc/sampler_fields.h`) and the table in
+`docs/sampling.md`. `scripts/make_fields.py` writes the last two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+# ruff: noqa: RUF009 - what the rows make are fields
+
+MAX_N = 128
+MAX_LOGPROBS = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1024
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARS = 128
+MAX_BREAKERS = 32
+MAX_BREAKER_CHARS = 40
+INT32 = 2**31 - 1
+
+
+class Kind(Enum):
+    NUMBER = "number"
+    INTEGER = "integer"
+    CHOICE = "one of"
+    FLAG = "boolean"
+    TEXTS = "list of texts"
+    IDS = "list of token ids"
+    BIAS = "token ids to numbers"
+
+
+class Sampler(NamedTuple):
+    """A sampler in llama.cpp's `samplers`: its name, its letter, and whether it may stand anywhere in the list."""
+
+    name: str
+    letter: str
+    anywhere: bool = False
+
+
+class Row(NamedTuple):
+    """What the table says of a field.
+
+    doc: its line in the docs. low, high: its range, both included unless open_low. optional: None is allowed.
+    choices: value -> meaning. most, chars: how many entries it may have, of how many characters.
+    names: dialect -> its name there, "" if it is the same. own: dialects that declare and convert it themselves, since
+    its type or meaning differs there.
+    where: what computes with it. native: its C type in the sampler's structure, "" if it is not copied there.
+    sampler, off: llama.cpp's sampler that it belongs to, and the value that disables it.
+    carries: unless it has that value, the sampler has a carry: state that no function of the ids gives.
+    recommended: a model's generation_config.json may set it.
+    flag: the help of its flag of `kvasir run` and `kvasir chat`.
+    """
+
+    kind: Kind
+    default: Any
+    doc: str
+    low: float = 0
+    high: float = 0
+    open_low: bool = False
+    optional: bool = False
+    choices: Mapping[int, str] = {}
+    most: int = 0
+    chars: int = 0
+    names: Mapping[str, str] = {}
+    own: tuple[str, ...] = ()
+    where: str = "sampler"
+    native: str = ""
+    sampler: Sampler | None = None
+    off: Any = None
+    carries: bool = False
+    recommended: bool = False
+    flag: str = ""
+    name: str = ""
+
+    def name_in(self, dialect: str) -> str | None:
+        """Its name in a dialect; None if the dialect has no such field."""
+        return None if dialect not in self.names else self.names[dialect] or self.name
+
+
+def _field(row: Row) -> Any:
+    """The declaration of a dataclass field."""
+    if isinstance(row.default, dict):
+        return dataclasses.field(default_factory=dict, metadata={"row": row})
+    return dataclasses.field(default=row.default, metadata={"row": row})
+
+
+def number(default: float, low: float, high: float, doc: str, **more: Any) -> Any:
+    return _field(Row(Kind.NUMBER, default, doc, low, high, **{"native": "double", **more}))
+
+
+def integer(default: int | None, low: int, high: int, doc: str, **more: Any) -> Any:
+    return _field(Row(Kind.INTEGER, default, doc, low, high, **{"optional": default is None, **more}))
+
+
+def choice(default: int, choices: Mapping[int, str], doc: str, **more: Any) -> Any:
+    return _field(Row(Kind.CHOICE, default, doc, choices=choices, **more))
+
+
+def flag(default: bool, doc: str, **more: Any) -> Any:
+    return _field(Row(Kind.FLAG, default, doc, **more))
+
+
+def texts(default: tuple[str, ...], most: int, chars: int, doc: str, **more: Any) -> Any:
+    return _field(Row(Kind.TEXTS, default, doc, most=most, chars=chars, **more))
+
+
+EVERY = {"openai": "", "ollama": "", "llamacpp": ""}
+MODELFILE = EVERY | {"modelfile": ""}
+REPEAT = dict.fromkeys(("ollama", "llamacpp", "modelfile"), "repeat_penalty")
+LAST_N = dict.fromkeys(("ollama", "llamacpp", "modelfile"), "repeat_last_n")
+
+PENALTIES, DRY = Sampler("penalties", "e"), Sampler("dry", "d")
+TEMPERATURE = Sampler("temperature", "t", anywhere=True)
+TOP_N_SIGMA, TOP_K, TYPICAL_P = Sampler("top_n_sigma", "s"), Sampler("top_k", "k"), Sampler("typ_p", "y")
+TOP_P, MIN_P, XTC = Sampler("top_p", "p"), Sampler("min_p", "m"), Sampler("xtc", "x")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerFields:
+    """The fields that the sampler computes with as they are, in the order in which they act."""
+
+    repetition_penalty: float = number(
+        1.0, 0.0, 10.0, "positive logits of known ids are divided by it, others multiplied", open_low=True,
+        names=EVERY | REPEAT, own=("ollama",), native="float", sampler=PENALTIES, off=1.0, recommended=True,
+        flag="Above 1: less of what is in prompt and answer.",
+    )  # fmt: skip
+    repetition_last_n: int = integer(
+        -1, -1, INT32, "how many of the last ids it looks at, prompt included; -1: all",
+        names=LAST_N, own=("ollama", "llamacpp"), native="int64_t",
+    )  # fmt: skip
+    frequency_penalty: float = number(
+        0.0, -2.0, 2.0, "taken from the logit of an id of the output, as often as it occurred",
+        names=MODELFILE, own=("ollama",), native="float", sampler=PENALTIES, off=0.0,
+        flag="Above 0: less of what the answer has, by its count.",
+    )  # fmt: skip
+    presence_penalty: float = number(
+        0.0, -2.0, 2.0, "taken once from the logit of an id of the output",
+        names=MODELFILE, own=("ollama",), native="float", sampler=PENALTIES, off=0.0,
+        flag="Above 0: less of what the answer has.",
+    )  # fmt: skip
+    occurrence_last_n: int = integer(
+        0, -1, INT32, "how many of the last ids these two look at, prompt included; -1: all, 0: the output",
+        names=LAST_N, own=("ollama", "llamacpp", "modelfile"), native="int64_t",
+    )  # fmt: skip
+    dry_multiplier: float = number(
+        0.0, 0.0, 1000.0, "DRY: penalty of a repetition of the allowed length; 0: off",
+        names=EVERY, native="", sampler=DRY, off=0.0,
+    )  # fmt: skip
+    dry_base: float = number(1.75, 1.0, 1000.0, "its growth with each further id", names=EVERY, native="")
+    dry_allowed_length: int = integer(2, 0, INT32, "ids that may repeat", names=EVERY)
+    dry_penalty_last_n: int = integer(64, -1, INT32, "how many of the last ids it looks at; -1: all", names=EVERY)
+    temperature: float = number(
+        1.0, 0.0, 100.0, "divides logits; below 1e-5 the best token is taken",
+        names=MODELFILE | {"anthropic": ""}, sampler=TEMPERATURE, off=1.0, recommended=True,
+    )  # fmt: skip
+    top_n_sigma: float = number(
+        -1.0, -1.0, 1000.0, "keeps logits within so many standard deviations of the best; 0 or below: all",
+        names=EVERY, sampler=TOP_N_SIGMA, off=-1.0,
+    )  # fmt: skip
+    top_k: int = integer(
+        0, -1, INT32, "keeps so many of the best tokens; 0 or -1: all",
+        names=MODELFILE | {"anthropic": ""}, native="int32_t", sampler=TOP_K, off=0, recommended=True,
+        flag="Keep so many of the most probable tokens; 0: all.",
+    )  # fmt: skip
+    typical_p: float = number(
+        1.0, 0.0, 1.0, "keeps tokens of typical surprise up to this mass; 1: all", open_low=True,
+        names=MODELFILE, sampler=TYPICAL_P, off=1.0,
+    )  # fmt: skip
+    top_p: float = number(
+        1.0, 0.0, 1.0, "keeps the most probable tokens up to this mass; 1: all", open_low=True,
+        names=MODELFILE | {"anthropic": ""}, sampler=TOP_P, off=1.0, recommended=True,
+        flag="Keep the most probable tokens up to this mass.",
+    )  # fmt: skip
+    min_p: float = number(
+        0.0, 0.0, 1.0, "keeps tokens of at least this share of the best one's probability; 0: all",
+        names=MODELFILE, sampler=MIN_P, off=0.0, recommended=True,
+        flag="Keep tokens of at least this share of the best one's probability.",
+    )  # fmt: skip
+    xtc_probability: float = number(
+        0.0, 0.0, 1.0, "XTC: how often it acts; 0: never", names=EVERY, sampler=XTC, off=0.0
+    )
+    xtc_threshold: float = number(0.1, 0.0, 1.0, "of tokens this probable only the last stays", names=EVERY)
+    dynatemp_range: float = number(
+        0.0, 0.0, 100.0, "temperature by entropy, so far to either side; 0: off",
+        names=EVERY, sampler=TEMPERATURE, off=0.0,
+    )  # fmt: skip
+    dynatemp_exponent: float = number(1.0, 0.0, 100.0, "exponent of the normalized entropy", names=EVERY)
+    mirostat: int = choice(
+        0, {0: "off", 2: "version 2"}, "keeps the surprise of tokens near a target",
+        names=MODELFILE, native="int32_t", off=0, carries=True,
+    )  # fmt: skip
+    mirostat_tau: float = number(5.0, 0.0, 100.0, "its target, in bits", names=MODELFILE)
+    mirostat_eta: float = number(0.1, 0.0, 10.0, "how fast it follows what is drawn", names=MODELFILE)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFields(SamplerFields):
+    """All fields of a request for tokens, except the structure of its answer."""
+
+    n: int = integer(
+        1,
+        1,
+        MAX_N,
+        "choices",
+        where="scheduler",
+        names=EVERY | {"llamacpp": "n_cmpl"},
+        own=("openai", "ollama", "llamacpp"),
+    )
+    dry_sequence_breakers: tuple[str, ...] = texts(
+        ("\n", ":", '"', "*"), MAX_BREAKERS, MAX_BREAKER_CHARS, "texts that no repetition extends across", names=EVERY
+    )
+    bad_words: tuple[str, ...] = texts(
+        (), MAX_BAD_WORDS, MAX_BAD_WORD_CHARS, "texts that the answer must not hold", names={"openai": "", "ollama": ""}
+    )
+    logit_bias: dict[int, float] = _field(
+        Row(Kind.BIAS, {}, "added to the logits", -100, 100, most=MAX_LOGIT_BIAS, names=EVERY, own=("llamacpp",))
+    )
+    seed: int | None = integer(
+        None, -(2**63), 2**64 - 1, "of all random numbers; drawn and returned if absent",
+        names=MODELFILE | {"anthropic": ""},
+    )  # fmt: skip
+    max_tokens: int | None = integer(
+        16, 1, INT32, "length of a choice", optional=True, where="scheduler",
+        names=dict.fromkeys(("openai", "anthropic"), "") | dict.fromkeys(("ollama", "modelfile"), "num_predict")
+        | {"llamacpp": "n_predict"},
+        own=("openai", "ollama", "llamacpp", "anthropic"),
+    )  # fmt: skip
+    min_tokens: int = integer(0, 0, INT32, "before it, no stop id is sampled", names={"openai": "", "ollama": ""})
+    stop: tuple[str, ...] = texts(
+        (), MAX_STOP_STRINGS, MAX_STOP_CHARS, "texts that end a choice",
+        where="front", names=MODELFILE | {"anthropic": "stop_sequences"}, own=("anthropic",),
+    )  # fmt: skip
+    stop_token_ids: tuple[int, ...] = _field(
+        Row(Kind.IDS, (), "ids that end a choice", names={"openai": ""}, where="scheduler")
+    )
+    include_stop_str_in_output: bool = flag(
+        False, "the stop string stays in the text", where="front", names={"openai": ""}
+    )
+    ignore_eos: bool = flag(False, "the end-of-sequence id ends nothing", where="scheduler", names=EVERY)
+    skip_special_tokens: bool = flag(True, "special tokens have no text", where="front", names={"openai": ""})
+    logprobs: int | None = integer(
+        None, 0, MAX_LOGPROBS, "of the sampled token, and of so many of the best besides",
+        names=EVERY | {"llamacpp": "n_probs"}, own=("openai", "ollama", "llamacpp"),
+    )  # fmt: skip
+    prompt_logprobs: int | None = integer(
+        None, 0, MAX_LOGPROBS, "the same for the tokens of the prompt", names={"openai": ""}, own=("openai",)
+    )
+    thinking_token_budget: int | None = integer(
+        None, 0, INT32, "reasoning tokens after which the end of reasoning is forced",
+        where="grammar", names={"openai": "", "ollama": ""}, flag="Most tokens of reasoning in a chat.",
+    )  # fmt: skip
+
+
+def _rows(table: type) -> tuple[Row, ...]:
+    return tuple(f.metadata["row"]._replace(name=f.name) for f in dataclasses.fields(table))
+
+
+SAMPLER: tuple[Row, ...] = _rows(SamplerFields)  # what the sampler computes with as it is
+FIELDS: tuple[Row, ...] = _rows(RequestFields)  # all of them
+LISTS = tuple(row.name for row in FIELDS if row.kind in (Kind.TEXTS, Kind.IDS))
+CARRYING = tuple((row.name, row.off) for row in SAMPLER if row.carries)
+
+# The structure's members: the larger types first, so that there are no gaps between them.
+_TYPES = ("double", "int64_t", "float", "int32_t")
+NATIVE: tuple[Row, ...] = tuple(row for kind in _TYPES for row in SAMPLER if row.native == kind)
+# Differs where a library was built for other members; 31 bits.
+LAYOUT = zlib.crc32(" ".join(f"{row.native} {row.name};" for row in NATIVE).encode()) >> 1
+
+
+def rows_of(dialect: str) -> tuple[Row, ...]:
+    """The fields that a dialect has and converts like all others."""
+    return tuple(row for row in FIELDS if dialect in row.names and dialect not in row.own)
+
+
+def renamed_in(dialect: str) -> dict[str, str]:
+    """The names of a dialect that differ: ours -> theirs."""
+    return {row.name: theirs for row in FIELDS if (theirs := row.names.get(dialect))}
