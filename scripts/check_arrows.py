@@ -376,7 +376,9 @@ def check(package: Path) -> list[Violation]:
             continue
         name = f"{PACKAGE}.{module.rel.removesuffix('.py').replace('/', '.')}"
         modules[name.removesuffix(".__init__")] = module
-        found |= {Violation(path, line, text) for line, text in (*arrows(module), *doors(module))}
+        found |= {
+            Violation(path, line, text) for line, text in (*arrows(module), *serve_arrows(module), *doors(module))
+        }
     found |= {
         Violation(module.path, line, text) for module, line, text in chain(torch_chains(modules), circles(modules))
     }

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from kvasir.engine.answer import Candidate, TokenInfo
+from kvasir.serve.conversation.logprobs import chat_logprobs
 from kvasir.serve.conversation.output_memory import CANDIDATE, LOGPROB, TOKEN, needed
-from kvasir.serve.dialects.openai.shapes import chat_logprobs, completion_logprobs
+from kvasir.serve.dialects.openai.shapes import completion_logprobs
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import Request, SamplingParams
 from tests.serve.fakes import byte_tokenizer

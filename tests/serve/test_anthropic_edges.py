@@ -57,7 +57,7 @@ REFUSED = [
     (with_block({"type": "text"}), r"messages\.1\.content\.0\.text\.text"),
     (with_block({"type": "thinking", "thinking": "x"}, "assistant"), "signature"),
     (with_block({**USE, "input": "{}"}, "assistant"), "input"),
-    ({"messages": [*USER, {"role": "assistant", "content": [USE]}]}, "cannot be gone on with"),
+    ({"messages": [*USER, {"role": "assistant", "content": [USE]}]}, "cannot be continued"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, r"messages\.0\.role"),
     ({"messages": [{**USER[0], "clear_at": "never"}]}, r"messages\.0\.clear_at.*only a system message"),

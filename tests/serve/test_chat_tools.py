@@ -9,7 +9,8 @@ import pytest
 
 from kvasir.engine.front import Front
 from kvasir.errors import ConfigError, InvalidRequest
-from kvasir.serve.dialects.openai.tools import callable_tools, shown_tools
+from kvasir.serve.conversation.chat_format import to_tools
+from kvasir.serve.conversation.tools import Tools
 from kvasir.serve.dialects.openai.wire import ChatRequest
 from kvasir.text.chat import ChatTemplate
 from tests.serve.fakes import EchoEngine, byte_tokenizer
@@ -24,6 +25,10 @@ TOOLS = [
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é, }"}}\n</tool_call>'
 SAID = f"<think>\nI need f.\n</think>\n\nOne moment.\n{CALL}\n{CALL}"
 TEMPLATE = "{{ messages[0].content }}{# <think> <tool_call> #}"
+
+
+def tools_of(wire: ChatRequest) -> Tools:
+    return to_tools(wire.tools, wire.tool_choice, wire.parallel_tool_calls)
 
 
 def front(**options) -> Front:
@@ -223,10 +228,10 @@ def test_allowed_tools_are_those_of_the_shown_ones_that_may_be_called():
     g = {"type": "function", "function": {"name": "g"}}
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [g]}}
     wire = ChatRequest.model_validate(body(tools=[*TOOLS, g], tool_choice=choice))
-    assert [tool["function"]["name"] for tool in shown_tools(wire)] == ["f", "g"]
-    assert callable_tools(wire) == [g]
+    assert [tool["function"]["name"] for tool in tools_of(wire).all] == ["f", "g"]
+    assert tools_of(wire).callable() == [g]
     with pytest.raises(InvalidRequest, match="names 'g'"):
-        callable_tools(ChatRequest.model_validate(body(tool_choice=choice)))
+        tools_of(ChatRequest.model_validate(body(tool_choice=choice))).callable()
 
 
 async def test_the_start_says_that_calls_cannot_be_read():

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 import msgspec
+from starlette.requests import HTTPConnection
 
 from kvasir.errors import ConfigError
 from kvasir.types import ServiceClass
@@ -161,3 +162,9 @@ def _read_private(path: Path) -> bytes:
 def _open_at_once(path: str, flags: int) -> int:
     """Opens without blocking if the file is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def owner_of(request: HTTPConnection) -> str:
+    """The name of the key that a request came with; "" without keys."""
+    key: Key | None = request.scope["state"].get("key")
+    return key.name if key else ""

@@ -9,12 +9,17 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from kvasir.serve.http.asgi import disconnected, settle
 from kvasir.serve.http.faults import Fault, fault_of
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer.", "content": {"application/json": {}, "text/event-stream": {}}}
+}
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"

@@ -103,6 +103,9 @@ TemplateKwargs = Annotated[
 ]
 Name = Annotated[str, Field(max_length=1024)]
 Salt = Annotated[str, Field(min_length=1, max_length=256)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 TokenIds = Annotated[list[Int32], Field(max_length=1024)]
 

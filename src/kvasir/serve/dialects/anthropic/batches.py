@@ -21,8 +21,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.errors import InvalidRequest
+from kvasir.serve.auth.keys import owner_of
 from kvasir.serve.dialects.anthropic.pages import DEFAULT_LIMIT, MAX_LIMIT, page_of
-from kvasir.serve.dialects.openai.responses.making import owner_of
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.faults import AnswerFailed, Fault, NotFound, anthropic_error
 from kvasir.serve.http.responses import json_response

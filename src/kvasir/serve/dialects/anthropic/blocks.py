@@ -14,8 +14,8 @@ from pydantic_core import from_json
 
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
+from kvasir.serve.conversation.calls import call_id
 from kvasir.serve.dialects.anthropic.prompt import signature
-from kvasir.serve.dialects.openai.calls import call_id
 
 
 class Blocks:

@@ -24,20 +24,20 @@ from kvasir.engine.reading import Reading
 from kvasir.parse.events import Event
 from kvasir.serve.conversation.limits import charge
 from kvasir.serve.conversation.outcome import check_finish
-from kvasir.serve.conversation.scheduling import Scheduling
+from kvasir.serve.conversation.request import prompt_ids, to_request
+from kvasir.serve.conversation.sampling import sampling_params
+from kvasir.serve.conversation.scheduling import scheduling_fields
+from kvasir.serve.conversation.trust import trust_of
 from kvasir.serve.dialects.anthropic.blocks import Blocks, content
-from kvasir.serve.dialects.anthropic.prompt import chat_fields, omits
-from kvasir.serve.dialects.anthropic.wire import Conversation, CountRequest, MessagesRequest
-from kvasir.serve.dialects.openai.chat import chat_ids, to_request
-from kvasir.serve.dialects.openai.shapes import STREAMED
-from kvasir.serve.dialects.openai.wire import ChatRequest
+from kvasir.serve.dialects.anthropic.prompt import omits, to_conversation
+from kvasir.serve.dialects.anthropic.wire import CountRequest, MessagesRequest
 from kvasir.serve.hosting.catalogue import serving_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.faults import Fault, anthropic_error
 from kvasir.serve.http.responses import json_response
-from kvasir.serve.http.sse import EventStream
+from kvasir.serve.http.sse import STREAMED, EventStream
 from kvasir.serve.http.wire import renamed
 from kvasir.types import FinishReason, Request, ServiceClass, Usage
 
@@ -45,7 +45,7 @@ router = APIRouter(route_class=JsonRoute)
 
 TIERS = {ServiceClass.INTERACTIVE: "standard", ServiceClass.BATCH: "batch", ServiceClass.BACKGROUND: "batch"}
 
-# Fields of the chat -> fields of this API.
+# Our fields -> fields of this API.
 _NAMES = {
     "response_format": "output_config.format",
     "structured_outputs": "output_config.format",
@@ -53,8 +53,8 @@ _NAMES = {
     "chat_template_kwargs": "thinking",
     "thinking_token_budget": "thinking.budget_tokens",
 }
-# Fields that have the same name in the chat.
-_SAME = ("temperature", "top_p", "top_k", "seed", *Scheduling.model_fields)
+# Fields that have the same name in SamplingParams.
+_SAME = ("temperature", "top_p", "top_k", "seed")
 
 
 @router.post("/v1/messages", tags=["anthropic"], responses=STREAMED)
@@ -80,7 +80,8 @@ async def messages(wire: MessagesRequest, request: HTTPRequest) -> Response:
 async def count_tokens(wire: CountRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     with renamed(_NAMES):
-        ids = await chat_ids(await asyncio.to_thread(_chat, wire, serving), serving, request, "count")
+        conversation, _ = await asyncio.to_thread(to_conversation, wire, serving)
+        ids = await prompt_ids(conversation, serving, trust_of(wire, serving, request), "count")
     return json_response({"input_tokens": len(ids)})
 
 
@@ -89,19 +90,21 @@ async def count_tokens(wire: CountRequest, request: HTTPRequest) -> Response:
 
 async def to_job(wire: MessagesRequest, serving: Serving, request: HTTPRequest) -> Job:
     """The job of a request. Raises InvalidRequest for unsupported requests."""
-    same = {name: getattr(wire, name) for name in _SAME}
     with renamed(_NAMES):
-        chat = await asyncio.to_thread(_chat, wire, serving, **same, stop=wire.stop_sequences, max_tokens=1)
-        core, reading = await to_request(chat, serving, request)
+        conversation, fields = await asyncio.to_thread(to_conversation, wire, serving)
+        ids = await prompt_ids(conversation, serving, trust_of(wire, serving, request))
+        params = sampling_params(_asked(wire) | fields, serving.front.info, serving.own, max_tokens=1)
+        scheduling = scheduling_fields(wire, serving, request)
+        core, reading = await to_request(conversation, ids, params, serving, fields=scheduling)
     room = serving.front.info.max_model_len - len(core.prompt_ids)
     params = replace(core.params, max_tokens=min(room, wire.max_tokens or 1))
     core = replace(core, id=f"msg_{secrets.token_hex(12)}", params=params)
     return Job(wire, serving, core, reading)
 
 
-def _chat(wire: Conversation, serving: Serving, **fields: Any) -> ChatRequest:
-    """The conversation as a chat."""
-    return ChatRequest.model_construct(**chat_fields(wire, serving.front), **fields)
+def _asked(wire: MessagesRequest) -> dict[str, Any]:
+    found: dict[str, Any] = {name: value for name in _SAME if (value := getattr(wire, name)) is not None}
+    return found if wire.stop_sequences is None else found | {"stop": tuple(wire.stop_sequences)}
 
 
 # -- the response ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Converts the Messages API to a chat: the same conversation as a body of /v1/chat/completions, which renders it.
+"""Converts the Messages API to a conversation:
 
     system          a first message of role system
     user            its texts are one message, each tool_result one of role tool, in their order
@@ -19,36 +19,29 @@ from typing import Any
 
 from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest
-from kvasir.serve.conversation.thinking import LEVELS
+from kvasir.serve.conversation.messages import Call, Conversation, Message
+from kvasir.serve.conversation.thinking import LEVELS, effort_variables
+from kvasir.serve.conversation.tools import Tool, ToolChoice, Tools
 from kvasir.serve.dialects.anthropic.wire import (
     AnyChoice,
     AutoChoice,
     Block,
-    Conversation,
     CustomTool,
     InputMessage,
     JsonFormat,
+    MessagesBody,
+    NamedTool,
     TextBlock,
     ThinkingBlock,
     ThinkingDisabled,
     ThinkingEnabled,
-    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
-from kvasir.serve.dialects.openai.structured import JsonSchema, ResponseFormat
-from kvasir.serve.dialects.openai.wire import (
-    FunctionCall,
-    FunctionDefinition,
-    Message,
-    NamedChoice,
-    NamedFunction,
-    Part,
-    Tool,
-    ToolCall,
-)
+from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.faults import ThreadUnsupported
 from kvasir.serve.http.wire import refuse_fields
+from kvasir.types import StructuredOutputs
 
 ALLOWED = {
     "user": (TextBlock, ToolResultBlock),
@@ -58,23 +51,29 @@ ALLOWED = {
 CARRIES = "carries."  # prefix of a signature that holds the thinking itself, which the client asked to omit
 
 
-def chat_fields(wire: Conversation, front: Front) -> dict[str, Any]:
-    """The equivalent fields of ChatRequest. Raises InvalidRequest with the location of an unsupported value,
-    ThreadUnsupported."""
+def to_conversation(wire: MessagesBody, serving: Serving) -> tuple[Conversation, dict[str, Any]]:
+    """The conversation, and the fields of SamplingParams that follow from it. Raises InvalidRequest with the location
+    of an unsupported value, ThreadUnsupported."""
     _refuse(wire)
-    messages = list(_messages(wire))
-    fields: dict[str, Any] = {"messages": messages, **_tools(wire), **_thinking(wire, front)}
-    fields["trust_special_tokens"] = wire.trust_special_tokens
-    fields["response_format"] = _format(wire)
-    if wire.messages[-1].role == "assistant":
-        if messages[-1].tool_calls:
-            message = "the last message calls tools, so it cannot be gone on with"
-            raise InvalidRequest(message, "give the results of the calls", param=f"messages.{len(wire.messages) - 1}")
-        fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    return fields
+    front, messages = serving.front, list(_messages(wire))
+    tools = _tools(wire)
+    variables, fields = _thinking(wire, front, tools)
+    fields["structured_outputs"] = _format(wire)
+    continues = wire.messages[-1].role == "assistant"
+    if continues and messages[-1].get("tool_calls"):
+        message = "the last message calls tools, so it cannot be continued"
+        raise InvalidRequest(message, "give the results of the calls", param=f"messages.{len(wire.messages) - 1}")
+    conversation = Conversation(
+        serving.conversation(messages),
+        tools,
+        variables,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+    )
+    return conversation, fields
 
 
-def _refuse(wire: Conversation) -> None:
+def _refuse(wire: MessagesBody) -> None:
     """Refuses a thread last: a client that then sends the whole conversation without it must be served."""
     try:
         refuse_fields(wire)
@@ -87,11 +86,11 @@ def _refuse(wire: Conversation) -> None:
 # -- messages ----------------------------------------------------------------------------------------------
 
 
-def _messages(wire: Conversation) -> Iterator[Message]:
+def _messages(wire: MessagesBody) -> Iterator[Message]:
     if wire.system:
         _check_parts(wire.system, "system")
         text = wire.system if isinstance(wire.system, str) else _parts(wire.system)
-        yield Message(role="system", content=text)
+        yield {"role": "system", "content": text}
     names: dict[str, str] = {}  # of the called tools, by the ids of the calls
     for role, turn in groupby(_shown(wire), key=lambda shown: shown[0]):
         blocks = [block for _, some in turn for block in some]
@@ -101,7 +100,7 @@ def _messages(wire: Conversation) -> Iterator[Message]:
             yield from _others(role, blocks, names)
 
 
-def _shown(wire: Conversation) -> list[tuple[str, list[Block]]]:
+def _shown(wire: MessagesBody) -> list[tuple[str, list[Block]]]:
     """Role and content of the messages, without those that were to be cleared by this turn. Raises InvalidRequest."""
     last = max((i for i, message in enumerate(wire.messages) if message.role == "user"), default=-1)
     found = [(message, _blocks(message, i)) for i, message in enumerate(wire.messages)]
@@ -142,17 +141,18 @@ def _check_parts(content: str | Sequence[TextBlock], place: str) -> None:
 def _assistant(turn: Sequence[Block], names: dict[str, str]) -> Message:
     texts = [block for block in turn if isinstance(block, TextBlock)]
     thoughts = [thought(block) for block in turn if isinstance(block, ThinkingBlock)]
-    calls = []
+    calls: list[Call] = []
     for block in turn:
         if isinstance(block, ToolUseBlock):
             names[block.id] = block.name
-            calls.append(ToolCall(id=block.id, function=FunctionCall(name=block.name, arguments=block.input)))
-    return Message(
-        role="assistant",
-        content=_parts(texts) if texts or not calls else None,
-        reasoning_content="\n".join(thoughts) or None,
-        tool_calls=calls or None,
-    )
+            function = {"name": block.name, "arguments": block.input}
+            calls.append({"id": block.id, "type": "function", "function": function})
+    message: Message = {"role": "assistant", "content": _parts(texts) if texts or not calls else None}
+    if thinking := "\n".join(thoughts):
+        message["reasoning_content"] = thinking
+    if calls:
+        message["tool_calls"] = calls
+    return message
 
 
 def _others(role: Any, turn: Sequence[Block], names: dict[str, str]) -> Iterator[Message]:
@@ -162,11 +162,11 @@ def _others(role: Any, turn: Sequence[Block], names: dict[str, str]) -> Iterator
             texts.append(block)
         elif isinstance(block, ToolResultBlock):
             if texts:
-                yield Message(role=role, content=_parts(texts))
+                yield {"role": role, "content": _parts(texts)}
                 texts = []
             yield _result(block, names)
     if texts or not turn:
-        yield Message(role=role, content=_parts(texts))
+        yield {"role": role, "content": _parts(texts)}
 
 
 def _result(block: ToolResultBlock, names: dict[str, str]) -> Message:
@@ -178,44 +178,45 @@ def _result(block: ToolResultBlock, names: dict[str, str]) -> Message:
     content = block.content or ""
     text = content if isinstance(content, str) else "\n".join(part.text for part in content)
     text = f"Error: {text}" if block.is_error else text
-    return Message(role="tool", content=text, tool_call_id=block.tool_use_id, name=name)
+    return {"role": "tool", "content": text, "tool_call_id": block.tool_use_id, "name": name}
 
 
-def _parts(texts: Sequence[TextBlock]) -> str | list[Part]:
+def _parts(texts: Sequence[TextBlock]) -> str | list[dict[str, Any]]:
     """One text unchanged; several as parts, which the template joins in its own way."""
     if len(texts) < 2:
         return texts[0].text if texts else ""
-    return [Part(type="text", text=block.text) for block in texts]
+    return [{"type": "text", "text": block.text} for block in texts]
 
 
 # -- thinking ----------------------------------------------------------------------------------------------
 
 
-def _thinking(wire: Conversation, front: Front) -> dict[str, Any]:
-    """Whether the model may think, and its budget: set by the template's switch, if it has one, otherwise disabled by a
-    budget of 0. A model that does not think needs no budget."""
+def _thinking(wire: MessagesBody, front: Front, tools: Tools) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The template's variables and the fields of SamplingParams that say whether the model may think, and its budget:
+    set by the template's switch, if it has one, otherwise disabled by a budget of 0. A model that does not think needs
+    no budget. Raises InvalidRequest."""
     config, effort = wire.output_config, None
     if config is not None:
         refuse_fields(config, "output_config")
-        if config.effort and front.template_mentions(LEVELS, wire.tools):
+        if config.effort and front.template_mentions(LEVELS, tools.shown):
             effort = config.effort
-    fields: dict[str, Any] = {"reasoning_effort": effort}
+    variables, fields = effort_variables(effort, front, tools.shown), dict[str, Any]()
     if wire.thinking is None:
-        return fields
-    thinks = front.reader.format(wire.tools).thinking is not None
+        return variables, fields
+    thinks = front.reader.format(tools.shown).thinking is not None
     disabled = isinstance(wire.thinking, ThinkingDisabled)
-    if switch := front.reader.switch(wire.tools):
-        fields["chat_template_kwargs"] = {switch: not disabled}
+    if switch := front.reader.switch(tools.shown):
+        variables[switch] = not disabled
     elif disabled and thinks:
         fields["thinking_token_budget"] = 0
     if not isinstance(wire.thinking, ThinkingDisabled):
         refuse_fields(wire.thinking, "thinking")
     if isinstance(wire.thinking, ThinkingEnabled) and thinks:
         fields["thinking_token_budget"] = wire.thinking.budget_tokens
-    return fields
+    return variables, fields
 
 
-def omits(wire: Conversation) -> bool:
+def omits(wire: MessagesBody) -> bool:
     """Whether the client asks to omit thinking."""
     return not isinstance(wire.thinking, ThinkingDisabled | None) and wire.thinking.display == "omitted"
 
@@ -242,41 +243,37 @@ def thought(block: ThinkingBlock) -> str:
 # -- tools and formats -------------------------------------------------------------------------------------
 
 
-def _tools(wire: Conversation) -> dict[str, Any]:
+def _tools(wire: MessagesBody) -> Tools:
     tools, choice = wire.tools or [], wire.tool_choice
     for i, tool in enumerate(tools):
         refuse_fields(tool, f"tools.{i}")
     if len({tool.name for tool in tools}) < len(tools):
         raise InvalidRequest("two tools have one name", "give each its own", param="tools")
-    fields: dict[str, Any] = {"tools": [_tool(tool) for tool in tools] or None}
+    shown = [_tool(tool) for tool in tools]
     match choice:
         case AutoChoice():
-            fields["tool_choice"] = "auto"
+            return Tools(shown, ToolChoice("auto"), not choice.disable_parallel_tool_use)
         case AnyChoice():
-            fields["tool_choice"] = "required"
-        case ToolChoice():
-            fields["tool_choice"] = NamedChoice(type="function", function=NamedFunction(name=choice.name))
+            return Tools(shown, ToolChoice("required"), not choice.disable_parallel_tool_use)
+        case NamedTool():
+            return Tools(shown, ToolChoice.one(choice.name), not choice.disable_parallel_tool_use)
         case None:
-            return fields
-        case _:
-            return {**fields, "tool_choice": "none"}
-    return {**fields, "parallel_tool_calls": not choice.disable_parallel_tool_use}
+            return Tools(shown)
+    return Tools(shown, ToolChoice("none"))
 
 
 def _tool(tool: CustomTool) -> Tool:
     schema = tool.input_schema
     if tool.input_examples:
         schema = {**schema, "examples": tool.input_examples}
-    function = FunctionDefinition(name=tool.name, description=tool.description, parameters=schema, strict=tool.strict)
-    return Tool(type="function", function=function)
+    function = {"name": tool.name, "description": tool.description, "parameters": schema, "strict": tool.strict}
+    given = {name: value for name, value in function.items() if value is not None}
+    return {"type": "function", "function": given}
 
 
-def _format(wire: Conversation) -> ResponseFormat | None:
+def _format(wire: MessagesBody) -> StructuredOutputs | None:
     given: JsonFormat | None = wire.output_config.format if wire.output_config else None
     if given is not None and wire.output_format is not None:
         raise InvalidRequest("it stands beside output_config.format", "give one of them", param="output_format")
     given = given or wire.output_format
-    if given is None:
-        return None
-    schema = JsonSchema.model_validate({"name": "output", "schema": given.schema_})
-    return ResponseFormat(type="json_schema", json_schema=schema)
+    return None if given is None else StructuredOutputs(json=given.schema_)

@@ -151,7 +151,7 @@ class AnyChoice(Wire):
     disable_parallel_tool_use: bool | None = None
 
 
-class ToolChoice(Wire):
+class NamedTool(Wire):
     type: Literal["tool"]
     name: Name
     disable_parallel_tool_use: bool | None = None
@@ -161,7 +161,7 @@ class NoChoice(Wire):
     type: Literal["none"]
 
 
-Choice = Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discriminator="type")]
+Choice = Annotated[AutoChoice | AnyChoice | NamedTool | NoChoice, Field(discriminator="type")]
 Display = Literal["summarized", "omitted"] | None
 
 
@@ -218,7 +218,7 @@ class Metadata(Wire):
     IGNORED: ClassVar = ("user_id",)
 
 
-class Conversation(Trust):
+class MessagesBody(Trust):
     """The fields that become the prompt."""
 
     model: Name | None = None
@@ -256,11 +256,11 @@ class Conversation(Trust):
     IGNORED: ClassVar = ("cache_control",)
 
 
-class CountRequest(Conversation):
+class CountRequest(MessagesBody):
     """POST /v1/messages/count_tokens"""
 
 
-class MessagesRequest(Scheduling, Conversation):
+class MessagesRequest(Scheduling, MessagesBody):
     """POST /v1/messages
 
     max_tokens: 0 computes the prompt and leaves it in the cache. seed: an extension of this server; the same seed
@@ -293,7 +293,7 @@ class MessagesRequest(Scheduling, Conversation):
     thread: Any = None
 
     REFUSED: ClassVar = {
-        **Conversation.REFUSED,
+        **MessagesBody.REFUSED,
         "container": ((), "there are no containers here"),
         "diagnostics": ((), LEAVE_OUT),
         "fallback_credit_token": ((), LEAVE_OUT),

@@ -24,7 +24,6 @@ from kvasir.serve.dialects.llamacpp.lines import Lines
 from kvasir.serve.dialects.llamacpp.params import names_of, to_params
 from kvasir.serve.dialects.llamacpp.shapes import Told, final_object, partial_object
 from kvasir.serve.dialects.llamacpp.wire import CompletionRequest, InfillRequest, Options, one_by_one
-from kvasir.serve.dialects.openai.shapes import STREAMED
 from kvasir.serve.hosting.catalogue import serving_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
@@ -32,7 +31,7 @@ from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.concurrent import merge
 from kvasir.serve.http.faults import Fault, llamacpp_error
 from kvasir.serve.http.responses import write_json
-from kvasir.serve.http.sse import EventStream, event
+from kvasir.serve.http.sse import STREAMED, EventStream, event
 from kvasir.serve.http.wire import refuse_fields, renamed
 from kvasir.types import Request, SamplingParams
 

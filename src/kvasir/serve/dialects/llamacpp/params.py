@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvasir.errors import InvalidRequest
+from kvasir.serve.conversation.sampling import NOTHING
 from kvasir.serve.dialects.llamacpp.wire import Options
-from kvasir.serve.dialects.openai.params import NOTHING
 from kvasir.types import ModelInfo, SamplingParams, StructuredOutputs
 
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}

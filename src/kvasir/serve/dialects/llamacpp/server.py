@@ -12,12 +12,15 @@ from starlette.responses import Response
 
 from kvasir import __version__
 from kvasir.errors import EngineDead, InvalidRequest
+from kvasir.serve.conversation.chat_format import to_messages, to_tools
 from kvasir.serve.conversation.limits import charge
+from kvasir.serve.conversation.messages import Conversation
+from kvasir.serve.conversation.request import prompt_text
 from kvasir.serve.conversation.scheduling import scheduling_fields
+from kvasir.serve.conversation.thinking import effort_variables
 from kvasir.serve.dialects.llamacpp.completion import prompt_ids
 from kvasir.serve.dialects.llamacpp.params import RANDOM_SEEDS, n_predict_of, settings_object, to_params
 from kvasir.serve.dialects.llamacpp.wire import Adapter, EmbeddingRequest, Options, TemplateRequest, one_by_one
-from kvasir.serve.dialects.openai.chat import chat_text
 from kvasir.serve.hosting.catalogue import catalogue_of, serving_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
@@ -141,8 +144,20 @@ def _defaults(serving: Serving) -> dict[str, Any]:
 @router.post("/apply-template")
 async def apply_template(wire: TemplateRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
-    text, foreign = await chat_text(wire.chat(), serving)
+    text, foreign = await prompt_text(_conversation(wire, serving), serving)
     return json_response({"prompt": text, "foreign": foreign})
+
+
+def _conversation(wire: TemplateRequest, serving: Serving) -> Conversation:
+    tools = to_tools(wire.tools)
+    variables = effort_variables(wire.reasoning_effort, serving.front, tools.shown)
+    return Conversation(
+        serving.conversation(to_messages(wire.messages, serving.front, tools)),
+        tools,
+        variables | (wire.chat_template_kwargs or {}),
+        add_generation_prompt=wire.add_generation_prompt is not False,
+        continue_final_message=bool(wire.continue_final_message),
+    )
 
 
 @router.post("/embedding")

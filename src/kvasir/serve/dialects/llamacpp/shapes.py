@@ -7,10 +7,11 @@ from typing import Any
 
 from kvasir.engine.answer import TextDelta, TokenInfo, prompt_text
 from kvasir.engine.pace import Pace
+from kvasir.serve.conversation.logprobs import finite
+from kvasir.serve.conversation.timings import timings_object
 from kvasir.serve.dialects.llamacpp.lines import Lines
 from kvasir.serve.dialects.llamacpp.params import n_predict_of, settings_object
 from kvasir.serve.dialects.llamacpp.wire import Options
-from kvasir.serve.dialects.openai.shapes import LOWEST, timings_object
 from kvasir.serve.hosting.serving import Serving
 from kvasir.types import FinishReason, Request, Usage
 
@@ -126,5 +127,5 @@ def _probability(info: TokenInfo) -> dict[str, Any]:
 
 
 def _entry(token: int, text: str, data: bytes, logprob: float | None) -> dict[str, Any]:
-    number = LOWEST if logprob is None else max(logprob, LOWEST)
+    number = finite(logprob)
     return {"id": token, "token": text, "bytes": list(data), "logprob": number}

@@ -12,8 +12,8 @@ from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from kvasir.fields import MAX_BREAKERS, MAX_LOGIT_BIAS
+from kvasir.serve.conversation.chat_format import ChatMessage, ChatTool
 from kvasir.serve.conversation.scheduling import Scheduling
-from kvasir.serve.dialects.openai.wire import ChatRequest, Message, Tool
 from kvasir.serve.http.wire import LEAVE_OUT, MAX_MESSAGES, MAX_TOOLS, Name, TemplateKwargs, TextOrList, Wire
 
 MAX_PIECES = 1 << 20
@@ -234,15 +234,12 @@ class TemplateRequest(Wire):
     """POST /apply-template"""
 
     model: Name | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-
-    def chat(self) -> ChatRequest:
-        return ChatRequest.model_construct(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
 class EmbeddingRequest(Scheduling):

@@ -22,10 +22,10 @@ from kvasir.engine.answer import TextDelta
 from kvasir.engine.pace import moment
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
+from kvasir.serve.conversation.calls import call_id
+from kvasir.serve.conversation.logprobs import chat_logprobs
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.dialects.ollama.route import line, stream_lines
-from kvasir.serve.dialects.openai.calls import call_id
-from kvasir.serve.dialects.openai.shapes import chat_logprobs
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.responses import write_json

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvasir.errors import InvalidRequest, PromptTooLong
+from kvasir.serve.conversation.sampling import to_bias
 from kvasir.serve.dialects.ollama.wire import Asking, Options
-from kvasir.serve.dialects.openai.params import to_bias
 from kvasir.serve.http.wire import refuse_fields
 from kvasir.types import ModelInfo, SamplingParams, StructuredOutputs
 

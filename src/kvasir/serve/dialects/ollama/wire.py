@@ -15,9 +15,9 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from kvasir.fields import MAX_BAD_WORDS, MAX_BREAKERS
+from kvasir.serve.conversation.chat_format import NamedChoice
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
-from kvasir.serve.dialects.openai.wire import NamedChoice
 from kvasir.serve.http.wire import MAX_MESSAGES, MAX_TOOLS, Name, Refused, TextOrList, Wire
 
 MAX_CONTEXT = 1 << 22  # ids

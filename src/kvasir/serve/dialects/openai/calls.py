@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
-import string
 from typing import Any
 
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Message, Reasoning
+from kvasir.serve.conversation.calls import call_id
 from kvasir.types import FinishReason
-
-_LETTERS = string.ascii_letters + string.digits
 
 
 def message_object(message: Message, reading: Reading | None) -> dict[str, Any]:
@@ -42,13 +39,6 @@ def event_delta(event: Event, reading: Reading | None) -> dict[str, Any] | None:
 def _call(id: str | None, name: str, arguments: str, reading: Reading | None) -> dict[str, Any]:
     size = reading.format.calls.id_size if reading else 0
     return {"id": call_id(id, size), "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def call_id(own: str | None, size: int, prefix: str = "call_") -> str:
-    """The model's own id of a call, if it generated one that its template accepts, otherwise a new one."""
-    if own and (not size or (len(own) == size and own.isascii() and own.isalnum())):
-        return own
-    return "".join(secrets.choice(_LETTERS) for _ in range(size)) if size else f"{prefix}{secrets.token_hex(12)}"
 
 
 def finish_reason(reason: FinishReason | None, called: bool) -> str | None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -18,23 +17,23 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.engine.answer import Answer, TextDelta
-from kvasir.engine.front import Bound
 from kvasir.engine.reading import Reading
-from kvasir.engine.thinking import may_think
 from kvasir.errors import InvalidRequest
 from kvasir.parse.events import CallStart
+from kvasir.serve.conversation.chat_format import to_messages, to_tools
 from kvasir.serve.conversation.limits import charge, check_logprobs
+from kvasir.serve.conversation.logprobs import chat_logprobs
+from kvasir.serve.conversation.messages import Conversation
 from kvasir.serve.conversation.outcome import check_finish
+from kvasir.serve.conversation.request import prompt_ids, to_request
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.conversation.thinking import effort_variables
 from kvasir.serve.conversation.trust import trust_of
 from kvasir.serve.dialects.openai.calls import event_delta, finish_reason, message_object
 from kvasir.serve.dialects.openai.params import TIERS, check_stream_options, served_tier, to_params
 from kvasir.serve.dialects.openai.shapes import (
-    STREAMED,
     Chunks,
     Timings,
-    chat_logprobs,
     error_event,
     error_response,
     head_object,
@@ -42,16 +41,15 @@ from kvasir.serve.dialects.openai.shapes import (
     usage_object,
 )
 from kvasir.serve.dialects.openai.structured import named
-from kvasir.serve.dialects.openai.tools import callable_tools, follows, shown_tools, tool_grammar
-from kvasir.serve.dialects.openai.wire import ChatRequest, Message, Part
+from kvasir.serve.dialects.openai.wire import ChatRequest
 from kvasir.serve.hosting.catalogue import serving_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.responses import write_json
-from kvasir.serve.http.sse import DONE, EventStream
+from kvasir.serve.http.sse import DONE, STREAMED, EventStream
 from kvasir.serve.http.wire import refuse_fields
-from kvasir.types import Request, SamplingParams, Usage
+from kvasir.types import Request, Usage
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -60,7 +58,7 @@ router = APIRouter(route_class=JsonRoute)
 async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     begun, created = time.monotonic(), int(time.time())
-    core, reading = await to_request(wire, serving, request)
+    core, reading = await _to_core(wire, serving, request)
     charge(serving, [core], request, whole=not wire.stream)
     if wire.stream:
         events = chat_events(wire, core, reading, serving, created, begun)
@@ -70,29 +68,39 @@ async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
     return await write_json(heavy, to_response, wire, core, reading, answers, serving, created)
 
 
-# -- to_request --------------------------------------------------------------------------------------------
+# -- to_conversation ---------------------------------------------------------------------------------------
 
 
-async def to_request(wire: ChatRequest, serving: Serving, request: HTTPRequest) -> tuple[Request, Reading | None]:
-    """The core's request, and how its output is parsed. Raises InvalidRequest for unsupported requests,
-    TemplateError."""
+def to_conversation(wire: ChatRequest, serving: Serving) -> Conversation:
+    """The conversation of a chat. Raises InvalidRequest."""
+    tools = to_tools(wire.tools, wire.tool_choice, wire.parallel_tool_calls)
+    front = serving.front
+    variables = effort_variables(wire.reasoning_effort, front, tools.shown) | (wire.chat_template_kwargs or {})
+    return Conversation(
+        serving.conversation(to_messages(wire.messages, front, tools)),
+        tools,
+        variables,
+        add_generation_prompt=wire.add_generation_prompt is not False,
+        continue_final_message=bool(wire.continue_final_message),
+        add_special_tokens=bool(wire.add_special_tokens),
+    )
+
+
+async def _to_core(wire: ChatRequest, serving: Serving, request: HTTPRequest) -> tuple[Request, Reading | None]:
+    """The engine's request, and how its output is parsed. Raises InvalidRequest for unsupported requests,
+    TemplateError, ScopeNeeded."""
     check_logprobs(serving, top_logprobs=wire.top_logprobs, prompt_logprobs=wire.prompt_logprobs)
     _refuse(wire)
-    prompt_ids = await chat_ids(wire, serving, request)
-    front = serving.front
+    conversation = to_conversation(wire, serving)
+    ids = await prompt_ids(conversation, serving, trust_of(wire, serving, request))
     fields = scheduling_fields(wire, serving, request, TIERS.get(wire.service_tier or ""))
     length = _length(wire)
     with named(wire, max_tokens=length):
         logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
-        params = to_params(wire, front.info, serving.own, max_tokens=getattr(wire, length), logprobs=logprobs)
-        reading = front.reader.reading(prompt_ids, callable_tools(wire), await _thinks(wire, serving, params))
-        grammar = await tool_grammar(wire, front, reading, params)
-        if grammar is not None:  # the grammar includes the structure of the content
-            params = replace(params, structured_outputs=None)
-            fields["grammar"] = grammar
-        await front.learn(params)
+        given = {"max_tokens": getattr(wire, length), "logprobs": logprobs}
+        params = to_params(wire, serving.front.info, serving.own, **given)
         id = f"chatcmpl-{secrets.token_hex(12)}"
-        return front.resolve(prompt_ids, params, id=id, param="messages", **fields), reading
+        return await to_request(conversation, ids, params, serving, id=id, fields=fields)
 
 
 def _length(wire: ChatRequest) -> str:
@@ -115,90 +123,6 @@ def _refuse(wire: ChatRequest) -> None:
             "continue_final_message and add_generation_prompt exclude each other",
             param="add_generation_prompt",
         )
-
-
-async def chat_ids(
-    wire: ChatRequest, serving: Serving, request: HTTPRequest, bound: Bound = "context"
-) -> tuple[int, ...]:
-    """The prompt of a conversation, including the tools shown to the model. bound: as in `Front.encode`.
-
-    Raises ScopeNeeded.
-    """
-    messages, template = _shown(wire, serving)
-    return await serving.front.encode_chat(
-        messages,
-        add_special_tokens=bool(wire.add_special_tokens),
-        trust_special_tokens=trust_of(wire, serving, request),
-        bound=bound,
-        **template,
-    )
-
-
-async def _thinks(wire: ChatRequest, serving: Serving, params: SamplingParams) -> bool:
-    """Whether reasoning may precede the constrained part of the choice."""
-    if not follows(wire, params):
-        return True
-    messages, template = _shown(wire, serving)
-    return await may_think(serving.front, messages, **template)
-
-
-async def chat_text(wire: ChatRequest, serving: Serving) -> tuple[str, Sequence[tuple[int, int]]]:
-    """The prompt as a text, and its parts that must not contain control tokens."""
-    messages, template = _shown(wire, serving)
-    rendered = await serving.front.render_chat(messages, **template)
-    return rendered.text, serving.front.foreign(rendered, template["tools"])
-
-
-def _shown(wire: ChatRequest, serving: Serving) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
-    """The inputs of the template."""
-    front = serving.front
-    tools = shown_tools(wire)
-    variables = effort_variables(wire.reasoning_effort, front, tools) | (wire.chat_template_kwargs or {})
-    knows_developer = any(front.template_mentions(f"{q}developer{q}", tools) for q in "'\"")
-    roles = {"developer": "developer" if knows_developer else "system", "function": "tool"}
-    return serving.conversation([to_message(m, i, roles) for i, m in enumerate(wire.messages)]), {
-        "tools": tools,
-        "add_generation_prompt": wire.add_generation_prompt is not False,
-        "continue_final_message": bool(wire.continue_final_message),
-        "variables": variables,
-    }
-
-
-def to_message(message: Message, index: int, roles: dict[str, str]) -> dict[str, Any]:
-    """The message as templates read it. `roles` replaces roles that this template does not know."""
-    where = f"messages.{index}"
-    if message.audio is not None:
-        raise InvalidRequest("audio is not supported", param=f"{where}.audio")
-    if message.content is None and message.role != "assistant":
-        raise InvalidRequest("content is missing", param=f"{where}.content")
-    result: dict[str, Any] = {"role": roles.get(message.role, message.role)}
-    content = message.content
-    if isinstance(content, list):
-        content = [to_part(part, f"{where}.content.{i}") for i, part in enumerate(content)]
-    result["content"] = content if content is not None else message.refusal
-    calls = [call.model_dump(exclude={"index"}, exclude_none=True) for call in message.tool_calls or ()]
-    if message.function_call is not None:
-        calls.append({"type": "function", "function": message.function_call.model_dump()})
-    if calls:
-        result["tool_calls"] = calls
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
-            result[name] = value
-    return result
-
-
-def to_part(part: Part, where: str) -> dict[str, str]:
-    """A text part. Raises InvalidRequest naming any other kind."""
-    text = {"text": part.text, "refusal": part.refusal}.get(part.type)
-    if text is None or part.image_url or part.input_audio or part.file:
-        raise InvalidRequest(
-            f"a content part of type {part.type[:40]!r} is not supported",
-            "this model reads text",
-            param=where,
-        )
-    if part.prompt_cache_breakpoint is not None:
-        raise InvalidRequest("it is not supported", "leave it out", param=f"{where}.prompt_cache_breakpoint")
-    return {"type": "text", "text": text}
 
 
 # -- the whole response ------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.dialects.openai.params import check_stream_options, to_params
 from kvasir.serve.dialects.openai.shapes import (
-    STREAMED,
     Chunks,
     completion_logprobs,
     error_event,
@@ -43,7 +42,7 @@ from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.concurrent import all_of, merge
 from kvasir.serve.http.responses import write_json
-from kvasir.serve.http.sse import DONE, EventStream
+from kvasir.serve.http.sse import DONE, STREAMED, EventStream
 from kvasir.serve.http.wire import prompt_list, refuse_fields
 from kvasir.types import FinishReason, Request, SamplingParams, Usage
 

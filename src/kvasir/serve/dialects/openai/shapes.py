@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -11,15 +10,12 @@ from starlette.responses import Response
 
 from kvasir.engine.answer import TextDelta, TokenInfo
 from kvasir.engine.pace import Pace
+from kvasir.serve.conversation.logprobs import finite
+from kvasir.serve.conversation.timings import timings_object
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.faults import Fault, openai_error, openai_response
 from kvasir.serve.http.sse import event
 from kvasir.types import Usage
-
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The answer.", "content": {"application/json": {}, "text/event-stream": {}}}
-}
-LOWEST = -9999.0  # JSON has no infinity
 
 
 def usage_object(prompts: Iterable[Collection[Usage]], prompt_tokens: int) -> dict[str, Any]:
@@ -37,24 +33,6 @@ def usage_object(prompts: Iterable[Collection[Usage]], prompt_tokens: int) -> di
         "prompt_tokens_details": {"cached_tokens": cached},
         **({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}),
     }
-
-
-def timings_object(pace: Pace, usage: Usage) -> dict[str, float]:
-    """llama.cpp's timings of one choice so far, in milliseconds. The prompt's time starts with the request, so it
-    includes queueing; the generation's time starts with the first token."""
-    prompt = predicted = 0.0
-    if pace.first is not None and pace.last is not None:
-        prompt, predicted = 1000 * (pace.first - pace.begun), 1000 * (pace.last - pace.first)
-    fresh, made = usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens
-    found: dict[str, float] = {"cache_n": usage.cached_tokens}
-    for name, count, ms in (("prompt", fresh, prompt), ("predicted", made, predicted)):
-        found |= {
-            f"{name}_n": count,
-            f"{name}_ms": ms,
-            f"{name}_per_token_ms": ms / count if count else 0.0,
-            f"{name}_per_second": 1000 * count / ms if ms else 0.0,
-        }
-    return found
 
 
 class Timings:
@@ -117,32 +95,11 @@ def error_response(fault: Fault) -> Response:
 # -- log-probabilities -------------------------------------------------------------------------------------
 
 
-def chat_logprobs(infos: Sequence[TokenInfo]) -> dict[str, Any]:
-    content = [
-        {
-            "token": info.text,
-            "logprob": _number(info.logprob),
-            "bytes": _numbers(info.bytes),
-            "top_logprobs": [
-                {"token": c.text, "logprob": _number(c.logprob), "bytes": _numbers(c.bytes)} for c in info.top
-            ],
-        }
-        for info in infos
-    ]
-    return {"content": content, "refusal": None}
-
-
-@lru_cache(1 << 16)
-def _numbers(data: bytes) -> tuple[int, ...]:
-    """Cached: returns the same object for each occurrence of a token."""
-    return tuple(data)
-
-
 def completion_logprobs(infos: Sequence[TokenInfo], shift: int = 0) -> dict[str, Any]:
     """The older format: parallel lists. `shift` is added to offsets, for tokens after an echoed prompt."""
     return {
         "tokens": [_label(info.bytes) for info in infos],
-        "token_logprobs": [None if info.logprob is None else _number(info.logprob) for info in infos],
+        "token_logprobs": [None if info.logprob is None else finite(info.logprob) for info in infos],
         "top_logprobs": [_top(info) for info in infos],
         "text_offset": [info.offset + shift for info in infos],
     }
@@ -154,7 +111,7 @@ def _top(info: TokenInfo) -> dict[str, float] | None:
         return None
     found: dict[str, float] = {}
     for data, logprob in (*((c.bytes, c.logprob) for c in info.top), (info.bytes, info.logprob)):
-        found.setdefault(_label(data), _number(logprob))
+        found.setdefault(_label(data), finite(logprob))
     return found
 
 
@@ -165,10 +122,10 @@ def prompt_logprobs(infos: Sequence[TokenInfo]) -> list[dict[str, Any] | None]:
 
 def _by_id(info: TokenInfo) -> dict[str, Any]:
     entries = {
-        str(c.token): {"logprob": _number(c.logprob), "rank": rank, "decoded_token": c.text}
+        str(c.token): {"logprob": finite(c.logprob), "rank": rank, "decoded_token": c.text}
         for rank, c in enumerate(info.top, 1)
     }
-    own = {"logprob": _number(info.logprob), "rank": info.rank, "decoded_token": info.text}
+    own = {"logprob": finite(info.logprob), "rank": info.rank, "decoded_token": info.text}
     return entries | {str(info.token): own}
 
 
@@ -178,7 +135,3 @@ def _label(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{b:02x}" for b in data)
-
-
-def _number(logprob: float | None) -> float:
-    return LOWEST if logprob is None else max(logprob, LOWEST)

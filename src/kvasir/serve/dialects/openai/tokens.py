@@ -13,9 +13,10 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.conversation.trust import Trust
-from kvasir.serve.dialects.openai.chat import chat_ids
-from kvasir.serve.dialects.openai.wire import ChatRequest, Message, Tool
+from kvasir.serve.conversation.chat_format import ChatMessage, ChatTool, to_messages, to_tools
+from kvasir.serve.conversation.messages import Conversation
+from kvasir.serve.conversation.request import prompt_ids
+from kvasir.serve.conversation.trust import Trust, trust_of
 from kvasir.serve.hosting.catalogue import serving_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.body import JsonRoute
@@ -31,8 +32,8 @@ class TokenizeRequest(Trust):
 
     model: Name | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -60,12 +61,7 @@ async def tokenize(wire: TokenizeRequest, request: HTTPRequest) -> Response:
         pieces = await _pieces(wire, wire.content, serving)
         return await asyncio.to_thread(json_response, {"tokens": pieces})
     if wire.messages is not None:
-        names = (
-            *("messages", "tools", "add_special_tokens", "add_generation_prompt", "continue_final_message"),
-            *("chat_template_kwargs", "trust_special_tokens"),
-        )
-        chat = ChatRequest.model_construct(**{n: getattr(wire, n) for n in names})
-        ids = await chat_ids(chat, serving, request, "count")
+        ids = await prompt_ids(_conversation(wire, serving), serving, trust_of(wire, serving, request), "count")
     else:
         special = wire.add_special_tokens is not False
         ids = await serving.front.encode(wire.prompt or "", add_special_tokens=special, bound="count")
@@ -81,6 +77,18 @@ async def detokenize(wire: DetokenizeRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     text = await serving.front.decode(wire.tokens) if wire.tokens else ""
     return await asyncio.to_thread(json_response, {"prompt": text, "content": text})
+
+
+def _conversation(wire: TokenizeRequest, serving: Serving) -> Conversation:
+    tools = to_tools(wire.tools)
+    return Conversation(
+        serving.conversation(to_messages(wire.messages or (), serving.front, tools)),
+        tools,
+        wire.chat_template_kwargs or {},
+        add_generation_prompt=wire.add_generation_prompt is not False,
+        continue_final_message=bool(wire.continue_final_message),
+        add_special_tokens=bool(wire.add_special_tokens),
+    )
 
 
 async def _pieces(wire: TokenizeRequest, content: str, serving: Serving) -> Sequence[Any]:

@@ -11,13 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from kvasir.fields import MAX_BAD_WORDS, MAX_BREAKERS
+from kvasir.serve.conversation.chat_format import ChatMessage, ChatTool, Choice
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
 from kvasir.serve.dialects.openai.structured import Structured
 from kvasir.serve.http.wire import (
     LEAVE_OUT,
     MAX_MESSAGES,
-    MAX_PARTS,
     MAX_TOOLS,
     Name,
     Prompts,
@@ -106,85 +106,6 @@ class CompletionRequest(Sampling):
     suffix: str | None = None
 
 
-class FunctionCall(Wire):
-    name: Name
-    arguments: str | dict[str, Any]
-
-
-class ToolCall(Wire):
-    IGNORED: ClassVar = ("index",)
-
-    id: Name | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
-    index: int | None = None  # clients echo streamed calls back with it
-
-
-class Part(Wire):
-    """A part of a message's content. Only text is supported; the other kinds are refused by name."""
-
-    REFUSED: ClassVar = dict.fromkeys(
-        ("image_url", "input_audio", "file", "prompt_cache_breakpoint"), ((), "this model reads text")
-    )
-
-    type: Name
-    text: str | None = None
-    refusal: str | None = None
-    image_url: Any = None
-    input_audio: Any = None
-    file: Any = None
-    prompt_cache_breakpoint: Any = None
-
-
-class Message(Wire):
-    REFUSED: ClassVar = {"audio": ((), "this server writes text")}
-    IGNORED: ClassVar = ("annotations",)
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
-    name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
-    tool_call_id: Name | None = None
-    function_call: FunctionCall | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-    annotations: list[Any] | None = None  # clients send back the annotations of a response
-    audio: Any = None
-
-
-class FunctionDefinition(Wire):
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Wire):
-    type: Literal["function"]
-    function: FunctionDefinition
-
-
-class NamedFunction(Wire):
-    name: Name
-
-
-class NamedChoice(Wire):
-    type: Literal["function"]
-    function: NamedFunction
-
-
-class AllowedTools(Wire):
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
-
-
-class AllowedChoice(Wire):
-    """All tools are shown to the model, but only these may be called."""
-
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
-
-
 class ChatRequest(Sampling, Trust):
     """POST /v1/chat/completions"""
 
@@ -204,13 +125,13 @@ class ChatRequest(Sampling, Trust):
     }
     IGNORED: ClassVar = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # nothing is stored or billed
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Choice = None
     parallel_tool_calls: bool | None = None
     service_tier: ServiceTier = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None

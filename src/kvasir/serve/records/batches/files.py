@@ -15,7 +15,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response, StreamingResponse
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.dialects.openai.responses.making import owner_of
+from kvasir.serve.auth.keys import owner_of
 from kvasir.serve.hosting.catalogue import catalogue_of
 from kvasir.serve.http.faults import AnswerFailed, NotFound
 from kvasir.serve.http.responses import json_response

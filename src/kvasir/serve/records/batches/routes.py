@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from kvasir.serve.dialects.openai.responses.making import owner_of
+from kvasir.serve.auth.keys import owner_of
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.faults import AnswerFailed
 from kvasir.serve.http.responses import json_response

@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvasir.serve.dialects.openai.responses.wire import Metadata
-from kvasir.serve.http.wire import Wire
+from kvasir.serve.http.wire import Metadata, Wire
 
 Endpoint = Literal["/v1/responses", "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages"]
 Cursor = Annotated[str, Field(max_length=64)]

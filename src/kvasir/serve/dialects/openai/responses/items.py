@@ -16,10 +16,10 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from kvasir.errors import InvalidRequest
+from kvasir.serve.conversation.messages import Call, Message
 from kvasir.serve.http.wire import MAX_PARTS, Name, Wire, refuse_fields
 
 Status = Literal["in_progress", "completed", "incomplete"]
-Message = dict[str, Any]
 Kept = dict[str, Any]
 _SEALED = "kvasir1."
 _CALLER = (({"type": "direct"},), "calls are made by the model alone")
@@ -249,7 +249,7 @@ def to_messages(items: Iterable[Mapping[str, Any]]) -> list[Message]:
             turn = None
             messages.append(_other(item))
             continue
-        if turn is None or not _goes_on(turn, kind):
+        if turn is None or not _continues(turn, kind):
             turn = {"role": "assistant", "content": None}
             messages.append(turn)
         if kind == "reasoning":
@@ -258,29 +258,31 @@ def to_messages(items: Iterable[Mapping[str, Any]]) -> list[Message]:
             turn["content"] = _content(item["content"])
         else:
             function = {"name": item["name"], "arguments": item["arguments"]}
-            call = {"id": item["call_id"], "type": "function", "function": function}
+            call: Call = {"id": item["call_id"], "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
     return messages
 
 
-def _goes_on(turn: Message, kind: str) -> bool:
+def _continues(turn: Message, kind: str) -> bool:
     """Whether an item belongs to the same message: reasoning comes first, then text, then calls."""
     if kind == "function_call":
         return True
-    said = turn["content"] is not None or "tool_calls" in turn
-    return not said and not (kind == "reasoning" and "reasoning_content" in turn)
+    complete = turn.get("content") is not None or "tool_calls" in turn
+    return not complete and not (kind == "reasoning" and "reasoning_content" in turn)
 
 
 def _other(item: Mapping[str, Any]) -> Message:
     if item["type"] == "message":
         return {"role": item["role"], "content": _content(item["content"])}
-    name = {"name": item["name"]} if "name" in item else {}
     output = item["output"]
     content = output if isinstance(output, str) else _content(output)
-    return {"role": "tool", "tool_call_id": item["call_id"], **name, "content": content}
+    message: Message = {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+    if "name" in item:
+        message["name"] = item["name"]
+    return message
 
 
-def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, str]]:
+def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     texts = [part.get("text") or part.get("refusal") or "" for part in parts]
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
 

@@ -13,12 +13,21 @@ from starlette.requests import Request as HTTPRequest
 from kvasir.engine.front import Front
 from kvasir.engine.reading import Reading
 from kvasir.errors import EngineDead, LimitExceeded, TemplateTooLong, TextTooLong
+from kvasir.serve.auth.keys import owner_of
 from kvasir.serve.conversation.outcome import check_finish
-from kvasir.serve.dialects.openai.chat import chat_ids, to_request
+from kvasir.serve.conversation.request import prompt_ids
+from kvasir.serve.conversation.trust import trust_of
 from kvasir.serve.dialects.openai.responses.items import Kept
 from kvasir.serve.dialects.openai.responses.kept import RUNNING, Responses, item_id
 from kvasir.serve.dialects.openai.responses.output import Output, StreamEvent
-from kvasir.serve.dialects.openai.responses.request import chat_of, check, check_items, named, own_items
+from kvasir.serve.dialects.openai.responses.request import (
+    check,
+    check_items,
+    named,
+    own_items,
+    to_conversation,
+    to_core,
+)
 from kvasir.serve.dialects.openai.responses.shapes import error_object, response_object, usage_object
 from kvasir.serve.dialects.openai.responses.wire import ENCRYPTED, LOGPROBS, ResponseRequest
 from kvasir.serve.hosting.serving import Serving
@@ -139,16 +148,11 @@ async def begin(wire: ResponseRequest, serving: Serving, request: HTTPRequest, r
     with named():
         items = [*earlier, *own]
         dropped = await surplus(wire, items, serving, request) if wire.truncation == "auto" else 0
-        core, reading = await to_request(await chat_of(wire, items[dropped:]), serving, request)
+        core, reading = await to_core(wire, await to_conversation(wire, items[dropped:], serving), serving, request)
     making = Making(wire, replace(core, id=id), reading, own, serving.names[0], owner)
     if wire.truncation == "auto":
         making.response["dropped_items"] = dropped
     return making
-
-
-def owner_of(request: HTTPRequest) -> str:
-    key = request.scope["state"].get("key")
-    return key.name if key else ""
 
 
 async def surplus(wire: ResponseRequest, items: Sequence[Kept], serving: Serving, request: HTTPRequest) -> int:
@@ -158,10 +162,12 @@ async def surplus(wire: ResponseRequest, items: Sequence[Kept], serving: Serving
     cuts = [i for i, item in enumerate(items) if item["type"] == "message" and item["role"] != "assistant"]
     cuts = [0, *(i for i in cuts if i)]
     low, high = 0, len(cuts) - 1
+    trust = trust_of(wire, serving, request)
     while low < high:
         middle = (low + high) // 2
         try:
-            fits = len(await chat_ids(await chat_of(wire, items[cuts[middle] :]), serving, request)) <= room
+            conversation = await to_conversation(wire, items[cuts[middle] :], serving)
+            fits = len(await prompt_ids(conversation, serving, trust)) <= room
         except (TextTooLong, TemplateTooLong):
             fits = False
         low, high = (low, middle) if fits else (middle + 1, high)

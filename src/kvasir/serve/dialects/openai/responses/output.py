@@ -13,9 +13,9 @@ import msgspec
 from kvasir.engine.answer import TextDelta, TokenInfo
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
-from kvasir.serve.dialects.openai.calls import call_id
+from kvasir.serve.conversation.calls import call_id
+from kvasir.serve.conversation.logprobs import chat_logprobs
 from kvasir.serve.dialects.openai.responses.items import PREFIXES, Kept, sealed
-from kvasir.serve.dialects.openai.shapes import chat_logprobs
 
 StreamEvent = dict[str, Any]
 

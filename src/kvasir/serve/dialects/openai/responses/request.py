@@ -1,17 +1,26 @@
-"""Converts a body of the Responses API to a chat: one more turn of a conversation that may be stored here."""
+"""Converts a body of the Responses API: one more turn of a conversation that may be stored here."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
-from pydantic import ValidationError
+from starlette.requests import Request as HTTPRequest
 
+from kvasir.engine.reading import Reading
 from kvasir.errors import InvalidRequest
-from kvasir.serve.conversation.scheduling import Scheduling
-from kvasir.serve.dialects.openai.responses.items import PREFIXES, Kept, Message, ReferenceItem, to_kept, to_messages
+from kvasir.serve.conversation.chat_format import template_roles
+from kvasir.serve.conversation.limits import check_logprobs
+from kvasir.serve.conversation.messages import Conversation
+from kvasir.serve.conversation.request import prompt_ids, to_request
+from kvasir.serve.conversation.sampling import sampling_params
+from kvasir.serve.conversation.scheduling import scheduling_fields
+from kvasir.serve.conversation.thinking import effort_variables
+from kvasir.serve.conversation.tools import ToolChoice, Tools
+from kvasir.serve.conversation.trust import trust_of
+from kvasir.serve.dialects.openai.params import TIERS, sampler_fields
+from kvasir.serve.dialects.openai.responses.items import PREFIXES, Kept, ReferenceItem, to_kept, to_messages
 from kvasir.serve.dialects.openai.responses.kept import Responses, item_id
 from kvasir.serve.dialects.openai.responses.wire import (
     LOGPROBS,
@@ -19,15 +28,13 @@ from kvasir.serve.dialects.openai.responses.wire import (
     FunctionChoice,
     Prompt,
     ResponseRequest,
-    TextFormat,
 )
-from kvasir.serve.dialects.openai.wire import ChatRequest, Samplers
-from kvasir.serve.http.wire import MAX_MESSAGES, refuse_fields, renamed
+from kvasir.serve.hosting.serving import Serving
+from kvasir.serve.http.wire import MAX_MESSAGES, MAX_TOOLS, refuse_fields, renamed
+from kvasir.types import Request, StructuredOutputs
 
-# Fields that have the same name in a chat.
-_SAME = ("model", "chat_template_kwargs", *Samplers.model_fields, *Scheduling.model_fields)
 LONG = 256  # items
-# Fields of a chat -> fields of this API.
+# Our fields -> fields of this API.
 _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -102,63 +109,68 @@ def check_items(earlier: Sequence[Kept], own: Sequence[Kept]) -> None:
             raise InvalidRequest(message, "give the call too", param=f"input.{i}.call_id")
 
 
-def to_chat(wire: Prompt, items: Sequence[Kept]) -> ChatRequest:
-    """The equivalent chat request. Raises InvalidRequest."""
-    messages: list[Message] = to_messages(items)
+async def to_conversation(wire: Prompt, items: Sequence[Kept], serving: Serving) -> Conversation:
+    """The conversation of all items. A long one is converted in a thread. Raises InvalidRequest."""
+    if len(items) < LONG:
+        return _to_conversation(wire, items, serving)
+    return await asyncio.to_thread(_to_conversation, wire, items, serving)
+
+
+def _to_conversation(wire: Prompt, items: Sequence[Kept], serving: Serving) -> Conversation:
+    front, tools = serving.front, _tools(wire)
+    variables = effort_variables(wire.reasoning.effort if wire.reasoning else None, front, tools.shown)
+    if isinstance(wire, ResponseRequest):
+        variables |= wire.chat_template_kwargs or {}
+    messages = to_messages(items)
+    if any(len(message.get("tool_calls", ())) > MAX_TOOLS for message in messages):
+        raise InvalidRequest("one turn of the conversation has too many calls", f"at most {MAX_TOOLS}", param="input")
     if wire.instructions is not None:
         messages.insert(0, {"role": "system", "content": wire.instructions})
-    fields: dict[str, Any] = {"model": wire.model, "messages": messages, "tools": _tools(wire)}
-    fields["trust_special_tokens"] = wire.trust_special_tokens
-    if wire.tool_choice is not None:
-        fields["tool_choice"] = _choice(wire.tool_choice)
-    fields["parallel_tool_calls"] = wire.parallel_tool_calls
-    if wire.reasoning is not None:
-        fields["reasoning_effort"] = wire.reasoning.effort
-    if wire.text is not None and wire.text.format is not None:
-        fields["response_format"] = _format(wire.text.format)
-    if isinstance(wire, ResponseRequest):
-        fields |= {name: getattr(wire, name) for name in _SAME}
-        fields["max_tokens"] = wire.max_output_tokens
-        fields["service_tier"] = wire.service_tier
-        if LOGPROBS in (wire.include or ()):
-            fields |= {"logprobs": True, "top_logprobs": wire.top_logprobs}
-    try:
-        return ChatRequest.model_validate(fields)
-    except ValidationError as error:  # for example, more calls in one turn than a message may hold
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InvalidRequest(f"{where} of the conversation: {first['msg']}", param="input") from None
+    roles = template_roles(front, tools)
+    for message in messages:
+        message["role"] = roles.get(message["role"], message["role"])
+    return Conversation(serving.conversation(messages), tools, variables)
 
 
-async def chat_of(wire: Prompt, items: Sequence[Kept]) -> ChatRequest:
-    """As `to_chat`; converts a long conversation in a thread."""
-    return to_chat(wire, items) if len(items) < LONG else await asyncio.to_thread(to_chat, wire, items)
+async def to_core(
+    wire: ResponseRequest, conversation: Conversation, serving: Serving, request: HTTPRequest
+) -> tuple[Request, Reading | None]:
+    """The engine's request, and how its output is parsed. Raises InvalidRequest, TemplateError, ScopeNeeded,
+    ClassNotAllowed."""
+    check_logprobs(serving, top_logprobs=wire.top_logprobs)
+    ids = await prompt_ids(conversation, serving, trust_of(wire, serving, request))
+    fields = scheduling_fields(wire, serving, request, TIERS.get(wire.service_tier or ""))
+    asked = sampler_fields(wire) | {"structured_outputs": _structure(wire)}
+    logprobs = (wire.top_logprobs or 0) if LOGPROBS in (wire.include or ()) else None
+    given = {"max_tokens": wire.max_output_tokens, "logprobs": logprobs}
+    params = sampling_params(asked, serving.front.info, serving.own, **given)
+    return await to_request(conversation, ids, params, serving, fields=fields)
 
 
-def _tools(wire: Prompt) -> list[dict[str, Any]] | None:
+def _tools(wire: Prompt) -> Tools:
     names = ("name", "description", "parameters", "strict")
-    given = [{name: getattr(tool, name) for name in names} for tool in wire.tools or ()]
-    return [{"type": "function", "function": tool} for tool in given] or None
-
-
-def _choice(choice: str | FunctionChoice | AllowedToolsChoice) -> Any:
-    match choice:
+    given = [{n: v for n in names if (v := getattr(tool, n)) is not None} for tool in wire.tools or ()]
+    shown = [{"type": "function", "function": function} for function in given]
+    match wire.tool_choice:
         case FunctionChoice():
-            return {"type": "function", "function": {"name": choice.name}}
+            return Tools(shown, ToolChoice.one(wire.tool_choice.name), wire.parallel_tool_calls)
         case AllowedToolsChoice():
-            tools = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
-            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
-    return choice
+            allowed = frozenset(tool.name for tool in wire.tool_choice.tools)
+            return Tools(shown, ToolChoice(wire.tool_choice.mode, allowed), wire.parallel_tool_calls)
+    return Tools(shown, ToolChoice(wire.tool_choice or "auto"), wire.parallel_tool_calls)
 
 
-def _format(format: TextFormat) -> dict[str, Any]:
-    if format.type != "json_schema":
-        return {"type": format.type}
+def _structure(wire: ResponseRequest) -> StructuredOutputs | None:
+    format = wire.text.format if wire.text else None
+    if format is None or format.type == "text":
+        return None
+    if format.type == "json_object":
+        return StructuredOutputs(json_object=True)
     if format.schema_ is None:
         raise InvalidRequest("the schema is missing", "give schema", param="text.format.schema")
-    return {"type": "json_schema", "json_schema": {"schema": format.schema_, "lenient": format.lenient}}
+    return StructuredOutputs(json=format.schema_, lenient=bool(format.lenient))
 
 
 def named() -> AbstractContextManager[None]:
-    """Makes errors of the chat use this API's field names."""
+    """Makes errors use this API's field names."""
     return renamed(_NAMES)

@@ -13,23 +13,25 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.errors import InvalidRequest
+from kvasir.serve.auth.keys import owner_of
 from kvasir.serve.auth.quota import hold_place
 from kvasir.serve.conversation.limits import charge
-from kvasir.serve.dialects.openai.chat import chat_ids
+from kvasir.serve.conversation.request import prompt_ids
+from kvasir.serve.conversation.trust import trust_of
 from kvasir.serve.dialects.openai.responses import background
 from kvasir.serve.dialects.openai.responses.kept import Responses, Run
-from kvasir.serve.dialects.openai.responses.making import Making, begin, owner_of
-from kvasir.serve.dialects.openai.responses.request import chat_of, check, check_items, named, own_items
+from kvasir.serve.dialects.openai.responses.making import Making, begin
+from kvasir.serve.dialects.openai.responses.request import check, check_items, named, own_items, to_conversation
 from kvasir.serve.dialects.openai.responses.shapes import encoded
 from kvasir.serve.dialects.openai.responses.wire import ItemsQuery, ResponseRequest, RetrieveQuery, TokenCountRequest
-from kvasir.serve.dialects.openai.shapes import STREAMED, error_response
+from kvasir.serve.dialects.openai.shapes import error_response
 from kvasir.serve.hosting.catalogue import catalogue_of, serving_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.faults import AnswerFailed, Fault, fault_of
 from kvasir.serve.http.responses import json_response, write_json
-from kvasir.serve.http.sse import EventStream
+from kvasir.serve.http.sse import STREAMED, EventStream
 from kvasir.serve.records.store import new_id
 
 router = APIRouter(route_class=JsonRoute)
@@ -119,7 +121,8 @@ async def count_input_tokens(wire: TokenCountRequest, request: HTTPRequest) -> R
     own = await own_items(wire, new_id("resp"), owner, responses)
     check_items(earlier, own)
     with named():
-        ids = await chat_ids(await chat_of(wire, [*earlier, *own]), serving, request, "count")
+        conversation = await to_conversation(wire, [*earlier, *own], serving)
+        ids = await prompt_ids(conversation, serving, trust_of(wire, serving, request), "count")
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 

@@ -15,7 +15,7 @@ from kvasir.serve.conversation.trust import Trust
 from kvasir.serve.dialects.openai.responses.items import Item, check_type
 from kvasir.serve.dialects.openai.structured import Schema
 from kvasir.serve.dialects.openai.wire import Samplers, ServiceTier, StreamOptions
-from kvasir.serve.http.wire import MAX_MESSAGES, MAX_TOOLS, Name, TemplateKwargs, Wire
+from kvasir.serve.http.wire import MAX_MESSAGES, MAX_TOOLS, Metadata, Name, TemplateKwargs, Wire
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -120,9 +120,6 @@ Choice = Annotated[
     Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice, BeforeValidator(_check_choice)
 ]
 Input = str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)]
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
 
 
 class Prompt(Trust):
