@@ -126,7 +126,7 @@ def test_a_failed_request_is_no_measurement():
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="written"):
         bench(fake_llm(), "latency", Shape(4, 2), repeats=1, out=tmp_path / "file" / "inside")
 
 

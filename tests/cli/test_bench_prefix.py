@@ -150,7 +150,7 @@ async def test_answers_that_differ_are_no_measurement():
     for front in fronts.values():
         await front.start()
     try:
-        with pytest.raises(KvasirError, match=r"few-shot, round 0, cache on: answer 0 differs"):
+        with pytest.raises(KvasirError, match=r"few-shot.*round 0.*cache on.*answer 0"):
             await _rounds("few-shot", Load(1, 8, 4), 1, fronts, 1)
         told = await _rounds("few-shot", Load(1, 8, 4), 1, {"off": fronts["on"], "on": fronts["on"]}, 1)
         assert told["requests"] == TURNS

@@ -132,7 +132,7 @@ def test_a_saved_conversation_comes_back(tmp_path_factory, system, turns):
 def test_saving_never_replaces_another_file(tmp_path):
     path = tmp_path / "precious"
     path.write_text('{"a": 1}')
-    with pytest.raises(ConversationError, match="no list of messages"):
+    with pytest.raises(ConversationError, match="messages"):
         Conversation().save(path, "m")
     assert path.read_text() == '{"a": 1}'
 
@@ -168,8 +168,8 @@ async def test_answers_are_shown_and_kept_with_what_was_said_before(session):
     await session.ask("Again")
     assert session.conversation.turns == [("Hello", first), ("Again", second)]
     assert session.screen.text == first + second
-    assert "cut at 8 tokens" in session.screen.notes[0]
-    assert "tokens/s" in session.screen.notes[1] and "of 256 tokens of context" in session.screen.notes[1]
+    assert "8 tokens" in session.screen.notes[0]
+    assert "tokens/s" in session.screen.notes[1] and "256" in session.screen.notes[1]
 
 
 async def test_the_system_prompt_counts(session):
@@ -341,7 +341,7 @@ def test_a_pipe_of_questions_and_commands(tmp_path):
     assert [m["content"] for m in saved if m["role"] == "user"] == ["Hello", "two \nlines"]
     answers = [m["content"] for m in saved if m["role"] == "assistant"]
     assert done.stdout == "".join(answer + "\n" for answer in answers)
-    assert "there is no command /nothing" in done.stderr and "try: /help" in done.stderr
+    assert "/nothing" in done.stderr and "/help" in done.stderr
     assert "tokens/s" in done.stderr
 
 
@@ -429,7 +429,7 @@ async def test_an_answer_can_be_made_to_follow_a_file(tmp_path):
         assert session.conversation.turns[-1][1].split("</think>")[-1].strip() in ("yes", "no")
         before = Settings(**vars(session.settings))
         for wrong in ("broken.json", "nothing.json"):
-            with pytest.raises(KvasirError, match=r"json_schema|cannot be read"):
+            with pytest.raises(KvasirError, match=r"json_schema|nothing\.json"):
                 await obey(session, f"/set json_schema {tmp_path / wrong}")
         assert session.settings == before
         await obey(session, "/set")

@@ -54,5 +54,5 @@ def test_answers_are_those_of_one_rank(size, model, features):
 def test_a_sum_that_goes_from_rank_to_rank_is_found(monkeypatch):
     """As libraries of collectives add, instead of by the tree of the segments."""
     monkeypatch.setattr(meetings, "tree_sum", lambda everyones, parts: sum(everyones[:: len(everyones) // parts]))
-    with pytest.raises(AssertionError, match=r"tokens differ|logprob bits differ"):
+    with pytest.raises(AssertionError, match="differ"):
         ran(*CELLS[0])

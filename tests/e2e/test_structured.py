@@ -207,7 +207,7 @@ def test_a_strict_tool_that_cannot_be_enforced_is_refused_and_others_are_loose(a
     bad = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(openai.BadRequestError, match="uniqueItems"):
         ask(api, tools=[{"type": "function", "function": {"name": "f", "parameters": bad, "strict": True}}])
-    with pytest.raises(openai.BadRequestError, match="of type array"):
+    with pytest.raises(openai.BadRequestError, match="array"):
         ask(api, tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}])
     for odd in (bad, {"$ref": "#/nowhere"}, {"type": "object", "properties": {"a": {"type": "?"}}}):
         loose = {"type": "function", "function": {"name": "f", "parameters": odd}}
@@ -249,7 +249,7 @@ def test_a_budget_without_reasoning_is_refused(api):
     for budget in (-1, 2**31):
         with pytest.raises(openai.BadRequestError, match="thinking_token_budget"):
             ask(api, extra_body={"thinking_token_budget": budget})
-    with pytest.raises(openai.BadRequestError, match="bounds the reasoning of chats"):
+    with pytest.raises(openai.BadRequestError, match="thinking_token_budget"):
         body = {"thinking_token_budget": 3, "structured_outputs": {"regex": "a"}}
         api.completions.create(model=MODEL, prompt="a", extra_body=body)
 
@@ -257,7 +257,7 @@ def test_a_budget_without_reasoning_is_refused(api):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tool_choice": "required"}, "tools"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "nobody"),
         ({"tools": [WEATHER], "tool_choice": "required", "extra_body": {"ignore_eos": True}}, "ignore_eos"),
         ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),

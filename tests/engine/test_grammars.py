@@ -63,7 +63,7 @@ async def test_what_answers_no_text_starts_nothing():
 async def test_a_tokenizer_that_does_not_go_with_grammars_is_said_when_one_comes():
     grammars = Grammars(lambda: Vocabulary(byte_tokenizer(), VOCAB - 1))
     grammars.warm()
-    with pytest.raises(InvalidRequest, match="does not go with grammars"):
+    with pytest.raises(InvalidRequest, match=r"tokenizer.*grammars"):
         await grammars.later(grammars.of, StructuredOutputs(choice=("a",)))
 
 
@@ -76,7 +76,7 @@ def test_tools_whose_parameters_are_no_object_are_refused_and_others_are_loosene
     rule = grammars.answer(reading, SamplingParams(), fine)
     assert rule and "#/no" not in rule
     bad = Calling([*fine.functions, ("g", {"type": "string"}, False)], True, True)
-    with pytest.raises(InvalidRequest, match="of 'g' are of type string") as caught:
+    with pytest.raises(InvalidRequest, match=r"'g'.*string") as caught:
         grammars.answer(reading, SamplingParams(), bad)
     assert caught.value.param == "tools"
     grammars.close()
@@ -92,7 +92,7 @@ async def test_more_than_a_bound_are_not_looked_at_at_once(monkeypatch):
 
     asking = [asyncio.create_task(grammars.later(slow)) for _ in range(3)]
     await asyncio.sleep(0)
-    with pytest.raises(QueueFull, match="too many grammars"):
+    with pytest.raises(QueueFull, match="grammars"):
         await grammars.later(slow)
     begun.set()
     await asyncio.gather(*asking)

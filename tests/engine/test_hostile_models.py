@@ -181,7 +181,7 @@ def test_weights_of_any_type_are_used_or_refused(dtype, executor):
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
     (other / "model.safetensors").write_bytes(_retyped(header, raw[8 + length :], "model.norm.weight", dtype))
-    with pytest.raises(KvasirError, match=r"model\.norm\.weight.*GGUF file of it"):
+    with pytest.raises(KvasirError, match=r"model\.norm\.weight"):
         start(other, executor)
     attempt(lambda: show(other))
 

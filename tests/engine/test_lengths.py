@@ -48,7 +48,7 @@ def tokenized(monkeypatch) -> list[int]:
 @pytest.mark.parametrize("text", ["ab " * 50_000, "中ab" * 50_000], ids=["known", "half known"])
 @pytest.mark.parametrize("bound", ["context", "count"])
 async def test_known_characters_prove_that_a_text_does_not_fit(front, tokenized, text, bound):
-    with pytest.raises(TextTooLong, match="of 64 tokens can hold at most 320 characters of its vocabulary") as caught:
+    with pytest.raises(TextTooLong, match=r"64 tokens.*320 characters") as caught:
         await front.encode(text, bound=bound)
     assert caught.value.tokens > 64 and not tokenized
 
@@ -68,6 +68,6 @@ async def test_a_text_whose_beginning_is_enough_is_tokenized_only_up_to_the_boun
     """Without places to cut, its beginning takes the whole text."""
     assert len(await front.encode("ab " * 20_000, bound=None, first=10)) > 10
     tokenized.clear()
-    with pytest.raises(TextTooLong, match=f"up to {1 << 17} bytes are counted or truncated"):
+    with pytest.raises(TextTooLong, match=f"{1 << 17} bytes"):
         await front.encode("ab " * 50_000, bound=None, first=10)
     assert not tokenized

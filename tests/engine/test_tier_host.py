@@ -123,10 +123,10 @@ def test_what_an_engine_takes_of_itself(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        ("cpu", {"cache_host": 1 << 20}, "this is the CPU"),
+        ("cpu", {"cache_host": 1 << 20}, "CPU"),
         ("cuda", {"cache_host": 11 << 30}, "lower it"),
-        ("cuda", {"cache_host": -1}, "expected at least 0"),
-        ("cuda", {"cache_host": 1, "prefix_cache": False}, "what the prefix cache lets go of"),
+        ("cuda", {"cache_host": -1}, "cache_host is -1"),
+        ("cuda", {"cache_host": 1, "prefix_cache": False}, "--no-prefix-cache"),
     ],
 )
 def test_options_that_cannot_be(monkeypatch, kind, options, said):

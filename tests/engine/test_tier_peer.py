@@ -102,9 +102,9 @@ def test_a_peer_that_is_not_there_costs_nothing(socket):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"cache_offer": "x/kv"}, "offers what cache_dir holds"),
-        ({"cache_peer": "x/kv", "prefix_cache": False}, "leave --no-prefix-cache out"),
-        ({"cache_dir": "x", "cache_peer": "x/kv", "cache_offer": "x/kv"}, "cannot take from itself"),
+        ({"cache_offer": "x/kv"}, "cache_dir"),
+        ({"cache_peer": "x/kv", "prefix_cache": False}, "--no-prefix-cache"),
+        ({"cache_dir": "x", "cache_peer": "x/kv", "cache_offer": "x/kv"}, "cache_offer and cache_peer"),
         ({"cache_peer": "/tmp/" + 100 * "x"}, "too long"),
     ],
 )
@@ -122,5 +122,5 @@ def test_a_socket_in_a_folder_open_to_others_is_refused(tmp_path):
         {"cache_peer": str(folder / "kv")},
         {"cache_dir": str(tmp_path / "kv"), "cache_offer": str(folder / "kv")},
     ):
-        with pytest.raises(ConfigError, match="open to others"):
+        with pytest.raises(ConfigError, match=str(folder)):
             core_of("kvasir-mini", **options)

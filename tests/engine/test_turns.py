@@ -195,11 +195,9 @@ def test_a_long_text_is_refused_once_its_first_slices_are_too_long(monkeypatch):
         await front.start()
         text = "the cat plays " * 100_000
         for bound in ("context", "count"):
-            with pytest.raises(
-                TextTooLong, match="1400000 bytes; the context of 64 tokens can hold 64 tokens"
-            ) as error:
+            with pytest.raises(TextTooLong, match=r"1400000 bytes.*64 tokens") as error:
                 await front.encode(text, bound=bound)
-            assert f"up to {1 << 20} bytes are counted" in error.value.hint
+            assert f"{1 << 20} bytes" in error.value.hint
         assert sum(asked) < len(text) / 10
         some = await front.encode(text, bound=None, first=64)
         assert 64 < len(some) < 20_000
@@ -228,7 +226,7 @@ def test_texts_are_tokenized_together_as_each_alone(monkeypatch):
         for texts in (short, [long, long], [*short, long, *short], []):
             assert await front.encode_all(texts, bound=None) == [alone[text] for text in texts]
         assert len(turns_taken) == 1 + 2 + 3
-        with pytest.raises(TextTooLong, match="the text has 65537 bytes"):
+        with pytest.raises(TextTooLong, match="65537 bytes"):
             await front.encode_all([*short, long])
         await front.stop()
 

@@ -62,7 +62,7 @@ def test_what_is_neither_a_value_nor_a_refusal_breaks_the_promise():
         raise KvasirError(data.decode())
 
     attempt(Target(refuse), b"no such thing")
-    with pytest.raises(AssertionError, match="says what was wrong"):
+    with pytest.raises(AssertionError, match="says"):
         attempt(Target(refuse), b"")
     with pytest.raises(KeyError):
         attempt(Target(lambda data: {}[data]), b"planted")

@@ -346,7 +346,7 @@ def test_many_conditions_are_no_product_of_their_cases():
 
 
 def test_conditions_that_are_too_many_are_refused():
-    with pytest.raises(InvalidRequest, match="too many cases"):
+    with pytest.raises(InvalidRequest, match="cases"):
         sources.json_schema(by_turns(*(f"k{i:02}" for i in range(90))))
 
 

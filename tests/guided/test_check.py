@@ -64,7 +64,7 @@ def test_a_pattern_is_refused_or_can_be_followed(checker, pattern, least, most, 
     try:
         ids = walk(GUIDES.take(GUIDES.begin(grammar)), seed)
     except GrammarError as error:  # which ends this request alone, as a bad one
-        assert "within its limits" in str(error)
+        assert "limits" in str(error)
         return
     with suppress(jsonschema_rs.ValidationError):  # the judge does not read long patterns
         judge = jsonschema_rs.validator_for(schema)
@@ -140,7 +140,7 @@ def test_lenient_ignores_what_cannot_be_enforced(checker):
 def test_gbnf_becomes_lark(checker):
     lark = checker.check('root ::= "yes" | "no" [0-9]+\n', convert=True)
     assert "start:" in lark and "::=" not in lark
-    with pytest.raises(InvalidRequest, match="neither Lark nor GBNF"):
+    with pytest.raises(InvalidRequest, match=r"Lark.*GBNF"):
         checker.check("root ::= (", convert=True)
     with pytest.raises(InvalidRequest):
         checker.check("(" * 100_000, convert=True)
@@ -178,7 +178,7 @@ def test_what_was_sound_is_not_asked_again(checker):
 
 def test_a_vocabulary_that_does_not_go_with_grammars_is_said():
     broken = GrammarCheck(lambda: BROKEN)
-    with pytest.raises(InvalidRequest, match="does not go with grammars: it has 2048 tokens"):
+    with pytest.raises(InvalidRequest, match=r"grammars.*2048 tokens"):
         broken.check(GOOD)
 
 

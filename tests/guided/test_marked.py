@@ -83,16 +83,16 @@ def test_what_may_be_null_may_be_null(choice):
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"type": "string", "minLength": 2}, "'minLength' cannot be enforced"),
-        ({"$ref": "#/$defs/no"}, "not in the schema"),
-        ({"type": "banana"}, "none of JSON Schema's"),
-        ({"$ref": "#/properties/x", "required": ["a"]}, "'required' beside '\\$ref' cannot be enforced"),
+        ({"type": "string", "minLength": 2}, "'minLength'"),
+        ({"$ref": "#/$defs/no"}, "#/\\$defs/no"),
+        ({"type": "banana"}, "banana"),
+        ({"$ref": "#/properties/x", "required": ["a"]}, "'required'.*'\\$ref'"),
         ({"anyOf": [{"type": "string"}], "type": "string"}, "'type' beside 'anyOf'"),
         ({"anyOf": [{}], "oneOf": [{}]}, "'oneOf' beside 'anyOf'"),
-        ({"enum": []}, "'enum' is no list of choices"),
-        ({"type": "object", "required": 7, "properties": {"a": {}}}, "'required' is no list of names"),
-        ({"type": "object", "required": [[]]}, "'required' is no list of names"),
-        ({"type": "object", "properties": 7}, "'properties' is no object"),
+        ({"enum": []}, "'enum'"),
+        ({"type": "object", "required": 7, "properties": {"a": {}}}, "'required'"),
+        ({"type": "object", "required": [[]]}, "'required'"),
+        ({"type": "object", "properties": 7}, "'properties'"),
     ],
 )
 def test_a_strict_tool_is_enforced_or_refused(schema, message):

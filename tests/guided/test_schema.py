@@ -136,6 +136,6 @@ def test_no_free_key_is_a_named_one(free):
 @pytest.mark.parametrize("text", ["a\x01", "\x7f", "\x0b"])
 def test_what_only_an_escape_could_write_is_refused(text):
     for key, said in (("const", text), ("enum", ["b", {text: 1}]), ("properties", {text: {}}), ("required", [text])):
-        with pytest.raises(InvalidRequest, match=f"{key}: a text has control characters"):
+        with pytest.raises(InvalidRequest, match=f"^{key}: .*control characters"):
             sources.json_schema({key: said})
     assert allows({"const": '\n\t\\"/é'}, json.dumps('\n\t\\"/é', ensure_ascii=False))

@@ -89,9 +89,9 @@ def test_what_no_tokens_spell_is_refused_before_anything_is_computed():
         vocabulary.spelt_as("{")
     checker = GrammarCheck(lambda: vocabulary)
     try:
-        with pytest.raises(InvalidRequest, match=r"cannot be enforced: this model has no tokens for '\{"):
+        with pytest.raises(InvalidRequest, match=r"no tokens for '\{"):
             checker.check(sources.json_object(), param="response_format")
-        with pytest.raises(InvalidRequest, match="has no tokens for"):
+        with pytest.raises(InvalidRequest, match="no tokens"):
             checker.check(sources.json_schema({"type": "array", "prefixItems": [{}, {"const": "a{b"}], "minItems": 2}))
         list_ = sources.json_schema({"type": "array", "items": {"const": "ab"}})
         assert checker.check(list_) == list_

@@ -121,7 +121,7 @@ def test_a_strict_tool_is_enforced_or_refused():
     GUIDES.take(GUIDES.begin(tool_grammar(Format(FORMATS["hermes"]), [Function("f", loose)], SPECIALS, required=True)))
     with pytest.raises(InvalidRequest, match="uniqueItems"):
         tool_grammar(Format(FORMATS["hermes"]), [Function("f", loose, True)], SPECIALS, required=True)
-    with pytest.raises(ValueError, match="no tool calls"):
+    with pytest.raises(ValueError, match="tool calls"):
         tool_grammar(Format(CALLS[-1]), FUNCTIONS, SPECIALS)
 
 
@@ -134,5 +134,5 @@ def test_loosened_functions_keep_names_and_plain_types():
     }  # fmt: skip
     for format in FORMATS.values():
         GUIDES.take(GUIDES.begin(tool_grammar(Format(format), [loose], SPECIALS, required=True)))
-    with pytest.raises(InvalidRequest, match="are of type array"):
+    with pytest.raises(InvalidRequest, match="array"):
         tool_grammar(Format(FORMATS["hermes"]), [Function("f", odd)], SPECIALS)

@@ -201,7 +201,7 @@ def test_folder_and_files_are_of_this_user_alone(folder):
 def test_a_folder_open_to_others_is_refused(folder, mode):
     folder.mkdir()
     folder.chmod(mode)
-    with pytest.raises(ConfigError, match="open to others"):
+    with pytest.raises(ConfigError, match="open"):
         DiskTier(folder, FACTS, ROOM)
 
 

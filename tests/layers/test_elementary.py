@@ -89,7 +89,7 @@ def test_an_array_keeps_its_shape_and_its_elements_their_bits():
 
 @pytest.mark.parametrize("x", (MAX_ANGLE, -MAX_ANGLE, math.inf, math.nan))
 def test_angles_beyond_are_refused(x):
-    with pytest.raises(ValueError, match="an angle of"):
+    with pytest.raises(ValueError, match=f"{MAX_ANGLE:.0f}"):
         sin_cos(np.array([0.0, x]))
 
 

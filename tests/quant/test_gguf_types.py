@@ -91,7 +91,7 @@ def test_activation_formats_are_refused():
 
 @pytest.mark.parametrize(("nbytes", "num_weights"), [(17, 32), (18, 64), (36, 32), (18, 31), (0, 32)])
 def test_bytes_that_do_not_fill_the_weights_are_refused(nbytes, num_weights):
-    with pytest.raises(ValueError, match="do not fill"):
+    with pytest.raises(ValueError, match=f"{nbytes}.*{num_weights}"):
         dequantize(np.zeros(nbytes, np.uint8), GGMLType.Q4_0, (num_weights,))
 
 
