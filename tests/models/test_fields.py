@@ -46,7 +46,7 @@ def test_what_is_no_json_object_is_refused(tmp_path, text):
 
 
 def test_an_absent_config_is_named(tmp_path):
-    with pytest.raises(ModelFileError, match=r"config\.json is not a file"):
+    with pytest.raises(ModelFileError, match=r"config\.json"):
         read_hf_config(tmp_path)
 
 
@@ -78,7 +78,7 @@ def test_a_large_file_is_refused_without_being_parsed(tmp_path):
 
 @pytest.mark.parametrize("value", [0, 11, 5.0, "5", True, [5], {"a": 5}])
 def test_an_integer_out_of_range_or_of_another_type_is_refused(value):
-    with pytest.raises(ModelFileError, match=r"num_hidden_layers is .* \(expected an integer in \[1, 10\]\)"):
+    with pytest.raises(ModelFileError, match=r"num_hidden_layers.*\[1, 10\]"):
         Fields({"num_hidden_layers": value}).integer("num_hidden_layers", 1, 10)
 
 
@@ -92,12 +92,12 @@ def test_null_and_absent_take_the_default_and_without_one_are_refused():
     f = Fields({"a": None})
     assert (f.integer("a", 1, 2, 2), f.integer("b", 1, 2, 1), f.flag("c", True)) == (2, 1, True)
     for name in "ab":
-        with pytest.raises(ModelFileError, match=f"the field {name} is missing"):
+        with pytest.raises(ModelFileError, match=rf"\b{name}\b.* missing"):
             f.integer(name, 1, 2)
 
 
 def test_a_choice_outside_the_options_is_a_missing_feature():
-    with pytest.raises(UnsupportedModel, match=r"hidden_act is 'relu6' \(supported: silu, gelu\)"):
+    with pytest.raises(UnsupportedModel, match=r"hidden_act.*'relu6'.*silu.*gelu"):
         Fields({"hidden_act": "relu6"}).choice("hidden_act", ("silu", "gelu"))
 
 

@@ -339,10 +339,10 @@ def test_a_factor_without_a_type_is_linear():
 @pytest.mark.parametrize("name", ["rope_freqs.weight", "rope_factors_short.weight"])
 def test_factors_of_a_tensor_do_not_replace_another_scaling(name):
     factors = {name: np.ones(4, np.float32), "rope_factors_long.weight": np.ones(4, np.float32)}
-    with pytest.raises(UnsupportedModel, match=r"linear rope scaling by 4 together with the tensor rope_f"):
+    with pytest.raises(UnsupportedModel, match=r"linear.* 4.*rope_f"):
         read("llama", factors, rope__scale_linear=4.0)
     for kind in ("yarn", "longrope"):
-        with pytest.raises(UnsupportedModel, match=f"{kind} rope scaling by 4"):
+        with pytest.raises(UnsupportedModel, match=rf"{kind}.* 4"):
             read("llama", factors, rope__scaling__type=kind, rope__scaling__factor=4.0)
 
 

@@ -36,19 +36,19 @@ def test_a_missing_tensor(state):
 
 def test_a_tensor_too_many(state):
     state["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
-    with pytest.raises(ModelFileError, match=r"Llama has no use for: model\.layers\.0\.self_attn\.q_proj\.bias"):
+    with pytest.raises(ModelFileError, match=r"no use for.*model\.layers\.0\.self_attn\.q_proj\.bias"):
         ours(CONFIG, state)
 
 
 def test_a_layer_too_many(state):
-    with pytest.raises(ModelFileError, match=r"no use for: .* and 4 more"):
+    with pytest.raises(ModelFileError, match=r"no use for.* 4 more"):
         ours(CONFIG | {"num_hidden_layers": 2}, state)
 
 
 def test_another_shape(state):
-    with pytest.raises(ModelFileError, match=r"model\.norm\.weight has shape \[63\], expected \[64\]"):
+    with pytest.raises(ModelFileError, match=r"model\.norm\.weight.*\[63\].*\[64\]"):
         ours(CONFIG, state | {"model.norm.weight": torch.zeros(63)})
-    with pytest.raises(ModelFileError, match=r"expected \[112, 64\]"):
+    with pytest.raises(ModelFileError, match=r"up_proj.*\[112, 64\]"):
         ours(CONFIG, {n: t.T if "up_proj" in n else t for n, t in state.items()})
 
 
@@ -112,7 +112,7 @@ def test_dtype_auto(stored, expected):
 
 
 def test_dtypes_that_are_refused():
-    with pytest.raises(ConfigError, match="'int3' is not known"):
+    with pytest.raises(ConfigError, match="'int3'"):
         choose_dtype("int3", DictSource({}))
     with pytest.raises(ConfigError, match="use --dtype bfloat16"):
         choose_dtype("float16", DictSource({}))
@@ -142,5 +142,5 @@ def test_integers_are_no_weights(state, tmp_path, executor, name, dtype, stored)
     """Converted to floats they would give another model's answers."""
     save_file(state | {name: state[name].to(dtype)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with pytest.raises(UnsupportedModel, match=rf"tensor '{re.escape(name)}' is stored as {stored}.*GGUF file of it"):
+    with pytest.raises(UnsupportedModel, match=rf"'{re.escape(name)}'.* {stored}\b"):
         load_model(find_model(tmp_path), options=LoadOptions(executor))

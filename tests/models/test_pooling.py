@@ -1,6 +1,7 @@
 """Pooling: the rows it takes, the length it gives, and what it reads from sentence-transformers folders."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_modules_and_modes_without_code_are_refused(tmp_path, kinds, pooling):
 @pytest.mark.parametrize("path", ["../other", "/etc"])
 def test_a_path_out_of_the_folder_is_refused(tmp_path, path):
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Transformer", "path": path}]))
-    with pytest.raises(ModelFileError, match="leaves the model's folder"):
+    with pytest.raises(ModelFileError, match=re.escape(path)):
         read_pooling(tmp_path)
 
 

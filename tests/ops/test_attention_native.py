@@ -245,14 +245,14 @@ def test_rows_that_no_work_names_are_left_alone():
 
 def test_what_does_not_fit_is_refused():
     for layout in (Layout("float32", 1, 7, 16), Layout("float32", 1, 258, 16), Layout("bf16", 1, 8, 16)):
-        with pytest.raises(ValueError, match="no cache like"):
+        with pytest.raises(ValueError, match="cache"):
             layout.block_bytes()
-    with pytest.raises(ValueError, match="no cache like"):
+    with pytest.raises(ValueError, match="cache"):
         Layout("int8", 1, 8, 24).block_bytes()
     layout = Layout("bfloat16", 2, 8, 16)
     cache, rows = layout.new_cache(2), torch.ones(1, 2, 8)
     for slot in (-1, 32):
-        with pytest.raises(ValueError, match="slots must be below 32"):
+        with pytest.raises(ValueError, match=r"slots.*32"):
             store_kv(layout, cache, rows, rows, torch.tensor([slot]))
     with pytest.raises(ValueError, match="heads"):
         attention(layout, cache, torch.ones(1, 3, 8), [], [], [], 1.0)

@@ -172,14 +172,14 @@ def test_tensors_are_taken_by_address():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"x": np.ones((2, 8), np.float64)}, "x must be float32"),
-        ({"out": np.ones((2, 7), np.float32)}, r"out must be float32 of shape \(2, 8\)"),
-        ({"weight": np.ones(9, np.float32)}, r"weight must be float32 of shape \(8,\)"),
-        ({"x": np.ones((8, 2), np.float32).T}, "x must be dense"),
-        ({"out": np.broadcast_to(np.float32(1), (2, 8))}, "out must be dense"),
-        ({"out": np.frombuffer(bytes(64), np.float32).reshape(2, 8)}, "out must be writable"),
-        ({"x": np.ones((2, 0), np.float32)}, "x must have 1 to"),
-        ({"x": np.ones((), np.float32)}, "x must have 1 to"),
+        ({"x": np.ones((2, 8), np.float64)}, "x.*float32"),
+        ({"out": np.ones((2, 7), np.float32)}, r"out.*\(2, 8\)"),
+        ({"weight": np.ones(9, np.float32)}, r"weight.*\(8,\)"),
+        ({"x": np.ones((8, 2), np.float32).T}, "x.*dense"),
+        ({"out": np.broadcast_to(np.float32(1), (2, 8))}, "out.*dense"),
+        ({"out": np.frombuffer(bytes(64), np.float32).reshape(2, 8)}, "out.*writable"),
+        ({"x": np.ones((2, 0), np.float32)}, "x must have 1"),
+        ({"x": np.ones((), np.float32)}, "x must have 1"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(change, said):
@@ -199,7 +199,7 @@ def test_the_isa_can_be_forced_and_restored():
     best = native.force_isa(None)
     assert best == isas()[-1]
     assert native.force_isa("portable") == native.isa() == "portable"
-    with pytest.raises(ConfigError, match="there is no instruction set 'sse9'"):
+    with pytest.raises(ConfigError, match="'sse9'"):
         native.force_isa("sse9")
     assert native.isa() == "portable"
     assert native.lib().kvasir_set_isa(len(native.ISAS)) == -1
@@ -222,7 +222,7 @@ def test_an_absent_library_is_refused_with_a_hint(tmp_path):
 def test_a_broken_library_is_refused(tmp_path):
     path = tmp_path / "libkvasir_cpu.so"
     path.write_bytes(b"\x7fELF" + bytes(60))
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+    with pytest.raises(ConfigError, match=str(path)):
         native.load(path)
 
 

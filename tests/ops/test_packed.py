@@ -157,18 +157,18 @@ def test_activations_by_format():
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ({"source_type": "Q9_9"}, ConfigError, "no weight format 'Q9_9'"),
-        ({"to": "Q9_9"}, ConfigError, "no weight format 'Q9_9'"),
-        ({"to": "Q6_K"}, ConfigError, "F32 cannot be turned into Q6_K"),
-        ({"activation": "int4"}, ConfigError, "activation is 'int4'"),
-        ({"rows": 5}, ValueError, "5 rows were promised, 4 are there"),
+        ({"source_type": "Q9_9"}, ConfigError, "'Q9_9'"),
+        ({"to": "Q9_9"}, ConfigError, "'Q9_9'"),
+        ({"to": "Q6_K"}, ConfigError, "F32.*Q6_K"),
+        ({"activation": "int4"}, ConfigError, "activation.*'int4'"),
+        ({"rows": 5}, ValueError, "5 rows.*4"),
         ({"cols": 63}, ValueError, r"uint8 \[n, 252\]"),
-        ({"parts": np.zeros((4, 64), np.float32)}, ValueError, "rows of F32 are uint8"),
+        ({"parts": np.zeros((4, 64), np.float32)}, ValueError, "F32.*uint8"),
         ({"segments": 3}, ValueError, "3 segments"),
         ({"segments": 16}, ValueError, "16 segments"),
-        ({"source_type": "Q8_0", "segments": 4}, ValueError, "segments of whole groups"),
-        ({"source_type": "Q8_0", "cols": 65}, ValueError, "not whole blocks"),
-        ({"source_type": "Q4_K"}, ValueError, "not whole blocks"),
+        ({"source_type": "Q8_0", "segments": 4}, ValueError, "segments"),
+        ({"source_type": "Q8_0", "cols": 65}, ValueError, "whole blocks"),
+        ({"source_type": "Q4_K"}, ValueError, "whole blocks"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(change, error, said):

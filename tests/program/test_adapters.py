@@ -204,7 +204,7 @@ def test_adapters_come_change_and_go(tmp_path):
     model = loaded("llama", tmp_path)
     program = program_of(model)
     company = Company(program, [IDS], [3])
-    with pytest.raises(AssertionError, match="adapter that is not there"):
+    with pytest.raises(AssertionError, match="adapter"):
         company.step((0, 0, 20))
     results = []
     for seed, rank in ((1, 2), (2, 70), (1, 2)):
@@ -215,7 +215,7 @@ def test_adapters_come_change_and_go(tmp_path):
     program.set_adapter(3, None)
     for adapter in (3, -1, native.MAX_ADAPTERS, 2**40, -(2**40)):
         program.states[0].adapter = adapter
-        with pytest.raises(AssertionError, match="adapter that is not there"):
+        with pytest.raises(AssertionError, match="adapter"):
             company.step((0, 0, 20))
     program.states[0].adapter = 4
     company.step((0, 0, 20))
@@ -234,15 +234,15 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path):
     wrong = [(a[:, 1:], b), (a, b[1:]), (a[:3], b), (a[:0], b[:, :0]), (a[0], b), (a, b[0])]
     for call in (program.set_adapter, lambda adapter, pairs: set_adapter(eager, adapter, pairs)):
         for pair in wrong:
-            with pytest.raises(ValueError, match=r"layers\.1\.mlp\.down needs A \[rank, 96\] and B \[64, rank\], not"):
+            with pytest.raises(ValueError, match=r"layers\.1\.mlp\.down.*\[rank, 96\].*\[64, rank\]"):
                 call(1, {"layers.0.attn.out": good["layers.0.attn.out"], slot: (*pair, scale)})
         for name in ("head", "layers.2.mlp.down", "layers.0.attn.qkv", ""):
-            with pytest.raises(ValueError, match="no slot"):
+            with pytest.raises(ValueError, match=repr(name)):
                 call(1, {name: (a, b, scale)})
         for adapter in (0, -1):
-            with pytest.raises(ValueError, match="begin at 1"):
+            with pytest.raises(ValueError, match=f"adapter ids.* {adapter}$"):
                 call(adapter, good)
-    with pytest.raises(ValueError, match="ids end at"):
+    with pytest.raises(ValueError, match="adapter ids"):
         program.set_adapter(native.MAX_ADAPTERS, good)
     assert np.array_equal(before, Company(program, [IDS], [1]).step((0, 0, 20))[0])
     assert difference(eager_hidden(eager, [IDS[:20]], [1])[0], before) < AGREE

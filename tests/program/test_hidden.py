@@ -89,7 +89,7 @@ def test_logits_leave_them_as_they_are(case):
 @pytest.mark.parametrize("name", ["layers.2", "layers.-1", "layers", "first", "attention.2"])
 def test_a_name_that_is_not_there_is_refused_at_load(tmp_path, executor, name):
     files = find_model(random_model("llama", tmp_path))
-    with pytest.raises(ConfigError, match=r"no output.*choose layers.0 to layers.1, last, or attention"):
+    with pytest.raises(ConfigError, match=rf"{name!r}.*layers\.0 .*layers\.1\b.*last.*attention"):
         load_model(files, "float32", options=LoadOptions(executor, hidden=("last", name)))
 
 
@@ -139,5 +139,5 @@ def test_runners_give_what_work_wants(tmp_path, executor):
         assert np.abs(found - expected[name][:20]).max() / np.abs(expected[name]).max() < AGREE
     unwished = Work(0, 20, 1, want_hidden=("layers.1",)), Work(2, 20, 1, sample=True)
     refused, sound = runner.sample(runner.execute(StepPlan(2, (), unwished))).rows
-    assert refused.error == "this runner cannot compute all of layers.1 (Work.want_hidden)" and sound.tokens
+    assert "layers.1 (Work.want_hidden)" in refused.error and sound.tokens
     runner.close()

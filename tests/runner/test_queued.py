@@ -54,7 +54,7 @@ def test_they_are_not_read_before_the_step_is_awaited(tmp_path):
     core.add(requests_of(core, 1)[0])
     core.step()
     handle = core._pending_step.pending.handle
-    with pytest.raises(AssertionError, match="the ids are on the device"):
+    with pytest.raises(AssertionError, match="device"):
         handle.taken()
     core.close()
 

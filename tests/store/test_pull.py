@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from contextlib import aclosing
 from threading import Event
@@ -10,7 +11,7 @@ from threading import Event
 import pytest
 from huggingface_hub import constants, snapshot_download
 
-from kvasir.errors import ModelFileError
+from kvasir.errors import ModelFileError, quoted
 from kvasir.store.files import Stopped
 from kvasir.store.job import follow
 from kvasir.store.modelfile import Modelfile
@@ -71,14 +72,14 @@ def test_a_folder_without_pickles_and_code(hub, store):
 
 
 def test_several_that_fit_are_listed(hub, store):
-    with pytest.raises(ModelFileError, match=r"several GGUF models fit '': m-Q4_K_M.gguf, m-Q8_0.gguf"):
+    with pytest.raises(ModelFileError, match=r"m-Q4_K_M\.gguf, m-Q8_0\.gguf"):
         store.pull("org/g")
     assert store.list() == []
 
 
 @pytest.mark.parametrize("ref", ["org/none", "org/none:Q4", "hf.co/other/none"])
 def test_a_repository_that_there_is_not(hub, store, ref):
-    with pytest.raises(ModelFileError, match="not to be had from the hub"):
+    with pytest.raises(ModelFileError, match="hub"):
         store.pull(ref)
 
 
@@ -103,10 +104,10 @@ def test_what_stopped_goes_on_from_there(hub, store):
 def test_bytes_that_are_not_the_hubs(hub, store, name):
     own = (hub.root / "org/m" / name).read_bytes()
     hub.swapped = {name: own[:-1] + b"?"}
-    with pytest.raises(ModelFileError, match=r"the checksum is .*pull it again"):
+    with pytest.raises(ModelFileError, match="checksum"):
         store.pull("org/m")
     hub.swapped = {name: own + b"?" * 5000}
-    with pytest.raises(ModelFileError, match=r"more than|should be of size|not to be had"):
+    with pytest.raises(ModelFileError, match=re.escape(name)):
         store.pull("org/m")
     assert store.list() == [] and not any(path.endswith((f"/{name}", ".bin")) for path in inside(store))
     hub.swapped = {}
@@ -117,7 +118,7 @@ def test_names_of_files_that_lead_elsewhere(hub, store, monkeypatch):
     for name in ("../x.gguf", "/etc/x.gguf", "a/../x.gguf", "a\\x.gguf", "\0.gguf", "\ud800.gguf", "a\n.gguf"):
         about = {"id": "org/g", "sha": COMMIT, "siblings": [{"rfilename": name, "size": 5}]}
         monkeypatch.setattr(hub, "about", lambda _, about=about: about)
-        with pytest.raises(ModelFileError, match="a file is named"):
+        with pytest.raises(ModelFileError, match=re.escape(quoted(name))):
             store.pull("org/g")
 
 
@@ -125,11 +126,11 @@ def test_more_than_the_disk_holds(hub, store, monkeypatch):
     about = {"id": "org/g", "sha": COMMIT, "siblings": [{"rfilename": "x.gguf", "size": 40 << 30}]}
     monkeypatch.setattr(hub, "about", lambda _: about)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 62, 0, 1 << 30))
-    with pytest.raises(ModelFileError, match="GiB are to come"):
+    with pytest.raises(ModelFileError, match=r"40\.?\d* GiB"):
         store.pull("org/g")
     about["siblings"][0]["size"] = 60 << 30
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 62, 0, 1 << 62))
-    with pytest.raises(ModelFileError, match=r"more than the hub sends at once .get it with the hub's own program"):
+    with pytest.raises(ModelFileError, match="at once"):
         store.pull("org/g")
     assert hub.asked == []
 
@@ -141,7 +142,7 @@ def test_sizes_that_are_not_told_are_bounded_by_the_disk(hub, store, monkeypatch
     monkeypatch.setattr(hub, "about", lambda _: about)
     free = shutil._ntuple_diskusage(1 << 62, 0, (256 << 20) + 10)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
-    with pytest.raises(ModelFileError, match="there is no room for it"):
+    with pytest.raises(ModelFileError, match="room"):
         store.pull("org/m")
 
 
@@ -165,7 +166,7 @@ def test_what_the_hubs_cache_has_is_used_from_there(hub, store, monkeypatch):
     )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert store.pull("org/m").weights.path == entry.weights.path, "also without the hub"
-    with pytest.raises(ModelFileError, match="not to be had from the hub"):
+    with pytest.raises(ModelFileError, match="hub"):
         store.pull("org/g:Q8_0")
     store.remove("org/m")
     assert store.find("org/m") is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -92,9 +93,9 @@ def test_a_folder_by_its_path(store, tmp_path):
 def test_the_bundled_model_and_a_name_that_nobody_knows(store):
     assert store.pull("kvasir-mini").name == store.pull("mini").name == "kvasir-mini:latest"
     assert store.get("kvasir-mini").details.capabilities[0] == "completion"
-    with pytest.raises(InvalidRequest, match=r"llama3.2 names no model of the hub .*org/repo:Q4_K_M"):
+    with pytest.raises(InvalidRequest, match=r"llama3\.2.* hub"):
         store.pull("llama3.2")
-    with pytest.raises(ModelNotFound, match=r"'other' is not in the store .*there is: kvasir-mini:latest"):
+    with pytest.raises(ModelNotFound, match=r"'other'.*kvasir-mini:latest"):
         store.get("other")
 
 
@@ -146,16 +147,16 @@ def test_a_template_and_quantizing_of_its_own(store, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "message", "param"),
     [
-        (Modelfile(("m",), template="{{ if .System }}{{ .System }}{{ end }}"), "in Go's syntax", "template"),
-        (Modelfile(("m",), template="{{- range $i, $_ := .Messages }}"), "in Go's syntax", "template"),
-        (Modelfile(("m",), template="{% for m in messages %}"), "the template fails", "template"),
-        (Modelfile(("m",), template="Hello"), "leaves out what the user says", "template"),
-        (Modelfile(("m",), {"num_ctx": 513}), "num_ctx is 513 .the model has 512 positions", "num_ctx"),
+        (Modelfile(("m",), template="{{ if .System }}{{ .System }}{{ end }}"), "Go's syntax", "template"),
+        (Modelfile(("m",), template="{{- range $i, $_ := .Messages }}"), "Go's syntax", "template"),
+        (Modelfile(("m",), template="{% for m in messages %}"), "fails", "template"),
+        (Modelfile(("m",), template="Hello"), "leaves out", "template"),
+        (Modelfile(("m",), {"num_ctx": 513}), "num_ctx.*513.*512", "num_ctx"),
         (Modelfile(("m",), {"temperature": -1}), "temperature", "temperature"),
-        (Modelfile(("m",), quantize="q5_K_M"), "quantize is 'q5_K_M' .expected one of q8, q4", "quantize"),
-        (Modelfile(("m",), messages=({"role": "tool", "content": "x"},)), "messages are not", "messages"),
-        (Modelfile(()), "nothing to make a model from", "from"),
-        (Modelfile(("no/such/model/at/all",)), "is not a model's name", "model"),
+        (Modelfile(("m",), quantize="q5_K_M"), "quantize.*'q5_K_M'.*q8, q4", "quantize"),
+        (Modelfile(("m",), messages=({"role": "tool", "content": "x"},)), "messages", "messages"),
+        (Modelfile(()), "nothing", "from"),
+        (Modelfile(("no/such/model/at/all",)), "no/such/model/at/all", "model"),
     ],
 )
 def test_recipes_that_are_refused(store, tmp_path, recipe, message, param):
@@ -196,9 +197,9 @@ def test_paths_relative_to_a_modelfile_and_parts(store, tmp_path):
         made.gguf(tmp_path / "sub" / f"m{i}.gguf", fill=i)
     entry = store.create("m", Modelfile(("./m1.gguf",)), base=tmp_path / "sub")
     assert entry.weights.path == str(tmp_path / "sub/m1.gguf") and entry.parent == "./m1.gguf"
-    with pytest.raises(InvalidRequest, match="not the parts of one model"):
+    with pytest.raises(InvalidRequest, match="parts"):
         store.create("m", Modelfile(("m*.gguf",)), base=tmp_path / "sub")
-    with pytest.raises(ModelFileError, match="there is no such file"):
+    with pytest.raises(ModelFileError, match=r"none\.gguf"):
         store.create("m", Modelfile(("./none.gguf",)), base=tmp_path)
 
 
@@ -217,13 +218,13 @@ def test_from_outside_only_allowed_paths(tmp_path):
         tmp_path / "none.gguf",
         "/etc",
     ):
-        with pytest.raises(InvalidRequest, match="is under no folder that models may be taken from"):
+        with pytest.raises(InvalidRequest, match="under no folder"):
             store.pull(str(ref))
     for ref in ("./m", "../out.gguf", "x.gguf", "~/x.gguf", "~root/x.gguf"):
-        with pytest.raises(InvalidRequest, match="is a relative path"):
+        with pytest.raises(InvalidRequest, match="relative"):
             store.pull(ref)
     for pattern in ("o*.gguf", "z*.gguf"):  # of what is there, and of what is not
-        with pytest.raises(InvalidRequest, match="is under no folder that models may be taken from") as told:
+        with pytest.raises(InvalidRequest, match="under no folder") as told:
             store.pull(str(tmp_path / pattern))
         assert "out.gguf" not in str(told.value)
     assert [entry.name for entry in store.list()] == ["m:latest"]
@@ -245,17 +246,17 @@ def test_uploads_become_a_model_and_go_with_it(store, tmp_path):
 
 def test_uploads_that_are_refused(store):
     digest = f"sha256:{'0' * 64}"
-    with store.receive(digest) as writer, pytest.raises(InvalidRequest, match="the bytes have the digest"):
+    with store.receive(digest) as writer, pytest.raises(InvalidRequest, match="digest"):
         writer.write(b"x")
         writer.keep()
     assert not store.has_blob(digest) and not list((store.root / "blobs").iterdir())
     for bad in ("sha256:../../etc/passwd", "md5:00", "sha256:" + "g" * 64, ""):
-        with pytest.raises(InvalidRequest, match="is not a digest"):
+        with pytest.raises(InvalidRequest, match=f"{re.escape(repr(bad))}.*digest"):
             store.has_blob(bad)
     for name in ("../x.gguf", "/x.gguf", "x.bin", ".gguf", "a/b.gguf", ""):
-        with pytest.raises(InvalidRequest, match="files are not a few plain names"):
+        with pytest.raises(InvalidRequest, match="names"):
             store.create("m", Modelfile(()), files={name: digest})
-    with pytest.raises(InvalidRequest, match="there is no blob"):
+    with pytest.raises(InvalidRequest, match="blob"):
         store.create("m", Modelfile(()), files={"x.gguf": digest})
 
 
@@ -282,9 +283,9 @@ def test_manifests_are_private_and_damaged_ones_harm_nobody(store, tmp_path, cap
     ):  # fmt: skip
         path.write_bytes(bad)
         assert [entry.name for entry in store.list()] == ["b:latest"] and store.find("a") is None
-        with pytest.raises(ModelFileError, match="not a manifest of a model"):
+        with pytest.raises(ModelFileError, match="manifest"):
             store.get("a")
-    assert "not a manifest" in caplog.text
+    assert "manifest" in caplog.text
     assert store.pull(str(tmp_path / "a.gguf")) == store.get("a")
 
 
@@ -305,7 +306,7 @@ def test_weights_that_are_gone_are_told_of(store, tmp_path):
     path = made.gguf(tmp_path / "a.gguf")
     entry = store.pull(str(path))
     path.unlink()
-    with pytest.raises(ModelFileError, match=r"its weights are no longer at .*pull it again"):
+    with pytest.raises(ModelFileError, match=re.escape(str(path))):
         store.options(entry, EngineOptions(""))
 
 
@@ -317,7 +318,7 @@ def test_a_store_that_cannot_be_written_is_told_of(tmp_path):
         lambda: store.pull(str(tmp_path / "a.gguf")), lambda: store.remove("a"),
         lambda: store.receive(f"sha256:{'0' * 64}"),
     ):  # fmt: skip
-        with pytest.raises(KvasirError, match=r"file: .*set KVASIR_MODELS"):
+        with pytest.raises(KvasirError, match="KVASIR_MODELS"):
             change()
     with pytest.raises(KvasirError, match="Not a directory"):
         store.list()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -116,13 +117,13 @@ def test_a_gguf_model_of_a_repository(hub):
         "m-F16-00002-of-00002.gguf",
     ]
     assert [path.name for path in find_model("org/g:m-Q4_K.gguf").weights] == ["m-Q4_K.gguf"]
-    with pytest.raises(ModelFileError, match=r"no GGUF model fits 'Q8_0': .*m-Q4_K\.gguf"):
+    with pytest.raises(ModelFileError, match=r"'Q8_0'.*m-Q4_K\.gguf"):
         find_model("org/g:Q8_0")
 
 
 def test_without_leave_nothing_is_fetched(hub):
     write.hf_folder(hub.root / "org/m")
-    with pytest.raises(ModelFileError, match="downloads are off"):
+    with pytest.raises(ModelFileError, match="downloads"):
         find_model("org/m", allow_download=False)
     assert hub.asked == []
 
@@ -130,7 +131,7 @@ def test_without_leave_nothing_is_fetched(hub):
 def test_offline_setting_is_honoured(hub, monkeypatch):
     write.hf_folder(hub.root / "org/m")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelFileError, match="org/m: not to be had from the hub"):
+    with pytest.raises(ModelFileError, match=r"org/m.* hub"):
         find_model("org/m")
     assert hub.asked == []
 
@@ -139,14 +140,14 @@ def test_an_unfinished_download_is_finished(hub):
     write.hf_folder(hub.root / "org/m")
     files = find_model("org/m")
     (files.root / "model.safetensors").unlink()
-    with pytest.raises(ModelFileError, match="not complete in the local cache"):
+    with pytest.raises(ModelFileError, match="cache"):
         find_model("org/m", allow_download=False)
     assert find_model("org/m").weights[0].is_file()
 
 
 @pytest.mark.parametrize("ref", ["org/none", "org/bad--..name"])
 def test_unknown_repositories(hub, ref):
-    with pytest.raises(ModelFileError, match="not to be had from the hub"):
+    with pytest.raises(ModelFileError, match=re.escape(ref)):
         find_model(ref)
 
 
@@ -154,7 +155,7 @@ def test_a_repository_of_pickles_is_refused(hub):
     (hub.root / "org/p").mkdir(parents=True)
     (hub.root / "org/p/pytorch_model.bin").touch()
     (hub.root / "org/p/config.json").write_text("{}")
-    with pytest.raises(ModelFileError, match="neither safetensors nor GGUF"):
+    with pytest.raises(ModelFileError, match=r"safetensors.*GGUF"):
         find_model("org/p")
     assert hub.asked == []
 
@@ -186,5 +187,5 @@ def test_a_format_is_a_word_of_the_name(tag, expected):
 
 
 def test_an_ambiguous_choice_lists_what_fits():
-    with pytest.raises(ModelFileError, match=r"several GGUF models fit 'Q4_0': a-Q4_0\.gguf, b-Q4_0\.gguf"):
+    with pytest.raises(ModelFileError, match=r"'Q4_0'.*a-Q4_0\.gguf, b-Q4_0\.gguf"):
         choose_gguf(["a-Q4_0.gguf", "b-Q4_0.gguf", "c.gguf"], "Q4_0", "org/m")

