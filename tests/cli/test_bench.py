@@ -101,7 +101,7 @@ def test_the_files_hold_all_that_is_needed_to_judge_the_figures(tmp_path, capsys
     assert str(file) in capsys.readouterr().out
 
 
-def test_without_matplotlib_there_is_a_message_and_the_json(tmp_path, monkeypatch, capsys):
+def test_a_run_without_matplotlib_writes_json_and_a_message(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     bench(fake_llm(), "latency", Shape(4, 1), repeats=1, out=tmp_path)
     assert "pip install" in capsys.readouterr().err
@@ -110,7 +110,7 @@ def test_without_matplotlib_there_is_a_message_and_the_json(tmp_path, monkeypatc
     assert "tpot_s" not in json.loads(file.read_text())["figures"], "one token has no time per later token"
 
 
-def test_what_does_not_fit_is_refused_before_measuring():
+def test_a_shape_beyond_the_context_is_refused_before_measuring():
     with pytest.raises(InvalidRequest, match="context"):
         bench(fake_llm(), "throughput", Shape(1000, 5, 4), repeats=1)
 
@@ -284,11 +284,11 @@ def test_shares_of_the_limit():
     assert Row("c", 1.0, 1.0, 1.0, None).of_limit is None
 
 
-def test_the_probe_measures_something_of_this_world(probed):
+def test_the_probe_measures_plausible_rates(probed):
     assert 1e8 < probed.bytes_per_s < 1e13 and 1e7 < probed.macs_per_s < 1e15
 
 
-def test_our_own_work_is_not_foreign():
+def test_the_share_of_foreign_load_is_between_0_and_1():
     load = ForeignLoad()
     sum(i * i for i in range(2_000_000))
     assert 0.0 <= load.share() <= 1.0

@@ -54,7 +54,7 @@ async def test_a_round_is_the_same_each_time_and_no_other(name):
 
 
 @given(load=LOADS)
-async def test_what_users_share(load):
+async def test_users_of_a_round_share_their_prefix(load):
     header = LONG * load.turn
     for name in ("few-shot", "agents"):
         exchanges = await played(name, load)
@@ -71,7 +71,7 @@ async def test_what_users_share(load):
 
 
 @given(load=LOADS)
-async def test_a_tree_goes_on_from_every_thought(load):
+async def test_a_tree_extends_every_thought(load):
     exchanges = await played("tree-of-thought", load)
     nodes = sum(BRANCHES**level for level in range(LEVELS))
     assert len(exchanges) == load.users * nodes and {e.n for e in exchanges} == {BRANCHES}
@@ -81,7 +81,7 @@ async def test_a_tree_goes_on_from_every_thought(load):
     assert len({e.prompt for e in exchanges}) == len(exchanges), "no node twice"
 
 
-async def test_without_reuse_no_two_prompts_begin_alike():
+async def test_prompts_without_reuse_share_no_prefix():
     exchanges = await played("no-reuse", Load(4, TURN, ANSWER))
     assert not any(begin_alike(a, b) for i, a in enumerate(exchanges) for b in exchanges[:i])
 
@@ -173,7 +173,7 @@ def test_every_bit_of_an_answer_is_compared():
         check_equal("here", [same], [])
 
 
-def test_everybody_comes_first_as_often():
+def test_engines_take_the_first_place_equally_often():
     for variants in (["off", "on"], ["off", "on", "disk"]):
         orders = [_turns(variants, number) for number in range(len(variants))]
         assert [{*column} for column in zip(*orders, strict=True)] == [{*variants}] * len(variants)

@@ -113,7 +113,7 @@ def test_thinking_does_not_depend_on_the_pieces_and_loses_nothing(text, inside, 
         ("<thin", False, ""),
     ],
 )
-def test_what_counts_as_thinking(text, inside, thought):
+def test_thinking_is_split_from_content(text, inside, thought):
     assert "".join(character for character, is_thought in split(text, inside, []) if is_thought) == thought
 
 
@@ -183,7 +183,7 @@ async def test_the_system_prompt_counts(session):
     assert session.conversation == Conversation()
 
 
-async def test_a_full_context_is_told_and_nothing_is_cut(session):
+async def test_a_full_context_is_an_error_and_cuts_nothing(session):
     question = "word " * 20
     with pytest.raises(InvalidRequest, match="context holds 256") as caught:
         for _ in range(50):
@@ -196,7 +196,7 @@ async def test_a_full_context_is_told_and_nothing_is_cut(session):
     assert session.conversation.turns[:-1] == turns[:-1]
 
 
-async def test_an_answer_that_fills_the_context_says_so():
+async def test_an_answer_that_fills_the_context_has_a_note():
     session = chat(max_tokens=None, context=64)
     await session.front.start()
     await session.ask("Hello")
@@ -298,7 +298,7 @@ async def test_settings_are_set(session, line, field, value):
         "/save",
     ],
 )
-async def test_what_cannot_be_is_refused_and_changes_nothing(session, line):
+async def test_invalid_settings_are_refused_and_change_nothing(session, line):
     before = Settings(**vars(session.settings))
     if line == "/seed":
         await obey(session, line)  # only shows it

@@ -88,7 +88,7 @@ def shown_of(capsys, **facts) -> str:
     return capsys.readouterr().out
 
 
-def test_what_computes_on_the_cpu_is_told(quick, capsys):
+def test_the_cpu_kernels_are_reported(quick, capsys):
     best = {"available": True, "reason": "", "isa": "avx512", "lower": ["portable", "avx2"], "forced": False}
     shown = shown_of(capsys, **best)
     assert "program executor on" in shown and "avx512 kernels" in shown
@@ -99,7 +99,7 @@ def test_what_computes_on_the_cpu_is_told(quick, capsys):
     assert "no program executor: no compiler" in shown and "KVASIR_ISA" not in shown
 
 
-def test_a_forced_instruction_set_is_told():
+def test_a_forced_instruction_set_is_reported():
     done = run("kvasir.cli", "doctor", "--json", KVASIR_ISA="portable")
     told = json.loads(done.stdout)["native"]
     if not told["available"]:
@@ -127,19 +127,19 @@ def test_no_folder_for_a_socket_is_fatal(quick, monkeypatch):
     assert find_problem("socket").fatal
 
 
-def test_a_grade_that_is_not_exact_is_told(monkeypatch):
+def test_a_grade_that_is_not_exact_is_reported(monkeypatch):
     close = doctor.Start("float32", "close", "eager", "cuda")
     monkeypatch.setattr(doctor, "start", lambda dtype: close)
     found = [p for p in doctor.examine()[1] if "self-test" in p.message]
     assert found and not found[0].fatal
 
 
-def test_a_self_test_that_was_not_run_is_told(monkeypatch):
+def test_a_self_test_that_was_not_run_is_reported(monkeypatch):
     monkeypatch.setattr(doctor, "start", lambda dtype: doctor.Start("float32", "untested", "program", "cpu"))
     assert not find_problem("the self-test was not run in float32").fatal
 
 
-def test_the_report_for_people(quick, capsys):
+def test_the_report_is_readable_text(quick, capsys):
     doctor.show(*doctor.examine())
     shown = capsys.readouterr().out
     for text in ("processor", "memory", "rms_norm", "[chat]", "on cpu, grade exact, numerics 0123456789abcdef\n"):

@@ -111,7 +111,7 @@ def test_without_kernels_the_memory_is_that_of_the_eager_executor(monkeypatch, t
 
 
 @needs_native
-def test_heads_without_a_kernel_are_told():
+def test_heads_without_a_kernel_are_reported():
     needs = read_needs(find_model("kvasir-mini"))
     assert (needs.executor, needs.reason) == ("program", "")
     odd = SimpleNamespace(cache_spec=lambda: [PagedKV(1, 64), PagedKV(1, 33)])
@@ -120,7 +120,7 @@ def test_heads_without_a_kernel_are_told():
 
 @needs_native
 @pytest.mark.parametrize(("quantize", "format", "most"), [("q8", "Q8_0", 0.006), ("q4", "Q4_0", 0.08)])
-def test_what_quantizing_changes(quantize, format, most):
+def test_quantizing_changes_the_types_and_bytes(quantize, format, most):
     told = inspect_json("kvasir-mini", "--quantize", quantize)
     rows, total = told["tensors"], told["total"]
     assert len(rows) == 4 * 7 + 1 == total["tensors"] and told["kept_bytes"] == 0
@@ -135,7 +135,7 @@ def test_what_quantizing_changes(quantize, format, most):
 
 
 @needs_native
-def test_what_is_quantized_already_stays():
+def test_quantized_tensors_keep_their_type():
     path = need("models", "gguf", "TinyStories-656K-Q4_0.gguf")
     told = inspect_json(path, "--quantize", "q8")
     assert told["tensors"] == [] and told["kept_bytes"] == sum(told["weight_bytes"].values()) > 0
@@ -156,12 +156,12 @@ def test_a_quantized_file_names_its_types_and_its_long_arrays_are_cut():
     assert told["tokenizer"] == "SentencePiece" and told["tokenizer_vocabulary"] == 2048
 
 
-def test_an_embedding_model_says_what_it_does():
+def test_an_embedding_model_shows_its_task():
     told = inspect_json(need("models", "gguf", "all-MiniLM-L6-v2-Q4_K_M.gguf"))
     assert told["tasks"] == ["embed"] and told["tokenizer"] == "WordPiece"
 
 
-def test_the_table_for_people():
+def test_the_table_is_readable_text():
     shown = inspect("kvasir-mini", "--tensors")
     for text in (
         "parameters     3.67 M",
@@ -173,7 +173,7 @@ def test_the_table_for_people():
         assert text in shown, shown
 
 
-def test_an_unknown_architecture_is_told_and_what_it_holds_too(tmp_path):
+def test_an_unknown_architecture_is_shown_with_its_tensors(tmp_path):
     pairs = [pair("general.architecture", STRING, "mamba9"), pair("general.name", STRING, "\x1b[31mred")]
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_bytes(pairs, [entry("a", [32], 2, 0)], bytes(18)))
@@ -185,7 +185,7 @@ def test_an_unknown_architecture_is_told_and_what_it_holds_too(tmp_path):
     assert "NOT SUPPORTED" in shown and "\x1b" not in shown and "red" in shown
 
 
-def test_a_folder_whose_config_is_not_of_its_weights(tmp_path):
+def test_a_config_that_does_not_fit_the_weights_is_reported(tmp_path):
     told = inspect_json(hf_folder(tmp_path / "model"))
     assert not told["supported"] and told["parameters"] == 2
 

@@ -63,7 +63,7 @@ def test_every_option_reaches_the_settings(name):
         (["--host", "0.0.0.0"], "no API key"),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_model_is_loaded(options, said):
+def test_invalid_options_are_refused_before_a_model_is_loaded(options, said):
     result = CliRunner().invoke(app, ["serve", "no/such-model", *options])
     assert isinstance(result.exception, ConfigError) and said in str(result.exception)
 

@@ -111,7 +111,7 @@ def test_arguments_are_looked_at_before_the_model_is_loaded(engines, tmp_path, m
     ],
     ids=str,
 )
-def test_what_a_prompt_cannot_have_is_said_before_the_model_is_loaded(engines, arguments, said):
+def test_options_that_a_prompt_cannot_have_are_refused_before_the_model_is_loaded(engines, arguments, said):
     result = invoke(*arguments)
     assert isinstance(result.exception, KvasirError) and said in str(result.exception), result.exception
     assert not engines

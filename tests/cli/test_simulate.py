@@ -49,7 +49,7 @@ def test_one_request_alone_takes_what_its_steps_cost(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_all_are_answered_in_full_whatever_the_policy(policy):
+def test_every_policy_answers_all_requests_in_full(policy):
     trace = [Asked(0.1 * i, 50 + 37 * i, 1 + i % 5) for i in range(40)]
     outcome = World(trace, replace(SETUP, policy=policy, memory=4000)).run()
     for asked, served in zip(trace, outcome.served, strict=True):
@@ -78,7 +78,7 @@ def test_chunks_keep_the_pace_that_whole_prompts_break():
     assert slow is not None and slow.ttft < World(trace, setup).run().served[1].ttft  # type: ignore[union-attr]
 
 
-def test_a_queue_that_is_full_refuses_and_says_so():
+def test_a_full_queue_refuses_requests_and_counts_them():
     trace = [Asked(0.0, 100, 5) for _ in range(30)]
     for policy in POLICIES:
         setup = replace(SETUP, policy=policy, max_waiting=10)
@@ -156,7 +156,7 @@ def test_azure_is_read_with_its_seven_digits(tmp_path):
         ("a.jsonl", "3"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path, name, text):
+def test_a_malformed_trace_is_refused(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError):
         read_trace(tmp_path / name)

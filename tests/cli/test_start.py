@@ -60,7 +60,7 @@ def test_no_heavy_library_is_imported_for_it(arguments):
     assert not heavy & imported
 
 
-def test_the_version_is_told():
+def test_the_version_is_printed():
     assert CliRunner().invoke(app, ["--version"]).output == f"kvasir {__version__}\n"
 
 

@@ -101,7 +101,7 @@ def test_names_of_the_store_are_models(place):
     assert resolve(EngineOptions("mario"))[1] is None, "what is on disk wins"
 
 
-def test_what_the_store_has_stands_below_what_is_asked_for(place):
+def test_options_of_the_command_override_those_of_the_store(place):
     own = {"temperature": 0.0, "max_tokens": 7, "top_k": 3}
     recommended = {"temperature": 0.7, "top_p": 0.8}
     params = Settings(own=own).params(recommended)

@@ -39,7 +39,7 @@ def test_a_larger_sample(cell):
 
 
 @pytest.mark.parametrize("feature", [f for f in ASKED if f.ask and f.ask({"temperature": 0.0})], ids=lambda f: f.name)
-def test_what_is_asked_changes_answers(feature):
+def test_features_change_answers(feature):
     """Else it would be equal to anything. A random model repeats itself, so penalties move it."""
     assert Cell([feature.name, "qwen3"]).changes_answers()
 

@@ -66,7 +66,7 @@ def test_auto_is_something_that_is_there():
     assert detect().kind == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_what_is_not_there_is_refused():
+def test_absent_devices_are_refused():
     with pytest.raises(ConfigError, match="'tpu'"):
         detect("tpu")
     if not torch.cuda.is_available():

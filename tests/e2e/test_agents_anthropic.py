@@ -73,7 +73,7 @@ def told(messages: list[dict]) -> list:
 
 
 @pytest.mark.slow
-def test_an_agent_asks_its_tools_and_tells_what_they_say(api):
+def test_an_agent_calls_its_tools_and_answers_from_their_results(api):
     said = told(converse(api, whole, QUESTIONS, temperature=0))
     assert [block[0] for block in said if isinstance(block, tuple)] == ["get_age", "add", "get_age"]
     words = " ".join(block for block in said if isinstance(block, str))
@@ -81,7 +81,7 @@ def test_an_agent_asks_its_tools_and_tells_what_they_say(api):
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.5, "seed": 3}], ids=["greedy", "sampled"])
-def test_streams_tell_the_same(api, fields):
+def test_streams_equal_whole_answers(api, fields):
     assert told(converse(api, streamed, QUESTIONS, **fields)) == told(converse(api, whole, QUESTIONS, **fields))
 
 
@@ -133,7 +133,7 @@ def test_an_answer_has_the_form_that_was_asked_for(api):
     assert set(json.loads(message.content[-1].text)) == {"name", "age"}  # it may have thought before
 
 
-def test_a_prefill_is_gone_on_with(api, theirs):
+def test_a_prefill_is_continued(api, theirs):
     ask = [{"role": "user", "content": "How old is Anna?"}, {"role": "assistant", "content": "Anna is 3"}]
     message = whole(api, ask, tools=[], temperature=0)
     goes_on = {"continue_final_message": True, "add_generation_prompt": False}
@@ -145,7 +145,7 @@ def test_a_prefill_is_gone_on_with(api, theirs):
     assert message.content[0].text != whole(api, ask[:1], tools=[], temperature=0).content[0].text
 
 
-async def test_agents_that_leave_hurt_no_others(server, api):
+async def test_disconnected_agents_affect_no_others(server, api):
     expected = told(converse(api, whole, QUESTIONS[:1], temperature=0))
 
     async def leave(c: anthropic.AsyncAnthropic, events: int) -> None:

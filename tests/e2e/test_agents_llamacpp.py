@@ -61,7 +61,7 @@ def test_a_completion_is_that_of_the_openai_dialect(http, api, fields):
     }
 
 
-def test_an_agent_that_renders_its_turns_itself_goes_as_a_chat_does(http, api):
+def test_turns_rendered_by_the_client_equal_a_chat(http, api):
     messages = list(QUESTION)
     for follow_up in ("And Peter?", "Thank you."):
         chat = api.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=40)
@@ -102,7 +102,7 @@ def test_probabilities_are_those_of_the_openai_dialect(http, api):
     assert [len(p["top_logprobs"]) for p in own] == [3] * 5
 
 
-def test_best_of_is_what_one_would_choose_oneself(api):
+def test_best_of_returns_the_choice_of_highest_probability(api):
     fields = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 20, "seed": 11, "temperature": 1.0}
     every = api.completions.create(**fields, n=5, logprobs=0)
     means = [sum(c.logprobs.token_logprobs) / len(c.logprobs.token_logprobs) for c in every.choices]
@@ -113,7 +113,7 @@ def test_best_of_is_what_one_would_choose_oneself(api):
     assert len(set(means)) > 1
 
 
-async def test_clients_that_leave_hurt_no_others(server, http):
+async def test_disconnected_clients_affect_no_others(server, http):
     expected = ask(http, prompt="Once upon a time", temperature=0)["content"]
 
     async def leave(c: httpx.AsyncClient, lines: int) -> None:

@@ -62,7 +62,7 @@ def converse(own: ollama.Client, ask, questions: list[str], **fields) -> list[di
     return messages
 
 
-def test_an_agent_asks_its_tools_and_tells_what_they_say(own):
+def test_an_agent_calls_its_tools_and_answers_from_their_results(own):
     messages = converse(own, whole, ["How old is Anna?", "What is 123 + 456?", "How old is Peter?"], options=GREEDY)
     called = [c["function"]["name"] for m in messages for c in m.get("tool_calls", ())]
     assert called == ["get_age", "add", "get_age"]
@@ -71,7 +71,7 @@ def test_an_agent_asks_its_tools_and_tells_what_they_say(own):
 
 
 @pytest.mark.parametrize("options", [GREEDY, SEEDED], ids=["greedy", "sampled"])
-def test_lines_tell_the_same(own, options):
+def test_streamed_lines_equal_whole_answers(own, options):
     questions = ["How old is Anna?", "How old is Peter?"]
     assert converse(own, streamed, questions, options=options) == converse(own, whole, questions, options=options)
 
@@ -142,7 +142,7 @@ def test_a_call_that_has_to_be_made_is_made(own, server):
     assert set(message["tool_calls"][0]["function"]["arguments"]) == {"a", "b"}
 
 
-def test_what_is_told_of_the_model_is_true(own):
+def test_the_details_of_the_model_are_true(own):
     shown = own.show(MODEL)
     assert {"completion", "tools", "thinking", "embedding"} == set(shown.capabilities)
     [listed], [running] = own.list().models, own.ps().models
@@ -152,7 +152,7 @@ def test_what_is_told_of_the_model_is_true(own):
     assert running.context_length == shown.modelinfo[f"{family}.context_length"]
 
 
-async def test_agents_that_leave_hurt_no_others(server, own):
+async def test_disconnected_agents_affect_no_others(server, own):
     expected = converse(own, whole, ["How old is Anna?"], options=GREEDY)
 
     async def leave(other: ollama.AsyncClient, lines: int) -> None:
@@ -174,7 +174,7 @@ async def test_agents_that_leave_hurt_no_others(server, own):
 
 
 @pytest.mark.slow
-def test_a_model_that_always_thinks_can_be_kept_from_it(tmp_path):
+def test_thinking_can_be_disabled_for_a_model_that_always_thinks(tmp_path):
     always = tmp_path / "always.jinja"
     turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     always.write_text(turns + "<|im_start|>assistant\n<think>\n")

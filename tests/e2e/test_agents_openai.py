@@ -84,7 +84,7 @@ def told(messages: list[dict]) -> list:
     return [(m["role"], m.get("content"), calls(m)) for m in messages]
 
 
-def test_an_agent_asks_its_tools_and_tells_what_they_say(api):
+def test_an_agent_calls_its_tools_and_answers_from_their_results(api):
     messages = converse(api, whole, ["How old is Anna?", "What is 123 + 456?", "How old is Peter?"], temperature=0)
     called = [c["function"]["name"] for m in messages for c in m.get("tool_calls", ())]
     assert called == ["get_age", "add", "get_age"]
@@ -93,7 +93,7 @@ def test_an_agent_asks_its_tools_and_tells_what_they_say(api):
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.5, "seed": 3}], ids=["greedy", "sampled"])
-def test_streams_tell_the_same(api, fields):
+def test_streams_equal_whole_answers(api, fields):
     questions = ["How old is Anna?", "How old is Peter?"]
     assert told(converse(api, streamed, questions, **fields)) == told(converse(api, whole, questions, **fields))
 
@@ -115,7 +115,7 @@ def test_no_call_is_made_where_none_may_be(api):
     assert reason in ("stop", "length") and "tool_calls" not in message
 
 
-async def test_agents_that_leave_hurt_no_others(server, api):
+async def test_disconnected_agents_affect_no_others(server, api):
     expected = told(converse(api, whole, ["How old is Anna?"], temperature=0))
 
     async def leave(c: openai.AsyncOpenAI, chunks: int) -> None:

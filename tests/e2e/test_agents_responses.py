@@ -101,7 +101,7 @@ def chatted(api, questions: list[str], **fields) -> list:
     return said
 
 
-def test_an_agent_asks_its_tools_and_tells_what_they_say(api):
+def test_an_agent_calls_its_tools_and_answers_from_their_results(api):
     said = converse(api, whole, QUESTIONS, kept=True, temperature=0)
     assert [call[0] for call in said if isinstance(call, tuple)] == ["get_age", "add", "get_age"]
     words = " ".join(text for text in said if isinstance(text, str))
@@ -109,7 +109,7 @@ def test_an_agent_asks_its_tools_and_tells_what_they_say(api):
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.5, "extra_body": {"seed": 3}}])
-def test_it_is_the_same_streamed_in_the_background_sent_whole_and_as_a_chat(api, fields):
+def test_streamed_background_whole_and_chat_answers_are_equal(api, fields):
     said = converse(api, whole, QUESTIONS[:2], kept=True, **fields)
     assert converse(api, streamed, QUESTIONS[:2], kept=True, **fields) == said
     assert converse(api, streamed, QUESTIONS[:2], kept=False, **fields) == said
@@ -117,7 +117,7 @@ def test_it_is_the_same_streamed_in_the_background_sent_whole_and_as_a_chat(api,
     assert chatted(api, QUESTIONS[:2], **fields) == said
 
 
-def test_what_was_said_before_is_read_from_the_cache(api):
+def test_earlier_turns_are_read_from_the_cache(api):
     first = whole(api, input="How old is Anna?", temperature=0)
     (call,) = first.output
     output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"age": 31}'}
@@ -170,7 +170,7 @@ def test_the_client_parses_what_it_asked_for(api):
         assert stream.get_final_response().output_parsed == parsed.output_parsed
 
 
-async def test_agents_that_leave_or_cancel_hurt_no_others(server, api):
+async def test_disconnected_and_cancelled_agents_affect_no_others(server, api):
     expected = converse(api, whole, QUESTIONS[:1], kept=True, temperature=0)
     asked = dict(model=MODEL, input="Tell me a story.", max_output_tokens=200, stream=True, temperature=1.5)
 
@@ -193,7 +193,7 @@ async def test_agents_that_leave_or_cancel_hurt_no_others(server, api):
 
 
 @pytest.mark.slow
-def test_a_killed_server_finds_what_it_kept_and_says_what_it_lost(tmp_path):
+def test_a_restarted_server_keeps_responses_and_marks_lost_ones_as_failed(tmp_path):
     flags = ("--data-dir", str(tmp_path / "kept"))
     with serving(MODEL, *flags) as (base, process):
         with openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as api:

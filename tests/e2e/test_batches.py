@@ -30,7 +30,7 @@ def done(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_killed_server_goes_on_where_it_was(tmp_path):
+def test_a_restarted_server_resumes_its_batches(tmp_path):
     folder = tmp_path / "kept"
     flags = ("--data-dir", str(folder), "--max-num-seqs", "2")
     lines = [{"custom_id": f"c{i}", "method": "POST", "url": CHAT, "body": body(i)} for i in range(COUNT)]

@@ -29,7 +29,7 @@ def stories_case() -> dict:
     [("stories260K",), pytest.param(("gguf", "stories260K-F32.gguf"), marks=pytest.mark.slow)],
     ids=["hf", "gguf"],
 )
-def test_stories_are_told_as_expected(file):
+def test_stories_have_the_expected_text(file):
     case = stories_case()
     n = str(len(case["greedy_ids"]))
     done = kvasir(

@@ -80,7 +80,7 @@ def test_a_seed_gives_the_same_answer_among_neighbours(served):
     assert alone.choices[0].text != alone.choices[1].text
 
 
-def test_64_streams_with_random_cancels_leave_nothing_behind(served):
+def test_64_streams_with_random_cancels_leak_nothing(served):
     base, process = served
     before = engine_pid(process)
 

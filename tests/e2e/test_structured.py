@@ -57,14 +57,14 @@ def test_an_answer_is_of_the_schema_and_the_same_streamed_or_sampled_token_by_to
     assert "".join(t.token for t in slow.logprobs.content).endswith(whole.message.content), "it may think before"
 
 
-def test_several_answers_follow_each_its_own_way(api):
+def test_each_of_several_answers_follows_the_schema(api):
     answers = ask(api, response_format=FORMAT, temperature=1.5, n=4, seed=7).choices
     texts = [a.message.content for a in answers]
     assert all(map(is_person, texts)) and len(set(texts)) > 1
     assert texts == [a.message.content for a in ask(api, response_format=FORMAT, temperature=1.5, n=4, seed=7).choices]
 
 
-def test_an_answer_that_is_cut_says_so(api):
+def test_a_truncated_answer_has_the_finish_reason_length(api):
     cut = ask(api, response_format=FORMAT, max_tokens=6).choices[0]
     assert cut.finish_reason == "length"
     assert ask(api, response_format=FORMAT).choices[0].message.content.startswith(cut.message.content)
@@ -97,7 +97,7 @@ def test_an_object_is_an_object(api):
     assert answer.finish_reason == "length" or isinstance(json.loads(answer.message.content), dict)
 
 
-def test_free_text_becomes_a_call_behind_its_trigger(api):
+def test_free_text_becomes_a_call_after_its_trigger(api):
     tag = {"begin": "<call>", "schema": {"type": "integer"}, "end": "</call>"}
     wanted = {"type": "structural_tag", "structures": [tag], "triggers": ["<call>"]}
     question = [{"role": "user", "content": "Say <call>"}]
@@ -131,7 +131,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_what_cannot_be_enforced_is_refused_by_name(api, fields, message):
+def test_keywords_that_cannot_be_enforced_are_refused_by_name(api, fields, message):
     with pytest.raises(openai.BadRequestError, match=re.escape(message)) as caught:
         ask(api, **fields)
     assert caught.value.param
@@ -303,7 +303,7 @@ def test_a_structure_does_not_make_a_chat_think(api, more):
     assert not any(thought(False)) and all(thought(True))
 
 
-def test_what_was_masked_and_forced_is_counted(api):
+def test_masked_rows_and_forced_tokens_are_counted(api):
     def counted() -> tuple[float, float]:
         text = httpx.get(f"{str(api.base_url).removesuffix('v1/')}metrics").text
         names = ("kvasir_masked_rows", "kvasir_forced_tokens")

@@ -121,7 +121,7 @@ def test_stop_strings_wait_for_min_tokens():
     assert (answer.text, answer.stop_reason, len(answer.token_ids)) == ("aba", "b", 4)
 
 
-def test_what_was_held_back_comes_at_the_end():
+def test_held_back_text_is_released_at_the_end():
     answer = run([*b"stab", 0xE2, 0x82], SamplingParams(stop=("able",)), [])
     assert (answer.text, answer.finish_reason) == ("stab\ufffd", FinishReason.LENGTH)
 
@@ -133,7 +133,7 @@ def test_a_delta_shows_no_text_that_may_begin_a_stop_string():
     assert text.done
 
 
-def test_an_answer_goes_on_in_the_middle_of_the_prompts_last_character():
+def test_an_answer_completes_the_last_character_of_the_prompt():
     text = AnswerText(TOKENIZER, (97, 0xC3), SamplingParams())
     delta = text.push(Delta("r", token_ids=(0xA9,), finish_reason=FinishReason.LENGTH, cached_tokens=1))
     assert prompt_text(TOKENIZER, (97, 0xC3)) + delta.text == "aé"
@@ -154,7 +154,7 @@ def test_ids_outside_the_vocabulary_of_the_text_are_no_error():
     assert run([97, VOCAB + 5], SamplingParams(logprobs=0), []).text == "a"
 
 
-def test_without_a_tokenizer_there_are_ids_alone():
+def test_answers_without_a_tokenizer_are_ids():
     text = AnswerText(None, (1,), SamplingParams(logprobs=0))
     delta = text.push(Delta("r", token_ids=(5,), logprobs=(logprob(5),), finish_reason=FinishReason.LENGTH))
     assert (delta.text, delta.token_ids, delta.logprobs[0].text) == ("", (5,), "")

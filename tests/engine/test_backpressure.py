@@ -59,7 +59,7 @@ def long(id: str, n: int = 1, **params):
     return request(id, [1, 2, 3], **{"max_tokens": 900, "n": n, "seed": 5, "ignore_eos": True} | params)
 
 
-async def test_the_queue_of_who_does_not_read_is_bounded_and_others_go_on(engine):
+async def test_the_queue_of_a_slow_reader_is_bounded_and_others_continue(engine):
     asked = long("slow", n=2)
     async with aclosing(engine.submit(asked)) as stream:
         got = {0: [], 1: []}
@@ -81,7 +81,7 @@ async def test_the_queue_of_who_does_not_read_is_bounded_and_others_go_on(engine
     await engine.check()
 
 
-async def test_who_leaves_while_paused_leaves_nothing(engine):
+async def test_a_client_that_disconnects_while_paused_leaks_nothing(engine):
     stream = engine.submit(long("slow"))
     await anext(stream)
     await paused(engine, 1)
@@ -114,7 +114,7 @@ async def test_a_deadline_ends_what_is_paused_though_nothing_else_happens(engine
     assert last.finish_reason is FinishReason.TIMEOUT
 
 
-async def test_an_engine_that_dies_meanwhile_goes_on_with_the_same_tokens():
+async def test_a_paused_answer_keeps_its_tokens_when_the_engine_dies():
     engine = BODIES["process"]()
     await engine.start()
     try:
@@ -139,7 +139,7 @@ async def test_an_engine_that_dies_meanwhile_goes_on_with_the_same_tokens():
         await engine.stop()
 
 
-async def test_what_is_all_paused_is_no_work():
+async def test_an_engine_with_only_paused_requests_has_no_work():
     engine = FakeEngine(**OPTIONS)
     await engine.start()
     try:
@@ -158,7 +158,7 @@ async def test_what_is_all_paused_is_no_work():
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 3)), max_size=60))
-def test_a_queue_pauses_when_it_is_full_and_goes_on_when_it_is_low(moves):
+def test_a_queue_pauses_when_full_and_resumes_when_low(moves):
     """Whatever comes and is read: it is paused from FULL on, until LOW."""
 
     async def run() -> None:
@@ -190,7 +190,7 @@ def test_a_queue_pauses_when_it_is_full_and_goes_on_when_it_is_low(moves):
     asyncio.run(run())
 
 
-def test_the_journal_sends_what_is_paused_when_it_goes_on():
+def test_the_journal_resends_a_paused_request_when_it_resumes():
     journal = Journal()
     for id in ("poor", "slow", "next"):
         journal.add(request(id, [1]))
@@ -204,7 +204,7 @@ def test_the_journal_sends_what_is_paused_when_it_goes_on():
     assert [r.id for r in journal.to_send()] == ["slow"]
 
 
-async def test_an_engine_waits_for_an_event_loop_that_falls_behind():
+async def test_an_engine_waits_for_a_slow_event_loop():
     """In one process nothing else holds it back; what the loop has not taken stays bounded."""
     engine = FakeEngine(**OPTIONS | {"step_seconds": 0.0})
     await engine.start()

@@ -93,7 +93,7 @@ async def test_an_engine_closes_its_runner_also_when_it_dies(fault):
     assert calls.count("close") == 1 and calls.count("execute") == calls.count("sample")
 
 
-async def test_a_step_that_does_not_end_keeps_its_memory_and_the_log_says_so(monkeypatch, caplog):
+async def test_a_step_that_does_not_end_keeps_its_memory_and_is_logged(monkeypatch, caplog):
     monkeypatch.setattr("kvasir.engine.inproc.LAST_STEP", 0.05)
     go_on, begun = threading.Event(), threading.Event()
 
@@ -243,7 +243,7 @@ def test_an_interpreter_that_ends_with_an_engine_in_a_step_ends_well():
 @needs_kernels
 @pytest.mark.parametrize("script", [CANCELLED, NEVER_CLOSED, NEVER_STOPPED])
 @pytest.mark.parametrize("executor", ["program", "eager"])
-def test_a_process_that_leaves_a_step_behind_does_not_crash(script, executor):
+def test_a_process_that_exits_during_a_step_does_not_crash(script, executor):
     for _ in range(3):
         status, said = status_of(script, **{"threads=1": f"threads=1, executor='{executor}'"})
         assert status == 0, said

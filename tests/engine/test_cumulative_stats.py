@@ -40,7 +40,7 @@ STATS = st.builds(
 
 
 @given(st.lists(st.lists(STATS, max_size=3), max_size=4), STATS)
-def test_totals_are_the_sums_of_what_each_life_told_last(dead, now):
+def test_totals_are_the_sums_of_the_last_statistics_of_each_process(dead, now):
     lives = CumulativeStats()
     for life in dead:
         for told in life:
@@ -65,7 +65,7 @@ def test_totals_are_the_sums_of_what_each_life_told_last(dead, now):
 
 
 @given(STATS)
-def test_one_life_alone_is_as_it_tells(told):
+def test_totals_of_one_engine_process_are_its_own(told):
     assert total(EngineStats(), told) == told == CumulativeStats().add(told)
 
 

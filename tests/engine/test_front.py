@@ -103,7 +103,7 @@ async def test_max_tokens_is_settled_by_the_context(front):
         ([5], {"min_tokens": 600, "max_tokens": None}, "min_tokens", "600"),
     ],
 )
-async def test_what_can_never_be_served_is_refused_by_name(front, ids, params, field, said):
+async def test_requests_that_can_never_be_served_are_refused_by_field(front, ids, params, field, said):
     with pytest.raises(InvalidRequest, match=said) as error:
         front.resolve(ids, SamplingParams(**({"max_tokens": 1} | params)))
     assert error.value.param == field
@@ -179,7 +179,7 @@ async def test_tasks_a_model_cannot_do_are_refused(front):
     await other.stop()
 
 
-async def test_an_answer_that_fails_in_the_engine_says_so(front):
+async def test_an_answer_that_fails_in_the_engine_ends_with_an_error(front):
     (got,) = await front.complete(front.resolve(list(POISON.encode()), SamplingParams(**GREEDY)))
     assert (got.finish_reason, got.error) == (FinishReason.ERROR, "SecretError: inside")
     assert front.meter.finished["error"] == 1

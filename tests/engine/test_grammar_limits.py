@@ -27,7 +27,7 @@ def asked(name: str, bias: float) -> Request:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_it_ends_alone(overlap):
+def test_a_grammar_beyond_its_limits_ends_only_its_own_request(overlap):
     good = [asked("before", -100.0), asked("beside", -50.0), asked("later", -80.0)]
     expected = plain(core_of("kvasir-mini", threads=1, max_num_seqs=1), good)
     core = core_of("kvasir-mini", threads=2, max_num_seqs=4, overlap=overlap)

@@ -54,13 +54,13 @@ async def test_a_model_that_is_unloaded_at_once_keeps_no_process():
     assert not sandbox.idle and all(worker.process.poll() is not None for worker in made)
 
 
-async def test_what_answers_no_text_starts_nothing():
+async def test_a_model_that_answers_no_text_starts_no_grammar_process():
     front = await started(tasks=(Task.EMBED,))
     assert not front.grammars._checker._warming.locked() and not front.grammars._checker.sandbox.idle
     await front.stop()
 
 
-async def test_a_tokenizer_that_does_not_go_with_grammars_is_said_when_one_comes():
+async def test_a_tokenizer_that_does_not_support_grammars_is_reported_with_the_first_grammar():
     grammars = Grammars(lambda: Vocabulary(byte_tokenizer(), VOCAB - 1))
     grammars.warm()
     with pytest.raises(InvalidRequest, match=r"tokenizer.*grammars"):
@@ -82,7 +82,7 @@ def test_tools_whose_parameters_are_no_object_are_refused_and_others_are_loosene
     grammars.close()
 
 
-async def test_more_than_a_bound_are_not_looked_at_at_once(monkeypatch):
+async def test_the_number_of_grammars_checked_at_once_is_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_ASKING", 3)
     grammars, begun = Grammars(lambda: Vocabulary(byte_tokenizer(), VOCAB)), asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ def req(id: str, n: int = 1, deadline: float | None = None) -> Request:
     return Request(id, (1, 2), SamplingParams(n=n, seed=0), deadline=deadline)
 
 
-def test_a_running_stream_goes_on_where_it_stopped():
+def test_a_running_stream_resumes_where_it_stopped():
     j = Journal()
     j.add(req("a", n=2))
     (sent,) = j.to_send()
@@ -28,7 +28,7 @@ def names(requests) -> list[str]:
     return [r.id for r in requests]
 
 
-def test_after_a_death_all_go_together_and_new_ones_with_them():
+def test_all_requests_resume_together_with_new_ones_after_a_death():
     j = Journal()
     for i in range(24):
         j.add(req(f"r{i}"))
@@ -81,7 +81,7 @@ def test_a_token_makes_a_suspect_innocent_again():
     assert names(j.death()) == ["a"], "the second without a token"
 
 
-def test_those_that_only_waited_are_kept():
+def test_requests_that_only_waited_are_kept_after_a_death():
     j = Journal()
     j.add(req("runs"))
     j.add(req("waits"))
@@ -97,7 +97,7 @@ def test_those_that_only_waited_are_kept():
     assert j.entries["waits"].deaths == 0
 
 
-def test_what_the_engine_never_took_loses_no_life():
+def test_a_request_that_the_engine_never_took_loses_no_attempt():
     j = Journal()
     j.add(req("a"))
     for _ in range(9):
@@ -134,7 +134,7 @@ def test_a_request_that_kills_before_its_first_step_does_not_loop(said):
     assert not j.entries
 
 
-def test_who_kills_while_it_is_put_into_the_queue_is_blamed_beside_those_that_run():
+def test_a_request_that_kills_while_being_queued_is_suspected_with_the_running_ones():
     j = Journal()
     j.add(req("runs"))
     j.add(req("poison"))
@@ -161,7 +161,7 @@ def test_a_suspect_that_leaves_ends_its_trial():
     assert names(j.to_send()) == ["new"]
 
 
-def test_a_deadline_goes_on_counting_over_a_death():
+def test_a_deadline_keeps_counting_while_the_engine_restarts():
     now = 100.0
     j = Journal(lambda: now)
     j.add(req("a", n=2, deadline=10.0))
@@ -180,7 +180,7 @@ def test_a_deadline_goes_on_counting_over_a_death():
     assert not j.entries and j.to_send() == []
 
 
-def test_what_is_sent_again_was_accepted_before():
+def test_a_resent_request_was_accepted_before():
     j = Journal()
     j.add(req("a", n=2))
     assert j.num_held == 2

@@ -60,7 +60,7 @@ def test_entries_are_those_of_sampling(case, overlap):
     assert core.stats().preemptions > 5
 
 
-def test_it_takes_fewer_steps(case):
+def test_jump_ahead_takes_fewer_steps(case):
     options, expected = case
     core = core_of(**options, threads=1)
     steps = len(expected["logprobs", 0].tokens)

@@ -53,13 +53,13 @@ async def test_known_characters_prove_that_a_text_does_not_fit(front, tokenized,
     assert caught.value.tokens > 64 and not tokenized
 
 
-async def test_a_conversation_is_refused_so_as_well(front, tokenized):
+async def test_a_conversation_that_cannot_fit_is_refused(front, tokenized):
     with pytest.raises(TextTooLong):
         await front.encode_chat([{"role": "user", "content": "ab <m> " * 30_000}])
     assert not tokenized
 
 
-async def test_what_fits_is_taken_however_long(front, tokenized):
+async def test_a_long_text_that_fits_is_accepted(front, tokenized):
     text = "中" * 100_000 + "ab"
     assert len(await front.encode(text)) < 64 and tokenized == [len(text)]
 

@@ -64,7 +64,7 @@ def test_prompt_logprobs(llm):
         assert entry[token].logprob <= 0 and {1, 2} <= {e.rank for e in entry.values()}
 
 
-def test_bad_requests_say_what_is_wrong_and_hurt_nobody(llm):
+def test_bad_requests_name_the_fault_and_affect_no_others(llm):
     with pytest.raises(InvalidRequest, match="context"):
         llm.generate([[1] * 5000, "fine"], GREEDY)
     with pytest.raises(InvalidRequest, match="token id"):
@@ -123,7 +123,7 @@ def test_embeddings_of_the_real_minilm():
         assert cosines.min() > 0.98
 
 
-def test_what_cannot_be_loaded_says_why(tmp_path):
+def test_a_model_that_cannot_be_loaded_has_a_reason(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen9", "architectures": ["Qwen9ForCausalLM"]}')
     (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     with pytest.raises(UnsupportedModel, match=r"(?i)qwen9.*qwen"):

@@ -73,7 +73,7 @@ def test_everything_together_fits_or_is_refused(footprint, free, positions, wind
         assert config.memory_left >= HEADROOM - 3 * per_block, "whole blocks, and a queue of one at least"
 
 
-def test_what_the_weights_leave_is_shared_and_not_what_was_there_before_them():
+def test_the_cache_shares_the_memory_that_is_free_after_loading():
     """8 GiB free before a model of 5.6: half of all would be 4, of the rest 1.2."""
     model = ModelFacts(1 << 20, "float32", False, groups(MIB, 0))
     config = resolve(EngineOptions("m"), model, DeviceFacts("cpu", int(2.4 * 1024) * MIB, 4))
@@ -184,7 +184,7 @@ def test_a_server_under_a_limit_starts_and_survives_full_load(tmp_path, limited,
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_fit_says_so(tmp_path, limited):
+def test_a_server_that_cannot_fit_is_refused_with_a_reason(tmp_path, limited):
     (tmp_path / "model").mkdir()
     model, flags = large_model(tmp_path / "model"), ("--executor program",)
     refused = r"(the weights take|there is no memory for keys and values).*MiB"

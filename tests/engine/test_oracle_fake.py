@@ -18,7 +18,7 @@ def make(**options) -> EngineCore:
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_everything_at_once_equals_alone(overlaps):
+def test_all_features_together_equal_each_request_alone(overlaps):
     requests = mixed_requests(256, 300)
     expected = plain(make(num_blocks=400), requests)
     core = make(num_blocks=24, max_rows=5, max_tokens_per_step=17, overlaps=overlaps)
@@ -28,7 +28,7 @@ def test_everything_at_once_equals_alone(overlaps):
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_steps_that_fail_change_nobodys_answer(overlaps):
+def test_failed_steps_change_no_answer(overlaps):
     """Every eleventh step raises, and one sequence in four has a row that fails: those end, the others are whole."""
     requests = mixed_requests(256, 300)
     expected = plain(make(num_blocks=400), requests)

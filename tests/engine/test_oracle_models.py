@@ -47,7 +47,7 @@ def case(request, tmp_path_factory):
     return folder, options, requests, plain(core, requests)
 
 
-def test_batched(case):
+def test_batched_answers_equal_single_ones(case):
     folder, options, requests, expected = case
     core = core_of(folder, **options, threads=1)
     same(expected, together(core, requests))
@@ -98,7 +98,7 @@ class Drafts:
         return [(t + 1) % 300 if self.chance.random() < wrong else t for t in answer[: self.chance.randrange(7)]]
 
 
-def test_drafts(case):
+def test_drafts_change_no_answer(case):
     folder, options, requests, expected = case
     small = {"block_size": 16, "num_blocks": 30, "max_num_seqs": 5, "max_num_batched_tokens": 61}
     for overlap in (False, True) if options["executor"] == "program" else (True,):
@@ -108,7 +108,7 @@ def test_drafts(case):
         assert 0 < scheduler.accepted_tokens < scheduler.drafted_tokens
 
 
-def test_a_tiny_pool(case):
+def test_a_tiny_pool_changes_no_answer(case):
     folder, options, requests, expected = case
     small = {"block_size": 16, "num_blocks": 13, "max_num_seqs": 6, "max_chunk": 48}
     for overlap in (False, True) if options["executor"] == "program" else (False,):
@@ -133,7 +133,7 @@ def test_nan_in_foreign_blocks_stays_there(case):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_embeddings(tmp_path, threads):
+def test_embeddings_do_not_depend_on_the_batch(tmp_path, threads):
     folder = random_model("bert", tmp_path)
     requests = embed_requests(300)
     expected = plain(core_of(folder, threads=1, max_num_seqs=1), requests)

@@ -44,7 +44,7 @@ def share(core: EngineCore, folder: str, size: int, dtype: str) -> RankedProgram
 
 
 @pytest.mark.parametrize(("kind", "size", "dtype"), CASES)
-def test_ranks_in_company_give_the_answers_of_one_alone(tmp_path, kind, size, dtype):
+def test_batched_answers_of_ranks_equal_those_of_one_rank(tmp_path, kind, size, dtype):
     folder = "kvasir-mini" if kind == "mini" else random_model(kind, tmp_path)
     options = {"dtype": dtype, "executor": "program", "threads": 1}
     core = core_of(folder, **options, max_num_seqs=1, num_blocks=40)

@@ -152,7 +152,7 @@ async def test_a_signal_to_end_is_left_to_the_parent(end):
     await engine.stop()
 
 
-async def test_a_poison_request_does_not_loop_and_hurts_nobody():
+async def test_a_poison_request_fails_once_and_affects_no_others():
     engine = ProcessEngine(fake={**FAKE, "deadly_token": 255, "step_seconds": 0.002})
     await engine.start()
     requests = [request(f"r{i}", [i], max_tokens=40) for i in range(2)]
@@ -233,7 +233,7 @@ async def test_a_stop_while_the_engine_starts_again_leaves_nothing():
     assert not await engine.alive()
 
 
-async def test_an_engine_that_does_not_start_says_so():
+async def test_an_engine_that_does_not_start_raises_its_error():
     engine = ProcessEngine(EngineOptions(model="/no/such/model"), patient=True)
     with pytest.raises(KvasirError, match="/no/such/model"):
         await engine.start()

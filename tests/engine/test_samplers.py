@@ -44,7 +44,7 @@ def case(request, tmp_path_factory):
     return options, requests, plain(core, requests)
 
 
-def test_each_changes_the_answer(case):
+def test_each_sampler_changes_the_answer(case):
     _, requests, expected = case
     answers = {name: tuple(expected[name, 0].tokens) for name in ASKED}
     assert len(set(answers.values())) == len(ASKED), answers
@@ -53,14 +53,14 @@ def test_each_changes_the_answer(case):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_company_and_preemption_change_nothing(case, overlap):
+def test_batching_and_preemption_change_no_token(case, overlap):
     options, requests, expected = case
     core = core_of(**options, threads=2, block_size=16, max_chunk=13, overlap=overlap)
     same(expected, together(core, requests, seed=5, preempt=0.4))
     assert core.stats().preemptions > 5
 
 
-def test_an_engine_that_takes_over_goes_on_with_the_same_tokens(case):
+def test_a_restarted_engine_continues_with_the_same_tokens(case):
     options, requests, expected = case
     journal, answers = Journal(), {key: Answer() for key in expected}
     for request in requests:
@@ -84,7 +84,7 @@ def test_an_engine_that_takes_over_goes_on_with_the_same_tokens(case):
     assert len(carried) == 3
 
 
-def test_without_its_carry_mirostat_would_go_on_otherwise(case):
+def test_mirostat_without_its_carry_gives_other_tokens(case):
     """So that the test above is one of the carry."""
     options, _, expected = case
     request, whole = asked("mirostat", {}), expected["mirostat", 0].tokens

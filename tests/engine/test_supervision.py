@@ -28,7 +28,7 @@ from tests.sched.drive import request
 
 
 @given(st.floats(0.5, 50), st.floats(0, 50))
-def test_a_process_that_does_nothing_is_given_the_floor_or_some_of_its_longest_steps(floor, longest):
+def test_an_idle_process_times_out_after_the_floor_or_some_of_its_longest_steps(floor, longest):
     dog, seconds = Watchdog(floor, longest), 0.0
     while not dog.verdict:
         dog.tick(dog.pause, Use(1.0, 5))
@@ -187,7 +187,7 @@ def leave_nothing(when: str, tmp_path: Path) -> None:
     raise AssertionError(f"left behind: {list(tmp_path.iterdir())}, process {psutil.pid_exists(pid)}")
 
 
-def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path, monkeypatch):
+def test_files_of_a_dead_process_are_removed_and_no_others(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()

@@ -54,7 +54,7 @@ def forget(core: EngineCore) -> None:
 
 
 @pytest.mark.parametrize(("model", "executor", "options"), CASES)
-def test_what_fell_comes_back(tmp_path, host_bytes, model, executor, options):
+def test_evicted_blocks_come_back_from_the_host_tier(tmp_path, host_bytes, model, executor, options):
     folder, requests = random_model(model, tmp_path), mixed_requests(300, 256, longest=150)
     core = make(folder, executor, options)
     assert any(line.startswith("host ") for line in core.summary)
@@ -110,7 +110,7 @@ def decided(monkeypatch, kind: str, **options) -> int:
     return resolve(EngineOptions("m", **options), facts, DeviceFacts(kind, 1 << 34, 4, 4, 10 << 30)).cache_host
 
 
-def test_what_an_engine_takes_of_itself(monkeypatch):
+def test_the_default_size_of_the_host_tier(monkeypatch):
     assert decided(monkeypatch, "cpu") == decided(monkeypatch, "cpu", cache_host=0) == 0
     assert decided(monkeypatch, "cuda") == 5 << 30
     assert decided(monkeypatch, "cuda", host_share=0.25) == 5 << 28, "of several that share the machine"
@@ -129,7 +129,7 @@ def test_what_an_engine_takes_of_itself(monkeypatch):
         ("cuda", {"cache_host": 1, "prefix_cache": False}, "--no-prefix-cache"),
     ],
 )
-def test_options_that_cannot_be(monkeypatch, kind, options, said):
+def test_contradictory_host_tier_options_are_refused(monkeypatch, kind, options, said):
     with pytest.raises(ConfigError) as error:
         decided(monkeypatch, kind, **options)
     assert said in f"{error.value} {error.value.hint}"

@@ -65,7 +65,7 @@ def test_a_restart_finds_what_was_computed(tmp_path, model, executor, options):
         *(pytest.param("program", overlap, marks=needs_native) for overlap in (False, True)),
     ],
 )
-def test_a_storm_of_evictions(tmp_path, executor, overlap):
+def test_many_evictions_change_no_answer(tmp_path, executor, overlap):
     """Ten requests again and again through a pool for two, with forced preemption."""
     made = tmp_path / "model"
     made.mkdir()
@@ -107,7 +107,7 @@ def test_other_weights_find_nothing(tmp_path):
         ({"cache_dir": "x", "cache_write_share": 0.0}, "cache_write_share is 0.0"),
     ],
 )
-def test_options_that_cannot_be(options, said):
+def test_contradictory_disk_tier_options_are_refused(options, said):
     with pytest.raises(ConfigError) as error:
         core_of("kvasir-mini", **options)
     assert said in f"{error.value} {error.value.hint}"

@@ -108,7 +108,7 @@ def test_a_peer_that_is_not_there_costs_nothing(socket):
         ({"cache_peer": "/tmp/" + 100 * "x"}, "too long"),
     ],
 )
-def test_options_that_cannot_be(options, said):
+def test_contradictory_peer_options_are_refused(options, said):
     with pytest.raises(ConfigError) as error:
         core_of("kvasir-mini", **options)
     assert said in f"{error.value} {error.value.hint}"

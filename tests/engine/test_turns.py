@@ -127,7 +127,7 @@ def test_cancelling_gives_the_place_back_when_waiting_and_when_running():
     asyncio.run(main())
 
 
-def test_a_client_that_leaves_ends_the_long_text_it_sent_while_the_loop_beats(tmp_path, monkeypatch):
+def test_a_disconnect_ends_the_tokenizing_of_its_long_text(tmp_path, monkeypatch):
     tokenizer = Tokenizer.from_folder(hostile.endless(tmp_path))
     text, gone, beats = hostile.HANGS * LONG_BYTES, asyncio.Event(), 0
 

@@ -6,7 +6,7 @@ from tests.fuzz.target import CORPUS, NAMES, attempt, bounded_memory, load
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_found_stays_found(name):
+def test_inputs_of_the_corpus_keep_the_promise(name):
     target = load(name)
     inputs = sorted((CORPUS / name).iterdir())
     assert inputs, "a target without a corpus"

@@ -57,7 +57,7 @@ def test_a_run_without_coverage_is_a_failure(tmp_path, monkeypatch):
     assert words.main() == 1
 
 
-def test_what_is_neither_a_value_nor_a_refusal_breaks_the_promise():
+def test_an_error_that_is_no_refusal_breaks_the_promise():
     def refuse(data: bytes) -> None:
         raise KvasirError(data.decode())
 

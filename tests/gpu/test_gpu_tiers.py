@@ -18,7 +18,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("num_bytes", [1 << 10, 1 << 20, 40 << 20])
-def test_what_is_read_is_of_the_moment_and_what_is_written_is_there_for_what_follows(num_bytes):
+def test_reads_are_snapshots_and_writes_are_visible_to_later_kernels(num_bytes):
     """More copies than there are slots, of parts that do not lie in one piece, which are overwritten at once."""
     copier, count = Copier(num_bytes), MOST_SLOTS + 5 if num_bytes < 1 << 25 else 5
     pool = torch.randn(4, count, num_bytes // 16, device="cuda")
@@ -53,7 +53,7 @@ def test_staged_blocks_are_those_of_the_cache(tmp_path):
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("model", ["llama", "mistral", "qwen3-next"])
-def test_an_engine_goes_on_from_host_memory(tmp_path, monkeypatch, model, overlap):
+def test_an_engine_resumes_from_host_memory(tmp_path, monkeypatch, model, overlap):
     monkeypatch.setattr("kvasir.sched.service.Service.prefill_seconds", lambda self, start, tokens: 30.0)
     made = tmp_path / "model"
     made.mkdir()

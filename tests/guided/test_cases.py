@@ -150,7 +150,7 @@ def test_a_keyword_is_enforced(schema, good, bad):
         ({"type": "number", "exclusiveMinimum": 0, "not": {"minimum": 0.5}}, "exclusiveMinimum"),
     ],
 )
-def test_what_cannot_be_said_exactly_is_refused_by_name(schema, keyword):
+def test_conditions_that_cannot_be_expressed_exactly_are_refused_by_name(schema, keyword):
     for whole in (schema, {"type": "array", "items": schema}, {"anyOf": [{}, schema]}):
         with pytest.raises(InvalidRequest, match=f"^{keyword}: "):
             sources.json_schema(whole)

@@ -115,13 +115,13 @@ def test_a_grammar_that_answers_could_not_follow_is_refused(checker, grammar, me
 
 @settings(max_examples=10)
 @given(st.sampled_from(sorted(SOUND)), st.integers(0, 2**32))
-def test_what_is_taken_can_be_followed(checker, name, seed):
+def test_an_accepted_schema_can_be_followed(checker, name, seed):
     assert checker.check(SOUND[name]) == SOUND[name]
     walk(GUIDES.take(GUIDES.begin(SOUND[name])), seed, jump=True)
 
 
 @pytest.mark.parametrize(("grammar", "message"), BAD.values(), ids=BAD.keys())
-def test_what_cannot_be_enforced_is_refused_by_name(checker, grammar, message):
+def test_schemas_that_cannot_be_enforced_are_refused_by_name(checker, grammar, message):
     with pytest.raises(InvalidRequest, match=message) as caught:
         checker.check(grammar, param="response_format")
     assert caught.value.param == "response_format" and len(str(caught.value)) < 1200
@@ -170,13 +170,13 @@ def test_a_slow_grammar_does_not_hold_up_a_fast_one():
     assert busy.process.poll() is not None
 
 
-def test_what_was_sound_is_not_asked_again(checker):
+def test_a_checked_grammar_is_not_checked_again(checker):
     checker.check(GOOD)
     checker.close()
     assert checker.check(GOOD) == GOOD and not checker.sandbox.idle
 
 
-def test_a_vocabulary_that_does_not_go_with_grammars_is_said():
+def test_a_vocabulary_that_does_not_support_grammars_is_refused():
     broken = GrammarCheck(lambda: BROKEN)
     with pytest.raises(InvalidRequest, match=r"grammars.*2048 tokens"):
         broken.check(GOOD)

@@ -128,7 +128,7 @@ def near_calls(draw: st.DrawFn, name: str) -> str:
 @pytest.mark.parametrize("name", FORMATS)
 @examples(20)
 @given(data=st.data(), seed=st.integers(0, 2**32))
-def test_what_the_parser_takes_for_a_call_is_of_its_tool_s_schema(name, data, seed):
+def test_parsed_calls_follow_the_schema_of_their_tool(name, data, seed):
     """As far as an answer may go its own way, it does; then by chance."""
     format = format_of(name)
     text = data.draw(near_calls(name))
@@ -139,7 +139,7 @@ def test_what_the_parser_takes_for_a_call_is_of_its_tool_s_schema(name, data, se
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_of_the_tokens_that_complete_a_mark_those_are_forbidden_behind_which_no_call_follows(name):
+def test_tokens_that_complete_a_mark_without_a_call_are_forbidden(name):
     for mark in FORMATS[name].begins:
         for cut in range(0, len(mark), 3):
             before = ids_of("so " + mark[:cut])
@@ -153,7 +153,7 @@ def test_of_the_tokens_that_complete_a_mark_those_are_forbidden_behind_which_no_
 
 
 @pytest.mark.parametrize("name", ["hermes", "functionary", "kimi_k2", "qwen3_coder"])
-def test_behind_a_call_the_text_is_free_again_and_ends_that_do_not_end_it_are_text(name):
+def test_text_after_a_call_is_free_and_partial_end_marks_are_text(name):
     format = Format(FORMATS[name])
     guide, rng = make_guide(name), random.Random(7)
     for _ in range(3):
@@ -174,7 +174,7 @@ def test_behind_a_call_the_text_is_free_again_and_ends_that_do_not_end_it_are_te
 
 
 @pytest.mark.parametrize("name", [n for n, calls in FORMATS.items() if calls.bare])
-def test_what_begins_like_a_call_without_a_mark_and_is_none_is_free(name):
+def test_text_that_only_begins_like_an_unmarked_call_is_free(name):
     objects = FORMATS[name].style is Style.OBJECTS
     said = '{"title": "Alice", "name": "Bob"}' if objects else "[1, 2, look_up]"
     guide = make_guide(name)

@@ -54,7 +54,7 @@ def test_jumping_gives_the_ids_of_sampling_under_the_mask(name, seed):
 
 @examples(30)
 @given(st.sampled_from(sorted(GRAMMARS)), st.integers(0, 2**32), st.integers(0, 200))
-def test_what_is_forced_is_all_that_is_allowed(name, seed, steps):
+def test_forced_ids_are_the_only_allowed_ones(name, seed, steps):
     at = guide(name)
     walk(at, seed, limit=steps)
     if not at.done and (forced := at.forced()):
@@ -160,7 +160,7 @@ def test_a_vocabulary_that_the_library_cannot_read_is_an_error():
         guides.take(guides.begin(GRAMMARS["choice"]))
 
 
-def test_what_is_loaded_before_the_first_rule_is_loaded_once():
+def test_warming_loads_the_vocabulary_once():
     loads = []
     guides = Guides(lambda: loads.append(1) or VOCABULARY)
     guides.warm()

@@ -104,7 +104,7 @@ def test_small_lexers_are_made_anew():
     assert small.renewed
 
 
-def test_what_passes_the_limits_alone_is_the_grammars_fault():
+def test_exceeding_a_limit_alone_is_a_grammar_error():
     tight = Limits(states=30)
     guide = Grammar(LIBRARY, GRAMMARS["schema"], (tight, tight)).begin()
     with pytest.raises(GrammarError, match="states"):

@@ -48,7 +48,7 @@ def is_tree(value: object) -> bool:
 
 @examples(20)
 @given(st.integers(0, 2**32))
-def test_what_is_drawn_is_of_the_schema(seed):
+def test_drawn_values_follow_the_schema(seed):
     grammar = tool_grammar(FORMAT, [Function("f", SCHEMA, True)], SPECIALS, required=True, parallel=False)
     ids = walk(GUIDES.take(GUIDES.begin(grammar)), seed, limit=300)
     if ids is None:
@@ -61,7 +61,7 @@ def test_what_is_drawn_is_of_the_schema(seed):
 
 @pytest.mark.parametrize("value", [{}, True, {"type": "object"}, {"type": "array"}, {"properties": {"a": {}}}])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_nothing_is_said_of_is_any_json(value, seed):
+def test_unconstrained_values_are_any_json(value, seed):
     schema = {"type": "object", "properties": {"x": value}, "required": ["x"]}
     grammar = tool_grammar(FORMAT, [Function("f", schema)], SPECIALS, required=True, parallel=False)
     ids = walk(GUIDES.take(GUIDES.begin(grammar)), seed, limit=200)
@@ -73,7 +73,7 @@ def test_what_nothing_is_said_of_is_any_json(value, seed):
 
 
 @pytest.mark.parametrize("choice", [{"enum": ["a"]}, {"const": "a"}, {"anyOf": [{"enum": ["a"]}]}, {"type": "boolean"}])
-def test_what_may_be_null_may_be_null(choice):
+def test_nullable_values_may_be_null(choice):
     schema = {"type": "object", "properties": {"x": {**choice, "nullable": True}}, "required": ["x"]}
     grammar = tool_grammar(FORMAT, [Function("f", schema, True)], SPECIALS, required=True, parallel=False)
     begun = next(iter(FORMAT.calls.begins)) + "call:f{x:null}"

@@ -87,7 +87,7 @@ def test_beyond(text):
 @given(
     st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False, min_value=-1e15, max_value=1e15)
 )
-def test_what_can_be_held_is_allowed(value):
+def test_representable_numbers_are_allowed(value):
     follow(NUMBER, json.dumps(value))
 
 

@@ -45,7 +45,7 @@ def allows(schema, text: str) -> bool:
         ({"type": "object", "minProperties": 2, "additionalProperties": {"type": "integer"}}, "minProperties"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused_by_name_wherever_it_stands(schema, keyword):
+def test_keywords_that_cannot_be_enforced_are_refused_by_name_at_any_depth(schema, keyword):
     for whole in (schema, {"type": "array", "items": schema}, {"$defs": {"x": schema}}, {"anyOf": [{}, schema]}):
         with pytest.raises(InvalidRequest, match=f"^{keyword}: "):
             sources.json_schema(whole)
@@ -59,7 +59,7 @@ def test_names_of_properties_and_values_are_no_keywords():
     assert prepared(True) is True and prepared({"const": 2**53}) == {"const": 2**53}
 
 
-def test_what_asks_for_nothing_is_left_out():
+def test_keywords_without_effect_are_dropped():
     assert prepared({"uniqueItems": False, "propertyNames": True, "nullable": False, "description": "d"}) == {}
     assert allows({"type": "string", "minLength": 2.0}, '"ab"') and not allows(
         {"type": "string", "minLength": 2.0}, '"a"'
@@ -134,7 +134,7 @@ def test_no_free_key_is_a_named_one(free):
 
 
 @pytest.mark.parametrize("text", ["a\x01", "\x7f", "\x0b"])
-def test_what_only_an_escape_could_write_is_refused(text):
+def test_control_characters_in_texts_are_refused(text):
     for key, said in (("const", text), ("enum", ["b", {text: 1}]), ("properties", {text: {}}), ("required", [text])):
         with pytest.raises(InvalidRequest, match=f"^{key}: .*control characters"):
             sources.json_schema({key: said})

@@ -64,7 +64,7 @@ def test_the_tokenizer_would_make_another_text_of_each():
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", ["kvasir-mini", "qwen3"])
-def test_constants_and_keys_come_as_they_were_asked_for(name, text):
+def test_constants_and_keys_are_written_as_given(name, text):
     vocabulary = normalizing()
     if name != "kvasir-mini":
         tokenizer = shared_tokenizer(name)
@@ -83,7 +83,7 @@ def test_every_character_that_the_normalizer_changes_is_spelt():
     assert b"".join(map(vocabulary.tokenizer.token_bytes, vocabulary.spelt_as(whole))).decode() == whole
 
 
-def test_what_no_tokens_spell_is_refused_before_anything_is_computed():
+def test_texts_without_tokens_are_refused_before_anything_is_computed():
     vocabulary = normalizing("{")
     with pytest.raises(InvalidRequest, match=r"no tokens for '\{'"):
         vocabulary.spelt_as("{")

@@ -90,7 +90,7 @@ def test_reasoning_comes_before_a_required_call(thinking, opened):
     assert seen
 
 
-def test_a_value_may_have_in_it_what_stands_before_the_special_token_that_ends_it():
+def test_a_value_may_contain_the_text_before_its_end_token():
     """A mark that is text and then a special token, as DeepSeek's: text alone ends no value."""
     mark, special = next((text, i) for text, i in SPECIALS.items() if text.startswith("<"))
     lark = Lark({mark: special})

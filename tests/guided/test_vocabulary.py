@@ -43,7 +43,7 @@ def test_a_special_token_is_meant_by_its_name():
     assert ids and ids[0] == MARK_ID and TOKENIZER.decode(ids[1:]) == "no"
 
 
-def test_what_is_quoted_in_a_gbnf_stays():
+def test_quoted_texts_of_a_gbnf_are_kept():
     text = f'root ::= ["] "{MARK}" [^{MARK}"] {MARK} # "{MARK}'
     assert sources.by_id(text, SPECIALS) == f'root ::= ["] "{MARK}" [^{MARK}"] <[{MARK_ID}]> # "{MARK}'
 
@@ -89,7 +89,7 @@ def test_plain_texts_are_spelt_as_ever_and_special_ones_in_tokens_of_text(name):
         assert len(ids) > 1 and tokenizer.decode(ids, skip_special_tokens=True).strip() == mark
 
 
-def test_what_masks_ask_for_again_is_spelt_once(monkeypatch):
+def test_texts_of_repeated_masks_are_spelt_once(monkeypatch):
     vocabulary, asked = Vocabulary(TOKENIZER, TOKENIZER.vocab_size, TOKENIZER.eos_ids), []
     library, spell = make_tokenizer(vocabulary), Speller.__call__
     monkeypatch.setattr(Speller, "__call__", lambda self, text: asked.append(text) or spell(self, text))

@@ -30,7 +30,7 @@ KINDS = st.one_of(
 
 @examples(100)
 @given(KINDS, st.integers(1, 9), st.lists(st.integers(1, 12), min_size=1, max_size=12))
-def test_a_sequence_holds_what_it_needs_and_no_more_than_is_said(kind, size, chunks):
+def test_a_sequence_holds_the_blocks_it_needs_within_the_stated_maximum(kind, size, chunks):
     """A table grows by chunks and is trimmed after each."""
     total, pool = sum(chunks), BlockPool(200)
     most, table, tokens = kind.most(total, max(chunks), size), BlockTable(pool, size, kind), 0
@@ -48,7 +48,7 @@ def test_a_sequence_holds_what_it_needs_and_no_more_than_is_said(kind, size, chu
 
 @examples(100)
 @given(KINDS, st.integers(1, 9), st.integers(0, 12), st.integers(1, 12))
-def test_what_is_added_to_what_one_has_is_what_one_needs(kind, size, first, more):
+def test_held_and_added_blocks_are_the_needed_ones(kind, size, first, more):
     end = first + more
     had = set(kind.needed(first * size, size)) if first else set()
     assert set(kind.needed(end * size, size)) <= had | set(kind.added(first, end, size))
@@ -57,7 +57,7 @@ def test_what_is_added_to_what_one_has_is_what_one_needs(kind, size, first, more
 
 @examples(60)
 @given(KINDS, st.integers(1, 9), st.integers(1, 80))
-def test_what_is_needed_never_comes_back(kind, size, tokens):
+def test_a_block_that_is_no_longer_needed_is_never_needed_again(kind, size, tokens):
     before, after = kind.needed(tokens, size), kind.needed(tokens + 1, size)
     assert kind.low(tokens) <= kind.low(tokens + 1) and before.start <= after.start and before.stop <= after.stop
     assert len(after), "there is always a block to go on from"

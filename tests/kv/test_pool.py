@@ -31,7 +31,7 @@ def test_faults_are_noticed():
         pool.share(blocks[:1])
 
 
-def test_a_cached_block_is_idle_when_nobody_else_holds_it():
+def test_a_cached_block_is_idle_when_no_sequence_holds_it():
     pool = BlockPool(8)
     held, cached = pool.take(2)
     pool.keep([cached, 0])

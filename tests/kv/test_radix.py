@@ -40,7 +40,7 @@ def test_branches_go_before_their_stem_and_each_from_its_end():
     assert world.tree.stats().evicted == 5 and world.tree.stats().nodes == 0
 
 
-def test_what_is_evicted_is_named_by_its_chain_before_it_goes():
+def test_evicted_blocks_are_reported_with_their_chain():
     seen = []
     world = World(on_evict=lambda block, index, ids: seen.append((block, index, world.pools[0].is_idle(ids[0]))))
     text = letters("one two three four five")
@@ -152,7 +152,7 @@ def test_window_groups_alone_leave_no_husks():
 # -- prefixes that stay and that must not ----------------------------------------------------------------------
 
 
-def test_a_pinned_prefix_outlives_a_storm():
+def test_a_pinned_prefix_survives_many_evictions():
     world = World(num_blocks=12)
     world.serve(letters("system prompt"))
     assert world.tree.pin(b"", pack_ids(letters("system prompt")), until=10.0) == 12
@@ -203,7 +203,7 @@ def test_namespaces_never_meet():
 # -- partly filled blocks --------------------------------------------------------------------------------------
 
 
-def test_a_conversation_goes_on_inside_a_block():
+def test_a_conversation_continues_inside_a_block():
     world = World()
     text = letters("hello")
     assert world.serve(text) == 0
@@ -247,7 +247,7 @@ def test_common_counts_whole_ids(length):
     assert common(pack_ids(ids), pack_ids(ids[: length // 2])) == length // 2
 
 
-def test_queues_do_not_keep_the_dead():
+def test_eviction_queues_drop_removed_nodes():
     world = World((FULL, window(6)), num_blocks=40)
     for i in range(3000):
         world.serve([i])

@@ -44,7 +44,7 @@ def test_round_trip_over_a_restart(folder):
         assert stats.open_loads == stats.open_bytes == stats.queued_bytes == 0
 
 
-def test_what_comes_back_cannot_be_written_to(folder):
+def test_loaded_bytes_are_read_only(folder):
     (block,) = blocks_of(1)
     fill(folder, [block])
     with opened(folder) as tier:
@@ -137,7 +137,7 @@ def test_a_record_under_the_name_of_another_block_is_foreign(folder):
     assert_refused(folder, two, ("foreign",))
 
 
-def test_what_is_not_a_file_is_not_followed(folder, tmp_path):
+def test_links_pipes_and_folders_are_not_followed(folder, tmp_path):
     """A link to a good record, a pipe that nobody writes, a folder: none is served, none is waited for."""
     blocks = blocks_of(3)
     fill(folder, blocks)
@@ -224,7 +224,7 @@ def test_a_folder_of_another_user_is_refused(folder, monkeypatch):
         DiskTier(folder, FACTS, ROOM)
 
 
-def test_names_that_are_not_ours_are_left_alone(folder):
+def test_foreign_file_names_are_left_alone(folder):
     (block,) = blocks_of(1)
     fill(folder, [block])
     key = block.key.hex()
@@ -237,7 +237,7 @@ def test_names_that_are_not_ours_are_left_alone(folder):
     assert all(p.exists() for p in others)
 
 
-def test_leftovers_of_the_dead_are_removed_and_of_the_living_are_not(folder):
+def test_leftovers_of_dead_processes_are_removed_and_of_live_ones_are_not(folder):
     fill(folder, blocks_of(1))
     dead, alive = folder / "tmp-0123456789abcdef", folder / "tmp-fedcba9876543210"
     dead.write_bytes(b"half a part")

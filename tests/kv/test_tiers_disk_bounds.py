@@ -134,7 +134,7 @@ def test_no_error_of_the_disk_reaches_the_engine(folder, monkeypatch, call):
         assert not list(folder.glob("tmp-*")) and load(tier, block) == "missing"
 
 
-def test_a_folder_that_is_gone_does_no_harm(folder):
+def test_a_deleted_folder_causes_misses_only(folder):
     one, two = blocks_of(2)
     fill(folder, [one])
     with opened(folder) as tier:
@@ -183,7 +183,7 @@ def test_loads_do_not_wait_for_saves(folder, slow_disk):
         slow_disk.set()
 
 
-def test_closing_writes_what_is_queued_or_counts_it(folder, slow_disk):
+def test_closing_writes_queued_parts_or_counts_them(folder, slow_disk):
     blocks = blocks_of(3)
     tier = DiskTier(folder, FACTS, ROOM)
     for block in blocks:

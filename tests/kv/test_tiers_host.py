@@ -25,7 +25,7 @@ def save(tier: HostTier, block, group: int = 0) -> bool:
 
 @given(st.lists(st.tuples(st.sampled_from(["save", "load"]), st.integers(0, 11), st.integers(0, 1)), max_size=80),
        st.integers(40, 600))  # fmt: skip
-def test_it_is_a_bounded_map_in_the_order_of_use(operations, max_bytes):
+def test_the_host_tier_is_a_bounded_lru_map(operations, max_bytes):
     tier, expected = HostTier(FACTS, max_bytes), OrderedDict()
     for operation, i, group in operations:
         name = (BLOCKS[i].key, group)
@@ -55,7 +55,7 @@ def test_of_a_chain_the_leading_blocks_count():
     assert tier.has([b.key for b in BLOCKS], 1) == 0
 
 
-def test_what_was_fetched_stays_though_it_is_evicted_meanwhile():
+def test_fetched_bytes_stay_valid_after_eviction():
     tier = HostTier(FACTS, 200)
     save(tier, BLOCKS[0])
     ticket, other = tier.start_load(BLOCKS[0]), tier.start_load(BLOCKS[0])
@@ -69,7 +69,7 @@ def test_what_was_fetched_stays_though_it_is_evicted_meanwhile():
     assert tier.stats().open_loads == 0 and tier.stats().loads == {"loaded": 1}
 
 
-def test_what_comes_back_cannot_be_written_to():
+def test_fetched_bytes_are_read_only():
     tier = HostTier(FACTS, 200)
     tier.save(BLOCKS[0], 0, bytearray(96))
     found = tier.poll(tier.start_load(BLOCKS[0]))
@@ -93,7 +93,7 @@ def disk(tmp_path):
     tier.close(30)
 
 
-def test_what_falls_is_found_below(disk):
+def test_evicted_parts_are_found_in_the_tier_below(disk):
     host = HostTier(FACTS, 2 * 96, disk)
     both = JointTier([host, disk])
     for block in BLOCKS:
@@ -119,7 +119,7 @@ def test_only_what_lies_on_disk_takes_time_to_read(disk):
     assert both.read_seconds([(b.key, 0) for b in BLOCKS[:2]]) == pytest.approx(2.0)
 
 
-def test_below_nothing_is_written_that_is_computed_faster(disk):
+def test_parts_that_are_computed_faster_are_not_written_below(disk):
     host = HostTier(FACTS, 96, disk)
     disk._meter.read(96, 1.0)
     for pace, block in zip((1.0, 1.0, 1000.0, 1000.0), BLOCKS, strict=False):
@@ -128,7 +128,7 @@ def test_below_nothing_is_written_that_is_computed_faster(disk):
     assert disk.stats().saves.get("slow") == 2
 
 
-def test_at_the_end_all_falls_and_what_comes_then_goes_below_at_once(disk):
+def test_ending_moves_all_parts_below_and_later_ones_directly(disk):
     host = HostTier(FACTS, 96 * 6, disk)
     both = JointTier([host, disk])
     for block in BLOCKS[:6]:
@@ -145,7 +145,7 @@ def test_at_the_end_all_falls_and_what_comes_then_goes_below_at_once(disk):
     again.close()
 
 
-def test_without_time_nothing_is_waited_for(disk):
+def test_closing_without_time_waits_for_nothing(disk):
     host = HostTier(FACTS, 1000, disk)
     save(host, BLOCKS[0])
     host.close(0.0)

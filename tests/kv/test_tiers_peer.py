@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("hurry")
 # -- two sound engines -----------------------------------------------------------------------------------------
 
 
-def test_a_peers_blocks_come_as_they_are(server, disk, path):
+def test_blocks_of_a_peer_are_unchanged(server, disk, path):
     blocks = blocks_of(6)
     keys = [b.key for b in blocks]
     keep(disk, blocks[:4], (0, 1))
@@ -39,7 +39,7 @@ def test_a_peers_blocks_come_as_they_are(server, disk, path):
         assert not tier.save(blocks[5], 0, payload_of(blocks[5]))
 
 
-def test_a_question_is_asked_once_and_waited_for_as_long_as_was_said(path):
+def test_a_query_is_sent_once_and_waited_for_within_its_timeout(path):
     """A peer that takes a connection and says nothing is a miss in the end."""
     keys = [b.key for b in blocks_of(100)]
     ended = threading.Event()
@@ -52,7 +52,7 @@ def test_a_question_is_asked_once_and_waited_for_as_long_as_was_said(path):
         assert tier.ask(keys, 0, 10.0) and tier.has(keys) == 0
 
 
-def test_what_lies_behind_a_gap_is_known_too(server, disk, path):
+def test_parts_after_a_gap_are_known_too(server, disk, path):
     """Of a group with a window only the last blocks of a prefix are stored."""
     blocks = blocks_of(6)
     keep(disk, blocks[3:5], (1,))
@@ -165,7 +165,7 @@ with socket.socket(socket.AF_UNIX) as sock:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_gets_nothing_even_through_an_open_door(disk):
+def test_another_user_gets_nothing_even_from_an_open_folder(disk):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         path = Path(folder, "kv")
         server = PeerServer(path, disk)

@@ -101,7 +101,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_no_lie_of_a_peer_is_believed(path, lie):
+def test_false_answers_of_a_peer_are_rejected(path, lie):
     def answer(link: Wire) -> None:
         question(link)
         link.sock.sendall(lie)
@@ -124,7 +124,7 @@ def test_a_sound_record_of_another_block_is_foreign(path):
 
 @examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(max_size=200), st.sampled_from([wire.RECORD, wire.MISS, wire.HELD, wire.WELCOME, 0]))
-def test_no_garbage_of_a_peer_is_believed(path, data, kind):
+def test_garbage_of_a_peer_is_rejected(path, data, kind):
     def answer(link: Wire) -> None:
         question(link)
         link.send(kind, data)

@@ -40,7 +40,7 @@ def test_never_more_is_spent_than_was_earned(offers, share):
 
 
 @given(st.lists(SECONDS, min_size=20, max_size=50))
-def test_all_that_is_cheap_enough_is_written(computing):
+def test_parts_that_are_cheap_enough_are_all_written(computing):
     write_budget = WriteBudget(0.5)
     for seconds in computing:
         write_budget.computed(seconds)
@@ -48,7 +48,7 @@ def test_all_that_is_cheap_enough_is_written(computing):
         write_budget.spend(write_budget.take(1000), 1000, 0.5 * seconds / FACTOR)
 
 
-def test_what_is_put_by_is_bounded_and_what_was_not_written_is_given_back():
+def test_saved_budget_is_bounded_and_unused_budget_is_returned():
     write_budget = WriteBudget(0.5)
     write_budget.computed(1000.0)
     write_budget.saved(1000.0)
@@ -57,7 +57,7 @@ def test_what_is_put_by_is_bounded_and_what_was_not_written_is_given_back():
     assert not write_budget.affords(0), "all that was put by is spent"
 
 
-def test_where_not_all_can_be_written_it_is_what_prefixes_begin_with():
+def test_a_limited_budget_goes_to_the_beginnings_of_prefixes():
     """A third of all blocks; sequences of twelve lose the last first."""
     write_budget, written, usable = WriteBudget(0.5), 0, 0
     for _ in range(300):
@@ -120,7 +120,7 @@ def test_a_writer_takes_its_share_and_no_more(tmp_path, writes_take_2_ms):
         assert tier.stats().saves["dear"] == 150 - wanted
 
 
-def test_what_computing_takes_long_for_is_all_written(tmp_path, writes_take_2_ms):
+def test_parts_that_take_long_to_compute_are_all_written(tmp_path, writes_take_2_ms):
     with opened(tmp_path, 0.1) as tier:
         assert offer(tier, blocks_of(60), pace=1000 / 0.031) == 60
 
@@ -141,14 +141,14 @@ def test_reading_earns_what_it_saves(tmp_path, writes_take_2_ms):
         assert offer(tier, blocks[100:], pace=1000 / 0.1) > 100
 
 
-def test_at_the_end_of_an_engine_writing_takes_nobodys_time(tmp_path, writes_take_2_ms):
+def test_writing_at_the_end_of_an_engine_is_not_limited(tmp_path, writes_take_2_ms):
     with opened(tmp_path, 0.0) as tier:
         tier.ending()
         assert offer(tier, blocks_of(100), pace=1000 / 0.01) == 100
 
 
 @pytest.mark.parametrize("ending", [False, True])
-def test_what_is_computed_faster_than_it_is_read_is_not_written(tmp_path, ending):
+def test_parts_that_are_computed_faster_than_read_are_not_written(tmp_path, ending):
     with opened(tmp_path, None) as tier:
         if ending:
             tier.ending()

@@ -44,7 +44,7 @@ def test_work_is_planned_once_for_layers_of_a_kind(cache):
     assert batch.attention(0, 2) is not batch.attention(1, 2)
 
 
-def test_blocks_behind_a_window_may_be_stale(cache):
+def test_blocks_before_a_window_may_be_stale(cache):
     """Position 40 sees 21 ..: block 0 of the window's table says nothing any more, of the full one's it does."""
     make_batch([part([7], 40, [1, 2, 3], [-1, 2, 3])], cache)
     make_batch([part([7], 40, [1, 2, 3], [99, 2, 3])], cache)
@@ -72,7 +72,7 @@ def test_walks_are_planned_once_for_layers_of_a_kind():
     assert [stage.blocks.tolist() for stage in batch.states(0).parts[0].stages] == [[3], [4]]
 
 
-def test_what_only_we_could_break_is_noticed(cache):
+def test_invalid_works_fail_an_assertion(cache):
     with pytest.raises(AssertionError, match=r"1 .* 16 .* 17"):
         make_batch([part([7, 8], 15, [3], [5])], cache)
     with pytest.raises(AssertionError, match="need tokens"):

@@ -54,7 +54,7 @@ def test_sin_and_cos(x):
 
 
 @given(st.integers(1, int(MAX_ANGLE / math.pi * 2) - 1))
-def test_near_the_corners(n):
+def test_sin_and_cos_near_multiples_of_half_pi(n):
     """Where the reduced angle is tiny: next to a multiple of pi / 2, on both sides."""
     near = float(Decimal(n) * PI / 2)
     for x in (near, math.nextafter(near, 0.0), math.nextafter(near, math.inf)):

@@ -9,7 +9,7 @@ STATE = State((3, 5, 7), inputs=11, before=3)
 SPEC = (FULL, WINDOW, FULL, WIDE, WINDOW)
 
 
-def test_layers_that_reach_alike_share_a_table():
+def test_layers_of_equal_reach_share_a_table():
     """Whatever the sizes of their heads."""
     groups = cache_groups(SPEC, 16, torch.bfloat16)
     assert [(g.kind.name, g.layers, g.kind.reach) for g in groups] == [("full", (0, 2, 3), 0), ("window", (1, 4), 32)]
@@ -73,6 +73,6 @@ def test_a_state_and_its_inputs_lie_beside_each_other():
     assert (cache.state(1)[3] == 1).all() and (cache.inputs(1)[3] == 2).all()
 
 
-def test_a_reach_beyond_a_block_is_our_own_fault():
+def test_a_reach_beyond_a_block_fails_an_assertion():
     with pytest.raises(AssertionError, match="before"):
         KVCache((State((1,), inputs=1, before=17),), [4], 16, torch.float32)

@@ -133,7 +133,7 @@ def test_a_layer_that_shares_only_reads():
         ({"": (Shared(0),)}, "layer 0 of .*layer 0 of .*no cache"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(specs, match):
+def test_sharing_an_absent_cache_is_refused(specs, match):
     with pytest.raises(ValueError, match=match):
         Layout(specs)
 

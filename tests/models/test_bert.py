@@ -125,7 +125,7 @@ def test_each_field_moves_the_rows(tmp_path, flipped):
     assert moved > SENSITIVITY
 
 
-def test_every_token_sees_those_behind_it(tmp_path):
+def test_every_token_attends_to_later_tokens(tmp_path):
     model = load(save(oracle(), tmp_path))
     ids = random_ids(40, 97)
     changed = [*ids[:-1], (ids[-1] + 1) % 97]

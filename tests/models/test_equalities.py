@@ -47,7 +47,7 @@ mostly_bfloat16 = pytest.mark.parametrize(
 
 @mostly_bfloat16
 @pytest.mark.parametrize("name", NAMES)
-def test_in_chunks_as_at_once(name, dtype):
+def test_chunks_equal_one_step(name, dtype):
     model, ids, logits = model_of(name, dtype)
     assert torch.isfinite(logits).all()
     for chunks in ([55] + [1] * 15, [63, 1, 1], [1] * 20, [7] * 12):
@@ -56,7 +56,7 @@ def test_in_chunks_as_at_once(name, dtype):
 
 @both
 @pytest.mark.parametrize("name", NAMES)
-def test_in_blocks_of_any_size(name, dtype):
+def test_the_block_size_changes_no_bit(name, dtype):
     model, ids, logits = model_of(name, dtype)
     for size in (8, 32, 64, 128):
         found = logits_of(model, ids, chunks=[90, 1], block_size=size, dtype=dtype, fill=torch.nan)
@@ -65,7 +65,7 @@ def test_in_blocks_of_any_size(name, dtype):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("threads", (2, 3))
-def test_with_any_number_of_threads(name, threads):
+def test_the_number_of_threads_changes_no_bit(name, threads):
     """In bfloat16: in float32 eager computes on one thread."""
     dtype = torch.bfloat16
     model, ids, logits = model_of(name, dtype)
@@ -132,7 +132,7 @@ def give_back(cache, running: list[Running]) -> None:
 )
 @mostly_bfloat16
 @pytest.mark.parametrize("name", NAMES)
-def test_in_company_as_alone(name, dtype, counts, seed):
+def test_batched_rows_equal_single_ones(name, dtype, counts, seed):
     model, ids, logits = model_of(name, dtype)
     lengths = [LENGTH, 1 + seed % 70, 3]
     sequences = [ids[:length] for length in lengths]
@@ -142,7 +142,7 @@ def test_in_company_as_alone(name, dtype, counts, seed):
 
 
 @both
-def test_what_is_not_a_number_stays_with_its_sequence(dtype):
+def test_nan_stays_with_its_sequence(dtype):
     """A token whose embedding is NaN spoils the rows behind it in its own sequence, and nothing else."""
     model = dummy(config_of("mistral"), dtype)
     model.embed.weight = model.embed.weight.clone()

@@ -38,7 +38,7 @@ def test_a_config_is_read_from_its_folder_or_by_its_own_path(tmp_path):
     "text",
     ["", "{", "[1, 2]", '"text"', '{"a": 1} x', '{"a": ' + "9" * 5000 + "}", "\xff\xfe".encode("latin-1")],
 )
-def test_what_is_no_json_object_is_refused(tmp_path, text):
+def test_a_config_that_is_no_json_object_is_refused(tmp_path, text):
     path = tmp_path / "config.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ModelFileError, match=r"config\.json"):
@@ -303,7 +303,7 @@ def test_values_that_cannot_be_are_refused(config):
         {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
     ],
 )
-def test_what_rope_cannot_do_is_refused(config):
+def test_unsupported_rope_scaling_is_refused(config):
     with pytest.raises(UnsupportedModel):
         rope(config)
 

@@ -41,7 +41,7 @@ def test_the_text_part_computes_what_transformers_computes(folder):
     assert distance(logits_of(model, ids), expected) < TOLERANCE
 
 
-def test_what_is_there_for_images_is_passed_over_and_nothing_else(folder, tmp_path):
+def test_only_tensors_of_the_vision_part_are_ignored(folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
     path, *_ = folder
@@ -74,7 +74,7 @@ def test_old_and_new_spelling_of_its_two_ropes_are_one():
         ({"query_pre_attn_scalar": 0}, ModelFileError),
     ],
 )
-def test_what_it_cannot_do_is_refused(change, error):
+def test_unsupported_gemma3_fields_are_refused(change, error):
     with pytest.raises(error, match=next(iter(change)).removesuffix("_parameters")):
         Gemma3Config.from_hf({**config_of("gemma3"), **change})
 

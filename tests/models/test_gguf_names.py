@@ -164,12 +164,12 @@ def test_each_expert_is_a_view_of_the_stack():
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (2000, 1, 1), (2, 2, 2, 2)])
-def test_what_is_no_stack_of_experts_is_refused(shape):
+def test_a_malformed_stack_of_experts_is_refused(shape):
     with pytest.raises(ModelFileError, match="stack"):
         HFView(DummySource({"blk.0.ffn_up_exps.weight": shape}), {}, "qwen3moe")
 
 
-def test_what_the_converter_adds_to_gemmas_norms_is_taken_away():
+def test_the_offset_of_gemma_norms_is_removed():
     source = DummySource({"blk.0.attn_norm.weight": (32,), "blk.0.attn_q.weight": (32, 32)})
     view = HFView(source, {}, "gemma2")
     name = "model.layers.0.input_layernorm.weight"

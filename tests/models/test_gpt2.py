@@ -38,7 +38,7 @@ def test_hidden_rows_and_logits_are_the_authors(sorter):
         assert distance(sorter.logits(found), torch.from_numpy(logits)) < TOLERANCE
 
 
-def test_it_sorts_all_inputs(sorter):
+def test_the_sorting_model_sorts_all_inputs(sorter):
     """All 729 inputs in one batch a step: the six letters of the prompt, then letter after letter."""
     inputs = list(itertools.product(range(3), repeat=6))
     cache = make_cache(sorter, blocks=len(inputs) + 1)
@@ -104,7 +104,7 @@ def test_each_field_moves_the_logits(tmp_path, flipped):
     assert distance(logits_of(load(tmp_path, **flipped), ids), logits_of(load(tmp_path), ids)) > SENSITIVITY
 
 
-def test_the_two_gelus_are_told_apart(tmp_path):
+def test_the_two_gelus_are_distinguished(tmp_path):
     """They differ by 1e-3 at most, too little for the common bound: ours must lie as far apart as theirs."""
     ids = random_ids(96, 97)
     hf = save(oracle(), tmp_path)

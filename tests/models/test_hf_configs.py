@@ -79,7 +79,7 @@ def test_an_architecture_without_code_is_refused_by_name(folder):
 
 
 @pytest.mark.parametrize("folder", RUN)
-def test_what_ends_an_answer_is_read(folder):
+def test_end_ids_are_read(folder):
     path = need("hf_configs", folder)
     assert read_generation_config(path, read_hf_config(path)).eos_ids == EOS[folder]
 

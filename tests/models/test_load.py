@@ -28,31 +28,31 @@ def state() -> dict[str, torch.Tensor]:
     return {name: source.tensor(name) for name in source.names()}
 
 
-def test_a_missing_tensor(state):
+def test_a_missing_tensor_is_named(state):
     del state["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(ModelFileError, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
         ours(CONFIG, state)
 
 
-def test_a_tensor_too_many(state):
+def test_an_unused_tensor_is_named(state):
     state["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
     with pytest.raises(ModelFileError, match=r"no use for.*model\.layers\.0\.self_attn\.q_proj\.bias"):
         ours(CONFIG, state)
 
 
-def test_a_layer_too_many(state):
+def test_tensors_of_an_extra_layer_are_counted(state):
     with pytest.raises(ModelFileError, match=r"no use for.* 4 more"):
         ours(CONFIG | {"num_hidden_layers": 2}, state)
 
 
-def test_another_shape(state):
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(state):
     with pytest.raises(ModelFileError, match=r"model\.norm\.weight.*\[63\].*\[64\]"):
         ours(CONFIG, state | {"model.norm.weight": torch.zeros(63)})
     with pytest.raises(ModelFileError, match=r"up_proj.*\[112, 64\]"):
         ours(CONFIG, {n: t.T if "up_proj" in n else t for n, t in state.items()})
 
 
-def test_what_holds_nothing_may_be_there(state):
+def test_buffers_are_ignored_and_the_prefix_may_be_missing(state):
     ids = random_ids(20, 96)
     logits = logits_of(ours(CONFIG, state), ids)
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}

@@ -65,7 +65,7 @@ def test_which_layers_have_experts(step, dense, sparse):
         ("phi3-longrope", {"partial_rotary_factor": 0.75}),
     ],
 )
-def test_what_cannot_be_is_refused(name, change):
+def test_impossible_mixture_configs_are_refused(name, change):
     with pytest.raises(ModelFileError):
         read(name, **change)
 

@@ -85,7 +85,7 @@ def test_other_layers_are_refused(kind):
         read(layer_types=["full_attention", "linear_attention", kind, "linear_attention"])
 
 
-def test_what_each_layer_is_and_remembers():
+def test_each_layer_has_its_kind_and_cache():
     model = dummy(config_of("qwen3-next"))
     mixers = [type(layer.attn) for layer in model.layers]
     assert mixers == [GatedDelta, GatedAttention, GatedDelta, GatedDelta]
@@ -130,7 +130,7 @@ def test_states_that_depend_on_the_chunk_are_noticed(monkeypatch):
     assert selftest.run(model, make_cache(model)) == "close"
 
 
-def test_it_runs_eagerly_and_the_start_says_why(tmp_path):
+def test_qwen3_next_runs_on_eager_with_a_note(tmp_path):
     folder = random_model("qwen3-next", tmp_path)
     core = core_of(folder, executor="auto", threads=1)
     assert core.info.executor == "eager"

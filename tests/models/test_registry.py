@@ -32,12 +32,12 @@ def test_a_refusal_names_the_architecture_the_nearest_and_the_way():
     assert "docs/howto/add-a-model.md" in text and (ROOT / "docs/howto/add-a-model.md").is_file()
 
 
-def test_an_unlike_name_is_told_all_types():
+def test_an_unknown_name_gets_the_list_of_all_types():
     with pytest.raises(UnsupportedModel, match=", ".join(MODELS)):
         model_class("zzz")
 
 
-def test_code_in_the_folder_is_not_run_and_the_refusal_says_so():
+def test_code_in_the_folder_is_not_run_and_the_refusal_names_it():
     auto_map = {"AutoModelForCausalLM": "modeling_evil.Evil"}
     with pytest.raises(UnsupportedModel, match="auto_map"):
         model_class_for({"model_type": "evil", "auto_map": auto_map})

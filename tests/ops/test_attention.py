@@ -168,7 +168,7 @@ def cut_up(length: int, sizes: list[int]) -> list[int]:
 @pytest.mark.usefixtures("exact_linear")
 @pytest.mark.parametrize("poison", (torch.nan, torch.inf))
 @pytest.mark.parametrize("where", ("q", "k", "v"))
-def test_a_bad_token_reaches_only_those_who_see_it(where, poison):
+def test_a_nan_token_reaches_only_rows_that_attend_to_it(where, poison):
     case = make(100, 4, 2, 16, window=30)
     clean = attend([case], [[100]])[0]
     getattr(case, where)[40, 0] = poison

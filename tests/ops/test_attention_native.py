@@ -210,7 +210,7 @@ def test_the_bits_of_a_row(format, shape, lengths, sizes, window, block_size, th
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("poison", (torch.nan, torch.inf))
 @pytest.mark.parametrize("where", ("q", "k", "v"))
-def test_a_bad_token_reaches_only_those_who_see_it(where, poison, format):
+def test_a_nan_token_reaches_only_rows_that_attend_to_it(where, poison, format):
     case = make(100, 4, 2, 16, window=30)
     clean = attend([case], [[100]], format)[0]
     getattr(case, where)[40, 0] = poison
@@ -243,7 +243,7 @@ def test_rows_that_no_work_names_are_left_alone():
     assert torch.equal(out[:, 0, 0], torch.tensor([7.0, 7.0, 1.0, 7.0]))
 
 
-def test_what_does_not_fit_is_refused():
+def test_invalid_layouts_slots_and_heads_are_refused():
     for layout in (Layout("float32", 1, 7, 16), Layout("float32", 1, 258, 16), Layout("bf16", 1, 8, 16)):
         with pytest.raises(ValueError, match="cache"):
             layout.block_bytes()

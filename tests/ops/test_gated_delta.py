@@ -121,7 +121,7 @@ def test_beside_others_of_any_length(budget, monkeypatch):
         assert torch.equal(torch.cat(found), whole(x))
 
 
-def test_what_was_drafted_in_vain_leaves_no_trace():
+def test_rejected_drafts_leave_no_trace():
     """Wrong rows from 43 on, over the border of a block; then the right ones."""
     x, cache, blocks = inputs(1), new_cache(), table(1, 2, 3, 4, 5)
     step(cache, [(x[:43], 0, blocks)])
@@ -146,7 +146,7 @@ def test_a_prefix_is_taken_up_where_it_ends(start):
     assert torch.equal(cache.tensors[0][:, :, 1:10].nan_to_num(), others[:, :, 1:].nan_to_num()), "not its own"
 
 
-def test_what_is_not_a_number_stays_with_its_sequence():
+def test_nan_stays_with_its_sequence():
     x, sick = inputs(1), inputs(5)
     sick[40] = torch.nan
     healthy, spoiled = step(new_cache(), [(x, 0, table(1, 2, 3, 4, 5)), (sick, 0, table(6, 7, 8, 9, 10))])
@@ -155,7 +155,7 @@ def test_what_is_not_a_number_stays_with_its_sequence():
     assert spoiled[40:].isnan().all()
 
 
-def test_a_layer_that_looks_ahead_is_our_own_fault():
+def test_a_layer_that_looks_ahead_fails_an_assertion():
     batch = batch_of([Part([0] * 3, 0, (table(1),), causal=False)], new_cache())
     with pytest.raises(AssertionError, match="look ahead"):
         batch.states(0)

@@ -30,7 +30,7 @@ def test_against_float64(outputs, inputs, segments, dtype):
     assert (found - exact).abs().max() < TOLERANCE[dtype] * exact.abs().max()
 
 
-def test_zeros_behind_a_segment_change_nothing():
+def test_zeros_after_a_segment_change_nothing():
     x, _, parts, bias = sample(24, 44, segments=2)
     padded = torch.nn.functional.pad(parts, (0, 10))
     torch.testing.assert_close(linear(x, padded, bias), linear(x, parts, bias), rtol=1e-6, atol=1e-6)

@@ -154,7 +154,7 @@ def test_activations_are_what_they_say(activation):
         ({"panels": (1, 0)}, "panels.*0.*1"),
     ],
 )
-def test_what_cannot_be_read_safely_is_refused(change, said):
+def test_arrays_that_cannot_be_read_safely_are_refused(change, said):
     packed = pack(draw(12, 8, 10), "F32")
     arguments = {"activated": native.prepare(packed, draw(13, 2, 10)), "out": np.zeros((2, 8), np.float32), **change}
     with pytest.raises(ValueError, match=said):

@@ -139,7 +139,7 @@ def test_big_matrices_start_at_a_huge_page_and_do_not_change():
         packed.memory[0] = 1
 
 
-def test_rows_behind_the_last_are_zeros():
+def test_rows_after_the_last_are_zeros():
     packed = pack_rows("BF16", raw_rows(GGMLType.BF16, 17, 3), 17, 3, 1)
     panel = packed.memory[packed.nbytes // 2 :].view(np.uint16)
     assert panel.reshape(-1, 16, 2)[:, 1:].any() == np.False_
@@ -171,7 +171,7 @@ def test_activations_by_format():
         ({"source_type": "Q4_K"}, ValueError, "whole blocks"),
     ],
 )
-def test_what_cannot_be_packed_is_refused(change, error, said):
+def test_rows_that_cannot_be_packed_are_refused(change, error, said):
     kind = GGMLType["Q8_0" if change.get("source_type") == "Q8_0" else "F32"]
     arguments = {"source_type": "F32", "parts": raw_rows(kind, 4, 64), "rows": 4, "cols": 64, "segments": 1, **change}
     with pytest.raises(error, match=said):

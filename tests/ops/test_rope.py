@@ -13,7 +13,7 @@ def test_dimension_i_turns_with_i_plus_half():
     torch.testing.assert_close(turned, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_lies_behind_the_turned_dimensions_passes():
+def test_dimensions_after_the_rotated_ones_are_unchanged():
     x = torch.randn(2, 1, 10)
     turned = rope(x, torch.zeros(2, 2), torch.ones(2, 2))
     assert torch.equal(turned[..., 4:], x[..., 4:])

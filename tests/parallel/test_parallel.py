@@ -84,7 +84,7 @@ def test_other_numbers_of_ranks_are_refused(size):
         LocalRanks(size)
 
 
-def test_nobody_waits_for_a_rank_that_failed():
+def test_no_rank_waits_for_a_failed_one():
     ranks = LocalRanks(2)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(ranks.meshes[0].meet, np.zeros(1))

@@ -34,20 +34,20 @@ def renderer():
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("name", CALLING)
-def test_every_format_is_recognised_by_what_it_writes(name, count):
+def test_every_format_is_recognised_by_samples_of_it(name, count):
     found = detect("", samples=[sample(name, count, behind="<|im_end|>\n")])
     assert (found.format.calls.name, found.fault) == (SAME.get(name, name), "")
 
 
 @pytest.mark.parametrize("name", [name for name in CALLING if name != "harmony"])
-def test_what_is_left_over_makes_another_format(name):
+def test_marks_around_a_known_format_make_it_unknown(name):
     """Marks around a known format are a format that is not known: they would come out as content."""
     found = detect("", samples=[sample(name, before="<calls>", behind="</calls>")])
     assert found.format.calls is NO_CALLS
     assert "<calls>" in found.fault
 
 
-def test_the_words_of_a_template_do_not_count_against_what_it_writes():
+def test_samples_override_the_signs_of_a_template():
     """A format is not forced upon a model that writes another one in a way that looks like it."""
     signs = "'<tool_call>' and '<function=' '<parameter='"
     assert detect(signs).format.calls.name == "qwen3_coder"
@@ -69,7 +69,7 @@ def test_samples_are_asked_for_until_one_is_understood():
     ("template", "fault"),
     [("{{ messages }}", ""), ("{{ tools }}", "the chat template takes tools and shows no calls"), ("<tool_call>", "")],
 )
-def test_what_shows_no_calls(template, fault):
+def test_templates_that_show_no_calls_have_a_fault(template, fault):
     assert detect(template).fault == fault
 
 

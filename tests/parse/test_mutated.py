@@ -39,7 +39,7 @@ def mutated(text: str, edits: list[tuple[float, int, str]]) -> str:
 @pytest.mark.parametrize("name", CALLING)
 @examples(25)
 @given(calls=st.sampled_from(CALLS), edits=EDITS)
-def test_what_a_mutated_call_says_is_told_or_stays_content(name, calls, edits):
+def test_mutated_calls_are_events_or_content(name, calls, edits):
     format = Format(format_of(name).calls)
     text = mutated(written(format, calls), edits)
     events = parsed(format, text, tools=schemas(calls))
@@ -114,13 +114,13 @@ def begins_json(text: str) -> bool:
         ("harmony", ' to=functions.f<|message|>{"a": NaN}<|call|>', '{"a": ', "NaN}"),
     ],
 )  # fmt: skip
-def test_what_is_no_json_ends_the_call(name, text, told, content):
+def test_invalid_json_ends_the_call(name, text, told, content):
     message = Message.of(parsed(Format(format_of(name).calls), text, tools={"f": {}}))
     assert [call.arguments for call in message.calls] == ([] if told is None else [told])
     assert message.content == (text if content is None else content)
 
 
-def test_a_call_that_the_next_one_breaks_off_keeps_what_it_said():
+def test_an_interrupted_call_keeps_its_arguments():
     text = '[TOOL_CALLS]f[ARGS]{"a": "b"[TOOL_CALLS]g[ARGS]{"c": []}'
     message = Message.of(parsed(format_of("mistral_args"), text, tools={"f": {}, "g": {}}))
     assert [(call.name, call.arguments) for call in message.calls] == [("f", '{"a": "b"'), ("g", '{"c": []}')]

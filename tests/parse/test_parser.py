@@ -108,7 +108,7 @@ def test_an_end_mark_of_a_string_that_breaks_off_is_no_part_of_it(name):
 
 
 @pytest.mark.parametrize("name", [name for name in CALLING if format_of(name).calls.parameters is None])
-def test_arguments_come_as_they_are_said(name):
+def test_arguments_are_streamed_unchanged(name):
     """In the middle of a long string all of it has been told but what may be the beginning of an escape."""
     format = format_of(name)
     text = written(format, [("f", {"key": "w" * 500})])
@@ -118,7 +118,7 @@ def test_arguments_come_as_they_are_said(name):
 
 
 @pytest.mark.parametrize("name", [name for name in CALLING if format_of(name).calls.parameters])
-def test_strings_between_marks_come_as_they_are_said(name):
+def test_strings_between_marks_are_unchanged(name):
     format = format_of(name)
     text = written(format, [("f", {"key": "w" * 500})])
     parser = Parser(format, {"f": {"properties": {"key": {"type": "string"}}}})
@@ -192,7 +192,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_what_is_held_back_is_bounded(case):
+def test_held_back_text_is_bounded(case):
     parser, held, told = Parser(format_of("hermes")), 0, []
     for i in range(0, len(HOSTILE[case]), 50):
         told += parser.push(HOSTILE[case][i : i + 50])
@@ -285,11 +285,11 @@ def test_other_ways_to_write_a_call(name, text, calls):
         ("harmony", "to=5 is what I mean"),
     ],
 )
-def test_what_is_no_call_is_content(name, text):
+def test_text_that_is_no_call_is_content(name, text):
     assert message_of(name, text, reasoning="none", tools={"f": {}}) == Message(content=text)
 
 
-def test_text_behind_broken_arguments_is_content():
+def test_text_after_broken_arguments_is_content():
     events = parsed(format_of("hermes"), '<tool_call>{"name": "f", "arguments": {"a": !}} </tool_call>x')
     assert events == [CallStart(0, "f"), Arguments(0, '{"a": '), CallEnd(0), Content("!}} </tool_call>x")]
 

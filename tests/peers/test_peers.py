@@ -121,7 +121,7 @@ def test_a_worker_answers_refuses_and_ends(tmp_path):
     assert "noise of a library" in (tmp_path / "logs" / "one.log").read_text()
 
 
-def test_a_worker_leaves_nothing_behind(tmp_path):
+def test_a_worker_leaves_no_process_and_no_file(tmp_path):
     code = "import subprocess, sys; print(subprocess.Popen(['sleep', '100']).pid, flush=True); sys.stdin.read()"
     worker = Worker("one", [sys.executable, "-c", code], {}, tmp_path / "log")
     left = psutil.Process(int(worker._pipes()[1].readline()))
@@ -200,7 +200,7 @@ def test_limits_are_bytes_and_multiply_adds():
 
 
 @pytest.mark.slow
-def test_the_machine_tells_its_rates():
+def test_the_machine_report_has_its_rates():
     gave = rates(1)
     assert gave.bytes_per_s > 1e8 and gave.method in probe.METHODS
     assert all(math.isfinite(rate) and rate >= 0 for rate in (gave.int8_macs_per_s, gave.bf16_macs_per_s))
@@ -409,6 +409,6 @@ def test_our_server_is_measured(setup, monkeypatch):
     assert (setup.logs / f"{OUR_SERVER}.log").stat().st_size > 0
 
 
-def test_a_server_that_is_not_there_says_so(setup):
+def test_an_absent_server_is_an_error(setup):
     with pytest.raises(PeerError, match="make peers"):
         Server(VLLM_SERVER, setup, HTTP_ROW)

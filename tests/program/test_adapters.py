@@ -113,7 +113,7 @@ def pieces_of(program, adapters=(1, 0, 2)) -> np.ndarray:
 
 
 @pytest.mark.parametrize("isa", door.ISAS)
-def test_the_same_bits_alone_and_in_company(case, isa):
+def test_rows_have_the_same_bits_alone_and_batched(case, isa):
     _, model = case
     pairs = {1: made(model.model, 1, 40, "out"), 2: made(model.model, 2, 3)}
     alone = program_of(model)
@@ -145,7 +145,7 @@ def test_rows_without_one_keep_their_bits(case):
     assert program.struct.adapted == 0
 
 
-def test_eager_gives_the_same_bits_alone_and_in_company(case):
+def test_eager_rows_have_the_same_bits_alone_and_batched(case):
     folder, _ = case
     model = eager_of(folder)
     (plain,) = eager_hidden(model, [IDS], [0])
@@ -221,7 +221,7 @@ def test_adapters_come_change_and_go(tmp_path):
     company.step((0, 0, 20))
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path):
+def test_adapters_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
     model = loaded("llama", tmp_path)
     eager = eager_of(tmp_path)
     program = program_of(model)

@@ -43,7 +43,7 @@ def eager_states(model) -> dict[str, np.ndarray]:
     return {name: rows[: len(IDS)].numpy() for name, rows in {**batch.hidden, "last": last}.items()}
 
 
-def test_agrees_with_eager(case):
+def test_hidden_states_agree_with_eager(case):
     folder, model = case
     program = program_of(model, fill=np.nan)
     company = Company(program, [IDS])
@@ -54,7 +54,7 @@ def test_agrees_with_eager(case):
         assert (name == "last") == np.array_equal(found, last) or model.architecture == "Bert"
 
 
-def test_the_same_bits_in_company_and_in_pieces(case):
+def test_hidden_states_have_the_same_bits_batched_and_in_chunks(case):
     _, model = case
     for name in NAMES:
         (whole,) = Company(program_of(model), [IDS]).step((0, 0, len(IDS)), export=name)
@@ -65,7 +65,7 @@ def test_the_same_bits_in_company_and_in_pieces(case):
         assert np.array_equal(bits(whole), bits(np.concatenate(parts)))
 
 
-def test_they_cost_nothing_where_nobody_wants_them(case):
+def test_unwanted_hidden_states_cost_nothing(case):
     _, model = case
     plain = lower(trace(model.model), 48, 8, prepared)
     wanted = lower(trace(model.model, ["layers.0"]), 48, 8, prepared)
@@ -74,7 +74,7 @@ def test_they_cost_nothing_where_nobody_wants_them(case):
     assert len(plain.steps) == len(wanted.steps)
 
 
-def test_logits_leave_them_as_they_are(case):
+def test_logits_do_not_change_hidden_states(case):
     _, model = case
     program = program_of(model)
     if not program.vocab:

@@ -88,7 +88,7 @@ def test_between_barriers_rows_stay_with_their_threads(case):
         run.append(step)
 
 
-def test_what_can_be_folded_is(case):
+def test_foldable_nodes_are_folded(case):
     trace, program = case
     ops = [step.op for step in program.steps]
     assert "add_vector" not in ops or trace.batch.graph.nodes[0].op == "embedding"

@@ -79,7 +79,7 @@ def test_narrow_caches_stay_within_their_error(case, kv_dtype, bound):
     assert 0 < error < bound
 
 
-def test_what_cannot_be_traced_says_why(tmp_path):
+def test_an_untraceable_forward_has_a_reason(tmp_path):
     model = loaded("llama", tmp_path).model
     plain = model.forward
     model.forward = lambda tokens, batch: plain(tokens, batch)[0]
@@ -94,7 +94,7 @@ def test_what_cannot_be_traced_says_why(tmp_path):
     ("change", "reason"),
     [(lambda x: x.relu(), "the forward uses .relu"), (Op("new", lambda x: x * 2.0), "there is no kernel for new")],
 )
-def test_what_cannot_be_traced_runs_on_eager(tmp_path, monkeypatch, change, reason):
+def test_a_model_that_cannot_be_traced_runs_on_eager(tmp_path, monkeypatch, change, reason):
     from kvasir.models.llama import Llama
     from tests.engine.cores import core_of
 

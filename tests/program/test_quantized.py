@@ -181,7 +181,7 @@ def test_quantizing_while_loading(in_bf16, quantize, bound, layers, table):
     assert_within(error(found, in_bf16, ids_of()), bound)
 
 
-def test_what_is_quantized_in_the_file_is_left_alone(tmp_path):
+def test_tensors_quantized_in_the_file_keep_their_format(tmp_path):
     path, told = write_mini(tmp_path / "model.gguf", "Q6_K"), []
     options = LoadOptions("program", quantize="q4")
     model = load_model(find_model(str(path)), options=options, report=lambda *args: told.append(args))

@@ -67,7 +67,7 @@ def test_sums_of_the_splits_are_disjoint():
     assert not pairs(TRAIN) & pairs(HELD)
 
 
-def test_held_out_names_are_never_told_in_training():
+def test_held_out_names_never_occur_in_training():
     rng = Random(2)
     told = [memory.facts(rng, TRAIN, 3) for _ in range(300)]
     held = [memory.facts(rng, HELD, 3) for _ in range(300)]

@@ -38,7 +38,7 @@ def eager_core(folder: str, **options) -> EngineCore:
 
 
 @pytest.mark.parametrize("kind", [*FAST, *SLOW])
-def test_they_are_those_of_transformers(kind, tmp_path):
+def test_attention_weights_are_those_of_transformers(kind, tmp_path):
     folder = random_model(kind, tmp_path)
     runner = eager_core(folder, block_size=16).runner
     groups, blocks = len(runner.capacity.groups), tuple(range(1, 11))
@@ -90,7 +90,7 @@ def watched(core: EngineCore, wants: Callable[[str], bool]) -> dict[tuple[str, i
 
 
 @pytest.mark.parametrize("kind", FAST)
-def test_rows_that_ask_change_nothing_and_get_the_same_in_company(kind, tmp_path):
+def test_wanted_weights_change_no_row_and_are_the_same_batched(kind, tmp_path):
     folder = random_model(kind, tmp_path)
     core = eager_core(folder, max_num_seqs=1, num_blocks=40)
     requests = mixed_requests(core.info.vocab_size, 256, count=6, longest=100)
@@ -105,7 +105,7 @@ def test_rows_that_ask_change_nothing_and_get_the_same_in_company(kind, tmp_path
     assert company.items() <= alone.items()
 
 
-def test_a_program_refuses_them_by_name(tmp_path):
+def test_a_program_refuses_attention_weights_by_name(tmp_path):
     files = find_model(random_model("llama", tmp_path))
     with pytest.raises(ConfigError, match=r"attention\.0"):
         load_model(files, "float32", options=LoadOptions("program", hidden=("attention.0",)))

@@ -37,7 +37,7 @@ class Late:
 
 
 @pytest.mark.parametrize("model", ["llama", pytest.param("qwen3-next", marks=pytest.mark.slow)])
-def test_an_engine_whose_blocks_come_and_go_late(tmp_path, monkeypatch, model):
+def test_late_transfers_change_no_answer(tmp_path, monkeypatch, model):
     monkeypatch.setattr("kvasir.sched.service.Service.prefill_seconds", lambda self, start, tokens: 30.0)
     options = {"executor": "eager", "dtype": "float32", "block_size": 16, "threads": 1}
     folder, requests = random_model(model, tmp_path), mixed_requests(300, 200, longest=150)

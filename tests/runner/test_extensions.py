@@ -57,7 +57,7 @@ def test_without_the_wait_the_weights_are_not_there(case):
     assert errors and all("NaN" in error for error in errors)
 
 
-def test_the_inputs_of_linears_are_the_same_in_company(case):
+def test_the_inputs_of_linears_are_the_same_batched(case):
     folder, requests, expected = case
     alone = core_of(folder, executor="eager", dtype="float32", threads=1, max_num_seqs=1, num_blocks=40)
     first = with_executor(alone, Calibrating)

@@ -61,7 +61,7 @@ def test_a_layers_keys_and_values_are_there_when_it_ends(case):
     assert sent.elsewhere.keys() == set(range(len(sent.trace.ends)))
 
 
-def test_the_inputs_of_linears_are_the_same_in_company(case):
+def test_the_inputs_of_linears_are_the_same_batched(case):
     options, requests, expected = case
     alone = core_of(**options, threads=1, max_num_seqs=1, num_blocks=40)
     first = Calibrating(alone)

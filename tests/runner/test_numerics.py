@@ -54,7 +54,7 @@ def test_every_room_that_computes_counts():
     assert set(ROOMS) == rooms.intersection(checker.COMPUTING) - {"device"}
 
 
-def test_it_is_the_same_in_every_process():
+def test_the_version_is_the_same_in_every_process():
     own = [numerics_version(executor, "a processor", OPS) for executor in ("program", "eager")]
     code = (
         "from kvasir.runner.numerics import numerics_version as version\n"
@@ -65,7 +65,7 @@ def test_it_is_the_same_in_every_process():
     assert len({*own}) == 2 and all(len(bytes.fromhex(digest)) == 32 for digest in own)
 
 
-def test_what_an_executor_stands_on(monkeypatch):
+def test_the_version_covers_what_the_executor_depends_on(monkeypatch):
     def versions(device, op_table=OPS):
         return [numerics_version(executor, device, op_table) for executor in ("program", "eager")]
 
@@ -88,7 +88,7 @@ def test_what_an_executor_stands_on(monkeypatch):
 
 
 @pytest.mark.skipif(not native.available(), reason=native.reason())
-def test_the_library_tells_its_sources(monkeypatch):
+def test_the_library_reports_the_digest_of_its_sources(monkeypatch):
     assert len(bytes.fromhex(native.sources_digest())) == 32
     found = set()
     for name in native.ISAS:
@@ -152,7 +152,7 @@ def test_blocks_of_libraries_that_compute_other_bits_are_not_used(tmp_path):
     assert again[2] > 0 and again[1] == expected[1], "its own blocks are"
 
 
-def test_the_bits_alone_tell_instruction_sets_apart():
+def test_the_probe_distinguishes_instruction_sets():
     """Where the processor has more than AVX2, and bfloat16 differs for it, no setting has to be known for that."""
     code = "from kvasir.runner.probe import probe; print(probe('cpu'))"
 

@@ -25,7 +25,7 @@ def notes(core) -> list[str]:
     ],
     ids=["none", "some", "all"],
 )
-def test_the_start_says_what_quantize_left_as_it_was(tmp_path, monkeypatch, change, said):
+def test_a_note_names_the_matrices_that_quantize_left_unchanged(tmp_path, monkeypatch, change, said):
     monkeypatch.setitem(CONFIGS, "made", {**CONFIGS["llama"], **change})
     folder = random_model("made", tmp_path)
     lines = notes(core_of(folder, executor="program", quantize="q8", threads=1))

@@ -141,7 +141,7 @@ def test_work_that_does_not_sample_only_fills_the_cache():
     assert row == RowResult(0) and not executor.steps[0].now and not executor.steps[0].later
 
 
-def test_work_beyond_the_known_ids_is_our_own_fault():
+def test_work_beyond_the_known_ids_fails_an_assertion():
     runner, _ = made()
     with pytest.raises(AssertionError):
         runner.execute(StepPlan(0, joined=(join(0, [1, 2]),), work=(Work(0, 0, 3),)))

@@ -49,7 +49,7 @@ def test_a_row_of_nan_ends_alone(executor, tmp_path, where):
 
 @pytest.mark.parametrize("where", [{"prompt_logprobs": 1}, {}], ids=["prompt", "sample"])
 @pytest.mark.parametrize("lead", [1, 40])
-def test_an_error_says_the_same_alone_and_in_company(executor, tmp_path, where, lead):
+def test_an_error_has_the_same_text_alone_and_batched(executor, tmp_path, where, lead):
     """The text depends on the request alone: not on its row, its neighbours or the pieces its prompt is read in."""
     from safetensors.torch import load_file, save_file
 
@@ -131,7 +131,7 @@ def break_crowded_steps(runner, monkeypatch):
     ],
     ids=lambda change: change[1],
 )  # fmt: skip
-def test_what_a_runner_has_no_code_for_is_refused_by_name_and_costs_no_other(executor, tmp_path, change, monkeypatch):
+def test_unsupported_features_are_refused_by_name_and_affect_no_others(executor, tmp_path, change, monkeypatch):
     """Computed without it, the answer would be another one than was asked for, and say nothing of it."""
     core = small_core(random_model("llama", tmp_path), executor)
     good = [request(f"g{i}", [10 + i, 11, 12]) for i in range(3)]

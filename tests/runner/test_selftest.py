@@ -44,7 +44,7 @@ def test_rows_that_see_each_other_are_noticed(monkeypatch):
     ("options", "grade"),
     [({}, "exact"), ({"max_num_seqs": 1}, "untested"), ({"num_blocks": 4}, "untested"), ({"num_blocks": 5}, "exact")],
 )
-def test_a_program_too_small_for_the_test_says_so(options, grade, tmp_path):
+def test_the_grade_of_a_small_program_is_in_the_summary(options, grade, tmp_path):
     core = small_core(random_model("llama", tmp_path), "program", **{"max_model_len": 32, **options})
     assert core.info.grade == grade
     assert any(f", {grade}, numerics {core.info.numerics[:16]}" in line for line in core.summary)

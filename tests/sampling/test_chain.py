@@ -70,7 +70,7 @@ def test_token_and_carry_are_the_oracle_s(row, spec, mu):
 
 @examples(20, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 @given(st.lists(st.tuples(LOGITS, CHOSEN.map(lambda f: SamplingSpec(**f)), MUS), min_size=2, max_size=5))
-def test_company_changes_no_bit(cases):
+def test_other_rows_change_no_bit(cases):
     x = rows_of([row for row, *_ in cases])
     rows = [context(spec, carry=b"" if mu is None else struct.pack("<d", mu)) for _, spec, mu in cases]
     alone = [sample(x[i : i + 1], [row])[0] for i, row in enumerate(rows)]
@@ -115,7 +115,7 @@ def survivors(row, position=3, mu=0.0, **fields):
 ROW = [math.log(p) for p in (0.4, 0.3, 0.15, 0.1, 0.05)]
 
 
-def test_each_by_hand():
+def test_each_filter_by_hand():
     assert survivors([4.0, 2.0, 0.0, -2.0, -math.inf], top_n_sigma=0.9) == [0, 1]  # sigma of 4 2 0 -2 is 2.236
     assert survivors([4.0, 2.0, 0.0, -2.0], top_n_sigma=0.8) == [0]
     # Entropy 1.39: surprises 0.92, 1.20, 1.90, 2.30, 3.00 lie 0.48, 0.19, 0.50, 0.91, 1.60 away.

@@ -85,7 +85,7 @@ def test_the_search_reads_no_more_than_a_few_times_each_id(kind, length):
 
 
 @pytest.mark.parametrize("off", [{}, {"dry_multiplier": 0.0}, {"dry_multiplier": 2.0, "dry_penalty_last_n": 0}])
-def test_off_is_off(off):
+def test_dry_that_is_off_changes_nothing(off):
     assert not changes_logits(SamplingSpec(**off), 3, None)
 
 
@@ -100,7 +100,7 @@ WORDS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple),
 
 
 @given(st.lists(st.integers(0, 3), max_size=8), st.integers(0, 8), WORDS)
-def test_the_last_id_of_a_bad_word_is_forbidden_behind_the_others(ids, prompt_len, words):
+def test_the_last_id_of_a_bad_word_is_forbidden_after_the_others(ids, prompt_len, words):
     prompt_len = min(prompt_len, len(ids))
     x = torch.arange(6.0)
     process_(x, SamplingSpec(bad_words=words), np.array(ids, np.int32), prompt_len, None)
@@ -122,6 +122,6 @@ def test_a_bad_word_never_appears_and_its_beginning_may():
     assert ended_by(np.array([1, 2], np.int32), ((2, 3), (1, 2, 5), (1, 3, 5))) == (3, 5)
 
 
-def test_where_all_is_forbidden_the_row_fails():
+def test_a_row_with_all_ids_forbidden_fails():
     result = sample(torch.zeros(1, 2), [context(SamplingSpec(bad_words=((0,), (1,))), vocab=2)])[0]
     assert result.token == -1 and "bad_words" in result.error

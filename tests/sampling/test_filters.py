@@ -47,7 +47,7 @@ def on_an_edge(row, spec):
 
 @examples(150)
 @given(LOGITS, SPECS)
-def test_what_is_kept_equals_the_oracle(row, spec):
+def test_kept_ids_equal_the_oracle(row, spec):
     assume(max(row) > -math.inf and not on_an_edge(row, spec))
     assert sorted(survivors(row, spec)) == sorted(oracle.kept(row, spec)[0])
 

@@ -83,7 +83,7 @@ def test_rows_without_meaning_and_ids_outside_are_refused():
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
-def test_company_and_threads_change_no_bit(rows, monkeypatch):
+def test_other_rows_and_threads_change_no_bit(rows, monkeypatch):
     x = torch.randn(9, 50_257, generator=torch.Generator().manual_seed(2)) * 4
     tokens, best = list(range(9)), [0, 5, 20, 1, 0, 3, 0, 0, 128]
     alone = [logprobs(x[i : i + 1].clone(), [tokens[i]], [best[i]])[0] for i in range(9)]

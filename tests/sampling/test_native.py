@@ -203,7 +203,7 @@ def test_a_whole_vocabulary(vocab, kind):
     same_everywhere(x, [context(dataclasses.replace(s, seed=i), range(40), 30) for i, s in enumerate(FULL)])
 
 
-def test_company_threads_and_strides_change_no_bit():
+def test_other_rows_threads_and_strides_change_no_bit():
     vocab = 10_007
     contexts = [context(dataclasses.replace(s, seed=i), range(40), 30) for i, s in enumerate(FULL)]
     wide = torch.full((len(FULL), vocab + 3), math.nan)
@@ -250,7 +250,7 @@ def test_everything_forbidden_or_all_but_one(temperature):
     assert lonely.token == 33
 
 
-def test_denormal_logits_are_told_apart():
+def test_denormal_logits_are_distinguished():
     x = torch.tensor([[0.0, 1e-40, 2e-40, -1e-40]])
     for temperature in (0.0, 1.0):
         same_everywhere(x, [context(SamplingSpec(temperature=temperature, logprobs=4))])

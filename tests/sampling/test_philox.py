@@ -37,7 +37,7 @@ def test_equals_python_integers(counter, key):
 
 
 @given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**31), st.lists(st.integers(0, 2**22), min_size=1))
-def test_token_words_in_any_company(seed, position, tokens):
+def test_words_of_a_token_do_not_depend_on_the_batch(seed, position, tokens):
     key = tensors(split_seed(seed))
     words = token_words(key, torch.tensor([position]), torch.tensor(tokens))
     assert words.tolist() == [oracle.word(seed, position, t) for t in tokens]

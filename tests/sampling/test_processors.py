@@ -38,7 +38,7 @@ def processed(row, spec, ids=(), prompt_len=0, mask=None):
 
 @examples(80)
 @given(LOGITS, SPECS, st.lists(TOKENS, max_size=12), st.integers(0, 12), st.none() | st.sets(TOKENS))
-def test_all_of_them_equal_the_oracle(row, spec, ids, prompt_len, allowed):
+def test_processors_together_equal_the_oracle(row, spec, ids, prompt_len, allowed):
     prompt_len = min(prompt_len, len(ids))
     mask = None if allowed is None else oracle.bitmask(allowed, VOCAB)
     ours = processed(row, spec, ids, prompt_len, mask)
@@ -48,7 +48,7 @@ def test_all_of_them_equal_the_oracle(row, spec, ids, prompt_len, allowed):
         assert (ours.numpy() == np.array(row, np.float32)).all()
 
 
-def test_each_alone_by_hand():
+def test_each_processor_by_hand():
     row, ids = [1.0, -2.0, 0.5, 3.0], [0, 1, 1, 3]
     assert processed(row, SamplingSpec(repetition_penalty=2.0), ids, 2).tolist() == [0.5, -4.0, 0.5, 1.5]
     assert processed(row, SamplingSpec(presence_penalty=0.5), ids, 2).tolist() == [1.0, -2.5, 0.5, 2.5]

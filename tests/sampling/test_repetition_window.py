@@ -25,7 +25,7 @@ def processed(ids: list[int], prompt_len: int = 1, **fields) -> list[float]:
 
 
 @given(IDS, st.integers(0, 50))
-def test_it_is_the_penalty_of_a_shorter_text(ids, count):
+def test_a_windowed_penalty_is_that_of_a_shorter_text(ids, count):
     shorter = processed(ids[-count:]) if count else torch.linspace(-3, 3, VOCAB).tolist()
     on = {"repetition_penalty": 1.7}
     assert processed(ids, **on, repetition_last_n=count) == shorter
@@ -44,7 +44,7 @@ def test_occurrences_are_those_among_the_last_ids_wherever_the_answer_begins(ids
 
 
 @pytest.mark.parametrize("name", ["repetition_last_n", "occurrence_last_n"])
-def test_what_is_no_count_is_refused(name):
+def test_an_invalid_window_is_refused(name):
     for wrong in (-2, 2**31, 1.5, True):
         with pytest.raises(InvalidRequest, match=name):
             SamplingParams(**{name: wrong})

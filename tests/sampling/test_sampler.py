@@ -67,7 +67,7 @@ def test_the_token_is_the_oracle_s(case):
 
 @examples(30, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 @given(st.lists(ROWS, min_size=2, max_size=7), st.randoms(use_true_random=False))
-def test_permuting_rows_permutes_results_and_company_changes_nothing(cases, random):
+def test_permuting_rows_permutes_results_and_batching_changes_none(cases, random):
     alone = [sample(*batch([case]))[0] for case in cases]
     assert sample(*batch(cases)) == alone
     order = list(range(len(cases)))
@@ -112,7 +112,7 @@ REAL = [
 
 
 @pytest.mark.parametrize("vocab", [10_007, 151_936])
-def test_company_threads_chunks_and_strides_change_no_bit(vocab, monkeypatch):
+def test_other_rows_threads_chunks_and_strides_change_no_bit(vocab, monkeypatch):
     specs = [dataclasses.replace(s, seed=s.seed + i) for i, s in enumerate(REAL)]
     rows = [context(spec, range(40), 30, vocab=vocab) for spec in specs]
     x = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(vocab)) * 3
@@ -226,7 +226,7 @@ def test_a_bad_row_fails_alone():
     assert [r.carry for r in mixed] == [bytes([i]) for i in range(6)]
 
 
-def test_nan_behind_a_mask_is_still_an_error():
+def test_nan_at_a_masked_id_is_still_an_error():
     x = torch.zeros(1, VOCAB)
     x[0, 7] = math.nan
     assert "NaN" in sample(x, [context(SamplingSpec(), allowed={1, 2})])[0].error

@@ -90,7 +90,7 @@ WHOLE = len(PROMPT) - 1  # the last one is always computed
         ({"adapters": (Adapter("x", start=44),)}, {}, WHOLE),
     ],
 )  # fmt: skip
-def test_what_is_shared_is_what_is_computed_from_the_same(first, second, shared):
+def test_prefixes_are_shared_where_the_inputs_are_equal(first, second, shared):
     for one, other in ((first, second), (second, first)):
         drive = make()
         assert [ask(drive, **one), ask(drive, **other)] == [0, shared]
@@ -111,7 +111,7 @@ def test_a_key_without_the_hash_is_noticed(monkeypatch):
         ask(drive, image(DOG))
 
 
-def test_what_is_forgotten_is_missed_and_never_mistaken():
+def test_numbers_of_dropped_contents_are_not_reused():
     numbers = content.Numbers(most=2)
     first = numbers.of(1, b"a")
     assert numbers.of(1, b"a") == first and numbers.of(2, b"a") < first
@@ -176,14 +176,14 @@ def test_together_equals_alone(seed, kinds, overlaps, step):
         (image(length=14, both_ways=True), (), "12"),
     ],
 )
-def test_what_makes_no_sense_is_refused(inputs, adapters, named):
+def test_invalid_inputs_are_refused_by_name(inputs, adapters, named):
     drive = make(max_tokens_per_step=12)
     with pytest.raises(InvalidRequest, match=named):
         ask(drive, inputs, adapters)
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_what_the_executor_does_not_compute_is_refused_by_name(feature):
+def test_features_that_the_executor_lacks_are_refused_by_name(feature):
     asks = {
         "spans": (image(), ()),
         "added": (image(added=True), ()),

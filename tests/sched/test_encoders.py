@@ -85,7 +85,7 @@ def test_outputs_are_let_go_for_others_the_one_used_longest_ago_first():
     assert sum(len(plan.dropped) for plan in drive.plans) == 2
 
 
-def test_who_finds_no_room_waits_until_others_have_read():
+def test_a_sequence_without_room_waits_until_others_have_read():
     """Each needs all the room there is: they are computed one after the other, and none waits for ever."""
     drive = make((20, 1, 10), max_tokens_per_step=12)
     requests = [asking(f"r{i}", (3, 2 * i), (40, 2 * i + 1)) for i in range(4)]
@@ -154,7 +154,7 @@ def test_together_equals_alone(seed, overlaps):
     crowded.scheduler.outputs.check([])
 
 
-def test_what_cannot_be_made_is_refused():
+def test_impossible_encoder_jobs_are_refused():
     drive, one = make((40, 1, 20)), asking("a", (5, 1))
     other = replace(one, sources=(replace(one.sources[0], data=b"another"),))
     twice = replace(one, sources=one.sources * 2)

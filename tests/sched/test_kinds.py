@@ -69,7 +69,7 @@ def facts(kinds: tuple[Kind, ...]) -> Facts:
 
 @examples(20)
 @given(MIXES, st.integers(20, 60), st.integers(1, 30), st.integers(1, 30))
-def test_a_hit_goes_on_as_a_fresh_run(kinds, shared, one, other):
+def test_a_prefix_hit_continues_like_a_fresh_run(kinds, shared, one, other):
     """The tokens are compared with those by hand, and the fake looks at all that a row can reach."""
     engine = Engine(kinds, num_blocks=60)
     begin = [(5 * i + 1) % VOCAB for i in range(shared)]
@@ -82,7 +82,7 @@ def test_a_hit_goes_on_as_a_fresh_run(kinds, shared, one, other):
 
 @examples(20)
 @given(MIXES, st.integers(33, 70))
-def test_what_was_evicted_comes_back_from_a_tier(kinds, length):
+def test_evicted_blocks_come_back_from_a_tier(kinds, length):
     """All groups' parts are saved, and loaded where they are needed: those of a fixed group, too."""
     tier = ShakyTier(random.Random(length), facts(kinds), bad=0.0)
     engine = Engine(kinds, num_blocks=1 + max(kind.blocks(LENGTH, SIZE) for kind in kinds), tier=tier)
@@ -104,7 +104,7 @@ def test_what_was_evicted_comes_back_from_a_tier(kinds, length):
 
 @examples(15)
 @given(MIXES, st.lists(st.integers(0, 2), min_size=4, max_size=12), st.booleans())
-def test_answers_in_company_are_those_alone(kinds, which, ahead):
+def test_batched_answers_equal_single_ones(kinds, which, ahead):
     """Tiny pools: sequences wait for blocks, and are preempted."""
     runner = FakeRunner(
         kinds=kinds, block_size=SIZE, max_model_len=LENGTH, max_tokens_per_step=24, adapters=("x",), max_rows=4,
@@ -129,7 +129,7 @@ def test_answers_in_company_are_those_alone(kinds, which, ahead):
 
 
 @pytest.mark.parametrize("adapters", [("x",)])
-def test_what_is_fixed_belongs_to_its_namespace(adapters):
+def test_fixed_blocks_belong_to_their_namespace(adapters):
     """Sequences of one namespace share an encoder's output, those of another never see it."""
     runner = FakeRunner(kinds=(PagedKV(), Cross(length=20)), block_size=SIZE, adapters=adapters, num_blocks=40)
     scheduler = Scheduler(runner.capacity)

@@ -29,7 +29,7 @@ def test_a_chunk_keeps_to_every_bound(pending, budget, decodes, max_chunk, prefi
 
 
 @given(COUNT, COUNT, COUNT, st.integers(1, 300), COUNT)
-def test_what_cannot_be_divided_is_computed_whole_or_not(pending, budget, decodes, max_chunk, prefill):
+def test_indivisible_work_is_computed_whole_or_not_at_all(pending, budget, decodes, max_chunk, prefill):
     assert chunk_tokens(pending, budget, decodes, max_chunk, True, prefill) in (0, pending)
 
 

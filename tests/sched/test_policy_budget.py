@@ -168,7 +168,7 @@ def run(machine: Machine, tpot: float, steps: int = 400, budget=step_budget) -> 
 
 
 @pytest.mark.parametrize("tpot", [0.03, 0.05, 0.1])
-def test_decodes_keep_their_pace_while_prefills_go_on(tpot):
+def test_decodes_keep_their_pace_during_prefills(tpot):
     machine = Machine()
     seconds, given = run(machine, tpot)
     late = sum(s > 1.1 * tpot for s in seconds[20:])

@@ -35,7 +35,7 @@ def test_a_transition_leaves_the_old_state_as_it_was():
     assert before == counters(a=1, b=2)
 
 
-def test_who_comes_newly_starts_at_the_lowest_present():
+def test_a_new_tenant_starts_at_the_lowest_present_counter():
     state = present(counters(a=500, b=300), {"a": 1, "b": 1, "new": 1})
     assert state.counters["new"] == 300
 
@@ -49,7 +49,7 @@ def test_absence_saves_nothing_up_and_pays_no_debt():
     assert present(alone, {"new": 1.0}).counters["new"] == 10**6, "a break of all is no gift to the next"
 
 
-def test_who_is_gone_and_behind_is_forgotten():
+def test_counters_of_absent_tenants_are_dropped():
     state = counters(a=0)
     for i in range(50):
         state = present(charge(state, {"a": (10, 0)}), {"a": 1.0, f"t{i}": 1.0})

@@ -42,7 +42,7 @@ def test_class_goes_before_all_else():
     assert served(facts(0, 1, slo=BACKGROUND, running=True), facts(2, 9, slo=BATCH, priority=-9), late) == [1, 2, 0]
 
 
-def test_who_is_in_the_middle_of_an_answer_goes_on_first():
+def test_requests_with_a_started_answer_go_first():
     assert served(facts(0, 10), facts(1, 900, started=True)) == [1, 0]
 
 
@@ -50,11 +50,11 @@ def test_within_the_slack_the_shortest_goes_first():
     assert served(facts(0, 800), facts(1, 100), facts(2, 20)) == [2, 1, 0]
 
 
-def test_what_is_about_as_long_keeps_its_order():
+def test_requests_of_similar_length_keep_their_order():
     assert served(facts(0, 127), facts(1, 65), facts(2, 100)) == [0, 1, 2]
 
 
-def test_the_late_go_behind_and_nobody_is_hurried_before():
+def test_late_requests_go_last_and_none_is_hurried_early():
     hurried, late = facts(0, 300, waited=1.6), facts(1, 10, waited=2.5)
     assert served(late, hurried, facts(2, 10), facts(3, 900)) == [2, 0, 3, 1]
 
@@ -63,12 +63,12 @@ def test_late_ones_are_served_as_they_came():
     assert served(facts(1, 10, waited=5), facts(0, 900, waited=3)) == [0, 1]
 
 
-def test_what_the_cache_has_does_not_count():
+def test_cached_tokens_do_not_count():
     """Two prompts of 900 tokens; of the later one 850 are cached."""
     assert served(facts(0, 900), facts(1, 50)) == [1, 0]
 
 
-def test_those_of_one_prefix_stay_together():
+def test_requests_of_one_prefix_stay_together():
     mixed = [facts(i, 100, prefix="xy"[i % 2]) for i in range(4)]
     assert served(*mixed) == [0, 2, 1, 3]
     assert served(*(f._replace(prefix=None) for f in mixed)) == [0, 1, 2, 3]
@@ -151,7 +151,7 @@ class Queue:
 @given(
     st.integers(1, 4), st.lists(st.tuples(st.sampled_from(ServiceClass), st.integers(2, 4000)), min_size=1, max_size=4)
 )
-def test_whoever_is_beyond_its_patience_is_served_after_those_farther_beyond(service, asked):
+def test_requests_beyond_their_patience_are_served_by_their_excess(service, asked):
     """The bound: of k others farther beyond, each takes one service; so does what runs already."""
     small = {INTERACTIVE: Target(2.0, 0.1), BATCH: Target(3.0, 0.5), BACKGROUND: Target(6.0, 5.0)}
     patient = [
@@ -167,7 +167,7 @@ def test_whoever_is_beyond_its_patience_is_served_after_those_farther_beyond(ser
         assert queue.began[f.order] <= patience + (farther + 2) * service + 1, (f, queue.began[f.order])
 
 
-def test_without_promotions_it_would_starve(monkeypatch):
+def test_a_request_starves_without_promotions(monkeypatch):
     """The overload above is one: the promise is kept by `promote` alone."""
     monkeypatch.setattr(slo, "PATIENCE", float("inf"))
     queue = Queue(1, [facts(0, 4000, slo=BACKGROUND)._replace(target=Target(6.0, 5.0))])

@@ -78,7 +78,7 @@ def test_answers_of_one_request_share_its_prompt():
     assert sum(w.count for plan in drive.plans for w in plan.works if w.start < 49) == 50
 
 
-def test_who_comes_while_the_prefix_is_computed_waits_for_it():
+def test_a_request_waits_for_a_prefix_that_is_being_computed():
     drive = make(max_tokens_per_step=16)
     for i in range(3):
         drive.scheduler.add(request(str(i), [*PROMPT, i]))
@@ -88,7 +88,7 @@ def test_who_comes_while_the_prefix_is_computed_waits_for_it():
         assert [drive.tokens[str(i), 0]] == by_hand(request(str(i), [*PROMPT, i]), 256, 512, EOS)
 
 
-def test_who_follows_one_that_leaves_goes_on_without_it():
+def test_a_follower_continues_when_its_leader_is_aborted():
     drive = make(max_tokens_per_step=16)
     for i in range(2):
         drive.scheduler.add(request(str(i), [*PROMPT, i]))
@@ -104,7 +104,7 @@ def test_who_follows_one_that_leaves_goes_on_without_it():
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 16])
-def test_who_has_nothing_in_common_waits_for_nobody(block_size):
+def test_a_request_without_a_common_prefix_does_not_wait(block_size):
     drive = make(block_size=block_size, num_blocks=400, max_tokens_per_step=256)
     prompts = [[10 + i, *PROMPT] for i in range(3)]
     for i, prompt in enumerate([*prompts, prompts[0]]):
@@ -136,7 +136,7 @@ def test_namespaces_do_not_meet(first, second):
     assert run(drive, of("a", **first), of("b", **second)) == [0, 0]
 
 
-def test_without_the_cache_nothing_stays():
+def test_a_disabled_cache_keeps_no_blocks():
     drive = make(prefix_cache=False)
     assert run(drive, request("a", PROMPT, n=2), request("b", PROMPT)) == [0, 0]
     assert drive.scheduler.kv.tree.stats().nodes == 0 and drive.scheduler.kv.pools[0].free == 99
@@ -147,7 +147,7 @@ def test_outputs_of_prompt_rows_are_computed():
     assert run(drive, request("a", PROMPT), request("b", PROMPT, prompt_logprobs=0)) == [0, 0]
 
 
-def test_a_preempted_sequence_finds_what_it_had():
+def test_a_preempted_sequence_finds_its_computed_blocks():
     drive = make()
     drive.scheduler.add(request("a", PROMPT, max_tokens=20, ignore_eos=True))
     for _ in range(5):
@@ -166,7 +166,7 @@ def test_a_full_pool_gives_cached_blocks_back():
     assert drive.scheduler.kv.tree.stats().evicted > 0 and drive.scheduler.preemptions == 0
 
 
-def test_a_pinned_prefix_outlives_what_comes_later_until_its_time():
+def test_a_pinned_prefix_survives_later_requests_until_it_expires():
     clock = Clock()
     drive = make(num_blocks=20, clock=clock)
 
@@ -189,14 +189,14 @@ def test_pins_never_shut_anybody_out():
     assert run(drive, request("big", [9] * 130)) == [0]
 
 
-def test_who_is_alone_does_not_starve_for_its_own_pin():
+def test_a_lone_request_does_not_starve_for_its_own_pin():
     """Behind a window the answer gives back what its pin holds on to."""
     drive = make(window=20, block_size=4, num_blocks=9, max_tokens_per_step=1)
     run(drive, Request("a", tuple(PROMPT), SamplingParams(max_tokens=30, seed=0, ignore_eos=True), cache_ttl=1e9))
     assert drive.scheduler.preemptions == 0
 
 
-def test_a_window_goes_on_where_its_blocks_are():
+def test_a_window_resumes_where_its_blocks_are():
     drive = make(window=20, num_blocks=40, max_model_len=300)
     long = [i % 250 for i in range(150)]
     assert run(drive, request("a", long), request("b", long), request("c", [*long, 1, 2]))[1:] == [149, 150]
@@ -286,7 +286,7 @@ def test_a_step_that_was_taken_back_leaves_nothing_it_has_not_copied():
     scheduler.check()
 
 
-def test_pins_do_not_shut_out_who_must_run_alone():
+def test_pins_do_not_block_a_request_that_must_run_alone():
     drive = make(num_blocks=20)
     run(drive, Request("p", tuple([1] * 60), SamplingParams(max_tokens=2, seed=0), cache_ttl=1e9))
     big = request("big", [9] * 130)

@@ -74,7 +74,7 @@ def crowd(chance: random.Random, count: int, tenants: str = "abc") -> list[Reque
     ]
 
 
-def test_the_order_of_a_crowd_whose_targets_pass(compared):
+def test_the_order_of_many_requests_whose_targets_pass(compared):
     """Steps take longer and longer, so that the costs leave their band, and all targets are missed one by one."""
     chance, now = random.Random(3), [0.0]
     runner = FakeRunner(num_blocks=30, max_rows=6, max_tokens_per_step=24, max_model_len=200)
@@ -95,7 +95,7 @@ def test_the_order_of_a_crowd_whose_targets_pass(compared):
     assert compared["longest"] > 60
 
 
-def test_a_step_looks_only_at_who_changed():
+def test_a_step_ranks_only_changed_requests():
     """With a thousand requests that wait for blocks, it costs no more than with ten."""
 
     def looks(waiting: int) -> float:

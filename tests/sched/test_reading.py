@@ -58,14 +58,14 @@ def test_a_long_prompt_is_read_in_pieces_beside_an_answer(ahead):
     assert [(t.token, t.logprob) for t in told.prompt_logprobs[1:]] == [(e[0], e[1]) for e in expected]
 
 
-def test_alone_it_is_bounded_as_well():
+def test_a_lone_reading_is_bounded_as_well():
     drive = make()
     drive.scheduler.add(reading("long"))
     drain(drive)
     assert max(reads_of(drive)) == MOST_READ
 
 
-def test_those_behind_it_need_not_wait():
+def test_requests_after_a_reading_need_not_wait():
     """Several read, more than a step can afford, and one that reads nothing comes last."""
     drive = make()
     drive.scheduler.add(request("answer", [1, 2], max_tokens=900))
@@ -84,7 +84,7 @@ def test_those_behind_it_need_not_wait():
 
 
 @given(st.integers(0, 64), st.integers(0, 10**6), st.tuples(*[st.floats(0, 1)] * 4))
-def test_what_may_be_read_keeps_the_pace_by_the_model(rows, context, costs):
+def test_the_read_allowance_keeps_the_pace_by_the_model(rows, context, costs):
     model = replace(StepTime(), costs=costs)
     found = read_budget(model, rows, context)
     assert LEAST_READ <= found <= (BESIDE if rows else MOST_READ)

@@ -41,7 +41,7 @@ def test_one_request_alone():
     drive.scheduler.check()
 
 
-def test_a_chunk_never_exceeds_the_budget_and_decodes_go_on():
+def test_a_chunk_never_exceeds_the_budget_and_decodes_continue():
     drive = make(max_tokens_per_step=16)
     drive.scheduler.add(request("short", [1], max_tokens=40, ignore_eos=True))
     drive.step()
@@ -74,7 +74,7 @@ def test_answers_share_the_prompts_blocks():
     drive.scheduler.check()
 
 
-def test_what_can_never_fit_is_refused():
+def test_requests_that_can_never_fit_are_refused():
     scheduler = make(num_blocks=5, block_size=16, max_model_len=512).scheduler
     with pytest.raises(InvalidRequest, match="never fit"):
         scheduler.add(request("a", [1] * 60, max_tokens=60))
@@ -125,7 +125,7 @@ def test_a_window_returns_its_blocks(ahead):
     drive.scheduler.check()
 
 
-def test_more_decodes_than_budget_starve_nobody():
+def test_more_decodes_than_budget_starve_no_request():
     drive = make(max_rows=8, max_tokens_per_step=3)
     requests = [request(str(i), [i], max_tokens=5) for i in range(8)]
     for r in requests:

@@ -80,7 +80,7 @@ def test_classes_go_first_in_their_order():
     st.lists(st.sampled_from(ServiceClass), min_size=1),
     st.none() | st.tuples(st.booleans(), st.integers(0, 9)),
 )
-def test_who_stands_higher_is_known_from_counts(waiting, running, promoted):
+def test_higher_classes_are_known_from_counts(waiting, running, promoted):
     sequences = [
         [SimpleNamespace(request=SimpleNamespace(slo=c), status=status, promoted=False) for c in classes]
         for classes, status in ((waiting, Status.WAITING), (running, Status.RUNNING))
@@ -110,7 +110,7 @@ def test_a_higher_class_takes_the_row_of_a_lower_one_and_the_answer_stays():
     assert [classes[c].displaced for c in ServiceClass] == [0, 0, 1]
 
 
-def test_what_each_class_has_waited_is_counted_once():
+def test_the_waiting_time_of_each_class_is_counted_once():
     """Of an answer that got a row: also when it leaves it and comes back."""
     world = World(max_rows=1)
     world.add(request("slow", 40, max_tokens=60, slo=BACKGROUND))

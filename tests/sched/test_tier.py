@@ -153,7 +153,7 @@ def keys_of(core: EngineCore, ids: list[int]) -> list[bytes]:
     return [b.key for b in chain(space, pack_ids(ids), SIZE)]
 
 
-def test_another_life_of_the_model_is_not_this_one(tmp_path):
+def test_blocks_of_other_model_facts_are_not_used(tmp_path):
     first = make(tmp_path / "kv")
     run(first, request("a", PROMPT))
     first.close()
@@ -193,7 +193,7 @@ def reads_wait(core: EngineCore) -> threading.Event:
     return gate
 
 
-def test_who_is_aborted_while_loading_leaves_no_ticket(tmp_path):
+def test_an_abort_while_loading_leaves_no_ticket(tmp_path):
     core = restarted(tmp_path / "kv")
     gate = reads_wait(core)
     core.add(request("b", PROMPT))
@@ -214,7 +214,7 @@ def test_who_is_aborted_while_loading_leaves_no_ticket(tmp_path):
     assert core.stats().tier_loaded_tokens == 72
 
 
-def test_who_waits_too_long_computes(tmp_path, compute_seconds):
+def test_a_load_that_takes_too_long_is_computed_instead(tmp_path, compute_seconds):
     core = restarted(tmp_path / "kv")
     gate = reads_wait(core)
     compute_seconds[0] = 0.03
@@ -233,7 +233,7 @@ def test_a_disk_that_is_slower_than_computing_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("prompt_seconds", [1e-6, 20.0])
-def test_what_is_computed_faster_than_read_is_not_written(tmp_path, compute_seconds, prompt_seconds):
+def test_blocks_that_are_computed_faster_than_read_are_not_written(tmp_path, compute_seconds, prompt_seconds):
     """Neither when it is evicted nor at the end."""
     compute_seconds[0] = prompt_seconds
     core = make(tmp_path / "kv", num_blocks=14)
@@ -265,7 +265,7 @@ def test_the_measured_rates_of_both_decide(tmp_path, monkeypatch, token_seconds,
     core.abort("b")
 
 
-def test_a_bound_of_what_is_on_its_way(tmp_path):
+def test_bytes_in_flight_are_bounded(tmp_path):
     core = restarted(tmp_path / "kv", tier_bytes=4 * SIZE * 8)
     run(core, request("b", PROMPT))
     assert core.stats().tier_loaded_tokens == 4 * SIZE
@@ -289,7 +289,7 @@ def test_a_step_that_fails_after_loading_costs_nothing_but_time(tmp_path):
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_storm_of_evictions(tmp_path, seed, window, overlaps):
+def test_many_evictions_change_no_answer(tmp_path, seed, window, overlaps):
     """Many prompts that begin alike in a pool for two of them, with failing steps; then the same in another engine."""
     rng = random.Random(seed)
     failing = random.Random(seed + 100)

@@ -392,7 +392,7 @@ def run(chance: random.Random, num_requests: int = 12) -> Run:
 
 @examples(25)
 @given(st.integers(0, 2**32))
-def test_whatever_comes_together_it_comes_to_an_end(seed):
+def test_any_mix_of_requests_comes_to_an_end(seed):
     run(random.Random(seed))
 
 

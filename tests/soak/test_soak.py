@@ -24,7 +24,7 @@ from tests.soak.work import Choice, ErrorEvent, streamed
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_seconds_of_load_and_harm_leave_nothing_behind():
+def test_twenty_seconds_of_load_and_harm_leak_nothing():
     tally = asyncio.run(soak(20.0, seed=1))
     assert not tally.wrong, "\n".join(tally.wrong)
     assert tally.survived["of these, equal to the plain run"] > 20
@@ -64,7 +64,7 @@ def test_a_planted_fault_has_its_verdict_in_time(plant, said):
     assert time.monotonic() - begun < 500 * tally.slowness
 
 
-async def test_what_never_ends_is_lost_in_time():
+async def test_an_answer_that_never_ends_is_counted_as_lost():
     """Also a stream that is kept alive by comments."""
     tally = Tally(patience=0.05)
     await tally.count("questions", asyncio.sleep(3600, True))
@@ -104,7 +104,7 @@ async def test_a_cut_stream_is_no_answer():
         await streamed(_lines('data: {"error":{"code":"deadline_exceeded"}}'))
 
 
-async def test_what_raises_is_counted_as_wrong():
+async def test_a_check_that_raises_counts_as_wrong():
     async def lost() -> bool:
         raise AssertionError("another answer")
 
@@ -114,7 +114,7 @@ async def test_what_raises_is_counted_as_wrong():
     assert tally.wrong == ["questions: AssertionError: another answer"]
 
 
-async def test_a_harm_without_effect_is_told():
+async def test_a_harm_without_effect_is_reported():
     async def nothing() -> bool:
         return False
 

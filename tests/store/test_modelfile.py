@@ -49,11 +49,11 @@ PARAMETERS = st.fixed_dictionaries(
         requires=st.sampled_from(("", "0.14.0")),
     )
 )
-def test_what_is_written_is_read(model):
+def test_a_written_modelfile_is_read_back(model):
     assert parse_modelfile(write_modelfile(model)) == model
 
 
-def test_a_modelfile_as_people_write_it():
+def test_a_handwritten_modelfile_is_read():
     model = parse_modelfile(
         "\ufeff# my own\r\n  from ./m.gguf\r\nParameter temperature 0.7\n"
         'PARAMETER stop <|end|>\nPARAMETER STOP "User: "\n'
@@ -97,7 +97,7 @@ def test_a_modelfile_as_people_write_it():
         ("FROM a\nREQUIRES soon", "REQUIRES 'soon'"),
     ],
 )
-def test_what_is_refused(text, message):
+def test_malformed_modelfiles_are_refused(text, message):
     with pytest.raises(InvalidRequest, match=message):
         parse_modelfile(text)
 
@@ -120,7 +120,7 @@ def test_each_parameter_is_honoured_ignored_or_refused():
         assert error.value.param == name
 
 
-def test_what_parameters_become():
+def test_parameters_become_sampling_and_engine_options():
     told = check_parameters(
         {"num_predict": -1, "repeat_penalty": 1.1, "stop": "x", "seed": 3, "num_ctx": 128, "top_k": None}
     )

@@ -41,7 +41,7 @@ def test_no_text_becomes_a_path_that_leads_elsewhere(text):
         ("example.com/org/repo", "example.com/org/repo:latest", None),
     ],
 )
-def test_names(text, shown, repository):
+def test_names_are_split_into_parts(text, shown, repository):
     assert (str(parse_name(text)), parse_name(text).repository) == (shown, repository)
 
 
@@ -54,7 +54,7 @@ def test_the_hub_is_where_a_namespace_is():
     "text",
     ["", ":", "a:", ":b", "a b", "../x", "a/../b", "/a", "a/", "a/b/c/d", "a..b", "é", "x" * 97, "a:b:c", "-a", ".a"],
 )
-def test_what_is_no_name(text):
+def test_invalid_names_are_refused(text):
     with pytest.raises(InvalidRequest, match=re.escape(quoted(text))) as error:
         parse_name(text)
     assert error.value.param == "model"

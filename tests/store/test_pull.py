@@ -78,12 +78,12 @@ def test_several_that_fit_are_listed(hub, store):
 
 
 @pytest.mark.parametrize("ref", ["org/none", "org/none:Q4", "hf.co/other/none"])
-def test_a_repository_that_there_is_not(hub, store, ref):
+def test_an_absent_repository_is_refused(hub, store, ref):
     with pytest.raises(ModelFileError, match="hub"):
         store.pull(ref)
 
 
-def test_what_stopped_goes_on_from_there(hub, store):
+def test_an_interrupted_download_resumes(hub, store):
     size = (hub.root / "org/g" / NAMES[0]).stat().st_size
     stop = Event()
     stop.set()
@@ -101,7 +101,7 @@ def test_what_stopped_goes_on_from_there(hub, store):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_bytes_that_are_not_the_hubs(hub, store, name):
+def test_altered_bytes_are_refused(hub, store, name):
     own = (hub.root / "org/m" / name).read_bytes()
     hub.swapped = {name: own[:-1] + b"?"}
     with pytest.raises(ModelFileError, match="checksum"):
@@ -114,7 +114,7 @@ def test_bytes_that_are_not_the_hubs(hub, store, name):
     assert store.pull("org/m").weights.files.keys() == {"config.json", "chat_template.jinja", "model.safetensors"}
 
 
-def test_names_of_files_that_lead_elsewhere(hub, store, monkeypatch):
+def test_file_names_outside_the_folder_are_refused(hub, store, monkeypatch):
     for name in ("../x.gguf", "/etc/x.gguf", "a/../x.gguf", "a\\x.gguf", "\0.gguf", "\ud800.gguf", "a\n.gguf"):
         about = {"id": "org/g", "sha": COMMIT, "siblings": [{"rfilename": name, "size": 5}]}
         monkeypatch.setattr(hub, "about", lambda _, about=about: about)
@@ -122,7 +122,7 @@ def test_names_of_files_that_lead_elsewhere(hub, store, monkeypatch):
             store.pull("org/g")
 
 
-def test_more_than_the_disk_holds(hub, store, monkeypatch):
+def test_a_download_beyond_the_free_disk_is_refused(hub, store, monkeypatch):
     about = {"id": "org/g", "sha": COMMIT, "siblings": [{"rfilename": "x.gguf", "size": 40 << 30}]}
     monkeypatch.setattr(hub, "about", lambda _: about)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 62, 0, 1 << 30))
@@ -135,7 +135,7 @@ def test_more_than_the_disk_holds(hub, store, monkeypatch):
     assert hub.asked == []
 
 
-def test_sizes_that_are_not_told_are_bounded_by_the_disk(hub, store, monkeypatch):
+def test_unknown_sizes_are_bounded_by_the_disk(hub, store, monkeypatch):
     about = hub.about("org/m")
     for sibling in about["siblings"]:
         sibling.pop("size")
@@ -155,7 +155,7 @@ def test_a_new_commit_takes_the_place_of_the_old(hub, store):
     assert [path for path in inside(store) if path.endswith(".gguf")] == [f"org--g--{'f' * 12}--Q8_0/{NAMES[1]}"]
 
 
-def test_what_the_hubs_cache_has_is_used_from_there(hub, store, monkeypatch):
+def test_files_in_the_cache_of_the_hub_are_used(hub, store, monkeypatch):
     snapshot_download("org/m", allow_patterns=["*.json", "*.safetensors", "*.jinja"])
     asked = list(hub.asked)
     entry = store.pull("org/m")

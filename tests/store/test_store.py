@@ -90,7 +90,7 @@ def test_a_folder_by_its_path(store, tmp_path):
     assert store.model_info(entry)["qwen3.context_length"] == 512
 
 
-def test_the_bundled_model_and_a_name_that_nobody_knows(store):
+def test_the_bundled_model_is_found_and_unknown_names_are_refused(store):
     assert store.pull("kvasir-mini").name == store.pull("mini").name == "kvasir-mini:latest"
     assert store.get("kvasir-mini").details.capabilities[0] == "completion"
     with pytest.raises(InvalidRequest, match=r"llama3\.2.* hub"):
@@ -181,7 +181,7 @@ def test_text_that_is_no_unicode_is_refused(store, tmp_path, half):
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES)))
-def test_headers_may_say_anything(told):
+def test_values_of_gguf_headers_may_be_anything(told):
     pairs = [write.pair("general.architecture", write.STRING, "llama"), *(write.pair(k, *v) for k, v in told.items())]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.gguf"
@@ -203,7 +203,7 @@ def test_paths_relative_to_a_modelfile_and_parts(store, tmp_path):
         store.create("m", Modelfile(("./none.gguf",)), base=tmp_path)
 
 
-def test_from_outside_only_allowed_paths(tmp_path):
+def test_paths_of_clients_are_restricted_to_allowed_folders(tmp_path):
     inside, outside = made.folder(tmp_path / "in/m"), made.gguf(tmp_path / "out.gguf")
     (tmp_path / "in/link.gguf").symlink_to(outside)
     linked = made.folder(tmp_path / "in/linked")
@@ -230,7 +230,7 @@ def test_from_outside_only_allowed_paths(tmp_path):
     assert [entry.name for entry in store.list()] == ["m:latest"]
 
 
-def test_uploads_become_a_model_and_go_with_it(store, tmp_path):
+def test_uploads_become_a_model_and_are_removed_with_it(store, tmp_path):
     data = made.gguf(tmp_path / "x.gguf").read_bytes()
     digest = upload(store, data)
     assert store.has_blob(digest)
@@ -270,7 +270,7 @@ def test_uploads_that_are_no_model_leave_nothing(store, tmp_path):
     assert store.has_blob(good) and store.create("m", Modelfile(()), files={"x.gguf": good}).name == "m:latest"
 
 
-def test_manifests_are_private_and_damaged_ones_harm_nobody(store, tmp_path, caplog):
+def test_manifests_are_private_and_damaged_ones_are_skipped(store, tmp_path, caplog):
     store.pull(str(made.gguf(tmp_path / "a.gguf")))
     store.pull(str(made.gguf(tmp_path / "b.gguf")))
     path = store.root / "manifests" / "++a+latest.json"
@@ -302,7 +302,7 @@ def test_a_manifest_cannot_make_the_store_remove_what_is_elsewhere(store, tmp_pa
     assert entry.name == "a:latest"
 
 
-def test_weights_that_are_gone_are_told_of(store, tmp_path):
+def test_deleted_weights_are_an_error(store, tmp_path):
     path = made.gguf(tmp_path / "a.gguf")
     entry = store.pull(str(path))
     path.unlink()
@@ -310,7 +310,7 @@ def test_weights_that_are_gone_are_told_of(store, tmp_path):
         store.options(entry, EngineOptions(""))
 
 
-def test_a_store_that_cannot_be_written_is_told_of(tmp_path):
+def test_an_unwritable_store_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     store = Store(tmp_path / "file", any_path=True)
     made.gguf(tmp_path / "a.gguf")

@@ -54,7 +54,7 @@ COUNTED = {
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_no_text_has_fewer_tokens_than_its_known_characters_say(name, monkeypatch):
+def test_the_known_characters_bound_the_tokens_of_a_text_from_below(name, monkeypatch):
     monkeypatch.setattr(table, "_COUNTED_AT_ONCE", 3)
     backend = Backend(COUNTED[name](), SpecialTokens())
     facts = backend.table()
@@ -94,7 +94,7 @@ def test_the_count_is_near_where_tokens_are_short():
     ],
     ids=["forms", "patterns", "pairs", "drops spaces", "bytes", "takes spaces", "words"],
 )
-def test_nothing_is_promised_where_known_characters_may_vanish(library):
+def test_no_bound_is_given_where_known_characters_may_vanish(library):
     facts = Backend(library, SpecialTokens()).table()
     assert (facts.known, facts.chars_per_token) == ("", 0)
     assert facts.fewest_tokens("a" * 1000, 1) == 0

@@ -171,7 +171,7 @@ def test_a_model_without_a_template_refuses_chat(renderer):
             chat(nothing, renderer).render([HELLO])
 
 
-def test_a_model_without_a_default_says_what_it_has(renderer):
+def test_a_model_without_a_default_template_lists_its_templates(renderer):
     with pytest.raises(InvalidRequest, match="only rag"):
         chat({"rag": "R"}, renderer).render([HELLO])
 
@@ -315,7 +315,7 @@ def test_arguments_that_are_no_object_are_refused(arguments, renderer):
 
 
 @pytest.mark.parametrize("message", ["hi", None, {}, {"role": 3}, {"role": "assistant", "tool_calls": 3}])
-def test_what_is_no_conversation_is_refused(message, renderer):
+def test_malformed_conversations_are_refused(message, renderer):
     with pytest.raises(InvalidRequest) as caught:
         chat("x", renderer).render([message])
     assert caught.value.param == "messages"
@@ -350,6 +350,6 @@ def test_a_dropped_final_message_cannot_be_continued(renderer):
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "assistant", "content": None}], [{"role": "user", "content": []}]])
-def test_nothing_cannot_be_continued(messages, renderer):
+def test_an_empty_conversation_cannot_be_continued(messages, renderer):
     with pytest.raises(InvalidRequest):
         chat(EITHER, renderer).render(messages, continue_final_message=True)

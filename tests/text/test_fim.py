@@ -107,7 +107,7 @@ def test_other_files_come_before():
     assert plain.decode(ids, skip_special_tokens=False) == "x.py\none\n<|fim_prefix|>b<|fim_suffix|>a<|fim_middle|>"
 
 
-def test_a_text_behind_a_mark_gets_no_space():
+def test_a_text_after_a_mark_gets_no_space():
     """SentencePiece puts a space before a text; the suffix stands in the middle of one."""
     data = sentencepiece_metadata(add_space_prefix=True)
     tokens = [*data["tokenizer.ggml.tokens"], "▁<PRE>", "▁<SUF>", "▁<MID>"]

@@ -119,7 +119,7 @@ def exact_or_printed(text: str, step: str, shape: str) -> None:
 @examples(150)
 @given(value=VALUES, step=st.sampled_from([f".{m}" for m in LOSING] + [f"|{f}" for f in LOSING_FILTERS]),
        shape=st.sampled_from(SHAPES), m=theirs, w=theirs)  # fmt: skip
-def test_what_keeps_no_marks_is_all_outside(value, step, shape, m, w):
+def test_results_without_marks_are_all_outside(value, step, shape, m, w):
     text = tried(shape.replace("X", f"({value}){step}", 1).replace("X", value), m, w)
     if text is not None:
         safe(text)

@@ -155,7 +155,7 @@ def test_harmless_conversations_have_the_ids_of_their_text(name):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_what_a_model_wrote_is_its_own_in_history(name):
+def test_marks_in_earlier_answers_are_the_models_own(name):
     """Reasoning and calls that come back as the text of a turn; an end of turn in it stays text."""
     front = front_of(name)
     for mark in front.reader.said(None):
@@ -273,7 +273,7 @@ def test_plain_tokens_stay_allowed():
     assert names(tokenizer, ids) == ["<|im_start|>", "    ", "\n\n", "<h1>", "<|im_end|>"]
 
 
-def test_what_the_template_writes_is_blocked_whatever_its_flag():
+def test_tokens_that_the_template_writes_are_blocked_whatever_their_flag():
     tokenizer = byte_level(CHAT)
     spelt = tokenizer.encode("<h1>", False, True, [(0, 4)])
     assert names(tokenizer, spelt) == ["<h1>"], "it is plain text, unless the template writes it"
@@ -296,7 +296,7 @@ def test_flags_of_added_tokens(option, normalized):
 
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("text", ["＜|im_end|＞", "＜｜im＿end｜＞", "<|im_end|>", "<|IM_end|>", "<|ım_end|>"])
-def test_what_the_normalizer_makes_a_control_token_is_none(text, normalized):
+def test_control_tokens_made_by_the_normalizer_are_plain_text(text, normalized):
     normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer = byte_level(CHAT[:3], normalizer, {"normalized": normalized})
     ids = guarded(tokenizer, ("<|im_start|>", False), ("a" + text, True), ("<|im_end|>", False))

@@ -190,7 +190,7 @@ def test_of_a_long_guarded_text_the_first_slices_are_enough(monkeypatch):
     assert sum(asked) >= 2 * len(text), "as spelt by itself, and with its control tokens at their places alone"
 
 
-def test_what_is_not_known_to_be_cut_so_is_tokenized_whole():
+def test_texts_without_known_cuts_are_tokenized_whole():
     dropped = bytewise(pre_tokenizers.ByteLevel())
     dropped.model = models.BPE({"a": 0}, [], dropout=0.5)
     touching = wordpiece()

@@ -61,7 +61,7 @@ def test_text_after_the_end_is_dropped():
     assert stream.push("more") == ("", "x") and stream.flush() == "" and stream.stopped == "x"
 
 
-def test_what_was_held_back_comes_out_at_the_end():
+def test_held_back_text_is_released_at_the_end():
     stream = StopStrings(["</tool>"])
     assert stream.push("a </to") == ("a ", None)
     assert stream.flush() == "</to"

@@ -99,7 +99,7 @@ def test_ids_and_tables_are_those_of_the_library_in_this_process(name):
 
 @given(st.text(alphabet=st.sampled_from("Ká한α\u0301\u0308K≠ǖ \n\U0001d400") | st.characters(codec="utf-8")))
 @examples(200)
-def test_no_text_has_fewer_tokens_than_its_bytes_say(text):
+def test_the_bytes_bound_the_tokens_of_a_text_from_below(text):
     for name in TINY:
         table, encode = any_tokenizer(name).table, any_tokenizer(name).encode
         size = len(text.encode())

@@ -121,7 +121,7 @@ def test_pickled_weights_are_refused(tmp_path):
         find_model(tmp_path)
 
 
-def test_what_is_not_a_model_is_refused_with_what_was_found(tmp_path):
+def test_a_folder_without_a_model_is_refused_with_its_files(tmp_path):
     with pytest.raises(ModelFileError, match="found nothing"):
         find_model(tmp_path)
     (tmp_path / "notes.txt").touch()
@@ -143,6 +143,6 @@ def test_paths_that_are_not_there_never_reach_the_hub(ref, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("ref", ["a\0b", "x" * 5000, "~no-such-user/a"])
-def test_what_cannot_be_a_path(ref):
+def test_strings_that_cannot_be_paths_are_refused(ref):
     with pytest.raises(ModelFileError):
         find_model(ref)

@@ -47,7 +47,7 @@ def test_tensors_are_views_with_shapes_outermost_first(path, version):
     assert not data["a"].flags.owndata
 
 
-def test_what_the_gguf_package_writes(path):
+def test_files_of_the_gguf_package_are_read(path):
     values = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_token_list(["<s>", "▁a", b"\xf0\x9f\xa6\x99"])

@@ -17,7 +17,7 @@ def path(tmp_path):
     return path
 
 
-def test_what_is_not_a_file_with_content_is_refused(tmp_path):
+def test_empty_irregular_and_absent_files_are_refused(tmp_path):
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "pipe")
     for name, problem in {"empty": "empty", "pipe": "regular", ".": "regular", "none": "No such"}.items():
