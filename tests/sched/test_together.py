@@ -32,6 +32,7 @@ from kvasir.sched.budget import StepTime, predict
 from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.sequence import Sequence as Seq
 from kvasir.sched.service import load_of
+from kvasir.statistics import TierStats
 from kvasir.types import (
     Delta,
     FinishReason,
@@ -40,7 +41,6 @@ from kvasir.types import (
     ServiceClass,
     Target,
     Task,
-    TierStats,
     TokenLogprob,
 )
 from tests.examples import examples
