@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from kvasir.errors import LimitExceeded
-from kvasir.serve.dialects.openai.responses.kept import READERS
-from kvasir.serve.records.batches.files import _pieces
+from kvasir.serve.dialects.openai.files import _pieces
+from kvasir.serve.records.responses import READERS
 from kvasir.serve.records.store import Records, new_id
 from tests.serve.running import make_front
 from tests.serve.test_batches import ANN, AS_ANN, AS_BOB, BOB, line, lines_of, serving, start, until, upload
@@ -193,7 +193,7 @@ async def test_a_batch_that_cannot_even_be_failed_is_tried_again(tmp_path, monke
 
 @pytest.mark.parametrize("on_disk", [False, True])
 async def test_a_file_is_sent_in_pieces_and_goes_on_when_it_is_deleted(tmp_path, on_disk, monkeypatch):
-    monkeypatch.setattr("kvasir.serve.records.batches.files.PIECE", 1000)
+    monkeypatch.setattr("kvasir.serve.dialects.openai.files.PIECE", 1000)
     async with serving(tmp_path / "data" if on_disk else None) as http:
         data = bytes(range(256)) * 40
         file = await upload(http, data)

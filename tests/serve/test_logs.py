@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from kvasir.errors import ConfigError
 from kvasir.serve.auth.keys import Key, KeyScope
 from kvasir.serve.auth.scopes import needs_management
-from kvasir.serve.dialects import openai
+from kvasir.serve.dialects import DIALECTS, openai
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.responses import json_response
 from kvasir.serve.http.wire import Wire
@@ -212,7 +213,8 @@ async def pull(wire: Thing, request: Request) -> Response:
 
 
 async def test_the_audit_log_says_who_did_what_to_what_and_how_it_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(openai, "ROUTERS", (*openai.ROUTERS, router, plain))
+    added = replace(openai.DIALECT, routers=(*openai.DIALECT.routers, router, plain))
+    monkeypatch.setattr("kvasir.serve.app.DIALECTS", (*DIALECTS[:-1], added))
     path = tmp_path / "data" / "audit.jsonl"
     root, ann = ({"Authorization": f"Bearer {k}"} for k in ("manage-key", "first-key"))
     async with client(ServeSettings(keys=KEYS, data_dir=tmp_path / "data")) as http:

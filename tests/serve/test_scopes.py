@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from kvasir.serve.app import create_app
 from kvasir.serve.auth.keys import Key, KeyScope
 from kvasir.serve.auth.scopes import needs_management
-from kvasir.serve.dialects import openai
+from kvasir.serve.dialects import DIALECTS, openai
 from kvasir.serve.hosting.catalogue import OneModel
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.responses import json_response
@@ -62,7 +63,8 @@ async def maybe(request: Request) -> Response:
 
 @pytest.fixture(autouse=True)
 def managed(monkeypatch):
-    monkeypatch.setattr(openai, "ROUTERS", (*openai.ROUTERS, router))
+    added = replace(openai.DIALECT, routers=(*openai.DIALECT.routers, router))
+    monkeypatch.setattr("kvasir.serve.app.DIALECTS", (*DIALECTS[:-1], added))
 
 
 MANAGING = [("POST", "/manage/things"), ("GET", "/manage/things"), ("DELETE", "/manage/things/a/b")]

@@ -26,13 +26,14 @@ from kvasir.serve.auth.keyring import KeyRing
 from kvasir.serve.auth.quota import QuotaGuard, Quotas
 from kvasir.serve.auth.scopes import Managing, ScopeGuard
 from kvasir.serve.conversation.output_memory import AnswerMemory, MemoryGuard
-from kvasir.serve.dialects import anthropic, llamacpp, ollama, openai
-from kvasir.serve.dialects.openai import responses, tokens
+from kvasir.serve.dialects import DIALECTS
+from kvasir.serve.dialects.openai import responses
 from kvasir.serve.hosting.catalogue import Catalogue, Leases
 from kvasir.serve.http.asgi import ClientGone, Sent, header
 from kvasir.serve.http.connections import ConnectionGuard, Connections
+from kvasir.serve.http.dialect import response_of
 from kvasir.serve.http.drain import DrainGate, DrainGuard
-from kvasir.serve.http.faults import fault_of, response_of
+from kvasir.serve.http.faults import fault_of
 from kvasir.serve.http.limits import BodyLimit, HeaderLimit
 from kvasir.serve.http.networks import networks
 from kvasir.serve.page import live, static
@@ -64,8 +65,9 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.responses = responses.Responses.of(catalogue.settings, app.state.ring.__len__)
     quotas, ring = catalogue.quotas, app.state.ring
     app.state.batches = batches.Batches(batches.Caller(app), catalogue.settings, ring, quotas)
-    dialects = (*openai.ROUTERS, responses.router, *anthropic.ROUTERS, *ollama.ROUTERS, *llamacpp.ROUTERS)
-    routers = (*dialects, *batches.ROUTERS, models.router, tokens.router, meta.router, live.router)
+    app.state.dialects = DIALECTS
+    of_dialects = (router for dialect in DIALECTS for router in dialect.routers)
+    routers = (*of_dialects, models.router, meta.router, live.router)
     for router in routers:
         app.include_router(router)
     app.router.routes += static.routes

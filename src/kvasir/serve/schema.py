@@ -7,23 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from kvasir.serve.http.faults import is_llamacpp
+from kvasir.serve.dialects import DIALECTS
 
-_TEXT: dict[str, Any] = {"type": "string"}
-_MAYBE: dict[str, Any] = {"type": ["string", "null"]}
-
-
-def _object(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "required": [*properties], "properties": properties}
-
-
-# By the name of the component; `faults.response_of` says which dialect uses which.
-_ERRORS: dict[str, dict[str, Any]] = {
-    "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_MAYBE, code=_MAYBE)),
-    "AnthropicError": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT)),
-    "OllamaError": _object(error=_TEXT),
-    "LlamaCppError": _object(error=_object(code={"type": "integer"}, message=_TEXT, type=_TEXT, param=_MAYBE)),
-}
 _STATUSES = {
     "400": "The request cannot be served as asked; `param` names the field.",
     "401": "A key is needed.",
@@ -41,7 +26,7 @@ def schema_of(app: FastAPI) -> dict[str, Any]:
     """The schema, created once."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schema["components"]["schemas"] |= _ERRORS
+        schema["components"]["schemas"] |= {dialect.error_name: dialect.error_schema for dialect in DIALECTS}
         schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"key": []}]
         for path, operations in schema["paths"].items():
@@ -53,8 +38,7 @@ def schema_of(app: FastAPI) -> dict[str, Any]:
 
 
 def _response(text: str, path: str) -> dict[str, Any]:
-    error = "AnthropicError" if path.startswith("/v1/messages") else "Error"
-    error = "OllamaError" if path.startswith("/api/") else error
-    error = "LlamaCppError" if is_llamacpp(path) else error
+    scope = {"type": "http", "path": path, "headers": ()}
+    error = next(dialect.error_name for dialect in DIALECTS if dialect.speaks(scope))
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     return {"description": text, "content": content}

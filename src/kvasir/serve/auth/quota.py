@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvasir.errors import LimitExceeded
 from kvasir.serve.auth.keys import Key, Limits
 from kvasir.serve.http.asgi import refuse
-from kvasir.serve.http.faults import fault_of, speaks_anthropic
+from kvasir.serve.http.dialect import dialect_of
+from kvasir.serve.http.faults import fault_of
 
 SECOND = 1_000_000_000
 MINUTE = 60 * SECOND
@@ -235,7 +236,8 @@ class QuotaGuard:
 
         async def telling(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *account.headers(speaks_anthropic(scope))]
+                anthropic = dialect_of(scope).limit_headers == "anthropic"
+                message["headers"] = [*message.get("headers", ()), *account.headers(anthropic)]
             await send(message)
 
         try:

@@ -1,1 +1,6 @@
-"""The protocols that clients speak. A dialect imports the conversation, never another dialect."""
+"""The protocols that clients speak. A dialect is built on the conversation and imports no other dialect."""
+
+from kvasir.serve.dialects import anthropic, llamacpp, ollama, openai
+
+# A request speaks the first that takes it; OpenAI's takes all.
+DIALECTS = (anthropic.DIALECT, llamacpp.DIALECT, ollama.DIALECT, openai.DIALECT)

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
-from kvasir.serve.http.faults import Fault, response_of
+from kvasir.serve.http.dialect import response_of
+from kvasir.serve.http.faults import Fault
 
 T = TypeVar("T")
 LEFT = 499  # the status of a request whose client disconnected before a response started

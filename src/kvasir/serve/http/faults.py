@@ -1,18 +1,14 @@
-"""Errors as HTTP responses: every exception becomes a `Fault`, and each dialect encodes it in its own format."""
+"""Faults: what every exception becomes before a dialect encodes it in its own format."""
 
 from __future__ import annotations
 
 import logging
 import math
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
-from starlette.types import Scope
 
 from kvasir.errors import (
     MAX_MESSAGE,
@@ -143,99 +139,12 @@ def _is_field(part: str | int) -> bool:
     return isinstance(part, int) or ("[" not in part and part not in ("body", "query", "path", "str"))
 
 
-def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a request uses Anthropic's API."""
-    return scope["path"].startswith("/v1/messages") or any(name == b"anthropic-version" for name, _ in scope["headers"])
-
-
-def response_of(fault: Fault, scope: Scope) -> Response:
-    """The error in the format of the dialect that the request uses."""
-    if speaks_anthropic(scope):
-        id = scope.get("state", {}).get("request_id")
-        return Response(anthropic_error(fault, id), fault.status, fault.headers, "application/json")
-    if is_llamacpp(scope["path"]):
-        return Response(llamacpp_error(fault), fault.status, fault.headers, "application/json")
-    if scope["path"].startswith("/api/"):
-        return Response(ollama_error(fault), fault.status, fault.headers, "application/json")
-    return openai_response(fault)
-
-
-_LLAMACPP = re.compile("/(completions?|infill|props|slots(/[^/]*)?|apply-template|embeddings?|lora-adapters)")
-
-
-def is_llamacpp(path: str) -> bool:
-    """Whether a route belongs to llama.cpp's native API."""
-    return _LLAMACPP.fullmatch(path) is not None
-
-
-_ANTHROPIC = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}  # fmt: skip
-
-
-def anthropic_error(fault: Fault, request_id: str | None) -> bytes:
-    """https://docs.anthropic.com/en/api/errors"""
-    kind = _ANTHROPIC.get(fault.status) or ("invalid_request_error" if fault.status < 500 else "api_error")
-    error: dict[str, Any] = {"type": kind, "message": _with_field(fault)}
-    if long := fault.too_long:
-        error["message"] = f"prompt is too long: {_count(long)} tokens > {long.context - 1} maximum ({long.hint})"
-    if fault.details:
-        error["details"] = fault.details
-    return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
-
-
-_LLAMACPP_KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    503: "unavailable_error",
-}
-
-
-def llamacpp_error(fault: Fault) -> bytes:
-    """https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md, with the field named in addition"""
-    kind = _LLAMACPP_KINDS.get(fault.status) or ("invalid_request_error" if fault.status < 500 else "server_error")
-    error = {"code": fault.status, "message": fault.message, "type": kind, "param": fault.param}
-    if long := fault.too_long:
-        exceeds = f"the request ({_count(long)} tokens) exceeds the available context size ({long.context} tokens)"
-        error |= {"message": f"{exceeds}: {fault.message}", "type": "exceed_context_size_error"}
-        error |= {"n_prompt_tokens": long.tokens, "n_ctx": long.context}
-    return msgspec.json.encode({"error": error})
-
-
-def ollama_error(fault: Fault) -> bytes:
-    """https://docs.ollama.com/api/errors"""
-    message = _with_field(fault)
-    if fault.too_long:
-        message = f"the input length exceeds the context length: {message}"
-    return msgspec.json.encode({"error": message})
-
-
-def _count(long: PromptTooLong) -> str:
+def token_count(long: PromptTooLong) -> str:
+    """The tokens of a prompt that is too long, as far as they were counted."""
     return f"at least {long.tokens}" if isinstance(long, TextTooLong) else str(long.tokens)
 
 
-def _with_field(fault: Fault) -> str:
+def with_field(fault: Fault) -> str:
     """The message, with the field's name where the format has no separate place for it."""
     named = not fault.param or fault.param in fault.message
     return fault.message if named else f"{fault.param}: {fault.message}"
-
-
-def openai_error(fault: Fault) -> bytes:
-    """The error object of the OpenAI API, as JSON."""
-    kind = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(fault.status)
-    kind = kind or ("invalid_request_error" if fault.status < 500 else "server_error")
-    error = {"message": fault.message, "type": kind, "param": fault.param, "code": fault.code}
-    if long := fault.too_long:
-        error["message"] = f"This model's maximum context length is {long.context} tokens: {fault.message}"
-    return msgspec.json.encode({"error": error})
-
-
-def openai_response(fault: Fault) -> Response:
-    return Response(openai_error(fault), fault.status, fault.headers, "application/json")

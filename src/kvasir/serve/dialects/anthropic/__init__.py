@@ -2,5 +2,15 @@
 messages.py and batches.py."""
 
 from kvasir.serve.dialects.anthropic import batches, messages
+from kvasir.serve.dialects.anthropic.errors import anthropic_error, speaks_anthropic
+from kvasir.serve.http.dialect import TEXT, Dialect, object_schema
 
-ROUTERS = (batches.router, messages.router)
+DIALECT = Dialect(
+    "anthropic",
+    (batches.router, messages.router),
+    speaks_anthropic,
+    anthropic_error,
+    "AnthropicError",
+    object_schema(type={"const": "error"}, error=object_schema(type=TEXT, message=TEXT)),
+    limit_headers="anthropic",
+)

@@ -22,9 +22,10 @@ from starlette.responses import Response
 
 from kvasir.errors import InvalidRequest
 from kvasir.serve.auth.keys import owner_of
+from kvasir.serve.dialects.anthropic.errors import anthropic_error
 from kvasir.serve.dialects.anthropic.pages import DEFAULT_LIMIT, MAX_LIMIT, page_of
 from kvasir.serve.http.body import JsonRoute
-from kvasir.serve.http.faults import AnswerFailed, Fault, NotFound, anthropic_error
+from kvasir.serve.http.faults import AnswerFailed, Fault, NotFound
 from kvasir.serve.http.responses import json_response
 from kvasir.serve.http.wire import Wire
 from kvasir.serve.records.batches import Batches

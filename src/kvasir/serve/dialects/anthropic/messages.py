@@ -29,13 +29,14 @@ from kvasir.serve.conversation.sampling import sampling_params
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.conversation.trust import trust_of
 from kvasir.serve.dialects.anthropic.blocks import Blocks, content
+from kvasir.serve.dialects.anthropic.errors import anthropic_error
 from kvasir.serve.dialects.anthropic.prompt import omits, to_conversation
 from kvasir.serve.dialects.anthropic.wire import CountRequest, MessagesRequest
 from kvasir.serve.hosting.catalogue import serving_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.body import JsonRoute
-from kvasir.serve.http.faults import Fault, anthropic_error
+from kvasir.serve.http.faults import Fault
 from kvasir.serve.http.responses import json_response
 from kvasir.serve.http.sse import STREAMED, EventStream
 from kvasir.serve.http.wire import renamed

@@ -20,6 +20,7 @@ from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.scheduling import scheduling_fields
+from kvasir.serve.dialects.llamacpp.errors import llamacpp_error
 from kvasir.serve.dialects.llamacpp.lines import Lines
 from kvasir.serve.dialects.llamacpp.params import names_of, to_params
 from kvasir.serve.dialects.llamacpp.shapes import Told, final_object, partial_object
@@ -29,7 +30,7 @@ from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.concurrent import merge
-from kvasir.serve.http.faults import Fault, llamacpp_error
+from kvasir.serve.http.faults import Fault
 from kvasir.serve.http.responses import write_json
 from kvasir.serve.http.sse import STREAMED, EventStream, event
 from kvasir.serve.http.wire import refuse_fields, renamed

@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvasir.errors import InvalidRequest, ModelFileError, ModelNotFound, UnsupportedModel
+from kvasir.serve.dialects.ollama.errors import ollama_error
 from kvasir.serve.hosting.catalogue import Catalogue, catalogue_of, serving_of
 from kvasir.serve.hosting.serving import Serving
-from kvasir.serve.http.faults import Fault, ollama_error
+from kvasir.serve.http.faults import Fault
 from kvasir.serve.http.sse import LINES, EventStream
 
 STREAMED: dict[int | str, dict[str, Any]] = {

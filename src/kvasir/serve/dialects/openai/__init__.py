@@ -1,5 +1,15 @@
 """The OpenAI dialect: one module per route, the request bodies in wire.py, the response objects in shapes.py."""
 
-from kvasir.serve.dialects.openai import chat, completions, embeddings
+from kvasir.serve.dialects.openai import batches, chat, completions, embeddings, files, responses, tokens
+from kvasir.serve.dialects.openai.errors import openai_error
+from kvasir.serve.http.dialect import TEXT, TEXT_OR_NULL, Dialect, object_schema
 
-ROUTERS = (chat.router, completions.router, embeddings.router)
+_ROUTES = (chat, completions, embeddings, responses, files, batches, tokens)
+DIALECT = Dialect(
+    "openai",
+    tuple(routes.router for routes in _ROUTES),
+    lambda scope: True,
+    openai_error,
+    "Error",
+    object_schema(error=object_schema(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL)),
+)

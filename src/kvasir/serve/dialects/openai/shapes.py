@@ -12,8 +12,9 @@ from kvasir.engine.answer import TextDelta, TokenInfo
 from kvasir.engine.pace import Pace
 from kvasir.serve.conversation.logprobs import finite
 from kvasir.serve.conversation.timings import timings_object
+from kvasir.serve.dialects.openai.errors import openai_error, openai_response
 from kvasir.serve.hosting.serving import Serving
-from kvasir.serve.http.faults import Fault, openai_error, openai_response
+from kvasir.serve.http.faults import Fault
 from kvasir.serve.http.sse import event
 from kvasir.types import Usage
 

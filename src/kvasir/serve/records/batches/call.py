@@ -14,7 +14,8 @@ from kvasir.serve.auth.keys import Key
 from kvasir.serve.conversation.output_memory import MemoryGuard
 from kvasir.serve.conversation.scheduling import CLASS_HEADER
 from kvasir.serve.hosting.catalogue import Leases
-from kvasir.serve.http.faults import fault_of, openai_error
+from kvasir.serve.http.dialect import response_of
+from kvasir.serve.http.faults import fault_of
 from kvasir.types import ServiceClass
 
 
@@ -71,7 +72,7 @@ class Caller:
         try:
             await self._stack()(scope, receive, send)
         except Exception as error:
-            return Answer(500, {}, openai_error(fault_of(error)))
+            return Answer(500, {}, bytes(response_of(fault_of(error), scope | {"app": self._app}).body))
         answer.body = b"".join(pieces)
         return answer
 

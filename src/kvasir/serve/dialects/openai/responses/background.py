@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from kvasir.serve.dialects.openai.responses.kept import Responses
 from kvasir.serve.dialects.openai.responses.making import Making
 from kvasir.serve.dialects.openai.responses.output import StreamEvent
 from kvasir.serve.dialects.openai.responses.shapes import encoded
 from kvasir.serve.hosting.catalogue import Catalogue
 from kvasir.serve.http.faults import fault_of
+from kvasir.serve.records.responses import Responses
 
 
 class Run:

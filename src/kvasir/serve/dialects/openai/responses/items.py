@@ -18,9 +18,9 @@ from pydantic_core import PydanticCustomError
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.messages import Call, Message
 from kvasir.serve.http.wire import MAX_PARTS, Name, Wire, refuse_fields
+from kvasir.serve.records.responses import Kept
 
 Status = Literal["in_progress", "completed", "incomplete"]
-Kept = dict[str, Any]
 _SEALED = "kvasir1."
 _CALLER = (({"type": "direct"},), "calls are made by the model alone")
 

@@ -17,8 +17,6 @@ from kvasir.serve.auth.keys import owner_of
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.request import prompt_ids
 from kvasir.serve.conversation.trust import trust_of
-from kvasir.serve.dialects.openai.responses.items import Kept
-from kvasir.serve.dialects.openai.responses.kept import RUNNING, Responses, item_id
 from kvasir.serve.dialects.openai.responses.output import Output, StreamEvent
 from kvasir.serve.dialects.openai.responses.request import (
     check,
@@ -32,6 +30,7 @@ from kvasir.serve.dialects.openai.responses.shapes import error_object, response
 from kvasir.serve.dialects.openai.responses.wire import ENCRYPTED, LOGPROBS, ResponseRequest
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.faults import Fault
+from kvasir.serve.records.responses import RUNNING, Kept, Responses, item_id
 from kvasir.serve.records.store import new_id
 from kvasir.types import FinishReason, Request
 

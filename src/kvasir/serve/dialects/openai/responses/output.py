@@ -15,7 +15,8 @@ from kvasir.engine.reading import Reading
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
 from kvasir.serve.conversation.calls import call_id
 from kvasir.serve.conversation.logprobs import chat_logprobs
-from kvasir.serve.dialects.openai.responses.items import PREFIXES, Kept, sealed
+from kvasir.serve.dialects.openai.responses.items import PREFIXES, sealed
+from kvasir.serve.records.responses import Kept
 
 StreamEvent = dict[str, Any]
 

@@ -20,8 +20,7 @@ from kvasir.serve.conversation.thinking import effort_variables
 from kvasir.serve.conversation.tools import ToolChoice, Tools
 from kvasir.serve.conversation.trust import trust_of
 from kvasir.serve.dialects.openai.params import TIERS, sampler_fields
-from kvasir.serve.dialects.openai.responses.items import PREFIXES, Kept, ReferenceItem, to_kept, to_messages
-from kvasir.serve.dialects.openai.responses.kept import Responses, item_id
+from kvasir.serve.dialects.openai.responses.items import PREFIXES, ReferenceItem, to_kept, to_messages
 from kvasir.serve.dialects.openai.responses.wire import (
     LOGPROBS,
     AllowedToolsChoice,
@@ -31,6 +30,7 @@ from kvasir.serve.dialects.openai.responses.wire import (
 )
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.wire import MAX_MESSAGES, MAX_TOOLS, refuse_fields, renamed
+from kvasir.serve.records.responses import Kept, Responses, item_id
 from kvasir.types import Request, StructuredOutputs
 
 LONG = 256  # items

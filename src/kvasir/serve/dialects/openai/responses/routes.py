@@ -19,7 +19,6 @@ from kvasir.serve.conversation.limits import charge
 from kvasir.serve.conversation.request import prompt_ids
 from kvasir.serve.conversation.trust import trust_of
 from kvasir.serve.dialects.openai.responses import background
-from kvasir.serve.dialects.openai.responses.kept import Responses, Run
 from kvasir.serve.dialects.openai.responses.making import Making, begin
 from kvasir.serve.dialects.openai.responses.request import check, check_items, named, own_items, to_conversation
 from kvasir.serve.dialects.openai.responses.shapes import encoded
@@ -32,6 +31,7 @@ from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.faults import AnswerFailed, Fault, fault_of
 from kvasir.serve.http.responses import json_response, write_json
 from kvasir.serve.http.sse import STREAMED, EventStream
+from kvasir.serve.records.responses import Responses, Run
 from kvasir.serve.records.store import new_id
 
 router = APIRouter(route_class=JsonRoute)

@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import msgspec
 
 from kvasir.errors import InvalidRequest, LimitExceeded
-from kvasir.serve.dialects.openai.responses.items import Kept
 from kvasir.serve.http.faults import NotFound
 from kvasir.serve.http.wire import MAX_MESSAGES
 from kvasir.serve.records.store import Records, is_id, parsed
 from kvasir.serve.settings import ServeSettings
+
+Kept = dict[str, Any]  # an item of a conversation as it is stored
 
 MAX_TOLD = 64  # ended runs per key whose events are kept
 READERS = 8  # concurrent readers per key

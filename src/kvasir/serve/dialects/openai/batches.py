@@ -10,10 +10,10 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.serve.auth.keys import owner_of
+from kvasir.serve.dialects.openai.files import page_of
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.faults import AnswerFailed
 from kvasir.serve.http.responses import json_response
-from kvasir.serve.records.batches.files import page_of
 from kvasir.serve.records.batches.kept import Batches
 from kvasir.serve.records.batches.wire import BatchRequest, Page
 

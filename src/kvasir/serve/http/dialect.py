@@ -1,0 +1,49 @@
+"""Dialect: a protocol that clients speak, as the server sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from starlette.responses import Response
+from starlette.types import Scope
+
+from kvasir.serve.http.faults import Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """name: of the tag in /openapi.json. speaks: whether a request uses the dialect. error: encodes a fault as JSON,
+    given the id of the request. error_name, error_schema: the JSON schema of that,
+    and its name in /openapi.json. limit_headers: under whose names responses
+    state the limits of a key."""
+
+    name: str
+    routers: tuple[APIRouter, ...]
+    speaks: Callable[[Scope], bool]
+    error: Callable[[Fault, str | None], bytes]
+    error_name: str
+    error_schema: Mapping[str, Any]
+    limit_headers: Literal["openai", "anthropic"] = "openai"
+
+
+def dialect_of(scope: Scope) -> Dialect:
+    """The first dialect of the application that the request speaks. The last one takes every request."""
+    return next(dialect for dialect in scope["app"].state.dialects if dialect.speaks(scope))
+
+
+def response_of(fault: Fault, scope: Scope) -> Response:
+    """The fault in the format of the dialect that the request speaks."""
+    body = dialect_of(scope).error(fault, scope.get("state", {}).get("request_id"))
+    return Response(body, fault.status, fault.headers, "application/json")
+
+
+def object_schema(**properties: Any) -> dict[str, Any]:
+    """The JSON schema of an object with these properties, all required."""
+    return {"type": "object", "required": [*properties], "properties": properties}
+
+
+TEXT: Mapping[str, Any] = {"type": "string"}
+TEXT_OR_NULL: Mapping[str, Any] = {"type": ["string", "null"]}
