@@ -219,10 +219,10 @@ class TierStats:
     )
     evicted: int = counter("tier_evicted", "Parts that a tier evicted for others.", Chart(TIERS, "Parts evicted"))
     read_rate: float = gauge("", "an estimate in bytes per second, for decisions; 0 if unknown", start=float)
-    open_loads: int = gauge("", "tickets of loads, which live for milliseconds")
-    open_bytes: int = gauge("", "of the parts of open loads, which live for milliseconds")
-    queued_bytes: int = gauge("", "waiting to be saved, for milliseconds")
-    num_parts: int = gauge("", "the bytes of the parts are exported")
+    open_loads: int = gauge("", "work in progress: tickets of loads")
+    open_bytes: int = gauge("", "work in progress: bytes of the parts of open loads")
+    queued_bytes: int = gauge("", "work in progress: bytes waiting to be saved")
+    num_parts: int = gauge("", "their bytes are exported")
     num_bytes: int = gauge("tier_bytes", "Bytes in a tier.", Chart(TIERS, "Bytes in tiers", by=("instance", "tier")))
 
 
@@ -277,7 +277,7 @@ class EngineStats:
         Chart(KV, "Prefix cache", "tokens found", per="prefix_lookup_tokens", unit="percentunit"),
         Tile("Prefix hits", "share", of="looked_up_tokens"),
         Tile("Prefix hits", "count", "{} tokens"),
-        Tile("Prefix hits", "growth", "{} in the last seconds", of="looked_up_tokens"),
+        Tile("Prefix hits", "growth", "{} recently", of="looked_up_tokens"),
     )
     preemptions: int = counter(
         "preemptions",
@@ -311,7 +311,7 @@ class EngineStats:
     tier_saves: dict[str, int] = counter("", "each tier exports its own", start=dict)
     tier_bytes_loaded: int = counter("", "each tier exports its own")
     tier_bytes_saved: int = counter("", "each tier exports its own")
-    tier_queued_bytes: int = gauge("", "waiting to be saved, for milliseconds")
+    tier_queued_bytes: int = gauge("", "work in progress: bytes waiting to be saved")
     tier_evicted: int = counter("", "each tier exports its own")
     masked_rows: int = counter(
         "masked_rows",

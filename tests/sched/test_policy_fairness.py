@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.sched.fairness import GENERATED_COST, PROMPT_COST, Fairness, lead, order, present, tags
-from kvasir.serve.conversation.limits import charge
+from kvasir.sched.fairness import GENERATED_COST, PROMPT_COST, Fairness, charge, lead, order, present, tags
 from tests.examples import examples
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
