@@ -14,7 +14,7 @@ from tests.e2e.server import serving
 from tests.e2e.test_agents_openai import TOOLS as FUNCTIONS
 from tests.e2e.test_agents_openai import run
 from tests.e2e.test_serve import settled
-from tests.serve.test_streams import wait_until
+from tests.serve.http.test_streams import wait_until
 
 pytestmark = pytest.mark.slow
 

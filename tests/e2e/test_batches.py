@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.e2e.server import serving
-from tests.serve.test_streams import wait_until
+from tests.serve.http.test_streams import wait_until
 
 MODEL = "kvasir-mini"
 CHAT = "/v1/chat/completions"

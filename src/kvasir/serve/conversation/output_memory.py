@@ -16,7 +16,7 @@ from kvasir.errors import InvalidRequest, LimitExceeded
 from kvasir.memory import host_memory
 from kvasir.types import Request
 
-# Bytes per item, measured by tests/serve/test_answer_memory.py.
+# Bytes per item, measured by tests/serve/conversation/test_output_memory.py.
 TOKEN = 96  # its id and its text
 LOGPROB = 1024  # added per token if log-probabilities are requested
 CANDIDATE = 512

@@ -1,0 +1,113 @@
+"""The loops of Anthropic's client that call tools. They ask the server to keep the conversation, and go on without that
+where the error says that it cannot."""
+
+from __future__ import annotations
+
+import json
+
+import anthropic
+import pytest
+
+from tests.serve.dialects.anthropic.messages_help import CALL, TOOL, front
+from tests.serve.running import live
+
+# One call, then what the tool gave.
+TEMPLATE = (
+    "{% if messages[-1].role == 'tool' %}It gave {{ messages[-1].content }}.<eos>"
+    "{% else %}{{ messages[0].content }}{% endif %}{# <think> <tool_call> #}"
+)
+ASK = {
+    "model": "fake",
+    "max_tokens": 400,
+    "messages": [{"role": "user", "content": CALL + "<eos>"}],
+    "extra_body": {"temperature": 0.0},
+}
+GIVEN = "It gave done with é, }."
+
+
+@anthropic.beta_tool
+def f(a: str) -> str:
+    """does it
+
+    Args:
+        a: what to do
+    """
+    return f"done with {a}"
+
+
+@anthropic.beta_async_tool(name="f")
+async def async_f(a: str) -> str:
+    """does it"""
+    return f"done with {a}"
+
+
+@pytest.fixture(scope="module")
+def url():
+    with live(front=front(TEMPLATE)) as server:
+        yield server.url
+
+
+@pytest.fixture
+def own(url):
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as own:
+        yield own
+
+
+def test_a_tool_runner_answers(own):
+    runner = own.beta.messages.tool_runner(**ASK, tools=[f])
+    assert [message.stop_reason for message in runner] == ["tool_use", "end_turn"]
+    assert runner.until_done().content[-1].text == GIVEN
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_tool_runner_streams(own, eagerly):
+    runner = own.beta.messages.tool_runner(**ASK, tools=[f], stream=True, run_tools_eagerly=eagerly)
+    texts = ["".join(event.text for event in stream if event.type == "text") for stream in runner]
+    assert texts[-1] == GIVEN
+
+
+async def test_an_async_tool_runner_answers(url):
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as own:
+        message = await own.beta.messages.tool_runner(**ASK, tools=[async_f]).until_done()
+    assert message.content[-1].text == GIVEN
+
+
+def test_a_thread_is_refused_with_what_a_client_decides_by(own):
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        with pytest.raises(anthropic.BadRequestError, match="whole conversation") as caught:
+            own.beta.messages.create(**ASK, thread=thread)
+        details = caught.value.body["error"]["details"]
+        assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    thread = own.beta.messages.thread(**ASK, tools=[f], unsupported_request_behavior="continue_unthreaded")
+    assert thread.send().stop_reason == "tool_use"
+
+
+def test_what_goes_beside_a_thread_is_refused_as_without(own):
+    with pytest.raises(anthropic.BadRequestError, match="container") as caught:
+        own.beta.messages.tool_runner(**ASK, tools=[f], container="c").until_done()
+    assert "details" not in caught.value.body["error"]
+
+
+# -- what clients read without looking whether it is there ---------------------------------------------------------
+
+
+def test_what_may_be_null_is_there(own):
+    """The types of the JavaScript client say so; code written by them fails on what is missing."""
+    asked = {**ASK, "tools": [TOOL], "messages": [{"role": "user", "content": f"Hi {CALL}<eos>"}]}
+    kept = {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}
+    for edits, more in ((None, {}), ({"applied_edits": []}, kept)):
+        whole = json.loads(own.beta.messages.with_raw_response.create(**asked, **more).text())
+        stream = own.beta.messages.with_raw_response.create(**asked, **more, stream=True).text()
+        told = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+        started = [event["content_block"] for event in told if event["type"] == "content_block_start"]
+        for message in (whole, told[0]["message"]):
+            assert message["context_management"] == edits
+            assert message["container"] is None and message["stop_details"] is None
+        assert told[-2]["delta"] == {"container": None, **{n: whole[n] for n in told[-2]["delta"] if n != "container"}}
+        assert told[-2]["context_management"] == edits
+        for text, call in (whole["content"], started):
+            assert text["citations"] is None and call["caller"] == {"type": "direct"}
+        again = [*asked["messages"], {"role": "assistant", "content": whole["content"]}]
+        result = {"type": "tool_result", "tool_use_id": whole["content"][-1]["id"], "content": "é"}
+        answer = own.messages.create(**{**asked, "messages": [*again, {"role": "user", "content": [result]}]})
+        assert answer.content[0].text == "It gave é."

@@ -1,0 +1,70 @@
+"""Clients of others in environments of their own (scripts/install_clients.sh), against a real server: each of them
+recognizes what it is told, in the classes and loops of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.serve.dialects.anthropic.messages_help import CALL, front
+from tests.serve.dialects.anthropic.test_tool_runner import GIVEN, TEMPLATE
+from tests.serve.running import live
+
+HERE = Path(__file__).with_name("outside")
+CLIENTS = Path(__file__).resolve().parents[3] / ".clients"
+PYTHON = CLIENTS / "venv" / "bin" / "python"
+NODE = shutil.which("node")
+HOW = "(scripts/install_clients.sh installs them)"
+SECONDS = 300
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 60)]
+needs_python = pytest.mark.skipif(
+    not PYTHON.exists(), reason=f"litellm, langchain and openai-agents are not here {HOW}"
+)
+needs_node = pytest.mark.skipif(
+    NODE is None or not (CLIENTS / "node_modules" / "@anthropic-ai").exists(),
+    reason=f"node and Anthropic's JavaScript client are not here {HOW}",
+)
+
+
+def run(*command: object) -> dict:
+    """What a script prints at last."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENAI", "ANTHROPIC"))}
+    answer = subprocess.run([*map(str, command)], capture_output=True, text=True, env=own, timeout=SECONDS)
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def tools():
+    """A server whose model calls, and then says what the tool gave."""
+    with live(front=front(TEMPLATE)) as server:
+        yield server
+
+
+@needs_python
+def test_a_prompt_that_is_too_long_is_known_by_its_class(server):
+    found = run(PYTHON, HERE / "too_long.py", server.url)
+    classes = {"litellm": "ContextWindowExceededError", "langchain": "ContextOverflowError"}
+    wrong = {name: kinds for name, kinds in found.items() if classes[name.split()[0]] not in kinds}
+    assert len(found) == 26 and not wrong
+
+
+@needs_python
+def test_an_agent_with_an_output_type_calls_its_tool_first(tools):
+    found = run(PYTHON, HERE / "agents_pair.py", tools.url, "fake")
+    for api, result in found.items():
+        assert result.get("asked") == ["Oslo"] and result["output"].keys() == {"sky", "windy"}, (api, result)
+    assert len(found) == 4
+
+
+@needs_node
+def test_the_tool_runner_in_javascript(tools):
+    found = run(NODE, HERE / "tool_runner.mjs", tools.url, "fake", f"{CALL}<eos>", CLIENTS)
+    expected = {"reasons": ["tool_use", "end_turn"], "text": GIVEN}
+    assert found == dict.fromkeys(("zod", "json", "stream", "eager", "unthreaded"), expected)
