@@ -38,7 +38,7 @@ def schema_of(app: FastAPI) -> dict[str, Any]:
 
 
 def _response(text: str, path: str) -> dict[str, Any]:
-    scope = {"type": "http", "path": path, "headers": ()}
+    scope = {"type": "http", "path": path, "method": "POST", "headers": ()}
     error = next(dialect.error_name for dialect in DIALECTS if dialect.speaks(scope))
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     return {"description": text, "content": content}

@@ -17,6 +17,8 @@ from kvasir.serve.http.asgi import header, refuse, while_connected
 from kvasir.serve.http.faults import Fault
 from kvasir.serve.http.networks import is_loopback, is_wildcard
 
+LOOKS = ("GET", "HEAD", "OPTIONS")  # methods that only read
+
 
 class HostGuard:
     """403 for a Host that is not served here, and for an Origin that is not allowed.
@@ -88,7 +90,7 @@ def _is_address(name: str) -> bool:
 
 
 class KeyGuard:
-    """401 without a valid key, on every path but the open ones. Deny by default: a new route needs a key with no
+    """401 without a valid key, unless an open path is only read. Deny by default: a new route needs a key with no
     further work.
 
     Sets `state["key"]`: the Key of the request, None where none is required.
@@ -105,7 +107,7 @@ class KeyGuard:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         key = None
-        if self.ring and scope["path"] not in self.open_paths:
+        if self.ring and not (scope["path"] in self.open_paths and scope["method"] in LOOKS):
             key = self.ring.find(_given_key(scope))
             if key is None:
                 fault = Fault(

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvasir.serve.auth.guards import origin_name
+from kvasir.serve.auth.guards import LOOKS, origin_name
 from kvasir.serve.auth.keys import Key, KeyScope
 from kvasir.serve.http.asgi import header, refuse
 from kvasir.serve.http.faults import ScopeNeeded, fault_of
@@ -21,7 +21,6 @@ from kvasir.serve.http.networks import is_loopback
 
 MANAGEMENT = "management"  # the tag
 MANAGES = "manages"  # in the state of a request whose route required the scope itself
-LOOKS = ("GET", "HEAD", "OPTIONS")
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 

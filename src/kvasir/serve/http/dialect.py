@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -17,7 +17,8 @@ from kvasir.serve.http.faults import Fault
 class Dialect:
     """name: of the tag in /openapi.json. speaks: whether a request uses the dialect. error: encodes a fault as JSON,
     given the id of the request. error_name, error_schema: the JSON schema of that,
-    and its name in /openapi.json. limit_headers: under whose names responses
+    and its name in /openapi.json. statuses: those of its own instead of ours.
+    limit_headers: under whose names responses
     state the limits of a key."""
 
     name: str
@@ -26,6 +27,7 @@ class Dialect:
     error: Callable[[Fault, str | None], bytes]
     error_name: str
     error_schema: Mapping[str, Any]
+    statuses: Mapping[int, int] = field(default_factory=dict)
     limit_headers: Literal["openai", "anthropic"] = "openai"
 
 
@@ -36,8 +38,9 @@ def dialect_of(scope: Scope) -> Dialect:
 
 def response_of(fault: Fault, scope: Scope) -> Response:
     """The fault in the format of the dialect that the request speaks."""
-    body = dialect_of(scope).error(fault, scope.get("state", {}).get("request_id"))
-    return Response(body, fault.status, fault.headers, "application/json")
+    dialect = dialect_of(scope)
+    body = dialect.error(fault, scope.get("state", {}).get("request_id"))
+    return Response(body, dialect.statuses.get(fault.status, fault.status), fault.headers, "application/json")
 
 
 def object_schema(**properties: Any) -> dict[str, Any]:

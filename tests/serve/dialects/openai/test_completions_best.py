@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvasir.engine.answer import Answer, TokenInfo
 from kvasir.engine.front import Front
-from kvasir.serve.dialects.openai.completions import best
+from kvasir.serve.conversation.ranking import best
 from tests.serve.fakes import VOCAB, EchoEngine, byte_tokenizer, template
 from tests.serve.running import client, live
 from tests.text.test_fim import QWEN, tokenizer

@@ -6,7 +6,6 @@ are generated, and the n whose tokens have the highest mean log-probability are 
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -23,6 +22,7 @@ from kvasir.errors import InvalidRequest
 from kvasir.fields import MAX_N
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.outcome import check_finish
+from kvasir.serve.conversation.ranking import best
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.dialects.openai.params import check_stream_options, to_params
 from kvasir.serve.dialects.openai.shapes import (
@@ -264,20 +264,6 @@ class Job:
         tells_tokens = wire.logprobs is not None or wire.return_token_ids
         told = choice["text"] or delta.finish_reason or is_first or (tells_tokens and delta.token_ids)
         return choice if told else None
-
-
-def best(answers: list[Answer], n: int) -> list[Answer]:
-    """The n choices whose tokens have the highest mean log-probability, best first, renumbered; unchanged if there are
-    at most n. Ties keep their order."""
-    if len(answers) <= n:
-        return answers
-
-    def mean(answer: Answer) -> float:
-        found = [info.logprob for info in answer.logprobs if info.logprob is not None]
-        return math.fsum(found) / len(found) if found else -math.inf
-
-    order = sorted(answers, key=lambda answer: (-mean(answer), answer.index))
-    return [replace(answer, index=i) for i, answer in enumerate(order[:n])]
 
 
 def _cut(infos: tuple[TokenInfo, ...], top: int) -> list[TokenInfo]:
