@@ -50,6 +50,11 @@ def test_the_page_names_what_knows_of_an_example(kind, pattern):
     assert touches(kind) == files_with(pattern)
 
 
+def test_a_dialect_is_known_by_its_package_and_its_row():
+    outside = {file for file in files_with(r"\btgi\b") if not file.startswith("serve/dialects/tgi/")}
+    assert outside == {"serve/dialects/__init__.py"}
+
+
 EXAMPLES = re.findall(r"`(\w+)`, `(tests/[\w/]+\.py)` \((\d+) lines\)", PAGE)
 
 
