@@ -13,9 +13,6 @@ from kvasir.ops import native
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-DIALECTS = [
-    f"serve/dialects/{dialect}/{part}.py" for dialect in ("openai", "llamacpp", "ollama") for part in ("wire", "params")
-]
 
 
 @pytest.mark.skipif(not native.available(), reason=native.reason())
@@ -29,9 +26,8 @@ def test_a_decode_step_goes_through_few_files():
 def touches(kind: str) -> set[str]:
     """The files that the page's row of a new thing of this kind names."""
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| {kind} |")).split("|")[3]
-    named = [name for name in re.findall(r"`([\w/.]+)`", row) if name not in ("wire", "params")]
-    files = {name if name.startswith("csrc/") else f"{name}.py" for name in named if not name.startswith("serve/")}
-    return files | (set(DIALECTS) if "serve/dialects/openai" in named else set())
+    named = re.findall(r"`([\w/.]+)`", row)
+    return {name if name.startswith("csrc/") else f"{name}.py" for name in named}
 
 
 def files_with(pattern: str) -> set[str]:

@@ -14,6 +14,8 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 # ruff: noqa: RUF009 - what the rows make are fields
@@ -52,7 +54,8 @@ class Row(NamedTuple):
     """What the table says of a field.
 
     doc: its line in the docs. low, high: its range, both included unless open_low. optional: None is allowed.
-    choices: value -> meaning. most, chars: how many entries it may have, of how many characters.
+    choices: value -> meaning. most, chars: how many entries it may have, of how many characters. alone: one may
+    stand without a list.
     names: dialect -> its name there, "" if it is the same. own: dialects that declare and convert it themselves, since
     its type or meaning differs there.
     where: what computes with it. native: its C type in the sampler's structure, "" if it is not copied there.
@@ -72,6 +75,7 @@ class Row(NamedTuple):
     choices: Mapping[int, str] = {}
     most: int = 0
     chars: int = 0
+    alone: bool = False
     names: Mapping[str, str] = {}
     own: tuple[str, ...] = ()
     where: str = "sampler"
@@ -82,10 +86,6 @@ class Row(NamedTuple):
     recommended: bool = False
     flag: str = ""
     name: str = ""
-
-    def name_in(self, dialect: str) -> str | None:
-        """Its name in a dialect; None if the dialect has no such field."""
-        return None if dialect not in self.names else self.names[dialect] or self.name
 
 
 def _field(row: Row) -> Any:
@@ -132,26 +132,26 @@ class SamplerFields:
 
     repetition_penalty: float = number(
         1.0, 0.0, 10.0, "positive logits of known ids are divided by it, others multiplied", open_low=True,
-        names=EVERY | REPEAT, own=("ollama",), native="float", sampler=PENALTIES, off=1.0, recommended=True,
+        names=EVERY | REPEAT, native="float", sampler=PENALTIES, off=1.0, recommended=True,
         flag="Above 1: less of what is in prompt and answer.",
     )  # fmt: skip
     repetition_last_n: int = integer(
         -1, -1, INT32, "how many of the last ids it looks at, prompt included; -1: all",
-        names=LAST_N, own=("ollama", "llamacpp"), native="int64_t",
+        names=LAST_N, native="int64_t",
     )  # fmt: skip
     frequency_penalty: float = number(
         0.0, -2.0, 2.0, "taken from the logit of an id of the output, as often as it occurred",
-        names=MODELFILE, own=("ollama",), native="float", sampler=PENALTIES, off=0.0,
+        names=MODELFILE, native="float", sampler=PENALTIES, off=0.0,
         flag="Above 0: less of what the answer has, by its count.",
     )  # fmt: skip
     presence_penalty: float = number(
         0.0, -2.0, 2.0, "taken once from the logit of an id of the output",
-        names=MODELFILE, own=("ollama",), native="float", sampler=PENALTIES, off=0.0,
+        names=MODELFILE, native="float", sampler=PENALTIES, off=0.0,
         flag="Above 0: less of what the answer has.",
     )  # fmt: skip
     occurrence_last_n: int = integer(
         0, -1, INT32, "how many of the last ids these two look at, prompt included; -1: all, 0: the output",
-        names=LAST_N, own=("ollama", "llamacpp", "modelfile"), native="int64_t",
+        names=LAST_N, own=tuple(LAST_N), native="int64_t",
     )  # fmt: skip
     dry_multiplier: float = number(
         0.0, 0.0, 1000.0, "DRY: penalty of a repetition of the allowed length; 0: off",
@@ -238,7 +238,7 @@ class RequestFields(SamplerFields):
     )  # fmt: skip
     min_tokens: int = integer(0, 0, INT32, "before it, no stop id is sampled", names={"openai": "", "ollama": ""})
     stop: tuple[str, ...] = texts(
-        (), MAX_STOP_STRINGS, MAX_STOP_CHARS, "texts that end a choice",
+        (), MAX_STOP_STRINGS, MAX_STOP_CHARS, "texts that end a choice", alone=True,
         where="front", names=MODELFILE | {"anthropic": "stop_sequences"}, own=("anthropic",),
     )  # fmt: skip
     stop_token_ids: tuple[int, ...] = _field(
@@ -278,9 +278,11 @@ NATIVE: tuple[Row, ...] = tuple(row for kind in _TYPES for row in SAMPLER if row
 LAYOUT = zlib.crc32(" ".join(f"{row.native} {row.name};" for row in NATIVE).encode()) >> 1
 
 
-def rows_of(dialect: str) -> tuple[Row, ...]:
-    """The fields that a dialect has and converts like all others."""
-    return tuple(row for row in FIELDS if dialect in row.names and dialect not in row.own)
+@cache
+def fields_of(dialect: str) -> Mapping[str, Row]:
+    """The fields that a dialect has and converts like all others, by their names there."""
+    rows = (row for row in FIELDS if dialect in row.names and dialect not in row.own)
+    return MappingProxyType({row.names[dialect] or row.name: row for row in rows})
 
 
 def renamed_in(dialect: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+from kvasir.fields import fields_of
 from kvasir.serve.http.wire import Wire
 from scripts import make_api_docs
 
@@ -20,7 +21,8 @@ def wires(kind: type[Wire] = Wire) -> list[type[Wire]]:
 def words() -> frozenset[str]:
     """All that the server's code reads by name: attributes, and texts that are names."""
     code = "\n".join(path.read_text() for path in (ROOT / "src/kvasir/serve").rglob("*.py"))
-    return frozenset(re.findall(r"\.([a-zA-Z_]\w*)", code)) | frozenset(re.findall(r"[\"']([a-zA-Z_]\w*)[\"']", code))
+    names = {*re.findall(r"\.([a-zA-Z_]\w*)", code), *re.findall(r"[\"']([a-zA-Z_]\w*)[\"']", code)}
+    return frozenset(names.union(*map(fields_of, ("openai", "anthropic", "ollama", "llamacpp"))))
 
 
 def test_the_page_is_as_the_code_says():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
 from kvasir.config import option
 from kvasir.errors import ConfigError, InvalidRequest
+from kvasir.fields import FIELDS, Kind
 from kvasir.types import SamplingParams, StructuredOutputs
 
 # ruff: noqa: RUF009 - what `option` makes is a field
@@ -17,17 +18,14 @@ MAX_FILE_BYTES = 1 << 20
 FILES = ("json_schema", "grammar")
 
 
+_TYPES = {Kind.NUMBER: float, Kind.INTEGER: int}
+_FLAGS = [(row.name, _TYPES[row.kind] | None, option(None, row.flag)) for row in FIELDS if row.flag]
+
+
 @dataclass(frozen=True, slots=True)
-class SamplerOptions:
+class SamplerOptions(make_dataclass("Flags", _FLAGS, frozen=True, slots=True)):
     """See docs/sampling.md."""
 
-    top_p: float | None = option(None, "Keep the most probable tokens up to this mass.")
-    top_k: int | None = option(None, "Keep so many of the most probable tokens; 0: all.")
-    min_p: float | None = option(None, "Keep tokens of at least this share of the best one's probability.")
-    repetition_penalty: float | None = option(None, "Above 1: less of what is in prompt and answer.")
-    frequency_penalty: float | None = option(None, "Above 0: less of what the answer has, by its count.")
-    presence_penalty: float | None = option(None, "Above 0: less of what the answer has.")
-    thinking_token_budget: int | None = option(None, "Most tokens of reasoning in a chat.")
     json_schema: Path | None = option(None, "File with a JSON schema; the answer is a value of it.")
     grammar: Path | None = option(None, "File with a grammar in Lark or GBNF; the answer is a sentence of it.")
 

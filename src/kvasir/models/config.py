@@ -24,6 +24,7 @@ from reprlib import Repr
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.fields import FIELDS, Kind
 
 MAX_JSON_BYTES = 4 << 20
 MAX_JSON_DEPTH = 32
@@ -221,14 +222,6 @@ class GenerationDefaults:
     sampling: dict[str, float] = field(default_factory=dict)
 
 
-_SAMPLING_RANGES = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.0, 10.0),
-}
-
-
 def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = None) -> GenerationDefaults:
     """Reads the `generation_config.json` of a folder, if present. config: the model's own, for its EOS ids.
 
@@ -241,10 +234,14 @@ def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = 
     eos_ids = read_eos_ids(f) or read_eos_ids(Fields(config or {}))
     if not f.flag("do_sample", True):
         return GenerationDefaults(eos_ids)
-    given = {name: bounds for name, bounds in _SAMPLING_RANGES.items() if f.get(name) is not None}
-    sampling: dict[str, float] = {name: f.number(name, *bounds) for name, bounds in given.items()}
-    if f.get("top_k") is not None:
-        sampling["top_k"] = f.integer("top_k", -1, 2**31 - 1)
+    sampling: dict[str, float] = {}
+    for row in FIELDS:
+        if row.recommended and f.get(row.name) is not None:
+            low, high = row.low, row.high
+            if row.kind is Kind.INTEGER:
+                sampling[row.name] = f.integer(row.name, int(low), int(high))
+            else:
+                sampling[row.name] = f.number(row.name, low, high)
     return GenerationDefaults(eos_ids, sampling)
 
 

@@ -9,27 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir.errors import InvalidRequest
+from kvasir.fields import Kind, fields_of
 from kvasir.store.entry import Value
 from kvasir.types import SamplingParams
 
+_ROWS = fields_of("modelfile")
 # Ollama's name -> the name in SamplingParams.
-SAMPLING = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "seed": "seed",
-    "stop": "stop",
-    "num_predict": "max_tokens",
-    "repeat_penalty": "repetition_penalty",
-    "repeat_last_n": "repetition_last_n",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "mirostat": "mirostat",
-    "mirostat_tau": "mirostat_tau",
-    "mirostat_eta": "mirostat_eta",
-}
+SAMPLING = {name: row.name for name, row in _ROWS.items()}
 # Ollama's name -> the engine's option.
 ENGINE = {"num_ctx": "max_model_len", "num_thread": "threads"}
 # Memory and execution settings of another engine, which have no counterpart here.
@@ -44,8 +30,8 @@ REFUSED: dict[str, tuple[tuple[Value, ...], str]] = {
     "penalize_newline": ((True,), "newlines are penalized like any token; leave it out"),
     "draft_num_predict": ((0,), "draft models are not supported"),
 }
-_INTEGERS = {"top_k", "seed", "num_predict", "mirostat", "repeat_last_n", "num_keep", "draft_num_predict", *ENGINE}
-_INTEGERS |= {"num_batch", "num_gpu", "main_gpu"}
+_INTEGERS = {name for name, row in _ROWS.items() if row.kind in (Kind.INTEGER, Kind.CHOICE)}
+_INTEGERS |= {"num_keep", "draft_num_predict", "num_batch", "num_gpu", "main_gpu", *ENGINE}
 _BOOLEANS = {"penalize_newline", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "numa"}
 _BOOLEANS |= {"embedding_only"}
 _KNOWN = (*SAMPLING, *ENGINE, *IGNORED, *REFUSED)

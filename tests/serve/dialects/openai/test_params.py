@@ -9,17 +9,34 @@ import openai.types.completion_create_params as completion_params
 import openai.types.embedding_create_params as embedding_params
 import pytest
 
+from kvasir.fields import FIELDS
 from kvasir.sched.admission import sampling_spec
+from kvasir.serve.dialects.anthropic import wire as anthropic
+from kvasir.serve.dialects.llamacpp import wire as llamacpp
+from kvasir.serve.dialects.ollama import wire as ollama
 from kvasir.serve.dialects.openai.params import to_params
 from kvasir.serve.dialects.openai.wire import ChatRequest, CompletionRequest, EmbeddingRequest
 from kvasir.types import ModelInfo, SamplingParams, Task
 from tests.serve.running import client
 
+BODIES = {
+    "openai": (CompletionRequest,),
+    "anthropic": (anthropic.MessagesRequest,),
+    "ollama": (ollama.ChatRequest, ollama.Options),
+    "llamacpp": (llamacpp.CompletionRequest,),
+}
 INFO = ModelInfo("m", "a", (Task.GENERATE,), 260, 512)
 
 
 def params(**fields) -> SamplingParams:
     return to_params(CompletionRequest(prompt="x", **fields), INFO)
+
+
+@pytest.mark.parametrize("dialect", BODIES)
+def test_a_dialect_has_the_fields_that_the_table_says(dialect):
+    """Those that it declares itself too."""
+    said = {row.names[dialect] or row.name for row in FIELDS if dialect in row.names}
+    assert said <= {name for body in BODIES[dialect] for name in body.model_fields}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from kvasir.parse.events import Event
 from kvasir.serve.conversation.limits import charge
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.request import prompt_ids, to_request
-from kvasir.serve.conversation.sampling import sampling_params
+from kvasir.serve.conversation.sampling import asked_fields, sampling_params
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.conversation.trust import trust_of
 from kvasir.serve.dialects.anthropic.blocks import Blocks, content
@@ -54,8 +54,6 @@ _NAMES = {
     "chat_template_kwargs": "thinking",
     "thinking_token_budget": "thinking.budget_tokens",
 }
-# Fields that have the same name in SamplingParams.
-_SAME = ("temperature", "top_p", "top_k", "seed")
 
 
 @router.post("/v1/messages", tags=["anthropic"], responses=STREAMED)
@@ -104,7 +102,7 @@ async def to_job(wire: MessagesRequest, serving: Serving, request: HTTPRequest) 
 
 
 def _asked(wire: MessagesRequest) -> dict[str, Any]:
-    found: dict[str, Any] = {name: value for name in _SAME if (value := getattr(wire, name)) is not None}
+    found = asked_fields(wire, "anthropic")
     return found if wire.stop_sequences is None else found | {"stop": tuple(wire.stop_sequences)}
 
 

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from kvasir.fields import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from kvasir.serve.conversation.sampling import wire_of
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
 from kvasir.serve.http.wire import LEAVE_OUT, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Name, Wire
@@ -260,7 +261,11 @@ class CountRequest(MessagesBody):
     """POST /v1/messages/count_tokens"""
 
 
-class MessagesRequest(Scheduling, MessagesBody):
+class Samplers(wire_of("anthropic")):
+    """How tokens are sampled."""
+
+
+class MessagesRequest(Samplers, Scheduling, MessagesBody):
     """POST /v1/messages
 
     max_tokens: 0 computes the prompt and leaves it in the cache. seed: an extension of this server; the same seed
@@ -274,11 +279,7 @@ class MessagesRequest(Scheduling, MessagesBody):
         ]
         | None
     ) = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     stream: bool | None = None
-    seed: int | None = None
 
     # No effect: nothing is billed or routed by them.
     metadata: Metadata | None = None

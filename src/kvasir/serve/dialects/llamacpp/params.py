@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.conversation.sampling import NOTHING
+from kvasir.fields import SAMPLER, renamed_in
+from kvasir.serve.conversation.sampling import NOTHING, asked_fields, described, recommended
 from kvasir.serve.dialects.llamacpp.wire import Options
 from kvasir.types import ModelInfo, SamplingParams, StructuredOutputs
 
@@ -19,30 +20,15 @@ WINDOW = 64  # ids that penalties consider
 RANDOM_SEEDS = (-1, 2**32 - 1)
 INFILL = "infill"
 
-_SAME = (
-    *("temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "typical_p"),
-    *("xtc_probability", "xtc_threshold", "presence_penalty", "frequency_penalty"),
-    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-    *("mirostat", "mirostat_tau", "mirostat_eta", "ignore_eos"),
-)
-_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_FILTERS = ("top_p", "top_k", "min_p")  # mirostat replaces them, unless they are requested
-_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-
 # The samplers in the order in which they act, each with the values that disable it; docs/sampling.md explains why
 # temperature precedes the filters.
-OFF: dict[str, dict[str, Any]] = {
-    "penalties": _PENALTIES,
-    "dry": {"dry_multiplier": 0.0},
-    "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
-    "top_n_sigma": {"top_n_sigma": -1.0},
-    "top_k": {"top_k": 0},
-    "typ_p": {"typical_p": 1.0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "xtc": {"xtc_probability": 0.0},
-}
-_LETTERS = dict(zip("edtskypmx", OFF, strict=True)) | {"i": INFILL}
+OFF: dict[str, dict[str, Any]] = {}
+for row in SAMPLER:
+    if row.sampler:
+        OFF.setdefault(row.sampler.name, {})[row.name] = row.off
+_SAMPLERS = {row.sampler for row in SAMPLER if row.sampler}
+_ANYWHERE = {sampler.name for sampler in _SAMPLERS if sampler.anywhere}
+_LETTERS = {sampler.letter: sampler.name for sampler in _SAMPLERS} | {"i": INFILL}
 _OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "typ-p": "typ_p", "temp": "temperature"} | {
     name.replace("_", "-"): name for name in OFF
 }
@@ -51,28 +37,22 @@ _OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "typ-p": "typ_p", "tem
 def to_params(wire: Options, info: ModelInfo, own: Mapping[str, Any] = NOTHING, infill: bool = False) -> SamplingParams:
     """own: values of the model's store entry, which the request overrides. infill: accept the sampler of that name,
     which has no effect. max_tokens is None for as many as the context leaves. Raises InvalidRequest."""
-    recommended = {name: value for name, value in info.default_sampling.items() if name in _RECOMMENDED}
-    fields: dict[str, Any] = DEFAULTS | recommended
-    if wire.mirostat or own.get("mirostat"):
-        fields = {name: value for name, value in fields.items() if name not in _FILTERS}
-    fields |= own
-    fields |= {name: value for name in _SAME if (value := getattr(wire, name)) is not None}
-    if wire.repeat_penalty is not None:
-        fields["repetition_penalty"] = wire.repeat_penalty
+    wanted = asked_fields(wire, "llamacpp")
+    last = wanted.pop("repetition_last_n", None)
+    mirostat = bool(wanted.get("mirostat") or own.get("mirostat"))
+    fields = recommended(info, mirostat, DEFAULTS) | dict(own) | wanted
     fields["temperature"] = max(0.0, fields["temperature"])
     fields["top_k"] = max(0, fields.get("top_k", 0))
-    _window(wire, fields)
+    _window(last, "repetition_penalty" in wanted, fields)
     if wire.samplers is not None:
         chosen = _samplers(wire.samplers, infill)
         for name, off in OFF.items():
             if name not in chosen:
                 fields |= off
-    if wire.stop is not None:
-        fields["stop"] = (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop)
-    if wire.seed is not None:
-        fields["seed"] = None if wire.seed in RANDOM_SEEDS else wire.seed
-    wanted = n_predict_of(wire, own)
-    fields["max_tokens"] = None if wanted < 0 else max(1, wanted)  # computing a prompt samples at least one token
+    if wanted.get("seed") in RANDOM_SEEDS:
+        fields["seed"] = None
+    length = n_predict_of(wire, own)
+    fields["max_tokens"] = None if length < 0 else max(1, length)  # computing a prompt samples at least one token
     n = 1 if wire.n_cmpl is None else wire.n_cmpl
     return SamplingParams(**fields, n=n, logprobs=wire.n_probs or None, structured_outputs=_structure(wire))
 
@@ -82,14 +62,13 @@ def n_predict_of(wire: Options, own: Mapping[str, Any]) -> int:
     return (own.get("max_tokens") or -1) if wire.n_predict is None else wire.n_predict
 
 
-def _window(wire: Options, fields: dict[str, Any]) -> None:
-    """Sets which ids the penalties consider."""
-    last = wire.repeat_last_n
+def _window(last: int | None, repetition: bool, fields: dict[str, Any]) -> None:
+    """Sets which ids the penalties consider. last: repeat_last_n. repetition: the request sets repeat_penalty."""
     if last == 0:
-        fields |= _PENALTIES
+        fields |= OFF["penalties"]
     elif last is not None:
         fields["repetition_last_n"] = last
-    elif wire.repeat_penalty is not None:
+    elif repetition:
         fields["repetition_last_n"] = WINDOW
     if fields.get("presence_penalty") or fields.get("frequency_penalty"):
         fields["occurrence_last_n"] = last if last is not None else fields.get("occurrence_last_n", WINDOW)
@@ -105,8 +84,9 @@ def _samplers(given: str | Sequence[str], infill: bool) -> list[str]:
         if name not in OFF:
             expected = f"expected some of {', '.join(OFF)}"
             raise InvalidRequest(f"there is no sampler {name[:40]!r}", expected, param="samplers")
-    order = [name for name in names if name != "temperature"]
-    if order != [name for name in OFF if name in order and name != "temperature"] or names.count("temperature") > 1:
+    order = [name for name in names if name not in _ANYWHERE]
+    twice = any(names.count(name) > 1 for name in _ANYWHERE)
+    if order != [name for name in OFF if name in order] or twice:
         message = "samplers act in one order here, each once"
         raise InvalidRequest(message, f"leave some out of {', '.join(OFF)}", param="samplers")
     return names
@@ -124,8 +104,7 @@ def names_of(wire: Options) -> dict[str, str]:
     """Names of fields in errors: ours -> theirs."""
     return {
         "structured_outputs": "grammar" if wire.json_schema is None else "json_schema",
-        **{"repetition_penalty": "repeat_penalty", "n": "n_cmpl", "logprobs": "n_probs", "max_tokens": "n_predict"},
-        **dict.fromkeys(("repetition_last_n", "occurrence_last_n"), "repeat_last_n"),
+        **renamed_in("llamacpp"),
     }
 
 
@@ -135,11 +114,8 @@ def settings_object(wire: Options, params: SamplingParams, n_predict: int) -> di
     return {
         "n_predict": n_predict,
         "max_tokens": n_predict,
-        "seed": params.seed,
-        **{name: getattr(params, name) for name in _SAME},
-        "repeat_penalty": params.repetition_penalty,
+        **described(params, "llamacpp"),
         "repeat_last_n": params.occurrence_last_n or params.repetition_last_n,
-        "stop": params.stop,
         "n_keep": 0,
         "n_discard": 0,
         "n_probs": params.logprobs or 0,

@@ -11,10 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from kvasir.fields import MAX_BREAKERS, MAX_LOGIT_BIAS
+from kvasir.fields import MAX_LOGIT_BIAS
 from kvasir.serve.conversation.chat_format import ChatMessage, ChatTool
+from kvasir.serve.conversation.sampling import wire_of
 from kvasir.serve.conversation.scheduling import Scheduling
-from kvasir.serve.http.wire import LEAVE_OUT, MAX_MESSAGES, MAX_TOOLS, Name, TemplateKwargs, TextOrList, Wire
+from kvasir.serve.http.wire import LEAVE_OUT, MAX_MESSAGES, MAX_TOOLS, Name, TemplateKwargs, Wire
 
 MAX_PIECES = 1 << 20
 
@@ -108,8 +109,12 @@ Bias = Annotated[
 # -- bodies ------------------------------------------------------------------------------------------------
 
 
-class Options(Scheduling):
-    """The fields shared by /completion and /infill. SamplingParams checks the ranges.
+class Samplers(wire_of("llamacpp")):
+    """How tokens are sampled."""
+
+
+class Options(Samplers, Scheduling):
+    """The fields shared by /completion and /infill.
 
     n_predict: -1 for as many tokens as the context leaves; 0 only computes the prompt. repeat_last_n: number of ids
     that the penalties consider, -1 for all; 0 disables them. seed: -1 draws a random one.
@@ -121,34 +126,9 @@ class Options(Scheduling):
     ] = None
     n_cmpl: Annotated[int | None, Field(validation_alias=AliasChoices("n_cmpl", "n"))] = None
     stream: bool | None = None
-    stop: TextOrList | None = None
-    seed: int | None = None
-    temperature: float | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    top_n_sigma: float | None = None
-    typical_p: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: Annotated[list[str], Field(max_length=MAX_BREAKERS)] | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
     samplers: str | Annotated[list[str], Field(max_length=32)] | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
-    ignore_eos: bool | None = None
     logit_bias: Bias | None = None
     n_probs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     return_tokens: bool | None = None

@@ -12,24 +12,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvasir.errors import InvalidRequest, PromptTooLong
-from kvasir.serve.conversation.sampling import to_bias
+from kvasir.fields import renamed_in
+from kvasir.serve.conversation.sampling import asked_fields, recommended
 from kvasir.serve.dialects.ollama.wire import Asking, Options
 from kvasir.serve.http.wire import refuse_fields
 from kvasir.types import ModelInfo, SamplingParams, StructuredOutputs
 
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p")
-_FILTERS = ("top_p", "top_k", "min_p")  # mirostat replaces them, unless they are requested
 WINDOW = 64  # ids that penalties consider
 
-# Options that have the same name in SamplingParams.
-_SAME = (
-    *("temperature", "top_k", "top_p", "min_p", "typical_p"),
-    *("mirostat", "mirostat_tau", "mirostat_eta", "bad_words", "min_tokens", "ignore_eos", "top_n_sigma"),
-    "thinking_token_budget",
-    *("xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent"),
-    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-)
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def options_of(given: Options | None, parameters: Mapping[str, Any]) -> Options:
@@ -84,40 +76,32 @@ def to_params(wire: Asking, options: Options, info: ModelInfo, room: int) -> Sam
     """room: tokens that the context leaves for the choice. Raises InvalidRequest."""
     if wire.top_logprobs is not None and not wire.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    asked: dict[str, Any] = {name: value for name in _SAME if (value := getattr(options, name)) is not None}
-    recommended = {name: value for name, value in info.default_sampling.items() if name in _RECOMMENDED}
-    defaults = DEFAULTS | recommended
-    if options.mirostat:
-        defaults = {name: value for name, value in defaults.items() if name not in _FILTERS}
-    fields: dict[str, Any] = defaults | asked | _penalties(options, info)
-    if options.stop is not None:
-        fields["stop"] = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
-    if options.logit_bias:
-        fields["logit_bias"] = to_bias(options.logit_bias)
+    wanted = _windowed(asked_fields(options, "ollama"), info)
+    if wanted.get("seed") == -1:
+        wanted["seed"] = None  # drawn at random
+    fields = recommended(info, bool(wanted.get("mirostat")), DEFAULTS)
+    fields.pop("repetition_penalty", None)  # depends on the window
     return SamplingParams(
-        **fields,
+        **(fields | wanted),
         n=1 if wire.n is None else wire.n,
-        seed=None if options.seed == -1 else options.seed,
         max_tokens=min(limit_of(options) or room, room),
         logprobs=(wire.top_logprobs or 0) if wire.logprobs else None,
         structured_outputs=structure_of(wire.format),
     )
 
 
-def _penalties(options: Options, info: ModelInfo) -> dict[str, float]:
-    """The penalties, with the number of ids of prompt and choice that they consider."""
-    window = options.repeat_last_n
+def _windowed(wanted: dict[str, Any], info: ModelInfo) -> dict[str, Any]:
+    """The same fields, with the number of ids of prompt and choice that the penalties consider."""
+    window = wanted.pop("repetition_last_n", None)
     if window == 0:
-        return {}
-    others = {"presence_penalty": options.presence_penalty, "frequency_penalty": options.frequency_penalty}
-    found = {name: value for name, value in others.items() if value is not None}
-    if any(found.values()):
-        found["occurrence_last_n"] = WINDOW if window is None else window
-    if options.repeat_penalty is not None:
-        found |= {"repetition_penalty": options.repeat_penalty, "repetition_last_n": WINDOW}
-    elif (recommended := info.default_sampling.get("repetition_penalty")) is not None:
-        found["repetition_penalty"] = recommended
-    return found if window is None else {**found, "repetition_last_n": window}
+        return {name: value for name, value in wanted.items() if name not in _PENALTIES}
+    if wanted.get("presence_penalty") or wanted.get("frequency_penalty"):
+        wanted["occurrence_last_n"] = WINDOW if window is None else window
+    if "repetition_penalty" in wanted:
+        wanted["repetition_last_n"] = WINDOW
+    elif (value := info.default_sampling.get("repetition_penalty")) is not None:
+        wanted["repetition_penalty"] = value
+    return wanted if window is None else {**wanted, "repetition_last_n": window}
 
 
 def structure_of(format: Any) -> StructuredOutputs | None:
@@ -127,8 +111,4 @@ def structure_of(format: Any) -> StructuredOutputs | None:
     return StructuredOutputs(json_object=True) if format == "json" else StructuredOutputs(json=format)
 
 
-NAMES = {  # ours -> theirs
-    **{"structured_outputs": "format", "response_format": "format"},
-    **{"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty", "repetition_last_n": "repeat_last_n"},
-    "occurrence_last_n": "repeat_last_n",
-}
+NAMES = {"structured_outputs": "format", "response_format": "format", **renamed_in("ollama")}  # ours -> theirs

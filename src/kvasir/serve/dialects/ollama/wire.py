@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from kvasir.fields import MAX_BAD_WORDS, MAX_BREAKERS
 from kvasir.serve.conversation.chat_format import NamedChoice
+from kvasir.serve.conversation.sampling import wire_of
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
 from kvasir.serve.http.wire import MAX_MESSAGES, MAX_TOOLS, Name, Refused, TextOrList, Wire
@@ -62,8 +62,8 @@ Format = Annotated[
 Images = Annotated[list[Any], Field(max_length=1024)]
 
 
-class Options(Wire):
-    """Options of a model; the Modelfile's parameters have the same names. SamplingParams checks the ranges."""
+class Options(wire_of("ollama", integer=Whole)):
+    """Options of a model; the Modelfile's parameters have the same names."""
 
     REFUSED: ClassVar[Refused] = {
         "tfs_z": ((1.0,), "use min_p"),
@@ -79,20 +79,6 @@ class Options(Wire):
     num_ctx: Whole | None = None
     num_keep: Whole | None = None
     num_predict: Whole | None = None
-    seed: Whole | None = None
-    stop: TextOrList | None = None
-    temperature: float | None = None
-    top_k: Whole | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repeat_last_n: Whole | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    mirostat: Whole | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
 
     tfs_z: float | None = None
     penalize_newline: bool | None = None
@@ -110,23 +96,6 @@ class Options(Wire):
     use_mlock: bool | None = None
     embedding_only: bool | None = None
     num_thread: Whole | None = None
-
-    # Extensions of Ollama's options.
-    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
-    bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS)] | None = None
-    min_tokens: Whole | None = None
-    thinking_token_budget: Whole | None = None
-    ignore_eos: bool | None = None
-    top_n_sigma: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: Whole | None = None
-    dry_penalty_last_n: Whole | None = None
-    dry_sequence_breakers: Annotated[list[str], Field(max_length=MAX_BREAKERS)] | None = None
 
 
 class Asking(Scheduling, Trust):

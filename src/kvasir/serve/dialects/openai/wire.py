@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from kvasir.fields import MAX_BAD_WORDS, MAX_BREAKERS
 from kvasir.serve.conversation.chat_format import ChatMessage, ChatTool, Choice
+from kvasir.serve.conversation.sampling import wire_of
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
 from kvasir.serve.dialects.openai.structured import Structured
@@ -22,8 +22,6 @@ from kvasir.serve.http.wire import (
     Name,
     Prompts,
     TemplateKwargs,
-    TextOrList,
-    TokenIds,
     Wire,
 )
 
@@ -38,44 +36,8 @@ class StreamOptions(Wire):
     include_obfuscation: bool | None = None  # pads chunks against traffic analysis; refused if true
 
 
-class Samplers(Wire):
-    """How tokens are sampled. SamplingParams checks the ranges."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
-    seed: int | None = None
-    stop: TextOrList | None = None
-
-    # vLLM's extensions
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: TokenIds | None = None
-    min_tokens: int | None = None
-    thinking_token_budget: int | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS)] | None = None
-
-    # llama.cpp's
-    typical_p: float | None = None
-    top_n_sigma: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: Annotated[list[str], Field(max_length=MAX_BREAKERS)] | None = None
+class Samplers(wire_of("openai")):
+    """How tokens are sampled, with the fields of vLLM and llama.cpp besides those of OpenAI."""
 
 
 class Sampling(Samplers, Scheduling, Structured):

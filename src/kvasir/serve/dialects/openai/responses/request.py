@@ -14,12 +14,12 @@ from kvasir.serve.conversation.chat_format import template_roles
 from kvasir.serve.conversation.limits import check_logprobs
 from kvasir.serve.conversation.messages import Conversation
 from kvasir.serve.conversation.request import prompt_ids, to_request
-from kvasir.serve.conversation.sampling import sampling_params
+from kvasir.serve.conversation.sampling import asked_fields, sampling_params
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.conversation.thinking import effort_variables
 from kvasir.serve.conversation.tools import ToolChoice, Tools
 from kvasir.serve.conversation.trust import trust_of
-from kvasir.serve.dialects.openai.params import TIERS, sampler_fields
+from kvasir.serve.dialects.openai.params import TIERS
 from kvasir.serve.dialects.openai.responses.items import PREFIXES, ReferenceItem, to_kept, to_messages
 from kvasir.serve.dialects.openai.responses.wire import (
     LOGPROBS,
@@ -140,7 +140,7 @@ async def to_core(
     check_logprobs(serving, top_logprobs=wire.top_logprobs)
     ids = await prompt_ids(conversation, serving, trust_of(wire, serving, request))
     fields = scheduling_fields(wire, serving, request, TIERS.get(wire.service_tier or ""))
-    asked = sampler_fields(wire) | {"structured_outputs": _structure(wire)}
+    asked = asked_fields(wire, "openai") | {"structured_outputs": _structure(wire)}
     logprobs = (wire.top_logprobs or 0) if LOGPROBS in (wire.include or ()) else None
     given = {"max_tokens": wire.max_output_tokens, "logprobs": logprobs}
     params = sampling_params(asked, serving.front.info, serving.own, **given)
