@@ -46,6 +46,12 @@ class Recorder(FakeRunner):
         super().close()
 
 
+def join_engines() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "kvasir-engine":
+            thread.join()
+
+
 def recorded(**options) -> tuple[EngineCore, list[str]]:
     runner = Recorder(**options)
     return EngineCore(runner, Scheduler(runner.capacity)), runner.calls
@@ -111,7 +117,7 @@ async def test_a_step_that_does_not_end_keeps_its_memory_and_is_logged(monkeypat
     assert "0.05 seconds" in caplog.text and "close" not in calls
     go_on.set()
     await engine.stop()
-    await asyncio.to_thread(engine._thread.join)
+    await asyncio.to_thread(join_engines)
     assert calls[-1] == "close"
     with pytest.raises(EngineDead):
         await stream
@@ -132,7 +138,7 @@ async def test_a_start_that_is_cancelled_leaves_no_engine():
     with pytest.raises(asyncio.CancelledError):
         await start
     go_on.set()
-    await asyncio.to_thread(engine._thread.join)
+    await asyncio.to_thread(join_engines)
     assert calls == ["close"]
 
 
@@ -257,4 +263,4 @@ def test_llm_closes_once_from_whatever_thread():
     for thread in threads:
         thread.join()
     llm.close()
-    assert not llm._thread.is_alive()
+    assert not any(thread.name == "kvasir-llm" for thread in threading.enumerate())

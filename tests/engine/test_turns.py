@@ -47,6 +47,17 @@ def ask(queue: Turns, key: str, name: str, gate: Gate, size: int = 1) -> asyncio
     return asyncio.ensure_future(one())
 
 
+async def all_free(queue: Turns, places: int) -> None:
+    """Asserts that all places can be taken at once, one of them by a text that takes all bytes of key a."""
+    gate = Gate()
+    asked = [ask(queue, "a", "0", gate, turns.MAX_BYTES_PER_KEY)]
+    asked += [ask(queue, "b", f"{i}", gate) for i in range(1, places)] + [ask(queue, "c", "last", gate)]
+    await until(lambda: len(gate.order) == places)
+    assert "last" not in gate.order, "there are no more places"
+    gate.open.set()
+    await asyncio.gather(*asked)
+
+
 async def until(fact) -> None:
     for _ in range(4000):
         if fact():
@@ -65,7 +76,7 @@ def test_keys_take_turns_whatever_one_of_them_sends():
         gate.open.set()
         await asyncio.gather(*tasks)
         assert gate.order.index("b0") <= 2 and gate.order.index("b1") <= 4
-        assert queue._free == 1 and not queue._waiting and not queue._bytes
+        await all_free(queue, 1)
         queue.close()
 
     asyncio.run(main())
@@ -81,7 +92,7 @@ def test_long_texts_leave_a_place_to_short_ones():
         assert gate.order == ["long0"]
         gate.open.set()
         await asyncio.gather(*long)
-        assert (queue._free, queue._free_for_long) == (2, 1)
+        await all_free(queue, 2)
         queue.close()
 
     asyncio.run(main())
@@ -102,7 +113,7 @@ def test_more_than_may_wait_is_refused_for_that_key_alone(monkeypatch):
             await ask(queue, "b", "too heavy", gate, 20)
         gate.open.set()
         await asyncio.gather(*tasks)
-        assert not queue._bytes
+        assert await ask(queue, "a", "as much again", gate, 10) == "as much again"
         queue.close()
 
     asyncio.run(main())
@@ -118,10 +129,13 @@ def test_cancelling_gives_the_place_back_when_waiting_and_when_running():
         second.cancel()
         first.cancel()
         await asyncio.gather(first, second, return_exceptions=True)
-        assert queue._free == 0  # the thread works on
+        third = ask(queue, "b", "third", gate)
+        await asyncio.sleep(0.01)
+        assert gate.order == ["first"], "the thread still works for it"
         gate.open.set()
-        await until(lambda: queue._free == 1)
-        assert not queue._waiting and not queue._bytes and gate.order == ["first"]
+        await third
+        assert gate.order == ["first", "third"]
+        await all_free(queue, 1)
         queue.close()
 
     asyncio.run(main())

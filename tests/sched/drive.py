@@ -70,7 +70,7 @@ class Drive:
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.reasons: dict[tuple[str, int], FinishReason] = {}
         self.plans: list[StepPlan] = []
-        self._pending: list[StepPlan] = []
+        self.pending: list[StepPlan] = []
 
     def step(self) -> list[Delta]:
         late = self.scheduler.enter_grammars()
@@ -79,9 +79,9 @@ class Drive:
         plan = self.scheduler.plan()
         if plan is not None:
             self.plans.append(plan)
-            self._pending.append(plan)
-        if self._pending and (plan is None or not self.ahead or len(self._pending) > 1):
-            return self._commit(self._pending.pop(0))
+            self.pending.append(plan)
+        if self.pending and (plan is None or not self.ahead or len(self.pending) > 1):
+            return self._commit(self.pending.pop(0))
         return []
 
     def _commit(self, plan: StepPlan) -> list[Delta]:
@@ -97,7 +97,7 @@ class Drive:
 
     def drain(self, limit: int = 5000) -> None:
         for _ in range(limit):
-            if not self.scheduler.has_work() and not self._pending:
+            if not self.scheduler.has_work() and not self.pending:
                 return
             self.step()
         raise AssertionError("the scheduler does not come to an end")

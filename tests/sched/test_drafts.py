@@ -39,7 +39,7 @@ def driven(requests: list[Request], drafter: Answers | None, ahead: bool = False
     drive = Drive(Scheduler(fake.capacity, drafter=drafter), fake, ahead)
     for r in requests:
         drive.scheduler.add(r)
-    while drive.scheduler.has_work() or drive._pending:
+    while drive.scheduler.has_work() or drive.pending:
         drive.step()
         drive.scheduler.check()
     return drive

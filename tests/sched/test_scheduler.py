@@ -117,7 +117,7 @@ def test_a_window_returns_its_blocks(ahead):
     req = request("a", list(range(30)), max_tokens=200, ignore_eos=True)
     drive.scheduler.add(req)
     most = 0
-    while drive.scheduler.has_work() or drive._pending:
+    while drive.scheduler.has_work() or drive.pending:
         drive.step()
         most = max(most, drive.scheduler.kv.used)
     assert most <= 5, "20 tokens of window never hold more than 4 blocks, and one that is being filled"
