@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.models.pooling import Pooling, pooling_of, read_pooling
 
 
@@ -91,10 +91,10 @@ def test_modules_and_modes_without_code_are_refused(tmp_path, kinds, pooling):
         read_pooling(folder(tmp_path, kinds, pooling))
 
 
-@pytest.mark.parametrize("path", ["../other", "/etc"])
+@pytest.mark.parametrize("path", ["../other", "/etc", "\ud800", "x" * 10_000])
 def test_a_path_out_of_the_folder_is_refused(tmp_path, path):
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Transformer", "path": path}]))
-    with pytest.raises(ModelFileError, match=re.escape(path)):
+    with pytest.raises(ModelFileError, match=re.escape(quoted(path))):
         read_pooling(tmp_path)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.models.config import MAX_POSITIONS, Fields, read_json, read_json_object
 
 KINDS = ("mean", "cls", "last", "none")
@@ -114,10 +114,19 @@ def _module_paths(folder: Path) -> dict[str, str]:
         kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(path, str):
             raise ModelFileError(f"{folder / 'modules.json'}: a module has no type and path")
-        if "\0" in path or not (folder / path).resolve().is_relative_to(folder.resolve()):
-            raise ModelFileError(f"{folder / 'modules.json'}: the path {path!r} leaves the model's folder")
+        if not _is_inside(folder, path):
+            raise ModelFileError(f"{folder / 'modules.json'}: the path {quoted(path)} is none of the model's folder")
         paths[kind.rpartition(".")[2]] = path
     return paths
+
+
+def _is_inside(folder: Path, path: str) -> bool:
+    """Whether a path can be one of the folder: in it, and a name that a file can have."""
+    try:
+        (folder / path).exists()
+        return (folder / path).resolve().is_relative_to(folder.resolve())
+    except (ValueError, OSError):  # a zero byte, a lone surrogate, or too long
+        return False
 
 
 def _read_kind(folder: Path) -> str:
