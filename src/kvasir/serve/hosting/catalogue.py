@@ -16,7 +16,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir.engine.front import Front
-from kvasir.errors import ModelNotFound
+from kvasir.errors import EngineDead, ModelNotFound
 from kvasir.serve.auth.keys import Key
 from kvasir.serve.auth.quota import Quotas
 from kvasir.serve.auth.scopes import may_manage
@@ -154,3 +154,14 @@ async def serving_of(request: HTTPRequest, name: str | None, keep_alive: float |
         name, keep_alive, owner=key.name if key else "", manages=keep_alive is None or may_manage(request)
     )
     return await leases.enter_async_context(lease)
+
+
+async def loaded_of(request: HTTPRequest, name: str | None) -> Serving:
+    """The loaded model of this name, or the first loaded one; never loads a model. Raises ModelNotFound, EngineDead."""
+    catalogue = catalogue_of(request)
+    if name is not None:
+        await catalogue.card(name)
+    for serving in catalogue.loaded():
+        if name is None or name in serving.names:
+            return serving
+    raise EngineDead("no model is loaded", "send a request that names one first")

@@ -21,7 +21,7 @@ from kvasir.serve.conversation.thinking import effort_variables
 from kvasir.serve.dialects.llamacpp.completion import prompt_ids
 from kvasir.serve.dialects.llamacpp.params import RANDOM_SEEDS, n_predict_of, settings_object, to_params
 from kvasir.serve.dialects.llamacpp.wire import Adapter, EmbeddingRequest, Options, TemplateRequest, one_by_one
-from kvasir.serve.hosting.catalogue import catalogue_of, serving_of
+from kvasir.serve.hosting.catalogue import loaded_of, serving_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.body import JsonRoute
@@ -41,7 +41,7 @@ INT16 = 32760.0  # llama.cpp scales the greatest value to this
 @router.get("/props")
 async def props(request: HTTPRequest, model: str | None = None) -> Response:
     """Of the model named as ?model=, else of the first that is loaded."""
-    serving = await _loaded(request, model)
+    serving = await loaded_of(request, model)
     front = serving.front
     snapshot = await serving.lookout.look()
     template = front.template.sources.get("default", "") if front.template else ""
@@ -67,7 +67,7 @@ async def props(request: HTTPRequest, model: str | None = None) -> Response:
 async def slots(request: HTTPRequest, model: str | None = None, fail_on_no_slot: str | None = None) -> Response:
     """The rows of the engine: how far each answer is, and nothing of what it says. 503 with ?fail_on_no_slot=1 where
     none is free."""
-    serving = await _loaded(request, model)
+    serving = await loaded_of(request, model)
     snapshot = await serving.lookout.look()
     rows = {answer.row: answer for answer in snapshot.answers if answer.row >= 0}
     if fail_on_no_slot not in (None, "", "0") and len(rows) >= snapshot.rows:
@@ -103,17 +103,6 @@ async def scale_adapters(adapters: list[Adapter]) -> Response:
     if adapters:
         raise InvalidRequest(f"there is no adapter {adapters[0].id}", "none are loaded here", param="id")
     return json_response({"success": True})
-
-
-async def _loaded(request: HTTPRequest, name: str | None) -> Serving:
-    """The loaded model of this name, or the first loaded one; never loads a model. Raises ModelNotFound, EngineDead."""
-    catalogue = catalogue_of(request)
-    if name is not None:
-        await catalogue.card(name)
-    for serving in catalogue.loaded():
-        if name is None or name in serving.names:
-            return serving
-    raise EngineDead("no model is loaded", "ask one something")
 
 
 def _slot(row: int, answer: AnswerState | None, serving: Serving) -> dict[str, Any]:

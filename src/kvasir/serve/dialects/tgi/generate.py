@@ -12,7 +12,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir import __version__
-from kvasir.errors import EngineDead, InvalidRequest
+from kvasir.errors import InvalidRequest
 from kvasir.fields import MAX_N, MAX_STOP_STRINGS
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.ranking import best
@@ -21,7 +21,7 @@ from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.dialects.tgi.errors import tgi_error
 from kvasir.serve.dialects.tgi.shapes import TokenStream, generated
 from kvasir.serve.dialects.tgi.wire import CompatGenerateRequest, GenerateRequest, Grammar, Parameters
-from kvasir.serve.hosting.catalogue import catalogue_of, serving_of
+from kvasir.serve.hosting.catalogue import loaded_of, serving_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.body import JsonRoute
@@ -87,7 +87,7 @@ async def generate_either(wire: CompatGenerateRequest, request: HTTPRequest) -> 
 @router.get("/info")
 async def info(request: HTTPRequest, model: str | None = None) -> Response:
     """Of the model named as ?model=, else of the first that is loaded."""
-    serving = await _loaded(request, model)
+    serving = await loaded_of(request, model)
     settings, model_info = serving.settings, serving.front.info
     return json_response(
         {
@@ -109,16 +109,6 @@ async def info(request: HTTPRequest, model: str | None = None) -> Response:
             "docker_label": None,
         }
     )
-
-
-async def _loaded(request: HTTPRequest, name: str | None) -> Serving:
-    catalogue = catalogue_of(request)
-    if name is not None:
-        await catalogue.card(name)
-    for serving in catalogue.loaded():
-        if name is None or name in serving.names:
-            return serving
-    raise EngineDead("no model is loaded", "send a request to /generate first")
 
 
 async def to_request(wire: GenerateRequest, given: Parameters, serving: Serving, request: HTTPRequest) -> Request:
