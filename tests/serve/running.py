@@ -17,11 +17,26 @@ from kvasir.serve.app import create_app
 from kvasir.serve.hosting.catalogue import Catalogue, OneModel
 from kvasir.serve.server import Server, bind
 from kvasir.serve.settings import ServeSettings
+from kvasir.types import Delta, FinishReason, Request, TokenLogprob
 from tests.serve.fakes import EchoEngine, byte_tokenizer, template
 
 
 def make_front(engine: EchoEngine | None = None, **runner) -> Front:
     return Front(engine or EchoEngine(**runner), byte_tokenizer(), template())
+
+
+def out_of_time(after: int) -> Front:
+    """A front whose engine gives `after` tokens before the deadline passes."""
+    front = make_front()
+
+    async def submit(request: Request) -> AsyncIterator[Delta]:
+        logprobs = () if request.params.logprobs is None else (TokenLogprob(ord("a"), -0.5, 1),)
+        for _ in range(after):
+            yield Delta(request.id, token_ids=(ord("a"),), logprobs=logprobs)
+        yield Delta(request.id, finish_reason=FinishReason.TIMEOUT)
+
+    front.engine.submit = submit  # type: ignore[method-assign]
+    return front
 
 
 async def assert_idle(front: Front, patience: float = 30.0) -> None:

@@ -13,8 +13,8 @@ from kvasir.errors import ConfigError
 from kvasir.serve.auth.keys import Key, Limits, read_keys
 from kvasir.serve.dialects.openai.wire import ServiceTier
 from kvasir.serve.settings import ServeSettings
-from kvasir.types import Delta, FinishReason, ServiceClass
-from tests.serve.running import client, events, make_front
+from kvasir.types import ServiceClass
+from tests.serve.running import client, events, out_of_time
 
 INTERACTIVE, BATCH, BACKGROUND = ServiceClass
 ENTRY = {"key": "first-key", "name": "ann"}
@@ -231,34 +231,9 @@ async def test_a_deadline_out_of_its_range_is_refused(http, deadline):
     assert response.status_code == 400 and response.json()["error"]["param"] == "deadline"
 
 
-def too_late(after: int):
-    """A front whose engine gives `after` tokens before the deadline passes."""
-    front = make_front()
-
-    async def submit(request):
-        for _ in range(after):
-            yield Delta(request.id, token_ids=(ord("a"),))
-        yield Delta(request.id, finish_reason=FinishReason.TIMEOUT)
-
-    front.engine.submit = submit  # type: ignore[method-assign]
-    return front
-
-
 @pytest.mark.parametrize("after", [0, 3])
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings"])
-async def test_a_deadline_that_passed_is_a_408(path, after):
-    body = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
-    body = {"input": "x"} if path == "/v1/embeddings" else body
-    async with client(front=too_late(after)) as http:
-        response = await http.post(path, json=body)
+async def test_a_deadline_that_passed_is_a_408_for_an_embedding(after):
+    async with client(front=out_of_time(after)) as http:
+        response = await http.post("/v1/embeddings", json={"input": "x"})
     assert response.status_code == 408 and response.json()["error"]["code"] == "deadline_exceeded"
     assert response.headers["x-should-retry"] == "false"
-
-
-async def test_what_was_streamed_before_the_deadline_stands():
-    async with client(front=too_late(3)) as http:
-        response = await http.post("/v1/completions", json={"prompt": "x", "stream": True})
-    parts = [p.removeprefix("data: ") for p in response.text.split("\n\n") if p]
-    events = [json.loads(p) for p in parts]
-    assert "".join(e["choices"][0]["text"] for e in events[:-1]) == "aaa"
-    assert events[-1]["error"]["code"] == "deadline_exceeded", "and the end says so, without [DONE]"

@@ -21,7 +21,7 @@ from kvasir.serve.http.connections import NARROW, NARROW_HERE, QUIET, Connection
 from kvasir.serve.http.networks import forwarded, networks, party, trusted
 from kvasir.serve.http.protocol import bounded_protocol
 from kvasir.serve.settings import ServeSettings
-from tests.serve.dialects.hostile import Shape, anthropic, llamacpp, ollama, openai
+from tests.serve.dialects.errors import Shape, anthropic, llamacpp, ollama, openai
 from tests.serve.running import Live, live
 
 MIB = 1 << 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from datetime import UTC, datetime
 
 import anthropic
@@ -14,8 +13,7 @@ from kvasir.serve.auth.keys import Key, Limits
 from kvasir.serve.settings import ServeSettings
 from tests.serve.dialects.anthropic.messages_help import CALL, RESULT, TOOL, USE, body, front
 from tests.serve.fakes import POISON
-from tests.serve.http.test_streams import post, running, wait_until
-from tests.serve.running import assert_idle, client, live
+from tests.serve.running import client, live
 
 
 @pytest.fixture(scope="module")
@@ -179,21 +177,6 @@ def test_an_error_of_the_engine_is_told_in_both_ways():
 
 
 # -- streams on the wire -------------------------------------------------------------------------------------
-
-
-LONG = b'{"messages": [{"role": "user", "content": "ab"}], "max_tokens": 400, "stream": %s}'
-
-
-@pytest.mark.parametrize("stream", [b"true", b"false"])
-def test_a_client_that_leaves_leaves_nothing(stream):
-    with live(step_seconds=0.01) as server:
-        connection: socket.socket = post(server, "/v1/messages", LONG % stream)
-        wait_until(lambda: running(server) == 1)
-        if stream == b"true":
-            assert b"200 OK" in connection.recv(1000)
-        connection.close()
-        server.ask(assert_idle(server.front))
-        assert server.ask(server.front.stats()).aborted == 1
 
 
 def test_the_events_of_a_stream_to_the_letter(speaking):

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from kvasir.engine.front import Front
 from kvasir.serve.dialects.llamacpp.lines import Lines
 from kvasir.serve.dialects.llamacpp.params import DEFAULTS, OFF
-from kvasir.serve.dialects.llamacpp.wire import CompletionRequest, EmbeddingRequest, InfillRequest, TemplateRequest
 from kvasir.serve.settings import ServeSettings
-from tests.serve.dialects.hostile import VALUES, knocking, llamacpp, try_bodies
-from tests.serve.fakes import POISON, VOCAB, EchoEngine, template
-from tests.serve.http.test_streams import post, running, wait_until
-from tests.serve.running import assert_idle, client, live
+from tests.serve.fakes import VOCAB, EchoEngine, template
+from tests.serve.http.test_streams import post, wait_until
+from tests.serve.running import client, live
 from tests.text.test_fim import QWEN, tokenizer
 
 MARKS = tuple(f"<{i}>" for i in range(256, VOCAB))  # as many as the byte tokenizer has
@@ -440,46 +438,8 @@ def test_slots_tell_how_far_answers_are_and_nothing_of_them():
         connection.close()
 
 
-# -- hostile -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stream", [b"true", b"false"])
-def test_a_client_that_leaves_leaves_nothing(stream):
-    with live(step_seconds=0.01) as server:
-        long = b'{"prompt": ["ab", "cd"], "n_cmpl": 2, "n_predict": 400, "stream": %s}' % stream
-        connection = post(server, "/completion", long)
-        wait_until(lambda: running(server) == 4)
-        connection.close()
-        server.ask(assert_idle(server.front))
-        assert server.ask(server.front.stats()).aborted == 4
-
-
-def test_an_error_of_the_engine_is_told_in_both_ways():
-    with live() as server, httpx.Client(base_url=server.url, timeout=20) as http:
-        poison = {"prompt": POISON}
-        for fields in (poison, {**poison, "stream": True}):
-            response = http.post("/completion", json=fields)
-            assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
-
-
-def test_keys_are_asked_for():
+def test_routes_about_the_server_ask_for_a_key():
     with live(ServeSettings(port=0, api_keys=("a-secret-key",))) as server:
         for path in ("/props", "/slots", "/lora-adapters"):
             response = httpx.get(server.url + path)
             assert response.status_code == 401 and response.json()["error"]["type"] == "authentication_error"
-
-
-ROUTES = {
-    "/completion": (CompletionRequest, {"prompt": "ab", "n_predict": 3}),
-    "/infill": (InfillRequest, {"input_prefix": "a", "input_suffix": "b", "n_predict": 3}),
-    "/apply-template": (TemplateRequest, {"messages": [{"role": "user", "content": "hi"}]}),
-    "/embedding": (EmbeddingRequest, {"content": "ab"}),
-}
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_nearly_right_bodies(server, route):
-    wire, base = ROUTES[route]
-    odd = st.dictionaries(st.sampled_from(sorted(wire.model_fields)), VALUES, max_size=3)
-    with knocking(server) as http:
-        try_bodies(http, route, odd.map(lambda odd: base | odd), llamacpp, most=50)

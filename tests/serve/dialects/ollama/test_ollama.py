@@ -197,16 +197,6 @@ async def talk(own: ollama.AsyncClient) -> None:
     assert [m.response[:2] for m in many] == [f"p{i}" for i in range(8)]
 
 
-async def test_a_client_that_leaves_takes_its_answer_along():
-    with live(step_seconds=0.005) as server:
-        async with ollama.AsyncClient(host=server.url) as own:
-            stream = await own.chat(model="fake", messages=HELLO, options={"num_predict": 400}, stream=True)
-            async for _ in stream:
-                break
-            await stream.aclose()
-        await asyncio.to_thread(server.ask, assert_idle(server.front))
-
-
 def test_a_silence_is_broken_by_an_empty_line_of_the_answer():
     settings = ServeSettings(port=0, ping=0.02)
     with live(settings, step_seconds=0.1) as server, ollama.Client(host=server.url) as own:
@@ -355,11 +345,6 @@ def test_errors_are_the_clients_own(own, server):
     with pytest.raises(ollama.ResponseError) as caught:
         own.generate(model="fake", prompt=POISON, raw=True)
     assert caught.value.status_code == 500 and "SecretError" not in caught.value.error
-    for body in (b"", b"{", b"[]", b'"a"', b'{"model": 5}', b"{}", b"\xff", b'{"model": "fake", "prompt": NaN}'):
-        answer = httpx.post(f"{server.url}/api/generate", content=body)
-        assert answer.status_code == 400 and answer.json()["error"]
-    deep = b'{"model": "fake", "prompt": "a", "format": ' + b'{"a":' * 500 + b"1" + b"}" * 501
-    assert httpx.post(f"{server.url}/api/generate", content=deep).status_code == 400
     server.ask(assert_idle(server.front))
 
 

@@ -1,4 +1,4 @@
-"""Whatever is asked of the Responses API, the answer is one of its own, never a 500, and nothing stays behind."""
+"""Odd ids, queries and lists of the Responses API are refused."""
 
 from __future__ import annotations
 
@@ -7,21 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.serve.dialects.openai.responses.wire import ResponseRequest, TokenCountRequest
-from tests.serve.dialects.hostile import FEW, VALUES, anything, keep_to_schema, knocking, try_bodies
+from tests.serve.dialects.hostile import FEW, keep_to_schema, knocking
 
-KINDS = ["message", "function_call", "function_call_output", "reasoning", "item_reference", "mcp_call", ""]
-NAMES = ["role", "content", "id", "call_id", "name", "arguments", "output", "summary", "encrypted_content", "status"]
-PARTS = st.lists(
-    st.fixed_dictionaries({"type": st.sampled_from(["input_text", "output_text", "refusal", "reasoning_text", "x"])},
-                          optional={"text": VALUES, "refusal": VALUES, "annotations": VALUES}), max_size=2
-)  # fmt: skip
-ITEMS = st.lists(
-    st.dictionaries(st.sampled_from(NAMES), VALUES | PARTS | st.sampled_from(["user", "assistant", "c1"]), max_size=6)
-    .flatmap(lambda item: st.sampled_from(KINDS).map(lambda kind: {**item, "type": kind} if kind else item)),
-    max_size=4,
-)  # fmt: skip
-ROUTES = {"/v1/responses": ResponseRequest, "/v1/responses/input_tokens": TokenCountRequest}
 PATHS = ["", "/input_items", "/cancel"]
 
 
@@ -29,20 +16,6 @@ PATHS = ["", "/input_items", "/cancel"]
 def http(server):
     with knocking(server) as http:
         yield http
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_nearly_right_bodies(http, route):
-    wire = ROUTES[route]
-    small = {"max_output_tokens": 3, "stream": False} if wire is ResponseRequest else {}
-    odd = st.dictionaries(st.sampled_from(sorted(wire.model_fields)), VALUES, max_size=3)
-    inputs = st.just({}) | ITEMS.map(lambda items: {"input": items})
-    try_bodies(http, route, st.builds(lambda odd, given: {"input": "ab", **small, **odd, **given}, odd, inputs))
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_bodies_that_are_anything(http, route):
-    try_bodies(http, route, anything(), most=30)
 
 
 @FEW
@@ -54,7 +27,7 @@ def test_bodies_that_are_anything(http, route):
         st.text(max_size=10) | st.integers().map(str) | st.sampled_from(["true", "asc"]), max_size=3,
     ),
 )  # fmt: skip
-def test_ids_and_queries_that_are_anything(http, id, path, query):
+def test_arbitrary_ids_and_queries_are_refused(http, id, path, query):
     url = httpx.URL("http://x/v1/responses/").raw_path.decode() + "".join(f"%{b:02x}" for b in id.encode()) + path
     for method in ("POST",) if path == "/cancel" else ("GET", "DELETE"):
         answer = http.request(method, url, params=query)

@@ -378,21 +378,6 @@ async def test_a_deadline_in_mid_answer_fails_with_what_was_said():
         assert said == response["output"][0]["content"][0]["text"] and response["output"][0]["status"] == "incomplete"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_takes_its_response_along(stream):
-    with live(**SLOW) as server:
-        api = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=0.5)
-        asked = {"model": "fake", "input": "hello", "max_output_tokens": 3000}
-        if stream:
-            reading = api.responses.create(**asked, stream=True)
-            next(reading)
-            reading.close()
-        else:
-            with pytest.raises(openai.APITimeoutError):
-                api.responses.create(**asked)
-        wait_until(lambda: server.ask(server.front.stats()).running == 0)
-
-
 # -- OpenAI's own client -------------------------------------------------------------------------------------
 
 
