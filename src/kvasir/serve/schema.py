@@ -10,15 +10,15 @@ from fastapi.openapi.utils import get_openapi
 from kvasir.serve.dialects import DIALECTS
 
 _STATUSES = {
-    "400": "The request cannot be served as asked; `param` names the field.",
-    "401": "A key is needed.",
-    "403": "The Host, the Origin, the service class or what the key's scopes leave out is not allowed.",
-    "404": "There is no such model or route.",
-    "408": "The deadline of the request passed before its answer was complete.",
-    "413": "The body is too large.",
-    "429": "The queue is full or the key is at a limit; Retry-After says when to come back.",
-    "500": "The engine failed on this request.",
-    "503": "The engine is not available.",
+    400: "The request cannot be served as asked; `param` names the field.",
+    401: "A key is needed.",
+    403: "The Host, the Origin, the service class or what the key's scopes leave out is not allowed.",
+    404: "There is no such model or route.",
+    408: "The deadline of the request passed before its answer was complete.",
+    413: "The body is too large.",
+    429: "The queue is full or the key is at a limit; Retry-After says when to come back.",
+    500: "The engine failed on this request.",
+    503: "The engine is not available.",
 }
 
 
@@ -32,13 +32,17 @@ def schema_of(app: FastAPI) -> dict[str, Any]:
         for path, operations in schema["paths"].items():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
-                operation["responses"] |= {status: _response(text, path) for status, text in _STATUSES.items()}
+                operation["responses"] |= _errors(path)
         app.openapi_schema = schema
     return app.openapi_schema
 
 
-def _response(text: str, path: str) -> dict[str, Any]:
+def _errors(path: str) -> dict[str, Any]:
+    """The error responses of a path, in the format and with the statuses of its dialect."""
     scope = {"type": "http", "path": path, "method": "POST", "headers": ()}
-    error = next(dialect.error_name for dialect in DIALECTS if dialect.speaks(scope))
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
-    return {"description": text, "content": content}
+    dialect = next(dialect for dialect in DIALECTS if dialect.speaks(scope))
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{dialect.error_name}"}}}
+    return {
+        str(dialect.statuses.get(status, status)): {"description": text, "content": content}
+        for status, text in _STATUSES.items()
+    }
