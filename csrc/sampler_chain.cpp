@@ -1,5 +1,5 @@
 // The filters that keep no head of the list by logit, or one that depends on more than a share of all: top-n-sigma,
-// typical-p, XTC, dynamic temperature, mirostat, each on what those before it have left. What a cut of the row
+// typical-p, XTC, dynamic temperature, mirostat, adaptive-p, each on what those before it have left. What a cut of the row
 // decides is cut before the tokens are listed.
 #include "sampler_parts.h"
 
@@ -10,6 +10,7 @@ namespace {
 constexpr double NONE_TO_EXCLUDE = 0.5;  // two tokens cannot both be more probable
 constexpr double TINY = 1e-300;          // in place of 0, which has no logarithm
 constexpr double LEAST_TEMPERATURE = 1e-5;
+constexpr double SHARPNESS = 10.0, INVERSE_WIDTH = 1.0 / 0.3;  // of adaptive-p
 constexpr double LOG2_E = 0x1.71547652b82fep+0;
 const int32_t STEPS[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -149,12 +150,39 @@ double next_mu(const Left& left, int64_t token, const SampleRow& spec, double mu
     return mu - spec.mirostat_eta * (surprise - spec.mirostat_tau);
 }
 
+// Mirostat takes its place.
+bool is_adaptive(const SampleRow& spec) { return spec.adaptive_target >= 0.0 && spec.mirostat == 0; }
+
+// Replaces each z by the nearness of its probability to what the history asks for. Returns the weight of all tokens,
+// whose own weights stay in the list.
+int64_t prefer_near(Left& left, const SampleRow& spec, const double* carry) {
+    const int64_t total = weigh(left.weights, left.z, left.count).total;
+    const double wanted = 2.0 * spec.adaptive_target - carry[0] / carry[1];
+    const double aim = wanted < 0.0 ? 0.0 : wanted > 1.0 ? 1.0 : wanted;
+    for (int64_t i = 0; i < left.count; ++i) {
+        const double p = static_cast<double>(left.weights[i]) / static_cast<double>(total);
+        const double distance = __builtin_fabs((p - aim) * INVERSE_WIDTH);
+        left.z[i] = -(distance * SHARPNESS * distance / (distance + 1.0));
+    }
+    const double most = greatest(left.z, left.count);
+    for (int64_t i = 0; i < left.count; ++i) left.z[i] -= most;
+    return total;
+}
+
+void remember(double* carry, const Left& left, int64_t token, int64_t total, double decay) {
+    int64_t place = 0;
+    while (left.ids[place] != token) ++place;
+    const double p = static_cast<double>(left.weights[place]) / static_cast<double>(total);
+    carry[0] = p + decay * carry[0];
+    carry[1] = 1.0 + decay * carry[1];
+}
+
 }  // namespace
 
 bool needs_chain(const SampleRow& spec) {
     return spec.top_n_sigma > 0.0 || spec.typical_p < 1.0 ||
            (spec.xtc_probability > 0.0 && spec.xtc_threshold <= NONE_TO_EXCLUDE) || spec.dynatemp_range > 0.0 ||
-           spec.mirostat != 0;
+           spec.mirostat != 0 || is_adaptive(spec);
 }
 
 int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left left, double* carry) {
@@ -172,7 +200,9 @@ int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left left, dou
     if (xtc_acts(spec)) exclude_top_choices(left, spec.xtc_threshold);
     if (spec.dynatemp_range > 0.0) change_temperature(left, spec);
     if (spec.mirostat) keep_unsurprising(left, carry[0]);
+    const int64_t total = is_adaptive(spec) ? prefer_near(left, spec, carry) : 0;
     const int64_t token = draw_left(left, spec);
+    if (is_adaptive(spec)) remember(carry, left, token, total, spec.adaptive_decay);
     if (spec.mirostat) carry[0] = next_mu(left, token, spec, carry[0]);
     return token;
 }

@@ -10,6 +10,8 @@
     double dynatemp_exponent;
     double mirostat_tau;
     double mirostat_eta;
+    double adaptive_target;
+    double adaptive_decay;
     int64_t repetition_last_n;
     int64_t occurrence_last_n;
     float repetition_penalty;
@@ -17,4 +19,4 @@
     float presence_penalty;
     int32_t top_k;
     int32_t mirostat;
-#define KVASIR_SAMPLER_LAYOUT 0xc3e8dea
+#define KVASIR_SAMPLER_LAYOUT 0x438b7aa9

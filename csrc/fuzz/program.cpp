@@ -109,6 +109,7 @@ class Session {
         state.spec.top_k = in.one_of({0, 5});
         state.spec.repetition_penalty = in.one_of({1.0f, 1.3f});
         state.spec.typical_p = in.one_of({1.0, 0.9});
+        state.spec.adaptive_target = -1.0;
         state.spec.repetition_last_n = -1;
         state.spec.seed = in.byte();
         state.spec.prompt_len = 0;

@@ -124,6 +124,7 @@ struct Asked {
     void fill_chain(Input& in) {
         spec.typical_p = 1.0;
         spec.top_n_sigma = -1.0;
+        spec.adaptive_target = -1.0;
         if (!in.flag()) return;
         spec.typical_p = in.one_of({1.0, 0.9, 0.2, 1e-9});
         spec.top_n_sigma = in.one_of({-1.0, 1e-9, 0.7, 1000.0});
@@ -135,6 +136,9 @@ struct Asked {
         spec.mirostat_tau = in.one_of({5.0, 0.0, 100.0});
         spec.mirostat_eta = in.one_of({0.1, 1.0});
         spec.carry[0] = in.one_of({10.0, -1.0, 0.0, 1e300});
+        spec.adaptive_target = in.one_of({-1.0, 0.0, 0.5});
+        spec.adaptive_decay = in.one_of({0.9, 0.0, 0.99});
+        spec.carry[1] = in.one_of({10.0, 1.0});
     }
 
     static void mark(Guarded<int32_t>& words, int64_t id) {

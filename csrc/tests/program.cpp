@@ -95,6 +95,7 @@ class Session {
         spec.top_p = i == 2 ? 0.9 : 1.0;
         spec.top_k = i == 3 ? 40 : 0;
         spec.typical_p = i == 1 ? 0.9 : 1.0;
+        spec.adaptive_target = -1.0;
         spec.repetition_penalty = i == 4 ? 1.3f : 1.0f;
         spec.repetition_last_n = -1;
         spec.seed = 100 + static_cast<uint64_t>(i);

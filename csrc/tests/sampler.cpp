@@ -144,9 +144,13 @@ struct Case {
         spec.mirostat_tau = 3.0;
         spec.mirostat_eta = 0.7;
         spec.carry[0] = one_of(random, {-1.0, 2.0, 6.0, 100.0});
+        spec.adaptive_target = one_of(random, {-1.0, -1.0, 0.0, 0.4, 1.0});
+        spec.adaptive_decay = one_of(random, {0.0, 0.9, 0.99});
+        spec.carry[1] = one_of(random, {1.0, 10.0});
         if (random() % 2 == 0) return;  // half of the rows need none of it
         spec.typical_p = 1.0;
         spec.top_n_sigma = spec.xtc_probability = spec.dynatemp_range = spec.mirostat = 0;
+        spec.adaptive_target = -1.0;
     }
 };
 
@@ -187,6 +191,7 @@ void check_errors() {
         specs[r] = SampleRow{};
         specs[r].repetition_penalty = 1.0f;
         specs[r].typical_p = 1.0;
+        specs[r].adaptive_target = -1.0;
         specs[r].logprobs = 1;
     }
     specs[2].bias_ids = outside.data;

@@ -269,6 +269,20 @@ inline int32_t choose_by_chain(const std::vector<float>& x, const SampleRow& spe
             return (log_total - t.z) * 0x1.71547652b82fep+0 <= carry[0] || t.id == best.id;
         });
     }
+    const bool adaptive = spec.adaptive_target >= 0 && !spec.mirostat;
+    std::vector<double> shares;
+    if (adaptive) {
+        double total = 0, most = -INFINITY;
+        for (const Token& t : left) total += static_cast<double>(weight(t.z));
+        const double aim = std::min(std::max(2 * spec.adaptive_target - carry[0] / carry[1], 0.0), 1.0);
+        for (Token& t : left) {
+            shares.push_back(static_cast<double>(weight(t.z)) / total);
+            const double far = std::fabs((shares.back() - aim) * (1 / 0.3));
+            t.z = -(far * 10 * far / (far + 1));
+            most = std::max(most, t.z);
+        }
+        for (Token& t : left) t.z -= most;
+    }
     double score = INFINITY;
     Token chosen = {};
     for (const Token& t : left) {
@@ -277,13 +291,18 @@ inline int32_t choose_by_chain(const std::vector<float>& x, const SampleRow& spe
         if (own < score) score = own, chosen = t;
     }
     const double surprise = (log_total_of(left) - chosen.z) * 0x1.71547652b82fep+0;
+    if (adaptive) {
+        const auto at = std::find_if(left.begin(), left.end(), [&](const Token& t) { return t.id == chosen.id; });
+        carry[0] = shares[static_cast<size_t>(at - left.begin())] + spec.adaptive_decay * carry[0];
+        carry[1] = 1 + spec.adaptive_decay * carry[1];
+    }
     if (spec.mirostat) carry[0] -= spec.mirostat_eta * (surprise - spec.mirostat_tau);
     return chosen.id;
 }
 
 inline bool is_chained(const SampleRow& spec) {
     return spec.typical_p < 1 || spec.top_n_sigma > 0 || spec.xtc_probability > 0 || spec.dynatemp_range > 0 ||
-           spec.mirostat;
+           spec.mirostat || spec.adaptive_target >= 0;
 }
 
 inline int32_t choose(const std::vector<float>& x, const SampleRow& spec) {

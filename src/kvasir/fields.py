@@ -124,6 +124,7 @@ PENALTIES, DRY = Sampler("penalties", "e"), Sampler("dry", "d")
 TEMPERATURE = Sampler("temperature", "t", anywhere=True)
 TOP_N_SIGMA, TOP_K, TYPICAL_P = Sampler("top_n_sigma", "s"), Sampler("top_k", "k"), Sampler("typ_p", "y")
 TOP_P, MIN_P, XTC = Sampler("top_p", "p"), Sampler("min_p", "m"), Sampler("xtc", "x")
+ADAPTIVE_P = Sampler("adaptive_p", "a", anywhere=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,11 @@ class SamplerFields:
     )  # fmt: skip
     mirostat_tau: float = number(5.0, 0.0, 100.0, "its target, in bits", names=MODELFILE)
     mirostat_eta: float = number(0.1, 0.0, 10.0, "how fast it follows what is drawn", names=MODELFILE)
+    adaptive_target: float = number(
+        -1.0, -1.0, 1.0, "prefers tokens of about this probability; below 0: off",
+        names=EVERY, sampler=ADAPTIVE_P, off=-1.0, carries=True,
+    )  # fmt: skip
+    adaptive_decay: float = number(0.9, 0.0, 0.99, "share of its history kept with each token", names=EVERY)
 
 
 @dataclass(frozen=True, slots=True)

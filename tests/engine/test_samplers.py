@@ -20,6 +20,7 @@ ASKED = {
     "xtc": {"xtc_probability": 0.6, "xtc_threshold": 0.01},
     "dynamic temperature": {"dynatemp_range": 0.9},
     "mirostat": {"mirostat": 2, "mirostat_tau": 1.5, "mirostat_eta": 0.9},
+    "adaptive-p": {"adaptive_target": 0.5, "temperature": 0.1},
     "dry": {"dry_multiplier": 9.0, "dry_allowed_length": 0, "dry_penalty_last_n": -1},
     "bad words": {},  # what the plain one answered: see `requests`
 }
@@ -81,13 +82,14 @@ def test_a_restarted_engine_continues_with_the_same_tokens(case):
             journal.take(delta)
             answers[delta.id, delta.index].take(delta)
     same(expected, answers)
-    assert len(carried) == 3
+    assert len(carried) == 4
 
 
-def test_mirostat_without_its_carry_gives_other_tokens(case):
+@pytest.mark.parametrize("name", ["mirostat", "adaptive-p"])
+def test_a_sampler_without_its_carry_gives_other_tokens(case, name):
     """So that the test above is one of the carry."""
     options, _, expected = case
-    request, whole = asked("mirostat", {}), expected["mirostat", 0].tokens
+    request, whole = asked(name, {}), expected[name, 0].tokens
     core = core_of(**options, threads=1)
     answer = plain(core, [replace(request, resume_ids=(tuple(whole[:12]),))])
-    assert answer["mirostat", 0].tokens != whole[12:]
+    assert answer[name, 0].tokens != whole[12:]

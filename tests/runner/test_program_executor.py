@@ -38,6 +38,7 @@ OPTIONS = {
     "xtc": {"xtc_probability": 0.6, "xtc_threshold": 0.001},
     "dynatemp": {"dynatemp_range": 0.9},
     "mirostat": {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.7},
+    "adaptive": {"adaptive_target": 0.1},
     "dry": {"dry_multiplier": 5.0, "dry_allowed_length": 0, "dry_penalty_last_n": -1},
     "windows": {"repetition_penalty": 1.5, "repetition_last_n": 5, "frequency_penalty": 0.7, "occurrence_last_n": 9},
     "output": {"presence_penalty": 0.7, "min_tokens": 9, "stop_token_ids": [7, 8], "logit_bias": {3: 2.0}},

@@ -82,6 +82,24 @@ def narrowed(x, spec, position, mu=None):
     return z
 
 
+def preferred(p, target, state):
+    """What adaptive-p makes of probabilities: new z by id. state: weighted sum of probabilities, sum of weights."""
+    aim = min(max(2 * target - state[0] / state[1], 0.0), 1.0)
+    far = {t: abs(v - aim) / 0.3 for t, v in p.items()}
+    return {t: 5 - 10 * d * d / (1 + d) for t, d in far.items()}
+
+
+def drawn_adaptively(x, spec, position, state):
+    """(token, state after it)."""
+    p = probabilities(narrowed(x, spec, position))
+    z = preferred(p, spec.adaptive_target, state)
+    scores = sorted((log_exponential(word(spec.seed, position, t)) - v, t) for t, v in z.items())
+    if len(scores) > 1:
+        apart(scores[0][0], scores[1][0])
+    token, decay = scores[0][1], spec.adaptive_decay
+    return token, (p[token] + decay * state[0], 1 + decay * state[1])
+
+
 def drawn(x, spec, position, mu=None):
     """(token, mu behind it)."""
     z = narrowed(x, spec, position, mu)

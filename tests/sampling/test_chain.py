@@ -175,7 +175,51 @@ def test_mirostat_brings_the_mean_surprise_to_tau(tau):
     assert abs(surprise - tau) < 0.25
 
 
+ADAPTIVE = {
+    "adaptive_target": st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    "adaptive_decay": st.sampled_from([0.0, 0.9, 0.99]),
+}
+
+
+@examples(40, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.filter_too_much])
+@given(LOGITS, st.fixed_dictionaries(OTHERS | ADAPTIVE), st.none() | st.tuples(st.floats(0, 5), st.floats(1, 9)))
+def test_adaptive_p_and_its_carry_are_the_oracle_s(row, fields, state):
+    assume(max(row) > -math.inf)
+    spec, x = SamplingSpec(**fields), rows_of([row])
+    kept = 1 - spec.adaptive_decay
+    try:
+        token, after = oracle.drawn_adaptively(
+            x[0].tolist(), spec, 3, (spec.adaptive_target / kept, 1 / kept) if state is None else state
+        )
+    except oracle.OnAnEdge:
+        assume(False)
+    result = sample(x, [context(spec, carry=b"" if state is None else struct.pack("<2d", *state))])[0]
+    assert (result.error, result.token) == ("", token)
+    assert struct.unpack("<2d", result.carry) == pytest.approx(after, rel=1e-8)
+
+
+@pytest.mark.parametrize("target", [0.1, 0.2, 0.5])
+def test_adaptive_p_keeps_the_mean_probability_near_its_target(target):
+    x = torch.tensor([0.55, 0.2, 0.1, *[0.01] * 15]).log()
+    spec = SamplingSpec(temperature=1.0, adaptive_target=target, seed=4)
+    carry, mean, p = b"", 0.0, x.double().softmax(0)
+    for position in range(300):
+        token, carry = chain.choose(x, x.amax(-1, keepdim=True), spec, position, carry)
+        mean += float(p[token]) / 300
+    assert abs(mean - target) < 0.1 < abs(float(p @ p) - target)
+
+
+def test_mirostat_takes_the_place_of_adaptive_p():
+    x = rows_of([[1.0, 0.5, 0.0, -1.0]])
+    mirostat = SamplingSpec(temperature=1.0, mirostat=2, seed=3)
+    both = dataclasses.replace(mirostat, adaptive_target=0.1)
+    assert sample(x, [context(both)]) == sample(x, [context(mirostat)])
+    off = SamplingSpec(temperature=1.0, adaptive_target=-0.5, seed=3)
+    assert sample(x, [context(off)]) == sample(x, [context(dataclasses.replace(off, adaptive_target=-1.0))])
+
+
 BIG = [
+    {"adaptive_target": 0.1},
     {"top_n_sigma": 1.0},
     {"typical_p": 0.9},
     {"top_k": 100, "xtc_probability": 1.0, "xtc_threshold": 0.05},
@@ -209,7 +253,8 @@ def test_infinities_and_greedy(fields):
     spec = SamplingSpec(temperature=1.0, **fields)
     rows = [context(dataclasses.replace(spec, seed=i)) for i in range(20)]
     tokens = {r.token for r in sample(torch.tensor([[9.0, inf, -inf, inf, 3e38]]).expand(20, -1), rows)}
-    assert tokens <= {1, 3} or "xtc_probability" in fields
+    assert 2 not in tokens
+    assert tokens <= {1, 3} or {"xtc_probability", "adaptive_target"} & fields.keys()  # these may take others
     assert {r.token for r in sample(torch.tensor([[-inf, -inf, -5.0, -inf]]).expand(20, -1), rows)} == {2}
     row = torch.tensor([[1.0, 7.0, 7.0, -1.0]])
     greedy = sample(row, [context(dataclasses.replace(spec, temperature=0.0), carry=b"\1")])[0]

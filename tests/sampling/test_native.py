@@ -3,7 +3,6 @@
 import ctypes
 import dataclasses
 import math
-import struct
 import threading
 
 import numpy as np
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
+from kvasir.sampling.chain import carried, packed
 from kvasir.sampling.logprobs import BadLogits, logprobs
 from kvasir.sampling.native import MAX_LOGPROBS, Dry, Sampler, SampleRow, fill_spec
 from kvasir.sampling.sampler import RowContext, sample
@@ -121,6 +121,10 @@ OPTIONS = [
         "mirostat_tau": st.sampled_from([0.0, 0.5, 5.0, 100.0]),
         "mirostat_eta": st.sampled_from([0.0, 0.1, 10.0]),
     },
+    {
+        "adaptive_target": st.sampled_from([-0.5, 0.0, 0.2, 1.0]),
+        "adaptive_decay": st.sampled_from([0.0, 0.9, 0.99]),
+    },
     {"repetition_last_n": st.sampled_from([-1, 0, 1, 3, 2**31 - 1])},
     {"occurrence_last_n": st.sampled_from([-1, 0, 1, 3, 2**31 - 1])},
     {"bad_words": SEQUENCES},
@@ -143,19 +147,19 @@ def specs(draw):
     return draw(st.builds(SamplingSpec, **chosen))
 
 
-MUS = st.sampled_from([b"", *(struct.pack("<d", mu) for mu in (-1.0, 0.0, 0.7, 3.0, 11.0, 1e9))])
+STATES = st.sampled_from([(), (-1.0, 1.0), (0.0, 1.0), (0.7, 9.0), (3.0, 5.0), (11.0, 10.0), (1e9, 2.0)])
 
 
 @st.composite
 def rows(draw):
-    """(kind, seed of the logits, spec, ids, prompt_len, seed of the mask or None, carry)."""
+    """(kind, seed of the logits, spec, ids, prompt_len, seed of the mask or None, carried numbers)."""
     ids = draw(st.lists(IDS, max_size=12) | st.lists(FEW, max_size=40) | st.integers(0, 70).map(lambda n: [2] * n))
     mask = draw(st.none() | st.none() | st.integers(0, 99))
     prompt_len = draw(st.integers(0, len(ids)))
-    return draw(st.sampled_from(KINDS)), draw(st.integers(0, 99)), draw(specs()), ids, prompt_len, mask, draw(MUS)
+    return draw(st.sampled_from(KINDS)), draw(st.integers(0, 99)), draw(specs()), ids, prompt_len, mask, draw(STATES)
 
 
-def row_context(vocab, spec, ids, prompt_len, mask, carry):
+def row_context(vocab, spec, ids, prompt_len, mask, state):
     words = None
     if mask is not None:
         random = np.random.default_rng(mask)
@@ -164,7 +168,8 @@ def row_context(vocab, spec, ids, prompt_len, mask, carry):
             words[random.random(len(words)) > 0.1] = 0
     inside = tuple((i % vocab if i >= 0 and (mask or 1) % 5 else i, value) for i, value in spec.logit_bias)
     spec = dataclasses.replace(spec, logit_bias=inside)
-    return RowContext(spec, np.array(ids, np.int32), prompt_len, len(ids), words, carry if spec.mirostat else b"c")
+    carry = packed(state[: len(carried(spec, b""))]) if spec.carries else b"c"
+    return RowContext(spec, np.array(ids, np.int32), prompt_len, len(ids), words, carry)
 
 
 @pytest.mark.parametrize("vocab", SIZES)
@@ -190,6 +195,7 @@ FULL = [
     SamplingSpec(temperature=1.0, xtc_probability=1.0, xtc_threshold=1e-5, top_k=5000),
     SamplingSpec(temperature=1.2, dynatemp_range=0.9, dynatemp_exponent=0.7),
     SamplingSpec(temperature=1.0, mirostat=2, mirostat_tau=6.0),
+    SamplingSpec(temperature=1.0, adaptive_target=0.1),
     SamplingSpec(
         temperature=1.0, dry_multiplier=0.8, dry_penalty_last_n=-1, repetition_penalty=1.1, repetition_last_n=7
     ),

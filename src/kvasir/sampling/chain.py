@@ -1,7 +1,7 @@
 """All filters in sequence, for rows that use more than top-k, top-p and min-p. In llama.cpp's order, each applied to
 the tokens that the previous ones left:
 
-    top-n-sigma, top-k, typical-p, top-p, min-p, XTC, dynamic temperature, mirostat
+    top-n-sigma, top-k, typical-p, top-p, min-p, XTC, dynamic temperature, mirostat or else adaptive-p
 
 - top-n-sigma (Tang et al., "Top-nσ: Not All Logits Are You Need", 2024): keeps logits of at least peak - n * sigma.
   sigma is the standard deviation of the finite logits. Independent of the temperature.
@@ -13,6 +13,9 @@ the tokens that the previous ones left:
   tokens, as a fraction of its maximum, to the power of the exponent. Filters then see a temperature of 1.
 - mirostat 2 (Basu et al., "Mirostat", ICLR 2021, algorithm 2): drops tokens of more than mu bits of surprise. mu, at
   first 2 tau, moves by eta towards a surprise of tau. It is the sampler's carry; it is not a function of the ids.
+- adaptive-p (MrJackSpade and ddh0, llama.cpp #17927): removes nothing, but replaces logits by the nearness of the
+  probability to an aim. The aim moves so that the mean probability of the drawn tokens, weighted by powers of the
+  decay, stays at the target. The carry is the weighted sum of these probabilities and the sum of their weights.
 
 With neutral parameters the bits are those of `filters`. Letters: V vocabulary, N remaining tokens.
 """
@@ -35,6 +38,7 @@ from kvasir.sampling.philox import STREAM_XTC, split_seed, token_words
 GREEDY_BELOW = 1e-5  # as in vLLM, a temperature below this is greedy
 NONE_TO_EXCLUDE = 0.5  # two tokens cannot both be more probable
 CARRIED = 2  # numbers of a carry at most
+SHARPNESS, INVERSE_WIDTH = 10.0, 1.0 / 0.3  # of adaptive-p, as in llama.cpp
 TINY = 1e-300  # replaces 0, which has no logarithm
 
 
@@ -46,7 +50,13 @@ def needs_chain(spec: SamplingSpec) -> bool:
         or (spec.xtc_probability > 0.0 and spec.xtc_threshold <= NONE_TO_EXCLUDE)
         or spec.dynatemp_range > 0.0
         or spec.mirostat != 0
+        or is_adaptive(spec)
     )
+
+
+def is_adaptive(spec: SamplingSpec) -> bool:
+    """Whether adaptive-p acts. As in llama.cpp, mirostat takes its place."""
+    return spec.adaptive_target >= 0.0 and spec.mirostat == 0
 
 
 def draws(spec: SamplingSpec) -> bool:
@@ -64,6 +74,9 @@ def carried(spec: SamplingSpec, carry: bytes) -> tuple[float, ...]:
 def _first(spec: SamplingSpec) -> tuple[float, ...]:
     if spec.mirostat and draws(spec):
         return (2.0 * spec.mirostat_tau,)
+    if is_adaptive(spec) and draws(spec):
+        left = 1.0 - spec.adaptive_decay
+        return (spec.adaptive_target / left, 1.0 / left)
     return ()
 
 
@@ -103,13 +116,17 @@ def choose(x_V: Tensor, peak_1: Tensor, spec: SamplingSpec, position: int, carry
     token."""
     state = carried(spec, carry)
     left = narrowed(x_V, peak_1, spec, position, state)
+    preferred = adaptive_p(left, spec.adaptive_target, state) if is_adaptive(spec) else left
     noise = Noise.of([spec.seed], [position], x_V.device)
-    token = int(draw_listed(left.ids_N[None], left.z_N[None], noise)[0])
+    token = int(draw_listed(preferred.ids_N[None], preferred.z_N[None], noise)[0])
     return token, packed(next_state(left, token, spec, state)) if state else carry
 
 
 def next_state(left: Left, token: int, spec: SamplingSpec, state: tuple[float, ...]) -> tuple[float, ...]:
     """The state after `token`, one of the remaining tokens, was drawn."""
+    if is_adaptive(spec):
+        p = float(probabilities(left)[left.ids_N == token])
+        return (p + spec.adaptive_decay * state[0], 1.0 + spec.adaptive_decay * state[1])
     return (next_mu(left, token, spec, state[0]),)
 
 
@@ -197,6 +214,19 @@ def next_mu(left: Left, token: int, spec: SamplingSpec, mu: float) -> float:
     z = left.z_N[left.ids_N == token]
     surprise = float((log_weight(weights(left.z_N).sum()) - z) * LOG2_E)
     return mu - spec.mirostat_eta * (surprise - spec.mirostat_tau)
+
+
+def probabilities(left: Left) -> Tensor:
+    weight_N = weights(left.z_N)
+    return weight_N.double() / weight_N.sum().double()
+
+
+def adaptive_p(left: Left, target: float, state: tuple[float, ...]) -> Left:
+    """The same tokens with other logits. state: the weighted sum of probabilities, and the sum of weights."""
+    aim = min(max(2.0 * target - state[0] / state[1], 0.0), 1.0)
+    distance_N = ((probabilities(left) - aim) * INVERSE_WIDTH).abs()
+    z_N = -(distance_N * SHARPNESS * distance_N / (distance_N + 1.0))
+    return Left(left.ids_N, left.x_N, z_N - z_N.amax())
 
 
 def _order(left: Left) -> Tensor:

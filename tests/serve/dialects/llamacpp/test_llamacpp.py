@@ -213,6 +213,7 @@ async def test_a_models_recommendation_comes_before_them():
         (["top_k"], ["top_k"]),
         (["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"], ["temperature", "top_k", "top_p", "min_p"]),
         (["temperature", "top-k"], ["temperature", "top_k"]),
+        (["adaptive_p", "top_k"], ["top_k"]),
         ("kpt", ["temperature", "top_k", "top_p"]),
         ([], []),
     ],
@@ -225,7 +226,7 @@ async def test_samplers_that_are_not_named_do_not_act(http, samplers, acting):
 async def test_every_sampler_can_act(http):
     fields = {
         "repeat_penalty": 1.1, "dry_multiplier": 0.8, "top_n_sigma": 1.0, "typical_p": 0.9, "xtc_probability": 0.5,
-        "repeat_last_n": -1,
+        "repeat_last_n": -1, "adaptive_target": 0.3,
     }  # fmt: skip
     assert (await settings_of(http, **fields))["samplers"] == list(OFF)
     assert (await settings_of(http, mirostat=2))["samplers"] == ["temperature"]
@@ -275,7 +276,9 @@ REFUSED = [
     ({"min_keep": 5}, "min_keep"),
     ({"post_sampling_probs": True}, "post_sampling_probs"),
     ({"return_progress": True}, "return_progress"),
-    ({"adaptive_target": 0.5}, "adaptive_target"),
+    ({"adaptive_target": 1.5}, "adaptive_target"),
+    ({"adaptive_decay": 1.0}, "adaptive_decay"),
+    ({"samplers": "aa"}, "samplers"),
     ({"sse_ping_interval": -2}, "sse_ping_interval"),
     ({"image_data": []}, "image_data"),
     ({"model": "other"}, "model"),

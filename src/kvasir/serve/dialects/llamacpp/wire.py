@@ -151,8 +151,6 @@ class Options(Samplers, Scheduling):
     speculative_p_min: Annotated[float | None, Field(alias="speculative.p_min")] = None
 
     # Refused unless the value has no effect.
-    adaptive_target: Any = None
-    adaptive_decay: Any = None
     grammar_lazy: Any = None
     grammar_triggers: Any = None
     lora: Any = None
@@ -162,8 +160,6 @@ class Options(Samplers, Scheduling):
     return_progress: Any = None
 
     REFUSED: ClassVar = {
-        "adaptive_target": ((-1, -1.0), LEAVE_OUT),
-        "adaptive_decay": ((), LEAVE_OUT),
         "grammar_lazy": ((False,), "use tools of /v1/chat/completions"),
         "grammar_triggers": (([],), "use tools of /v1/chat/completions"),
         "lora": (([],), LEAVE_OUT),
