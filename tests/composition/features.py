@@ -391,7 +391,7 @@ ASKED = [
     sampled("XTC", xtc_probability=0.5, xtc_threshold=0.02),
     sampled("dynamic temperature", dynatemp_range=1.9, dynatemp_exponent=2.0),
     sampled("mirostat", mirostat=2, mirostat_tau=2.0, mirostat_eta=0.9),
-    sampled("adaptive-p", adaptive_target=0.05, adaptive_decay=0.7),
+    sampled("adaptive-p", adaptive_target=0.5, adaptive_decay=0.7),
     greedy("repetition penalty", repetition_penalty=1.7),
     greedy("repetition window", repetition_penalty=1.7, repetition_last_n=3, presence_penalty=0.9, occurrence_last_n=3),
     greedy("presence penalty", presence_penalty=1.9),
