@@ -25,7 +25,7 @@ def words() -> frozenset[str]:
     return frozenset(names.union(*map(fields_of, ("openai", "anthropic", "ollama", "llamacpp"))))
 
 
-def test_the_page_is_as_the_code_says():
+def test_the_api_page_is_the_one_made_from_the_code():
     assert make_api_docs.PAGE.read_text() == make_api_docs.page(), "run python scripts/make_api_docs.py"
 
 
@@ -41,5 +41,5 @@ def test_every_field_is_read_refused_or_named_as_meaningless():
                 assert name in words(), f"{wire.__name__}.{name} is read nowhere"
 
 
-def test_a_name_that_nobody_reads_would_be_found():
+def test_a_field_that_is_read_nowhere_would_be_found():
     assert "a_name_that_nobody_reads" not in words()

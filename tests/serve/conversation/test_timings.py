@@ -36,7 +36,7 @@ def test_ollama_times_an_answer_by_the_engine():
     assert clock.durations(1, 3)["eval_duration"] == pytest.approx(0.03e9, abs=10)
 
 
-def test_a_clock_of_another_machine_tells_nothing():
+def test_times_of_another_machines_clock_are_left_out():
     clock = Clock()
     clock.asked()
     for at in (0.0, 1e12):
@@ -60,7 +60,7 @@ async def test_each_step_has_its_moment():
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_a_chat_tells_the_engines_times_with_each_chunk(n):
+async def test_each_chunk_of_a_chat_has_the_engines_times(n):
     """Under llama.cpp's names, and only where they are asked for."""
     body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5, "n": n, "temperature": 0, "stream": True}
     async with client(step_seconds=0.01) as http:

@@ -50,7 +50,7 @@ class TestText:
         before = row.rendered(text).split("thr")[0]
         assert found.text == before + ("thr" if row.keeps_stop else "") and not found.cut
 
-    async def test_the_context_ends_a_text_that_says_so(self, http, row, stream):
+    async def test_the_context_ends_a_text_that_is_marked_as_cut(self, http, row, stream):
         """No limit is given, or one beyond the context where the field is required."""
         limit = {LENGTH: 400} if row.path == "/v1/messages" else {}
         found = await answer(http, row, stream, "x" * 100, **limit, **row.greedy)

@@ -60,7 +60,7 @@ async def test_a_rate_above_the_limit_is_a_429():
 
 
 @pytest.mark.parametrize(("raised", "status"), [(QueueFull("full"), 429), (EngineDead("gone"), 503)])
-async def test_what_the_engine_cannot_take_is_told_with_the_time_to_retry(raised, status):
+async def test_a_full_queue_and_a_dead_engine_state_the_time_to_retry(raised, status):
     front = make_front()
 
     async def submit(request):

@@ -131,7 +131,7 @@ async def test_all_dialects_know_them(store):
         assert (await http.post("/api/chat", json=chat)).json()["message"]["content"].startswith(said)
 
 
-async def test_no_room_is_a_503_that_says_when_to_come_back(store):
+async def test_no_room_is_a_503_with_the_time_to_retry(store):
     launcher = Launcher({"plain": EngineDead("x")})
     offers = StoreOffers(store, EngineOptions(""))
     async with several(launcher, offers, store=store, available=lambda: 100 * MIB) as catalogue:  # type: ignore[arg-type]

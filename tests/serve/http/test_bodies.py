@@ -60,7 +60,7 @@ def test_all_routes_judge_a_body_without_its_content_type_as_with_it(server):
 
 @pytest.mark.parametrize("kind", [FORM, "multipart/form-data; boundary=x", "application/xml"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/completion", "/api/chat"])
-def test_what_is_no_json_is_refused_with_what_it_says_it_is(server, path, kind):
+def test_a_body_that_is_no_json_is_refused_with_its_content_type(server, path, kind):
     answer = post(server, path, b"model=fake&prompt=a", kind)
     assert answer.status_code == 400
     for word in ("not valid JSON", "Content-Type", kind.split(";")[0]):

@@ -174,7 +174,7 @@ def test_parties():
         ("192.0.2.9", "192.0.2.7", None),
     ],
 )
-def test_who_a_proxy_speaks_for(client, given, expected):
+def test_the_client_address_of_a_proxy(client, given, expected):
     scope = {"client": (client, 1), "headers": [(b"x-forwarded-for", given.encode())]}
     assert forwarded(scope, networks(["10.0.0.0/8"])) == expected
 

@@ -81,7 +81,7 @@ def test_old_versions_are_refused(made):
 
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-def test_who_does_not_shake_hands_is_let_go(made, said):
+def test_a_connection_without_a_handshake_is_closed(made, said):
     files = {"tls_cert": made["one"].cert, "tls_key": made["one"].key}
     with live(ServeSettings(port=0, head_time=0.3, **files)) as server:
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
@@ -208,7 +208,7 @@ def still_answers(open: ssl.SSLSocket) -> bool:
         return False
 
 
-def test_who_shakes_hands_while_an_authority_goes_does_not_stay(made, tmp_path):
+def test_a_handshake_during_the_removal_of_its_authority_is_closed(made, tmp_path):
     ca = tmp_path / "ca"
     shutil.copy(made["client"].cert, ca)
     files = {"tls_cert": made["one"].cert, "tls_key": made["one"].key, "tls_ca": ca}

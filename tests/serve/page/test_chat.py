@@ -45,7 +45,7 @@ def test_an_answer_streams_in_and_is_still_there_after_a_reload(page, server):
     assert page.title() == "fake – Kvasir"
 
 
-def test_a_conversation_goes_on_and_others_stand_beside_it(page, server):
+def test_a_conversation_continues_and_others_are_listed(page, server):
     plainly(page, 6)
     ask(page, "one")
     ask(page, "two")
@@ -62,7 +62,7 @@ def test_a_conversation_goes_on_and_others_stand_beside_it(page, server):
     expect(page.locator(".message.user")).to_have_text([re.compile("three")])
 
 
-def test_what_was_said_before_goes_to_the_model(page, server):
+def test_earlier_turns_are_sent_to_the_model(page, server):
     plainly(page, 60)
     fill(page, system="be kind")
     ask(page, "one")
@@ -256,7 +256,7 @@ def test_a_server_that_goes_and_comes_back(browser):
         (200, {}, "data: " + json.dumps({"error": {"message": "it failed"}}) + "\n\n", "it failed"),
     ],
 )
-def test_a_refusal_says_what_to_do(browser, server, status, headers, body, words):
+def test_a_refusal_states_what_to_do(browser, server, status, headers, body, words):
     with page_of(browser, server.url, expected=(f"status of {status}",)) as page:
         text = body if isinstance(body, str) else json.dumps(body)
         page.route("**/v1/chat/completions", lambda route: route.fulfill(status=status, headers=headers, body=text))

@@ -64,7 +64,7 @@ def test_an_answer_is_followed_while_it_comes_and_until_it_ends(browser):
         assert below(page) < 2
 
 
-def test_who_reads_further_up_is_left_there_until_he_comes_back(browser):
+def test_a_page_scrolled_up_stays_there_until_it_is_scrolled_down(browser):
     with live(step_seconds=0.01, max_model_len=2048) as server, page_of(browser, server.url) as page:
         plainly(page, 700)
         ask(page, LINES, wait=False)
@@ -78,7 +78,7 @@ def test_who_reads_further_up_is_left_there_until_he_comes_back(browser):
         assert below(page) < 2
 
 
-def test_a_message_that_is_too_long_stands_in_nobodys_way(browser, server):
+def test_a_message_that_is_too_long_does_not_block_the_next(browser, server):
     with page_of(browser, server.url, expected=("status of 400",)) as page:
         plainly(page, 30)
         ask(page, "one")
@@ -95,7 +95,7 @@ def test_a_message_that_is_too_long_stands_in_nobodys_way(browser, server):
         expect(page.locator(".message")).to_have_count(4)
 
 
-def test_a_result_of_a_tool_that_is_too_long_takes_its_turn_along(browser, server):
+def test_a_tool_result_that_is_too_long_is_left_out_with_its_turn(browser, server):
     call = {"index": 0, "id": "c1", "function": {"name": "f", "arguments": "{}"}}
     error = {"message": "This model's maximum context length is 9 tokens", "code": "context_length_exceeded"}
     with page_of(browser, server.url, expected=("status of 400",)) as page:
@@ -121,7 +121,7 @@ def test_other_failures_leave_nothing_out(browser, server):
         assert [m["content"] for m in bodies[-1]["messages"]] == ["one", "two"]
 
 
-def test_a_model_that_is_being_loaded_is_said_to_be(browser):
+def test_a_model_that_is_loading_is_shown_as_such(browser):
     gate, launcher = [], Launcher()
 
     def make() -> ModelManager:

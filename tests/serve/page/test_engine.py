@@ -60,7 +60,7 @@ def test_the_tiles_are_those_of_the_table(page, server):
     assert found["Preemptions"] == ["0", "0 blocks evicted"]
 
 
-def test_nobody_is_asked_when_nobody_looks(page, server):
+def test_a_hidden_page_asks_for_no_data(page, server):
     seen = []
     page.on("request", lambda request: seen.append(request.url))
     page.click("#tab-engine")
@@ -144,7 +144,7 @@ def test_it_fits_a_small_screen_in_both_schemes(browser, server, scheme):
         assert dark == (scheme == "dark")
 
 
-def test_a_wide_table_is_scrolled_and_its_words_stay_whole(browser, server):
+def test_a_wide_table_scrolls_and_breaks_no_words(browser, server):
     rows = [f"|{'|'.join(cells)}|" for cells in (["head"] * 12, ["-"] * 12, ["several words"] * 12)]
     with page_of(browser, server.url, viewport={"width": 360, "height": 700}) as page:
         answers_with(page, stream_of({"content": "\n".join(rows)}))

@@ -28,7 +28,7 @@ def test_two_tabs_share_their_conversations(browser, server):
         expect(page.locator("#conversations .entry")).to_have_count(2)
 
 
-def test_what_one_tab_says_the_other_goes_on_with(browser, server):
+def test_two_tabs_share_a_conversation(browser, server):
     with page_of(browser, server.url) as page:
         plainly(page, 5)
         ask(page, "one")
@@ -104,7 +104,7 @@ def test_what_came_of_an_answer_is_kept_when_the_page_is_left(browser):
 # -- what there is no room for -----------------------------------------------------------------------------------
 
 
-def test_what_has_no_room_is_said_and_handed_out_and_kept_as_soon_as_there_is_some(page, server):
+def test_a_conversation_without_room_is_offered_as_a_file_until_it_can_be_stored(page, server):
     plainly(page, 5)
     ask(page, "first")
     page.click("#new")

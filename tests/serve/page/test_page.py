@@ -178,7 +178,7 @@ async def test_an_engine_that_does_not_answer_is_a_503(monkeypatch):
         assert (await http.get("/kvasir/live")).status_code == 200
 
 
-async def test_who_leaves_does_not_take_the_snapshot_from_others():
+async def test_a_client_that_disconnects_does_not_cancel_a_shared_snapshot():
     async with client() as http:
         lookout = Lookout(http.front)
         first, second = asyncio.ensure_future(lookout.look()), asyncio.ensure_future(lookout.look())

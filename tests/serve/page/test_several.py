@@ -90,7 +90,7 @@ def test_models_come_and_go(browser):
         expect(page.locator("#model")).to_have_text("first")
 
 
-def test_only_who_manages_unloads(browser):
+def test_only_a_key_with_the_management_scope_unloads(browser):
     user = Key("a-users-key", "user")
     manager = Key("a-managers-key", "manager", scopes=frozenset({KeyScope.INFERENCE, KeyScope.MANAGEMENT}))
     expected = ("401", "403", "503")

@@ -44,7 +44,7 @@ async def test_what_is_pinned_stays_however_old_and_many(tmp_path, on_disk):
     pinned |= {*ids}
     for id in others[:2]:
         await records.put("ann", id, b"1")
-    with pytest.raises(LimitExceeded, match="wait for some to end"):
+    with pytest.raises(LimitExceeded):
         await records.put("ann", others[2], b"1")
     await records.put("ann", first, b"22")  # in its own place
     await records.put("bob", others[2], b"1")
@@ -54,7 +54,7 @@ async def test_what_is_pinned_stays_however_old_and_many(tmp_path, on_disk):
     records.close()
 
 
-async def test_what_is_too_old_goes_whoever_it_was_of(tmp_path):
+async def test_expired_records_of_every_key_are_deleted(tmp_path):
     now = [0.0]
     records = Records(tmp_path / "r", max_count=9, max_bytes=99, max_age=10, refuse=True, clock=lambda: now[0])
     for owner in ("ann", "bob", "gone"):
@@ -95,7 +95,7 @@ async def test_none_that_is_under_way_makes_room():
         file = await upload(http, LONG)
         batches = await many(http, file, 2)
         (refused,) = await many(http, file, 1)
-        assert "wait for some to end" in refused["error"]["message"]
+        assert "wait" in refused["error"]["message"]
         for batch in batches:
             assert (await http.post(f"/v1/batches/{batch['id']}/cancel")).status_code == 200
             await until(http, batch, "cancelled")
@@ -111,7 +111,7 @@ async def test_a_batch_that_has_ended_can_be_deleted_by_its_key_alone(tmp_path):
         path = f"/v1/batches/{batch['id']}"
         assert (await http.delete(path, headers=AS_BOB)).status_code == 404
         early = await http.delete(path, headers=AS_ANN)
-        assert early.status_code == 400 and "cancel it first" in early.json()["error"]["message"]
+        assert early.status_code == 400 and "cancel" in early.json()["error"]["message"]
         await http.post(f"{path}/cancel", headers=AS_ANN)
         batch = await until(http, batch, "cancelled", headers=AS_ANN)
         deleted = {"id": batch["id"], "object": "batch", "deleted": True}
@@ -192,7 +192,7 @@ async def test_a_batch_that_cannot_even_be_failed_is_tried_again(tmp_path, monke
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-async def test_a_file_is_sent_in_pieces_and_goes_on_when_it_is_deleted(tmp_path, on_disk, monkeypatch):
+async def test_a_file_is_sent_in_pieces_to_its_end_although_it_is_deleted(tmp_path, on_disk, monkeypatch):
     monkeypatch.setattr("kvasir.serve.dialects.openai.files.PIECE", 1000)
     async with serving(tmp_path / "data" if on_disk else None) as http:
         data = bytes(range(256)) * 40

@@ -55,7 +55,7 @@ class Model:
 
 @examples(40)
 @given(steps=st.lists(STEP, max_size=40), on_disk=st.booleans())
-def test_it_does_what_the_definition_says(tmp_path_factory, steps, on_disk):
+def test_records_behave_as_the_model_of_them(tmp_path_factory, steps, on_disk):
     folder = tmp_path_factory.mktemp("data") / "records" if on_disk else None
 
     async def main():
@@ -129,7 +129,7 @@ async def test_what_a_crash_leaves_half_written_is_no_record(tmp_path):
     assert await records.get("ann", id) is None
 
 
-async def test_what_is_too_large_is_refused_and_what_cannot_be_written_leaves_nothing(tmp_path):
+async def test_a_record_too_large_is_refused_and_a_failed_write_leaves_no_file(tmp_path):
     records = Records(tmp_path / "x", **BOUNDS)
     id = await fill(records)
     with pytest.raises(LimitExceeded):
@@ -148,7 +148,7 @@ def test_ids_cannot_be_paths():
         assert not is_id(bad, "resp")
 
 
-async def test_what_is_too_old_makes_room_where_a_full_share_takes_no_more():
+async def test_expired_records_make_room_in_a_full_share():
     now = 0.0
     records = Records(None, max_count=2, max_bytes=99, max_age=50, refuse=True, clock=lambda: now)
     for id in IDS[:2]:

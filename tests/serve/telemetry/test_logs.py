@@ -75,7 +75,7 @@ def test_a_file_that_was_moved_away_is_followed(tmp_path):
     assert [line["i"] for line in before + after] == list(range(total)) and after
 
 
-def test_nobody_waits_for_a_slow_disk(tmp_path):
+def test_requests_do_not_wait_for_a_slow_disk(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(ConfigError):
@@ -94,7 +94,7 @@ def test_nobody_waits_for_a_slow_disk(tmp_path):
     assert log.dropped > 80, "what nobody reads is lost and counted"
 
 
-def test_a_full_disk_is_told_once_and_counted(caplog):
+def test_a_full_disk_is_logged_once_and_counted(caplog):
     log = LineLog(Path("/dev/full"))
     for i in range(1000):
         log.put({"i": i})
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_is_known_at_the_start(path):
 # -- access ------------------------------------------------------------------------------------------------
 
 
-async def test_a_line_for_every_request_and_nothing_of_what_was_said(tmp_path):
+async def test_a_line_for_every_request_without_its_texts(tmp_path):
     path = tmp_path / "access"
     headers = {"Authorization": "Bearer first-key", "X-Request-Id": "mine"}
     async with client(ServeSettings(keys=KEYS, access_log=path), headers=headers) as http:
@@ -212,7 +212,7 @@ async def pull(wire: Thing, request: Request) -> Response:
     return StreamingResponse(events())
 
 
-async def test_the_audit_log_says_who_did_what_to_what_and_how_it_ended(tmp_path, monkeypatch):
+async def test_the_audit_log_has_the_key_the_action_its_object_and_its_result(tmp_path, monkeypatch):
     added = replace(openai.DIALECT, routers=(*openai.DIALECT.routers, router, plain))
     monkeypatch.setattr("kvasir.serve.app.DIALECTS", (*DIALECTS[:-1], added))
     path = tmp_path / "data" / "audit.jsonl"

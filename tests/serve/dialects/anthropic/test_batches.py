@@ -95,7 +95,7 @@ def test_they_are_listed_in_pages_the_newest_first(own):
             own.messages.batches.list(**wrong)
 
 
-def test_a_cancelled_one_says_what_was_not_made(own):
+def test_a_cancelled_batch_reports_the_requests_that_did_not_run(own):
     requests = [asked(f"c{i}", "x" * 50, max_tokens=1900) for i in range(12)]
     batch = own.messages.batches.create(requests=requests)
     with pytest.raises(anthropic.BadRequestError, match="in_progress"):

@@ -98,14 +98,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_what_cannot_be_honoured_is_refused_by_name(own, fields, message):
+def test_an_unsupported_value_is_refused_by_name(own, fields, message):
     with pytest.raises(anthropic.BadRequestError, match=message) as caught:
         own.messages.create(model="fake", max_tokens=5, messages=USER, extra_body=fields)
     assert caught.value.type == "invalid_request_error" and caught.value.request_id
     assert caught.value.body["request_id"] == caught.value.request_id
 
 
-def test_what_means_nothing_here_is_accepted(own):
+def test_fields_without_effect_are_accepted(own):
     message = own.messages.create(
         **body("ok"),
         metadata={"user_id": "somebody"},
@@ -144,7 +144,7 @@ def test_errors_are_of_the_clients_classes():
                 own.messages.count_tokens(model="fake", messages=USER)
 
 
-def test_limits_are_told_under_the_names_of_this_api():
+def test_limits_are_in_the_headers_of_this_api():
     key = Key("ann-secret", "ann", limits=Limits(requests_per_minute=2, tokens_per_minute=100))
     with (
         live(ServeSettings(port=0, keys=(key,))) as server,
@@ -167,7 +167,7 @@ def test_limits_are_told_under_the_names_of_this_api():
         assert again.headers["x-ratelimit-remaining-requests"] == "0" and "anthropic" not in str(again.headers)
 
 
-def test_an_error_of_the_engine_is_told_in_both_ways():
+def test_an_error_of_the_engine_whole_and_streamed():
     poison = {"model": "fake", "max_tokens": 5, "messages": [{"role": "user", "content": POISON}]}
     with live(front=front()) as server, anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as own:
         for stream in (False, True):

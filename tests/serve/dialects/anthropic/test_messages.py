@@ -126,7 +126,7 @@ async def test_the_async_client_reads_streams(speaking):
         ({"said": CALL, "tools": []}, "end_turn", None),
     ],
 )
-def test_an_answer_says_why_it_ended(own, fields, reason, sequence):
+def test_an_answer_states_why_it_ended(own, fields, reason, sequence):
     message = own.messages.create(**body(**fields))
     assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
 
@@ -283,7 +283,7 @@ def test_thinking_that_is_left_out_comes_back_to_the_model(own, echo):
         prompt_of(echo, messages=[*history, {"role": "user", "content": "!"}])
 
 
-def test_a_chat_says_the_same():
+def test_a_chat_has_the_same_text():
     """The conversation in the words of both dialects is one prompt, and has one answer."""
     question = [{"role": "user", "content": "hi"}]
     with live() as server:

@@ -100,7 +100,7 @@ async def test_prompts_of_every_kind(http, prompt, expected):
     "prompt",
     [None, 5, [], [[]], [None], {}, {"prompt_string": 5}, {"text": "x"}, [[1, None]], [True], [1.5], ["a", 5.5]],
 )
-async def test_what_is_no_prompt_is_refused(http, prompt):
+async def test_a_malformed_prompt_is_refused(http, prompt):
     assert (await refused(http, prompt=prompt))["param"] == "prompt"
 
 
@@ -119,7 +119,7 @@ async def test_what_is_no_prompt_is_refused(http, prompt):
     ],
     ids=str,
 )
-async def test_an_answer_says_why_it_ended(http, fields, content, stop_type, word):
+async def test_an_answer_states_why_it_ended(http, fields, content, stop_type, word):
     answer = await ask(http, **fields)
     assert (answer["content"], answer["stop_type"], answer["stopping_word"]) == (content, stop_type, word)
     text = (await http.post("/completion", json=body(**fields, stream=True))).text
@@ -153,7 +153,7 @@ async def test_several_answers_to_several_prompts(http):
     assert told == [a["content"] for a in answers]
 
 
-async def test_what_is_told_can_be_chosen(http):
+async def test_the_fields_of_the_response_can_be_selected(http):
     fields = ["content", "timings/prompt_n", "generation_settings/n_predict", "nothing", "content/more"]
     told = {"content": "abcab", "timings/prompt_n": 3, "generation_settings/n_predict": 5}
     assert await ask(http, response_fields=fields) == told
@@ -176,7 +176,7 @@ async def test_the_cache_is_used_unless_that_is_declined(http):
     assert (await ask(http, prompt=prompt, cache_prompt=False))["tokens_cached"] == 0
 
 
-async def test_time_ends_an_answer_behind_a_line_break():
+async def test_the_time_limit_ends_an_answer_after_a_line_break():
     async with client(step_seconds=0.02) as http:
         answer = await ask(http, prompt="a\nb", n_predict=400, t_max_predict_ms=1)
         assert answer["stop_type"] == "limit" and 2 <= answer["tokens_predicted"] < 400
@@ -232,7 +232,7 @@ async def test_every_sampler_can_act(http):
     assert (await settings_of(http, mirostat=2))["samplers"] == ["temperature"]
 
 
-async def test_words_for_nothing(http):
+async def test_values_that_turn_a_parameter_off(http):
     found = (await ask(http, temperature=-1.0, top_k=-1))["generation_settings"]
     assert (found["temperature"], found["top_k"]) == (0.0, 0)
     seeds = {(await settings_of(http, seed=seed))["seed"] for seed in (-1, 2**32 - 1, None)}
@@ -286,7 +286,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda v: v if isinstance(v, str) else str(v)[:60])
-async def test_what_cannot_be_honoured_is_refused_by_name(http, fields, param):
+async def test_an_unsupported_value_is_refused_by_name(http, fields, param):
     if param == "model":
         response = await http.post("/completion", json={"prompt": "a", **fields})
         assert response.status_code == 404 and response.json()["error"]["type"] == "not_found_error"
@@ -294,7 +294,7 @@ async def test_what_cannot_be_honoured_is_refused_by_name(http, fields, param):
         assert (await refused(http, **fields))["param"] == param
 
 
-async def test_what_means_nothing_here_is_accepted(http):
+async def test_fields_without_effect_are_accepted(http):
     harmless = {
         "id_slot": 3, "n_keep": -1, "n_discard": 5, "n_cache_reuse": 256, "t_max_prompt_ms": 500, "min_keep": 0,
         "lora": [], "speculative.n_max": 16, "speculative.p_min": 0.5, "adaptive_target": -1.0, "sse_ping_interval": -1,
@@ -430,7 +430,7 @@ async def test_properties_slots_and_adapters_stay_as_they_are():
         assert (await http.get("/v1/health")).json() == (await http.get("/health")).json() == {"status": "ok"}
 
 
-def test_slots_tell_how_far_answers_are_and_nothing_of_them():
+def test_slots_state_the_progress_of_answers_without_their_texts():
     with live(max_rows=1, step_seconds=0.02) as server, httpx.Client(base_url=server.url, timeout=20) as http:
         connection = post(server, "/completion", b'{"prompt": "secret", "n_predict": 400, "stream": true}')
         wait_until(lambda: http.get("/slots").json()[0]["is_processing"])

@@ -56,7 +56,7 @@ def test_times_add_up(own):
         assert all(part > 0 for part in parts) and sum(parts) <= answer.total_duration
 
 
-def test_a_context_is_gone_on_with(own):
+def test_a_context_is_continued(own):
     first = own.generate(model="fake", prompt="hello", options=GREEDY)
     second = own.generate(model="fake", prompt="more", context=first.context, options=GREEDY)
     before = bytes(first.context).decode()
@@ -66,7 +66,7 @@ def test_a_context_is_gone_on_with(own):
 def test_raw_prompts_are_taken_as_they_are(own):
     answer = own.generate(model="fake", prompt="ab<eos>", raw=True, options={"temperature": 0})
     assert (answer.response, answer.done_reason, answer.context) == ("ab", "stop", None)
-    with pytest.raises(ollama.ResponseError, match="raw mode does not support system"):
+    with pytest.raises(ollama.ResponseError, match="system"):
         own.generate(model="fake", prompt="a", raw=True, system="b")
 
 
@@ -91,7 +91,7 @@ def test_system_and_template_are_the_requests(own):
         assert caught.value.status_code == 400
 
 
-def test_the_assistants_own_beginning_is_gone_on_with(own):
+def test_a_last_message_of_the_assistant_is_continued(own):
     messages = [*HELLO, {"role": "assistant", "content": "Sure, "}]
     answer = own.chat(model="fake", messages=messages, options={"temperature": 0, "num_predict": 64})
     assert answer.prompt_eval_count == len("user: hello\nassistant: Sure, ")
@@ -116,7 +116,7 @@ def test_log_probabilities(own):
         own.generate(model="fake", prompt="a", top_logprobs=3)
 
 
-def test_a_seed_is_drawn_told_and_gives_the_same_again(server):
+def test_a_drawn_seed_is_reported_and_reproduces_the_text(server):
     def ask(**options) -> dict:
         body = {"model": "fake", "prompt": "abcdefghij", "raw": True, "stream": False}
         return httpx.post(f"{server.url}/api/generate", json={**body, "options": {"num_predict": 8, **options}}).json()
@@ -157,7 +157,7 @@ def test_embeddings(own, server):
     assert len(own.embeddings(model="fake", prompt="ab").embedding) == len(one)
     assert list(own.embeddings(model="fake", prompt="").embedding) == []
     long = "a" * 600
-    with pytest.raises(ollama.ResponseError, match="600 tokens; the context holds 512"):
+    with pytest.raises(ollama.ResponseError, match=r"600.*512"):
         own.embed(model="fake", input=long)
     cut = own.embed(model="fake", input=[long], truncate=True)
     assert cut.prompt_eval_count == 512 and cut.embeddings == own.embed(model="fake", input=long[:512]).embeddings
@@ -205,7 +205,7 @@ def test_a_silence_is_broken_by_an_empty_line_of_the_answer():
         assert [p.done for p in parts] == [False] * (len(parts) - 1) + [True]
 
 
-def test_curl_says_that_it_sends_a_form(server):
+def test_a_body_declared_as_a_form_is_read_as_json(server):
     body = json.dumps({"model": "fake", "prompt": "hello", "stream": False, "options": GREEDY})
     for kind in ("application/x-www-form-urlencoded", "text/plain", None):
         headers = {"Content-Type": kind} if kind else {}
@@ -218,11 +218,11 @@ def test_curl_says_that_it_sends_a_form(server):
 
 def test_nothing_is_cut_unasked(own):
     long = [{"role": "user", "content": "x" * 600}]
-    with pytest.raises(ollama.ResponseError, match=r"context holds 512.*truncate"):
+    with pytest.raises(ollama.ResponseError, match=r"512.*truncate"):
         own.chat(model="fake", messages=long)
-    with pytest.raises(ollama.ResponseError, match="num_ctx is 513"):
+    with pytest.raises(ollama.ResponseError, match=r"num_ctx.*513"):
         own.chat(model="fake", messages=HELLO, options={"num_ctx": 513})
-    with pytest.raises(ollama.ResponseError, match=r"the context holds 20.*num_ctx"):
+    with pytest.raises(ollama.ResponseError, match=r"20.*num_ctx"):
         own.chat(model="fake", messages=HELLO, options={"num_ctx": 20})
     answer = own.chat(model="fake", messages=HELLO, options={"num_ctx": 40, "num_predict": 400})
     assert (answer.eval_count, answer.done_reason) == (40 - len(PROMPT), "length")
@@ -235,7 +235,7 @@ def test_nothing_is_cut_unasked(own):
     num_ctx=st.integers(120, 512),
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_truncation_leaves_out_the_oldest_and_says_so(server, lengths, roles, num_ctx):
+def test_truncation_drops_the_oldest_messages_and_reports_their_number(server, lengths, roles, num_ctx):
     messages = [{"role": role, "content": f"{i}" * n} for i, (n, role) in enumerate(zip(lengths, roles, strict=False))]
     messages[-1] = {"role": "user", "content": "last"}
     body = {"model": "fake", "messages": messages, "truncate": True, "stream": False}
@@ -318,7 +318,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "named"), REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(server, fields, named):
+def test_an_unsupported_value_is_refused_by_name(server, fields, named):
     answer = httpx.post(f"{server.url}/api/generate", json={"model": "fake", "prompt": "a", **fields})
     assert answer.status_code == 400 and set(answer.json()) == {"error"}
     assert named in answer.json()["error"]

@@ -145,7 +145,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("number", range(len(ERRORS)))
-def test_errors_are_told_at_once_and_leave_nothing(own, hub, store, number):
+def test_an_error_is_reported_at_once_and_leaves_no_files(own, hub, store, number):
     ask, status, named = ERRORS[number]
     with pytest.raises(ollama.ResponseError) as caught:
         ask(own)
@@ -167,7 +167,7 @@ def test_uploads_are_checked(url, store):
     assert {p.name for p in (store.root / "blobs").iterdir()} == {f"sha256-{d[7:]}" for d in (right, digest)}
 
 
-async def test_an_upload_that_breaks_off_leaves_nothing(url, store):
+async def test_an_interrupted_upload_leaves_no_files(url, store):
     async def half():
         yield b"a" * 100_000
         raise ConnectionError
@@ -183,7 +183,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(url, store):
     assert not list((store.root / "blobs").glob("*"))
 
 
-def test_whoever_leaves_ends_the_pull_and_few_run_at_once(url, store, monkeypatch):
+def test_a_client_that_disconnects_ends_its_pull_and_few_run_at_once(url, store, monkeypatch):
     begun, ended = threading.Semaphore(0), threading.Semaphore(0)
 
     def pull(ref, name=None, report=None, stop=None):
@@ -290,7 +290,7 @@ def test_models_are_loaded_and_unloaded_as_they_are_asked_for(own, mine):
     assert not own.ps().models
 
 
-def test_a_key_ends_its_own_time_of_a_model_and_nobody_elses(store, mine):
+def test_a_key_ends_only_its_own_keep_alive_of_a_model(store, mine):
     keys = (Key("secret-of-ann", "ann"), Key("secret-of-bob", "bob"), Key("secret-of-root", "root", scopes=ALL))
     with live_on(several(store, keys=keys)) as server, ExitStack() as stack:
         ann, bob, root = (

@@ -101,7 +101,7 @@ async def test_a_stream_is_the_whole_answer_in_pieces(http, fields):
             assert whole["prompt_token_ids"] == list(PROMPT.encode())
 
 
-async def test_a_stream_tells_the_usage_when_asked(http):
+async def test_a_stream_has_the_usage_on_request(http):
     whole = await ask(http, n=2, no_cache=True)
     options = {"include_usage": True}
     chunks = events((await http.post(URL, json=body(n=2, no_cache=True, stream=True, stream_options=options))).text)
@@ -214,7 +214,7 @@ async def test_the_template_can_be_steered_but_not_overridden(http):
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(http, fields, param):
+async def test_an_unsupported_value_is_refused_by_name(http, fields, param):
     error = await refused(http, **fields)
     assert error["param"] == param and error["type"] == "invalid_request_error", error
 
@@ -337,14 +337,14 @@ async def test_an_error_in_mid_stream_is_an_event_and_no_finish():
         assert "secret" not in response.text
 
 
-async def test_a_silent_stream_says_that_it_lives():
+async def test_a_silent_stream_sends_pings():
     async with client(ServeSettings(ping=0.05), step_seconds=0.3) as http:
         response = await http.post(URL, json=body(stream=True, max_tokens=2))
         assert response.text.startswith(": ping\n\n") and response.text.count(": ping") >= 4
         assert len(events(response.text)) == 4
 
 
-async def test_an_error_after_a_ping_is_still_told():
+async def test_an_error_after_a_ping_is_sent():
     def fault(plan):
         time.sleep(0.2)
         raise RuntimeError("broken")

@@ -62,7 +62,7 @@ async def test_prompts_of_every_kind(http, prompt, expected):
 
 
 @pytest.mark.parametrize("prompt", [[], [[]], [["a"]], {"a": 1}, 5, None, [1, "a"], [True], [1.5], [[1], "a"]])
-async def test_what_is_no_prompt_is_refused(http, prompt):
+async def test_a_malformed_prompt_is_refused(http, prompt):
     assert (await refused(http, prompt=prompt))["param"] == "prompt"
 
 
@@ -98,7 +98,7 @@ async def test_a_prompts_answer_does_not_depend_on_its_neighbours(http):
     assert together == [a[0] for a in alone]
 
 
-async def test_a_drawn_seed_is_told_and_gives_the_answer_again(http):
+async def test_a_drawn_seed_is_reported_and_reproduces_the_answer(http):
     first = (await ask(http, prompt=["abcdefgh"] * 2, temperature=1.0))["choices"]
     assert first[0]["seed"] != first[1]["seed"]
     for choice in first:
@@ -211,7 +211,7 @@ async def test_the_default_length_fits_itself_to_the_context(http):
         ({"prompt": [[5], [-1]]}, "prompt"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(http, fields, param):
+async def test_an_unsupported_value_is_refused_by_name(http, fields, param):
     assert (await refused(http, **fields))["param"] == param
 
 
