@@ -42,38 +42,44 @@ class EngineOptions:
     dtype: str = option("auto", "Arithmetic of the weights: auto, float32, bfloat16 or float16.")
     kv_dtype: str = option("auto", "Keys and values: auto (as dtype), float32, bfloat16, float16 or int8.")
     device: str = option("auto", "Where to compute: auto, cpu or cuda.")
-    max_model_len: int | None = option(None, "Longest context in tokens (default: what model and memory hold).")
-    max_num_seqs: int = option(64, "Sequences computed at once.")
-    max_num_batched_tokens: int | None = option(None, "Tokens computed in one step (default: 512, CUDA 2048).")
-    max_chunk: int | None = option(None, "Most prompt tokens of one sequence in a step (default: no limit of its own).")
+    max_model_len: int | None = option(None, "Maximum context in tokens (default: what model and memory allow).")
+    max_num_seqs: int = option(64, "Maximum sequences per step.")
+    max_num_batched_tokens: int | None = option(None, "Maximum tokens per step (default: 512, CUDA 2048).")
+    max_chunk: int | None = option(None, "Maximum prompt tokens of one sequence per step (default: no extra limit).")
     block_size: int = option(64, "Tokens in a block of the KV cache: 8, 16, 32, 64 or 128.")
-    kv_memory: int | None = option(None, "Bytes for keys and values (default: a share of what is free).")
-    num_blocks: int | None = option(None, "The same in blocks; for experiments.")
+    kv_memory: int | None = option(None, "KV cache size in bytes (default: a share of the free memory).")
+    num_blocks: int | None = option(None, "KV cache size in blocks; for experiments.")
     memory_fraction: float | None = option(None, "Share of the free memory for the KV cache (CPU 0.5, CUDA 0.9).")
     threads: int | None = option(None, "Computing threads (default: the physical cores).")
-    overlap: bool | None = option(None, "Plan a step while another runs (default: where a processor is left for it).")
-    pin: bool = option(False, "Tie each computing thread to a processor of its own.")
-    prefix_cache: bool = option(True, "Keep computed prefixes for requests that begin alike.")
-    cache_eviction: str = option("lru", "Which cached prefix goes first: lru, lfu, fifo or priority.")
+    overlap: bool | None = option(None, "Plan a step while another runs (default: if a core is free for it).")
+    pin: bool = option(False, "Pin each computing thread to its own core.")
+    prefix_cache: bool = option(True, "Reuse computed prefixes across requests.")
+    cache_eviction: str = option("lru", "Eviction policy of the prefix cache: lru, lfu, fifo or priority.")
     cache_host: int | None = option(
         None,
-        "Bytes of host memory for prefixes that a GPU's does not hold; 0 for none (default: half of what is free).",
+        "Bytes of host memory for prefixes evicted from a GPU; 0 for none (default: half of the free memory).",
     )
-    cache_dir: str | None = option(None, "Folder for prefixes that the memory does not hold; they outlive the engine.")
-    cache_disk: int | None = option(None, "Bytes that this folder may take (default: 16 GiB).")
+    cache_dir: str | None = option(None, "Folder for prefixes evicted from memory; they survive restarts.")
+    cache_disk: int | None = option(None, "Maximum bytes in this folder (default: 16 GiB).")
     cache_write_share: float | None = option(
-        None, "Of the time of computing, what writing there may take; 1: no bound (default: CPU 0.03, CUDA 1)."
+        None, "Share of the computing time for writes to it; 1: no bound (default: CPU 0.03, CUDA 1)."
     )
-    cache_offer: str | None = option(None, "Socket on which other engines of this user may take what cache_dir holds.")
-    cache_peer: str | None = option(None, "Socket of such an engine, to take computed prefixes from.")
-    jump_ahead: bool = option(True, "Take what a grammar forces at once; the answers are the same without.")
-    max_waiting: int = option(1024, "Answers that may wait before new requests get 429.")
-    slo_interactive: str = option("2000/100", "Targets of this class, ms to the first / to each further token.")
-    slo_batch: str = option("30000/500", "The same for batch requests.")
-    slo_background: str = option("600000/5000", "The same for background requests.")
+    cache_offer: str | None = option(
+        None, "Socket that serves the prefixes in cache_dir to other engines of this user."
+    )
+    cache_peer: str | None = option(None, "Socket of another engine to load prefixes from.")
+    jump_ahead: bool = option(True, "Append ids that a grammar forces without a step each; the output is the same.")
+    max_waiting: int = option(1024, "Choices that may wait before new requests are refused with 429.")
+    slo_interactive: str = option(
+        "2000/100", "Latency targets of interactive requests: ms to the first token / per output token."
+    )
+    slo_batch: str = option("30000/500", "Latency targets of batch requests.")
+    slo_background: str = option("600000/5000", "Latency targets of background requests.")
     chat_template: str | None = option(None, "File with a chat template to use instead of the model's.")
-    trust_special_tokens: bool = option(False, "Let what is said in chats be control tokens, where it looks like them.")
-    executor: str = option("auto", "auto (program where it can run), program or eager.")
+    trust_special_tokens: bool = option(
+        False, "Parse control tokens in chat messages as such. Unsafe with untrusted clients."
+    )
+    executor: str = option("auto", "auto (program if it can run), program or eager.")
     quantize: str | None = option(None, "Quantize float weights while loading: q8 or q4.")
     host_share: float = 1.0  # of the host memory that an engine takes by default, if several share a machine
 
@@ -170,25 +176,25 @@ def check(options: EngineOptions) -> None:
     at_least("cache_disk", 1)
     at_least("cache_host", 0)
     if options.cache_host and not options.prefix_cache:
-        raise ConfigError("cache_host keeps what the prefix cache lets go of", "leave --no-prefix-cache out")
+        raise ConfigError("cache_host needs the prefix cache", "leave --no-prefix-cache out")
     if options.cache_disk and not options.cache_dir:
-        raise ConfigError("cache_disk without cache_dir", "say in which folder")
+        raise ConfigError("cache_disk without cache_dir", "set the folder with --cache-dir")
     if options.cache_write_share is not None and not 0 < options.cache_write_share <= 1:
         raise ConfigError(f"cache_write_share is {options.cache_write_share}", "expected a number in (0, 1]")
     if options.cache_write_share is not None and not options.cache_dir:
-        raise ConfigError("cache_write_share without cache_dir", "say in which folder")
+        raise ConfigError("cache_write_share without cache_dir", "set the folder with --cache-dir")
     if options.cache_dir and not options.prefix_cache:
-        raise ConfigError("cache_dir keeps what the prefix cache lets go of", "leave --no-prefix-cache out")
+        raise ConfigError("cache_dir needs the prefix cache", "leave --no-prefix-cache out")
     if options.cache_peer and not options.prefix_cache:
-        raise ConfigError("cache_peer brings prefixes to the prefix cache", "leave --no-prefix-cache out")
+        raise ConfigError("cache_peer needs the prefix cache", "leave --no-prefix-cache out")
     if options.cache_offer and not options.cache_dir:
-        raise ConfigError("cache_offer offers what cache_dir holds", "say in which folder that is")
+        raise ConfigError("cache_offer without cache_dir", "set the folder with --cache-dir")
     if options.cache_offer and options.cache_offer == options.cache_peer:
-        raise ConfigError("cache_offer and cache_peer are the same socket", "an engine cannot take from itself")
+        raise ConfigError("cache_offer and cache_peer are the same socket", "an engine cannot be its own peer")
     if options.dtype not in DTYPES or options.kv_dtype not in KV_DTYPES:
         raise ConfigError(
             f"dtype {options.dtype!r}, kv dtype {options.kv_dtype!r}",
-            f"expected one of {', '.join(DTYPES)}; for keys and values also int8",
+            f"expected one of {', '.join(DTYPES)}; kv_dtype may also be int8",
         )
     if options.block_size not in (8, 16, 32, 64, 128):
         raise ConfigError(f"block_size is {options.block_size}", "expected 8, 16, 32, 64 or 128")
@@ -230,7 +236,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
     if model.bidirectional:
         _refuse_parts(options, length)
         if batched < length:
-            notes.append(f"a step holds {length} tokens: this model reads whole texts")
+            notes.append(f"a step holds {length} tokens, and this model computes a whole text in one step")
             batched = length
     kv_dtype = _kv_dtype(options.kv_dtype, model.dtype)
     footprint = model.footprint(batched)
@@ -277,8 +283,8 @@ def _refuse_parts(options: EngineOptions, length: int) -> None:
     """A bidirectional model computes no text in parts. Raises ConfigError for an option that would need that."""
     if options.max_chunk or (options.max_num_batched_tokens or length) < length:
         raise ConfigError(
-            f"this model reads whole texts, of up to {length} tokens",
-            "leave max_chunk out; let max_num_batched_tokens be as large, or lower max_model_len",
+            f"this model computes whole texts in one step, up to {length} tokens",
+            "leave max_chunk out; raise max_num_batched_tokens to this length, or lower max_model_len",
         )
 
 
@@ -287,8 +293,8 @@ def _cache_host(options: EngineOptions, device: DeviceFacts) -> int:
     free."""
     if device.kind == "cpu" and options.cache_host:
         raise ConfigError(
-            "cache_host is for devices with memory of their own, and this is the CPU: its KV memory is the host's",
-            "leave it out, and raise kv_memory instead",
+            "cache_host applies to devices with their own memory; on the CPU the KV cache is in host memory already",
+            "leave it out and raise kv_memory",
         )
     if device.kind == "cpu" or not options.prefix_cache:
         return 0
@@ -347,14 +353,14 @@ def _size_pools(
     if fits < length:
         if options.max_model_len and not options.num_blocks:
             raise ConfigError(
-                f"max_model_len {length} does not fit: the KV memory holds {fits} tokens",
+                f"max_model_len {length} does not fit: the KV cache holds {fits} tokens",
                 "lower max_model_len, or raise kv_memory or memory_fraction",
             )
-        notes.append(f"the context is cut from {length} to {fits} tokens: that is what the KV memory holds")
+        notes.append(f"the context is cut from {length} to {fits} tokens: the KV cache holds no more")
         length = fits  # whose rotary angles take less memory
         blocks, share = _blocks(options, model, wanted, _budget(options, device, footprint, length))
     if share < 1:
-        notes.append(f"KV memory holds {share:.1%} of {options.max_num_seqs} full contexts")
+        notes.append(f"the KV cache holds {share:.1%} of {options.max_num_seqs} full contexts")
     total = sum(n * b for n, b in zip(blocks, model.bytes_per_block, strict=True))
     _refuse_too_much(device, footprint, length, total)
     return tuple(blocks), length, total
@@ -389,9 +395,9 @@ def _reachable(
     while not (options.num_blocks or _budget(options, device, footprint, length) >= least):
         if options.max_model_len or model.bidirectional or length <= options.block_size:
             raise ConfigError(
-                f"there is no memory for keys and values: of {_mib(device.memory_available)} that are free beside the "
-                f"weights, buffers take {_mib(footprint.to_come(length))}, and {_mib(HEADROOM)} stay free",
-                "raise the memory limit, lower max_num_seqs, max_num_batched_tokens or max_model_len, or take a "
+                f"no memory is left for the KV cache: of {_mib(device.memory_available)} that are free after "
+                f"loading the weights, buffers take {_mib(footprint.to_come(length))}, and {_mib(HEADROOM)} stay free",
+                "raise the memory limit, lower max_num_seqs, max_num_batched_tokens or max_model_len, or use a "
                 "smaller model",
             )
         length = max(options.block_size, length // 2)
@@ -402,8 +408,8 @@ def _refuse_too_much(device: DeviceFacts, footprint: Footprint, length: int, kv_
     """Raises ConfigError if the requested KV memory does not fit beside the weights."""
     if footprint.to_come(length) + kv_bytes > device.memory_available:
         raise ConfigError(
-            f"keys and values of {_mib(kv_bytes)} do not fit: of {_mib(device.memory_available)} that are free beside "
-            f"the weights, buffers take {_mib(footprint.to_come(length))}",
+            f"a KV cache of {_mib(kv_bytes)} does not fit: of {_mib(device.memory_available)} that are free after "
+            f"loading the weights, buffers take {_mib(footprint.to_come(length))}",
             "lower kv_memory, num_blocks, max_num_seqs or max_model_len",
         )
 

@@ -30,10 +30,10 @@ FEATURES = {
     "layers": "embeddings at several layers",
     "both_ways": "spans that attend in both directions",
     "encoded": "an encoder's output for cross-attention",
-    "positions": "positions of their own",
+    "positions": "explicit positions",
     "axes": "positions with three axes",
-    "bias": "a bias by distance",
-    "adapters": "several adapters, or one with a scale or a first position",
+    "bias": "an attention bias by distance",
+    "adapters": "several adapters, or an adapter with a scale or a first position",
 }
 
 
@@ -125,41 +125,45 @@ def check(inputs: Inputs, adapters: Sequence[Adapter], prompt_len: int) -> None:
     for span in inputs.spans:
         if not end <= span.start < span.end <= prompt_len:
             where = f"[{span.start}, {span.end})"
-            expected = f"expected ascending ones, apart from each other, within the prompt's {prompt_len} tokens"
-            raise InvalidRequest(f"embeddings at positions {where}", expected, "spans")
+            expected = f"expected ascending, disjoint spans within the prompt's {prompt_len} tokens"
+            raise InvalidRequest(f"a span of embeddings at positions {where}", expected, "spans")
         if len(span.content) != HASH_BYTES:
             message = f"a content hash of {len(span.content)} bytes"
             raise InvalidRequest(message, f"expected {HASH_BYTES}", "spans")
         if list(span.layers) != sorted({*span.layers}) or min(span.layers, default=0) < 0:
-            raise InvalidRequest(f"layers {span.layers} of a span", "expected ascending numbers from 0 on", "spans")
+            raise InvalidRequest(f"layers {span.layers} of a span", "expected ascending numbers >= 0", "spans")
         end = span.end
     if len(inputs.encoded) not in (0, HASH_BYTES):
         message = f"a content hash of {len(inputs.encoded)} bytes"
         raise InvalidRequest(message, f"expected {HASH_BYTES}", "encoded")
     _check_positions(inputs, prompt_len)
     if len(inputs.bias) % 4 or not all(map(math.isfinite, _floats(inputs.bias))):
-        raise InvalidRequest("the bias by distance is not a list of finite numbers", "give float32", "bias")
+        raise InvalidRequest("the attention bias by distance is not a list of finite numbers", "give float32", "bias")
     for adapter in adapters:
         if not math.isfinite(adapter.scale) or adapter.start < 0:
             found = f"an adapter with scale {adapter.scale} from position {adapter.start} on"
-            raise InvalidRequest(found, "expected a finite scale, and a position from 0 on", "adapters")
+            raise InvalidRequest(found, "expected a finite scale and a position >= 0", "adapters")
 
 
 def check_sources(inputs: Inputs, sources: Sequence[Source]) -> None:
     """Raises InvalidRequest unless each content has exactly one source, with the right hash and enough embeddings."""
     lengths = {source.content: source.length for source in sources}
     if len(lengths) < len(sources):
-        raise InvalidRequest("a source is given twice", "give each content once", "sources")
+        raise InvalidRequest("the same source is given twice", "give each content once", "sources")
     for source in sources:
         if sha256(source.data).digest() != source.content or source.length < 1:
-            raise InvalidRequest("a source is not what its content hash says", "give SHA-256 of its data", "sources")
+            raise InvalidRequest(
+                "the data of a source does not match its content hash",
+                "set the hash to the SHA-256 of the data",
+                "sources",
+            )
     for span in inputs.spans:
         if not 0 <= span.first < span.first + span.length <= lengths.get(span.content, 0):
             last, found = span.first + span.length, lengths.get(span.content, 0)
             message = f"a span of embeddings {span.first} to {last}; its source gives {found}"
-            raise InvalidRequest(message, "give a source with as many", "sources")
+            raise InvalidRequest(message, "give a source with as many embeddings as the span has positions", "sources")
     if inputs.encoded and inputs.encoded not in lengths:
-        raise InvalidRequest("the content for cross-attention has no source", "give it", "sources")
+        raise InvalidRequest("the content for cross-attention has no source", "give its source", "sources")
 
 
 def _check_positions(inputs: Inputs, prompt_len: int) -> None:
@@ -172,7 +176,7 @@ def _check_positions(inputs: Inputs, prompt_len: int) -> None:
         message = f"{numbers:g} positions for {prompt_len} tokens with {inputs.axes} axes"
         raise InvalidRequest(message, f"expected {wanted}", "positions")
     if min(_ints(inputs.positions)) < 0:
-        raise InvalidRequest("a position is less than 0", "expected 0 or more", "positions")
+        raise InvalidRequest("a position is negative", "expected numbers >= 0", "positions")
 
 
 def in_effect(adapters: Sequence[Adapter], position: int) -> tuple[tuple[str, float], ...]:

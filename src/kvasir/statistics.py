@@ -43,7 +43,9 @@ DASHBOARD = (REQUESTS, LATENCY, TEXT, KV, TIERS, ENGINE, OPERATION)
 @dataclass
 class LogStats:
     dropped: int = counter(
-        "log_lines_dropped", "Lines that a log could not take.", Chart(OPERATION, "Log lines dropped")
+        "log_lines_dropped",
+        "Log lines dropped because the log could not keep up.",
+        Chart(OPERATION, "Log lines dropped"),
     )
 
 
@@ -60,16 +62,16 @@ class HttpStats:
         labels=("route", "method", "code"),
     )
     seconds: Histogram = histogram("http_request_seconds", "Time of an HTTP request.", Chart(REQUESTS, "HTTP time"))
-    open: int = gauge("http_requests_open", "HTTP requests being answered.", Chart(REQUESTS, "Open requests", "HTTP"))
+    open: int = gauge("http_requests_open", "HTTP requests in progress.", Chart(REQUESTS, "Open requests", "HTTP"))
     stalled: int = counter(
         "http_stalled",
-        "Connections closed because the client did not read its answer.",
+        "Connections closed because the client did not read the response.",
         Chart(OPERATION, "Slow readers", "connections closed per second"),
     )
     reloads: Counter[tuple[str, str]] = counter(
         "reloads",
-        "Files of keys or certificates read again, by file and outcome.",
-        Chart(OPERATION, "Files read again"),
+        "Reloads of key and certificate files, by file and outcome.",
+        Chart(OPERATION, "File reloads"),
         start=Counter,
         labels=("file", "outcome"),
     )
@@ -85,29 +87,29 @@ class FrontClassStats:
 
     first_token: Histogram = histogram(
         "time_to_first_token_seconds",
-        "From a request's submission to the first token of each answer, by the engine's clock.",
+        "From a request's submission to the first token of each choice, by the engine's clock.",
         Chart(LATENCY, "Time to first token"),
     )
     per_token: Histogram = histogram(
         "time_per_output_token_seconds",
-        "From each token of an answer to the next, by the engine's clock.",
+        "From each token of a choice to the next, by the engine's clock.",
         Chart(LATENCY, "Time per output token"),
         start=partial(Histogram, TOKEN_SECONDS),
     )
     in_time: int = counter(
         "answers_in_time",
-        "Complete answers that met both latency targets of their class (the time per token on average).",
-        Chart(LATENCY, "Answers within their targets", "in time", unit="reqps"),
+        "Complete choices that met both latency targets of their class (the time per token on average).",
+        Chart(LATENCY, "Choices within their targets", "in time", unit="reqps"),
     )
     late: int = counter(
         "answers_late",
-        "Complete answers that missed a latency target of their class.",
-        Chart(LATENCY, "Answers within their targets", "late"),
+        "Complete choices that missed a latency target of their class.",
+        Chart(LATENCY, "Choices within their targets", "late"),
     )
     expired: int = counter(
         "answers_expired",
-        "Answers that their deadline ended.",
-        Chart(LATENCY, "Answers within their targets", "expired"),
+        "Choices ended by their deadline.",
+        Chart(LATENCY, "Choices within their targets", "expired"),
     )
 
 
@@ -117,8 +119,8 @@ class FrontStats:
 
     finished: Counter[str] = counter(
         "answers",
-        "Answers ended, by reason.",
-        Chart(REQUESTS, "Answers by finish reason", unit="reqps"),
+        "Choices ended, by finish reason.",
+        Chart(REQUESTS, "Choices by finish reason", unit="reqps"),
         start=Counter,
         labels=("finish_reason",),
     )
@@ -128,37 +130,38 @@ class FrontStats:
     request: Histogram = histogram(
         "request_seconds", "From a request's submission to its last token.", Chart(REQUESTS, "Request time")
     )
-    prompt_tokens: int = counter("prompt_tokens", "Tokens of prompts.", Chart(TEXT, "Tokens per second", "prompts"))
+    prompt_tokens: int = counter("prompt_tokens", "Prompt tokens.", Chart(TEXT, "Tokens per second", "prompts"))
     cached_tokens: int = counter(
         "cached_prompt_tokens",
-        "Tokens of prompts that were taken from the prefix cache.",
+        "Prompt tokens taken from the prefix cache.",
         Chart(TEXT, "Tokens per second", "of these cached"),
     )
-    generated_tokens: int = counter(
-        "generated_tokens", "Tokens of answers.", Chart(TEXT, "Tokens per second", "answers")
-    )
+    generated_tokens: int = counter("generated_tokens", "Output tokens.", Chart(TEXT, "Tokens per second", "answers"))
     prompt_length: Histogram = histogram(
         "request_prompt_tokens",
-        "Tokens of a prompt.",
+        "Prompt tokens of a request.",
         Chart(TEXT, "Length of prompts"),
         start=partial(Histogram, TOKENS),
     )
     answer_length: Histogram = histogram(
-        "answer_tokens", "Tokens of an answer.", Chart(TEXT, "Length of answers"), start=partial(Histogram, TOKENS)
+        "answer_tokens",
+        "Output tokens of a choice.",
+        Chart(TEXT, "Length of choices"),
+        start=partial(Histogram, TOKENS),
     )
     classes: dict[ServiceClass, FrontClassStats] = each(
         "service_class", FrontClassStats, start=lambda: {c: FrontClassStats() for c in ServiceClass}
     )
     recent_first: deque[float] = recent(
         "ttft",
-        "Seconds to the first token of each of the latest answers.",
+        "Seconds to the first token of each of the latest choices.",
         Tile("First token", "median"),
         Tile("First token", "tail", "{}"),
         start=lambda: deque(maxlen=RECENT),
     )
     recent_paces: deque[float] = recent(
         "tpot",
-        "Mean seconds between the tokens of each of the latest answers.",
+        "Mean seconds between the tokens of each of the latest choices.",
         Tile("Per token", "median"),
         Tile("Per token", "tail", "{}"),
         start=lambda: deque(maxlen=RECENT),
@@ -172,16 +175,16 @@ class FrontStats:
 class ClassStats:
     """Statistics of the sequences of one service class."""
 
-    running: int = gauge("answers_running", "Answers being computed.", Chart(LATENCY, "Running"))
-    waiting: int = gauge("answers_waiting", "Answers in the queue.", Chart(LATENCY, "Waiting"))
+    running: int = gauge("answers_running", "Choices running.", Chart(LATENCY, "Running"))
+    waiting: int = gauge("answers_waiting", "Choices waiting in the queue.", Chart(LATENCY, "Waiting"))
     displaced: int = counter(
         "answers_displaced",
-        "Answers that left their row to a higher class.",
+        "Choices preempted by a higher class.",
         Chart(KV, "Preemptions", "displaced"),
     )
     queue_seconds: Histogram = histogram(
         "queue_time_seconds",
-        "From an answer's arrival in the engine to its first row.",
+        "From a choice's arrival in the engine to its first row.",
         Chart(LATENCY, "Time in the queue"),
     )
 
@@ -199,7 +202,7 @@ class TierStats:
 
     loads: dict[str, int] = counter(
         "tier_loads",
-        "Parts of blocks requested from a tier, by outcome; the tier none counts those that no tier was asked for.",
+        "Parts of blocks requested from a tier, by outcome; `none` counts parts that were requested from no tier.",
         Chart(TIERS, "Loads by outcome"),
         start=dict,
         labels=("outcome",),
@@ -217,7 +220,9 @@ class TierStats:
     bytes_saved: int = counter(
         "tier_saved_bytes", "Bytes written to a tier.", Chart(TIERS, "Bytes per second", "saved")
     )
-    evicted: int = counter("tier_evicted", "Parts that a tier evicted for others.", Chart(TIERS, "Parts evicted"))
+    evicted: int = counter(
+        "tier_evicted", "Parts evicted from a tier to make room for others.", Chart(TIERS, "Parts evicted")
+    )
     read_rate: float = gauge("", "an estimate in bytes per second, for decisions; 0 if unknown", start=float)
     open_loads: int = gauge("", "work in progress: tickets of loads")
     open_bytes: int = gauge("", "work in progress: bytes of the parts of open loads")
@@ -235,26 +240,29 @@ class EngineStats:
     waiting: int = gauge("", "the sum over the classes, for the page", Tile("Running", "count", "{} waiting"))
     paused: int = gauge(
         "answers_paused",
-        "Answers that wait until their clients have read what there is.",
-        Chart(OPERATION, "Slow readers", "answers paused"),
+        "Choices paused until their clients have read what is buffered.",
+        Chart(OPERATION, "Slow readers", "choices paused"),
     )
     pauses: int = counter(
         "answer_pauses",
-        "Times that an answer was paused for a slow reader.",
+        "Pauses of a choice for a slow reader.",
         Chart(OPERATION, "Slow readers", "pauses per second"),
     )
     generated_tokens: int = counter(
         "",
-        "the front exports what it delivered",
+        "the front exports the tokens that it delivered",
         Tile("Generated", "rate"),
         Tile("Generated", "count", "{} tokens in all"),
     )
     prompt_tokens: int = counter(
-        "", "the front exports what it delivered", Tile("Prompts", "rate"), Tile("Prompts", "count", "{} tokens in all")
+        "",
+        "the front exports the tokens that it delivered",
+        Tile("Prompts", "rate"),
+        Tile("Prompts", "count", "{} tokens in all"),
     )
     blocks_used: int = gauge(
         "kv_usage_ratio",
-        "The part of the KV memory that sequences use.",
+        "The share of the KV memory that sequences use.",
         Chart(KV, "KV memory in use", by=("instance", "model_name")),
         Tile("KV in use", "share", of="blocks_total"),
         share_of="blocks_total",
@@ -263,13 +271,13 @@ class EngineStats:
     blocks_cached: int = gauge(
         "kv_cached_blocks",
         "Blocks that only the prefix cache holds.",
-        Chart(KV, "Blocks", "cached prefixes alone"),
+        Chart(KV, "Blocks", "held by the prefix cache only"),
         Tile("KV in use", "share", "{} cached, idle", of="blocks_total"),
     )
     block_size: int = gauge("", "a constant of the engine, in tokens")
     looked_up_tokens: int = counter(
         "prefix_lookup_tokens",
-        "Tokens looked up in the prefix cache, when an answer gets its first row.",
+        "Tokens looked up in the prefix cache when a sequence gets its first row.",
     )
     cached_tokens: int = counter(
         "prefix_hit_tokens",
@@ -281,8 +289,8 @@ class EngineStats:
     )
     preemptions: int = counter(
         "preemptions",
-        "Answers that had to leave and come back.",
-        Chart(KV, "Preemptions", "for want of memory"),
+        "Preemptions of sequences for lack of memory.",
+        Chart(KV, "Preemptions", "for lack of memory"),
         Tile("Preemptions", "count"),
     )
     evicted_blocks: int = counter(
@@ -303,7 +311,7 @@ class EngineStats:
     tier_bytes: int = gauge("", "each tier exports its own", Tile("Tier", "bytes", optional=True))
     tier_loaded_tokens: int = counter(
         "tier_hit_tokens",
-        "Tokens read from tiers, for hits of the prefix cache and for sequences that come back.",
+        "Tokens read from tiers, for hits of the prefix cache and for resumed sequences.",
         Chart(TIERS, "Tokens loaded", "tokens"),
         Tile("Tier", "count", "{} tokens read back", optional=True),
     )
@@ -320,13 +328,13 @@ class EngineStats:
     )
     forced_tokens: int = counter(
         "forced_tokens",
-        "Tokens for which a grammar left one choice, taken without a step each.",
+        "Tokens forced by a grammar and appended without a step each.",
         Chart(TEXT, "Tokens under grammars", "forced"),
     )
     steps: int = counter("engine_steps", "Steps computed.", Chart(ENGINE, "Steps per second", by=("model_name",)))
     computed_tokens: int = counter(
         "engine_computed_tokens",
-        "Tokens computed in steps, including those that preempted answers had computed before.",
+        "Tokens computed in steps, including tokens recomputed after preemption.",
         Chart(ENGINE, "Tokens of a step", "tokens", per="engine_steps"),
     )
     step_seconds: float = counter(
@@ -343,13 +351,13 @@ class EngineStats:
     )
     finished: int = counter(
         "engine_answers_finished",
-        "Answers ended in the engine.",
-        Chart(ENGINE, "Answers ended in the engine", "all", unit="reqps"),
+        "Choices ended in the engine.",
+        Chart(ENGINE, "Choices ended in the engine", "all", unit="reqps"),
     )
     aborted: int = counter(
         "engine_answers_aborted",
-        "Answers ended in the engine because the client left or the server cancelled them.",
-        Chart(ENGINE, "Answers ended in the engine", "ended from outside"),
+        "Choices ended in the engine because the client disconnected or the server cancelled them.",
+        Chart(ENGINE, "Choices ended in the engine", "aborted"),
     )
     pid: int = gauge("", "of the engine's process")
 

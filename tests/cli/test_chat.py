@@ -1,4 +1,4 @@
-"""Chat: what is shown, kept, taken back and saved; and a real terminal with Ctrl-C and Ctrl-D."""
+"""Chat: what is shown, kept, undone and saved; and a real terminal with Ctrl-C and Ctrl-D."""
 
 from __future__ import annotations
 
@@ -357,10 +357,10 @@ def test_a_terminal_with_ctrl_c_and_ctrl_d(tmp_path, reader):
         terminal.wait_for("\n")
         terminal.wait_for(" ")  # of the answer
         terminal.type("\x03")
-        terminal.wait_for("[stopped; what came is kept")
+        terminal.wait_for("[stopped;")
         terminal.wait_for(">")
         terminal.type("/undo\r")
-        terminal.wait_for("taken back: Hello")
+        terminal.wait_for("removed: Hello")
         terminal.wait_for(">")
         terminal.type("half a line")
         terminal.wait_for("half a line")

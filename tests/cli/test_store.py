@@ -42,10 +42,10 @@ def kvasir(*arguments: str, fails: bool = False, stdin: str = "") -> str:
 
 
 def test_from_pull_to_rm(place):
-    assert "tiny:latest is there: llama" in kvasir("pull", "weights/tiny.gguf")
-    assert "mine:1 is there" in kvasir("pull", "weights/tiny.gguf", "--name", "mine:1")
-    assert "mario:latest is there" in kvasir("create", "mario")
-    assert "org/m:latest is there" in kvasir("cp", "mario", "org/m")
+    assert "tiny:latest is in the store: llama" in kvasir("pull", "weights/tiny.gguf")
+    assert "mine:1 is in" in kvasir("pull", "weights/tiny.gguf", "--name", "mine:1")
+    assert "mario:latest is in" in kvasir("create", "mario")
+    assert "org/m:latest is in" in kvasir("cp", "mario", "org/m")
     listed = kvasir("list")
     assert listed.index("org/m:latest") < listed.index("mario:latest") < listed.index("tiny:latest")
     assert listed.count("Q4_K_M") == 4 and "just now" in listed
@@ -119,7 +119,7 @@ def test_a_server_of_several_refuses_what_is_of_one():
     for flags, message in (
         (("a", "b", "--served-model-name", "x"), "served_model_name is of one model"),
         (("--chat-template", "x"), "chat_template is of one model"),
-        (("kvasir-mini", "--model-root", "/"), "model_root is for a server of the store"),
+        (("kvasir-mini", "--model-root", "/"), "model_root"),
         (("--max-loaded-models", "0"), "max_loaded_models is below 1"),
     ):
         assert message in kvasir("serve", *flags, fails=True)
@@ -148,6 +148,6 @@ def test_a_name_of_the_store_is_inspected(place):
 def test_bars_on_a_terminal(place):
     with Terminal("kvasir.cli", "pull", "weights/tiny.gguf") as terminal:
         terminal.wait_for("hashing tiny.gguf")
-        terminal.wait_for("tiny:latest is there")
+        terminal.wait_for("tiny:latest is in")
         assert terminal.end() == 0
     assert "4.8/4.8 kB" in terminal.shown

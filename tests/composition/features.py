@@ -177,7 +177,7 @@ def evictions(policy: str) -> Feature:
             run.warm(lambda ids: (11, *ids[1:]), {"no_cache": False})
 
     return Feature(f"evictions: {policy}", "evictions", "blocks evicted by that policy",
-                   lambda run: run.evicted * run.says(f"prefixes kept ({policy})"),
+                   lambda run: run.evicted * run.says(f"prefix cache on ({policy})"),
                    {"prefix_cache": True, "cache_eviction": policy}, act=storm, besides=("tiny pool", "neighbours"),
                    )  # fmt: skip
 

@@ -81,11 +81,11 @@ BAD = {
     "a reference to elsewhere": (sources.json_schema({"$ref": "http://example.org/schema"}), "example.org"),
     "a pattern with lookahead": (sources.regex("a(?=b)"), "look-around"),
     "an open bracket": (sources.regex("(a"), "unclosed group"),
-    "a rule that never ends": ("start: start", "no token of this model can follow"),
+    "a rule that never ends": ("start: start", "no token of this model is allowed"),
     "an unknown special token": ("start: <|nothing|>", "unknown special token"),
     "a schema without end": (
         sources.json_schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
-        "no token of this model can follow",
+        "no token of this model is allowed",
     ),
     "a list of no grammars": ('{"grammars": []}', "empty"),
     "more than it may have": ("x" * (MAX_CHARS + 1), f"{MAX_CHARS + 1} characters"),
@@ -101,7 +101,7 @@ STRANDED = {
         "limits.*too many expressions" + SLOW,
     ),
     "repeats of repeats": (sources.regex("(((a{99}){99}){99})"), "limits.*too many expressions" + SLOW),
-    "an end that cannot be reached": ("start: /[a-z]{3}/ end\nend: end", "no token of this model can follow"),
+    "an end that cannot be reached": ("start: /[a-z]{3}/ end\nend: end", "no token of this model is allowed"),
 }
 
 

@@ -157,5 +157,5 @@ def test_nan_stays_with_its_sequence():
 
 def test_a_layer_that_looks_ahead_fails_an_assertion():
     batch = batch_of([Part([0] * 3, 0, (table(1),), causal=False)], new_cache())
-    with pytest.raises(AssertionError, match="look ahead"):
+    with pytest.raises(AssertionError, match="recurrent layer"):
         batch.states(0)

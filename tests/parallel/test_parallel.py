@@ -80,7 +80,7 @@ def test_rows_of_experts_come_from_the_rank_that_has_them():
 
 @pytest.mark.parametrize("size", [0, 3, 5, 16, -1])
 def test_other_numbers_of_ranks_are_refused(size):
-    with pytest.raises(ConfigError, match="take 1, 2, 4 or 8"):
+    with pytest.raises(ConfigError, match="1, 2, 4 or 8"):
         LocalRanks(size)
 
 

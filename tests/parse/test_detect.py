@@ -55,7 +55,7 @@ def test_samples_override_the_signs_of_a_template():
     unknown = detect(
         signs, samples=[Sample("", "<tool_call>look_up word yggdrasil", "", sample("hermes").calls, TOOLS)]
     )
-    assert unknown.format.calls is NO_CALLS and "in no known format" in unknown.fault
+    assert unknown.format.calls is NO_CALLS and "unknown format" in unknown.fault
 
 
 def test_samples_are_asked_for_until_one_is_understood():
@@ -67,7 +67,11 @@ def test_samples_are_asked_for_until_one_is_understood():
 
 @pytest.mark.parametrize(
     ("template", "fault"),
-    [("{{ messages }}", ""), ("{{ tools }}", "the chat template takes tools and shows no calls"), ("<tool_call>", "")],
+    [
+        ("{{ messages }}", ""),
+        ("{{ tools }}", "the chat template accepts tools and renders no calls"),
+        ("<tool_call>", ""),
+    ],
 )
 def test_templates_that_show_no_calls_have_a_fault(template, fault):
     assert detect(template).fault == fault

@@ -166,7 +166,7 @@ def test_together_equals_alone(seed, kinds, overlaps, step):
         (Inputs(encoded=b"short"), (), "hash"),
         (Inputs(positions=pack_ids([1, 2])), (), "expected 40"),
         (Inputs(positions=b"123"), (), "expected 40"),
-        (Inputs(positions=pack_ids([-1] * 40)), (), "less than 0"),
+        (Inputs(positions=pack_ids([-1] * 40)), (), "negative"),
         (Inputs(positions=pack_ids([0] * 80), axes=2), (), "1 or 3"),
         (Inputs(bias=b"123"), (), "bias"),
         (Inputs(bias=b"\0\0\xc0\x7f"), (), "bias"),

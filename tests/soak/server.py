@@ -290,8 +290,8 @@ class Server:
     def complaints(self) -> list[str]:
         """Lines of the log that no fault of ours explains: deaths by anything but SIGKILL, tracebacks."""
         lines = self.log.read_text(errors="replace").splitlines()
-        repeated = "the next attempt to start it is in"  # behind what the line before has said
-        deaths = [x for x in lines if "the engine process ended with status" in x and repeated not in x]
+        repeated = "; next attempt in"  # repeats the line before it
+        deaths = [x for x in lines if "the engine process exited with status" in x and repeated not in x]
         found = [line for line in deaths if not re.search(r"status -9\b", line)]  # ours may also hit one that starts
         if len(deaths) > self.kills:
             found.append(f"{len(deaths)} deaths of the engine, {self.kills} by the soak")

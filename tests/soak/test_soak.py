@@ -163,7 +163,7 @@ def test_threads_of_a_pool_count_when_there_are_two_of_it():
 def test_a_death_is_counted_once(tmp_path):
     """Also one of an engine that starts, whose reason is said again before the next attempt."""
     server = Server("", None, tmp_path / "log", None)  # type: ignore[arg-type]
-    died = "the engine process ended with status -9"
+    died = "the engine process exited with status -9"
     (tmp_path / "log").write_text(
         f"{died}; starting it again\n"
         f"attempt 1 to start the engine again failed: {died} while it started\n"

@@ -150,7 +150,7 @@ def test_a_template_and_quantizing_of_its_own(store, tmp_path):
         (Modelfile(("m",), template="{{ if .System }}{{ .System }}{{ end }}"), "Go's syntax", "template"),
         (Modelfile(("m",), template="{{- range $i, $_ := .Messages }}"), "Go's syntax", "template"),
         (Modelfile(("m",), template="{% for m in messages %}"), "fails", "template"),
-        (Modelfile(("m",), template="Hello"), "leaves out", "template"),
+        (Modelfile(("m",), template="Hello"), "does not render", "template"),
         (Modelfile(("m",), {"num_ctx": 513}), "num_ctx.*513.*512", "num_ctx"),
         (Modelfile(("m",), {"temperature": -1}), "temperature", "temperature"),
         (Modelfile(("m",), quantize="q5_K_M"), "quantize.*'q5_K_M'.*q8, q4", "quantize"),
@@ -218,13 +218,13 @@ def test_paths_of_clients_are_restricted_to_allowed_folders(tmp_path):
         tmp_path / "none.gguf",
         "/etc",
     ):
-        with pytest.raises(InvalidRequest, match="under no folder"):
+        with pytest.raises(InvalidRequest, match="not in a folder"):
             store.pull(str(ref))
     for ref in ("./m", "../out.gguf", "x.gguf", "~/x.gguf", "~root/x.gguf"):
         with pytest.raises(InvalidRequest, match="relative"):
             store.pull(ref)
     for pattern in ("o*.gguf", "z*.gguf"):  # of what is there, and of what is not
-        with pytest.raises(InvalidRequest, match="under no folder") as told:
+        with pytest.raises(InvalidRequest, match="not in a folder") as told:
             store.pull(str(tmp_path / pattern))
         assert "out.gguf" not in str(told.value)
     assert [entry.name for entry in store.list()] == ["m:latest"]

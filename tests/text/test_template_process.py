@@ -21,17 +21,17 @@ FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 HOSTILE = {
     "nested loops": (FOREVER, "more than 0.7 seconds"),
     "a power": ("{{ 10 ** (10 ** 10) }}", "more than 0.7 seconds"),
-    "a huge range": ("{{ range(10**9) | list }}", "asked for too much"),
+    "a huge range": ("{{ range(10**9) | list }}", "exceeded its limits"),
     "a giant string": ("{{ 'a' * 10**10 }}", "asked for too much: MemoryError"),
     "a giant list": ("{{ ([0] * 10**9) | length }}", "asked for too much: MemoryError"),
     "a string that doubles": (
         "{% set n = namespace(x='aaaa') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
-        "asked for too much|more than 0.7 seconds",
+        "exceeded its limits|more than 0.7 seconds",
     ),
     "long output": ("{% for i in range(9999) %}{{ 'abc' }}{% endfor %}", "more than 10000 characters"),
     "long output at once": ("{{ 'a' * 10001 }}", "more than 10000 characters"),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
-    "deep nesting": ("{{" + "(" * 20_000 + "1" + ")" * 20_000 + "}}", "RecursionError|ended the process"),
+    "deep nesting": ("{{" + "(" * 20_000 + "1" + ")" * 20_000 + "}}", "RecursionError|crashed its process"),
     "a class": ("{{ ''.__class__.__mro__ }}", "sandbox forbids"),
     "a function's globals": ("{{ raise_exception.__globals__.json }}", "sandbox forbids"),
     "code of a macro": ("{% macro f() %}{% endmacro %}{{ f._func.__code__ }}", "sandbox forbids"),
@@ -111,7 +111,7 @@ def test_a_large_conversation_goes_through():
 
 
 def test_input_that_is_not_json_is_refused(renderer):
-    with pytest.raises(TemplateError, match="not plain JSON"):
+    with pytest.raises(TemplateError, match="JSON"):
         renderer.render("x", {"messages": [object()]})
 
 

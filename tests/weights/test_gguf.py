@@ -165,7 +165,7 @@ HOSTILE = {
     "tensor name too long": (tensors(write.entry("t" * 65, [4], 0, 0)), "64 at most"),
     "tensor name not UTF-8": (tensors(write.entry(b"\xff", [4], 0, 0)), "UTF-8"),
     "five dimensions": (tensors(write.entry("t", [1] * 5, 0, 0)), "4 at most"),
-    "a dimension of zero": (tensors(write.entry("t", [4, 0], 0, 0)), "no zeros"),
+    "a dimension of zero": (tensors(write.entry("t", [4, 0], 0, 0)), "nonzero sizes"),
     "unknown tensor type": (tensors(write.entry("t", [4], 36, 0)), "unknown type 36"),
     "row not of whole blocks": (tensors(write.entry("t", [33], 2, 0)), "multiples of 32"),
     "product of dimensions beyond 64 bits": (tensors(write.entry("t", [2**62] * 4, 0, 0)), "ends at byte"),

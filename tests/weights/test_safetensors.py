@@ -148,7 +148,7 @@ EIGHT = bytes(8)
 HOSTILE = {
     "too short": (b"abc", "too few"),
     "length beyond the file": (write.safetensors_bytes("{}", length=100), "said to have 100"),
-    "length beyond all": (write.safetensors_bytes("{}", length=2**64 - 1), "said to have"),
+    "length beyond all": (write.safetensors_bytes("{}", length=2**64 - 1), "header length"),
     "not UTF-8": (write.safetensors_bytes(b'{"\xff": 1}'), "UTF-8"),
     "not JSON": (write.safetensors_bytes("{]"), "not valid JSON"),
     "no object": (write.safetensors_bytes("[]"), "expected an object"),

@@ -32,8 +32,8 @@ Url = Annotated[str, typer.Option(help="Where the server is.")]
 Key = Annotated[str | None, typer.Option("--api-key", help="Key of the server.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy (default: the model's own, else 1).")]
-MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens.")]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same answer (default: drawn and printed).")]
+MaxTokens = Annotated[int | None, typer.Option(help="Maximum output tokens.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same output (default: random, and printed).")]
 
 
 def _version(show: bool) -> None:
@@ -56,7 +56,9 @@ def _root(
 @operation_flags
 @models_flags
 def serve(
-    model: Annotated[list[str] | None, typer.Argument(help=f"{_MODEL} Several, or none for all of the store.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Argument(help=f"{_MODEL} Several models, or none for all of the store.")
+    ] = None,
     *,
     engine: EngineOptions,
     operation: OperationOptions,
@@ -65,14 +67,16 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
     api_key: Annotated[list[str] | None, typer.Option(help="Key that requests must carry (repeatable).")] = None,
     keys: Annotated[Path | None, typer.Option(help="JSON file of keys with names, classes, limits (mode 600).")] = None,
-    allowed_host: Annotated[list[str] | None, typer.Option(help="Further Host names to answer to.")] = None,
-    allowed_origin: Annotated[list[str] | None, typer.Option(help="Web origins that may call.")] = None,
-    drain: Annotated[float, typer.Option(help="Seconds that running answers get at a graceful stop.")] = 30.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of every request that brings none (default: drawn).")] = None,
-    tool_format: Annotated[str, typer.Option(help="How the model writes tool calls (auto: as its template).")] = "auto",
-    reasoning_format: Annotated[str, typer.Option(help="How it marks reasoning; none leaves it in.")] = "auto",
+    allowed_host: Annotated[list[str] | None, typer.Option(help="Further Host names to accept.")] = None,
+    allowed_origin: Annotated[list[str] | None, typer.Option(help="Web origins that may send requests.")] = None,
+    drain: Annotated[float, typer.Option(help="Seconds for running requests to finish at a graceful stop.")] = 30.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of requests without one (default: random).")] = None,
+    tool_format: Annotated[
+        str, typer.Option(help="Format of tool calls (auto: detect from the chat template).")
+    ] = "auto",
+    reasoning_format: Annotated[str, typer.Option(help="Format of reasoning; none leaves it in the content.")] = "auto",
 ) -> None:
-    """Serve a model over HTTP, or several, each loaded when it is asked for.
+    """Serve one or more models over HTTP; with several, each is loaded on first use.
 
     Example: kvasir serve kvasir-mini --port 8000
 
@@ -92,16 +96,16 @@ def serve(
 @sampler_flags
 def run(
     model: Model,
-    prompt: Annotated[str, typer.Argument(help="Text to go on from; - is the standard input.")],
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
     engine: EngineOptions,
     sampler: SamplerOptions,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     seed: Seed = None,
-    chat: Annotated[bool, typer.Option(help="Put the prompt into the model's chat template.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The answer alone, no figures.")] = False,
+    chat: Annotated[bool, typer.Option(help="Apply the model's chat template to the prompt.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the output only, without statistics.")] = False,
 ) -> None:
-    """Answer one prompt and stop.
+    """Generate one completion for a prompt.
 
     Example: kvasir run kvasir-mini "What is 23 + 45?" --chat --temperature 0
 
@@ -126,7 +130,7 @@ def chat(
     max_tokens: MaxTokens = None,
     seed: Seed = None,
 ) -> None:
-    """Talk to a model in the terminal; /help shows the commands.
+    """Chat with a model in the terminal; /help lists the commands.
 
     Example: kvasir chat kvasir-mini
     """
@@ -138,9 +142,9 @@ def chat(
 @app.command()
 def pull(
     model: Annotated[str, typer.Argument(help="org/repo, org/repo:Q4_K_M, hf.co/..., a path, or kvasir-mini.")],
-    name: Annotated[str | None, typer.Option(help="What it shall be called (default: as given).")] = None,
+    name: Annotated[str | None, typer.Option(help="Name in the store (default: as given).")] = None,
 ) -> None:
-    """Get a model from the hub, or note where one lies, and give it a name.
+    """Download a model from the hub, or register a local one, under a name.
 
     Example: kvasir pull Qwen/Qwen3-0.6B-GGUF:Q8_0
     """
@@ -152,10 +156,10 @@ def pull(
 @app.command()
 def create(
     name: Annotated[str, typer.Argument(help="Name of the new model.")],
-    file: Annotated[Path, typer.Option("--file", "-f", help="Modelfile; - is the standard input.")] = Path("Modelfile"),
+    file: Annotated[Path, typer.Option("--file", "-f", help="Modelfile; - reads standard input.")] = Path("Modelfile"),
     quantize: Annotated[str | None, typer.Option(help="Quantize float weights while loading: q8 or q4.")] = None,
 ) -> None:
-    """Make a model from a Modelfile: another one with a system prompt, parameters or a template of its own.
+    """Create a model from a Modelfile: a base model with its own system prompt, parameters or template.
 
     Example: kvasir create mario -f Modelfile
     """
@@ -178,10 +182,10 @@ def list_models(json: AsJson = False) -> None:
 @app.command()
 def show(
     model: Stored,
-    modelfile: Annotated[bool, typer.Option(help="As the Modelfile that makes it.")] = False,
+    modelfile: Annotated[bool, typer.Option(help="Print it as a Modelfile.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Show what the store knows of a model.
+    """Show the details of a stored model.
 
     Example: kvasir show qwen3 --modelfile
     """
@@ -191,8 +195,8 @@ def show(
 
 
 @app.command()
-def cp(model: Stored, name: Annotated[str, typer.Argument(help="The further name.")]) -> None:
-    """Give a model a further name.
+def cp(model: Stored, name: Annotated[str, typer.Argument(help="Name of the copy.")]) -> None:
+    """Copy a model to another name.
 
     Example: kvasir cp Qwen/Qwen3-0.6B-GGUF:Q8_0 qwen3
     """
@@ -203,7 +207,7 @@ def cp(model: Stored, name: Annotated[str, typer.Argument(help="The further name
 
 @app.command()
 def rm(model: Annotated[list[str], typer.Argument(help="Names in the store.")]) -> None:
-    """Remove models from the store, and weights of its own that no other model uses.
+    """Remove models from the store, with downloaded weights that no other model uses.
 
     Example: kvasir rm qwen3
     """
@@ -225,7 +229,7 @@ def ps(url: Url = SERVER, api_key: Key = None, json: AsJson = False) -> None:
 
 @app.command()
 def stop(model: Stored, url: Url = SERVER, api_key: Key = None) -> None:
-    """Have a running server unload a model when its answers have ended.
+    """Unload a model from a running server when its requests have ended.
 
     Example: kvasir stop qwen3
     """
@@ -238,19 +242,21 @@ def stop(model: Stored, url: Url = SERVER, api_key: Key = None) -> None:
 @engine_flags
 def bench(
     model: Annotated[
-        str, typer.Argument(help="As for run; or `prefix`: the prefix cache alone; or `grammar`: structured output's.")
+        str,
+        typer.Argument(help="Model, as for run; or `prefix` for the prefix cache, `grammar` for structured output."),
     ],
     engine: EngineOptions,
     prefix_model: Annotated[
-        str | None, typer.Argument(help="prefix, grammar: the model, where no --trace or --tokenizer-folder is given.")
+        str | None, typer.Argument(help="Model for prefix and grammar, unless --trace or --tokenizer-folder is given.")
     ] = None,
     mode: Annotated[str, typer.Option(help="latency, throughput or serve.")] = "latency",
     input_len: Annotated[
         int | None, typer.Option(help="Prompt tokens (default 128; prefix: a turn's, 48).", min=1)
     ] = None,
-    output_len: Annotated[int | None, typer.Option(help="Answer tokens (default 64; prefix 32).", min=1)] = None,
+    output_len: Annotated[int | None, typer.Option(help="Output tokens (default 64; prefix 32).", min=1)] = None,
     num_prompts: Annotated[
-        int | None, typer.Option(help="Requests of throughput and serve (default 32); prefix: users (4).", min=1)
+        int | None,
+        typer.Option(help="Number of requests in throughput and serve (default 32); prefix: users (4).", min=1),
     ] = None,
     request_rate: Annotated[float, typer.Option(help="Requests per second in serve mode; 0: all at once.")] = 0.0,
     repeats: Annotated[int, typer.Option(help="Runs; the median is reported.", min=1)] = 5,
@@ -261,13 +267,15 @@ def bench(
             help="prefix: few-shot, multi-turn, tree-of-thought, agents, no-reuse (repeatable; default: all)."
         ),
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="prefix: a trace with hash ids (Mooncake's .jsonl).")] = None,
-    memory: Annotated[list[int] | None, typer.Option(help="--trace: tokens of KV memory (repeatable).", min=1)] = None,
+    trace: Annotated[Path | None, typer.Option(help="prefix: trace with hash ids (Mooncake's .jsonl).")] = None,
+    memory: Annotated[
+        list[int] | None, typer.Option(help="With --trace: size of the KV cache in tokens (repeatable).", min=1)
+    ] = None,
     tokenizer_folder: Annotated[
-        list[Path] | None, typer.Option(help="grammar: a folder with a tokenizer.json (repeatable).")
+        list[Path] | None, typer.Option(help="grammar: folder with a tokenizer.json (repeatable).")
     ] = None,
 ) -> None:
-    """Measure latency, throughput, serving, the prefix cache or grammars, as a table, JSON and a plot.
+    """Measure latency, throughput, serving, the prefix cache or structured output, as a table, JSON and a plot.
 
     Example: kvasir bench kvasir-mini --mode throughput --out bench-out
 
@@ -291,7 +299,9 @@ def bench(
         return
     if model != "prefix":
         if prefix_model is not None:
-            raise ConfigError(f"two models, {model} and {prefix_model}", "give one; `prefix` may stand before it")
+            raise ConfigError(
+                f"two models, {model} and {prefix_model}", "name one, optionally after `prefix` or `grammar`"
+            )
         return command.run(
             engine, mode, input_len or 128, output_len or 64, num_prompts or 32, request_rate, repeats, out
         )
@@ -311,20 +321,20 @@ def bench(
 @app.command()
 def simulate(
     trace: Annotated[Path | None, typer.Argument(help="Azure's .csv or Mooncake's .jsonl.")] = None,
-    rate: Annotated[str, typer.Option(help="Times as fast as in the trace; several with commas.")] = "1",
-    policy: Annotated[str, typer.Option(help="ours, fcfs, static; several with commas, or all.")] = "ours",
-    memory: Annotated[int, typer.Option(help="Tokens of KV memory.", min=1)] = 400_000,
+    rate: Annotated[str, typer.Option(help="Speed-up of the trace's arrivals; several separated by commas.")] = "1",
+    policy: Annotated[str, typer.Option(help="ours, fcfs, static; several separated by commas, or all.")] = "ours",
+    memory: Annotated[int, typer.Option(help="Size of the KV cache in tokens.", min=1)] = 400_000,
     costs: Annotated[
         str | None, typer.Option(help="Seconds per prefill token, decode row, key, step: a,b,c,d or a file.")
     ] = None,
-    calibrate: Annotated[str | None, typer.Option(help="Model to measure these with on this machine.")] = None,
-    rows: Annotated[int, typer.Option(help="Sequences computed at once.", min=1)] = 256,
-    step_tokens: Annotated[int, typer.Option(help="Tokens computed in one step.", min=1)] = 2048,
+    calibrate: Annotated[str | None, typer.Option(help="Model to measure the costs with on this machine.")] = None,
+    rows: Annotated[int, typer.Option(help="Maximum sequences per step.", min=1)] = 256,
+    step_tokens: Annotated[int, typer.Option(help="Maximum tokens per step.", min=1)] = 2048,
     block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.", min=1)] = 64,
-    limit: Annotated[int | None, typer.Option(help="Only so many requests from the start.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only the first N requests.", min=1)] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
 ) -> None:
-    """Serve a trace in virtual time, with the real scheduler and a machine that only counts.
+    """Replay a trace in virtual time with the real scheduler and a simulated machine.
 
     Example: kvasir simulate azure_llm_2023_conv.csv --rate 0.5,1,2 --policy all --limit 2000
     """
@@ -338,11 +348,13 @@ def inspect(
     model: Model,
     tensors: Annotated[bool, typer.Option(help="List every tensor.")] = False,
     max_model_len: Annotated[int | None, typer.Option(help="Context for the memory estimate.")] = None,
-    program: Annotated[bool, typer.Option(help="Load it, and show the native program of a step.")] = False,
-    quantize: Annotated[str | None, typer.Option(help="Load it as q8 or q4, and show each tensor's error.")] = None,
+    program: Annotated[bool, typer.Option(help="Load the model, and show the native program of a step.")] = False,
+    quantize: Annotated[
+        str | None, typer.Option(help="Quantize to q8 or q4 while loading, and show each tensor's error.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Show what a model file holds and the memory it will need, without loading it unless asked to.
+    """Show a model's tensors and the memory it needs; loads it only with --program or --quantize.
 
     Example: kvasir inspect model.gguf
 
@@ -366,11 +378,11 @@ def inspect(
 
 @app.command()
 def doctor(
-    models: Annotated[list[str] | None, typer.Argument(help="Models whose chat templates to look at, too.")] = None,
+    models: Annotated[list[str] | None, typer.Argument(help="Models whose chat templates to check as well.")] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Show what this machine offers, and which executor, grade and kernels will run; how the models of the store, and
-    those named, write calls of tools.
+    """Check this machine: hardware, executors, kernels and exactness grade, and the tool-call formats of the
+    stored and the named models.
 
     Example: kvasir doctor
     """

@@ -28,7 +28,7 @@ def check_asked(front: Front, params: SamplingParams, chat: bool) -> None:
                 "--thinking-token-budget bounds the reasoning of chats", "give --chat, or leave it out"
             )
         if front.reader.format().thinking is None:
-            raise InvalidRequest("this model marks no reasoning that could be bounded", "leave the budget out")
+            raise InvalidRequest("this model marks no reasoning, so a budget cannot be applied", "leave the budget out")
 
 
 def check_length(options: EngineOptions, max_tokens: int | None) -> None:
@@ -57,5 +57,5 @@ def check_template(front: Front) -> None:
     if front.template is None or not front.template.sources:
         raise InvalidRequest(
             "this model has no chat template",
-            "use `kvasir run` to go on from a text, or give a template with --chat-template",
+            "use `kvasir run` to continue a text, or give a template with --chat-template",
         )

@@ -138,10 +138,10 @@ def _problems(facts: dict[str, Any], starts: list[Start]) -> Iterator[Problem]:
             hint = "run `kvasir run kvasir-mini hello` to see it; if the files are damaged, reinstall Kvasir"
             yield Problem(f"the engine does not run in {each.dtype}: {each.error}", hint, fatal=True)
         elif each.grade == "untested":
-            yield Problem(f"the self-test was not run in {each.dtype}", "it needs room for two short sequences")
+            yield Problem(f"the self-test was not run in {each.dtype}", "it needs memory for two short sequences")
         elif each.grade != "exact":
             yield Problem(
-                f"the self-test says {each.grade!r} in {each.dtype}: answers may depend on their neighbours",
+                f"the self-test graded {each.dtype} as {each.grade!r}: outputs may depend on the batch",
                 "try another build of torch, or another --dtype",
             )
     if not facts["native"]["available"]:
@@ -151,18 +151,18 @@ def _problems(facts: dict[str, Any], starts: list[Start]) -> Iterator[Problem]:
         yield Problem("this processor has no AVX2: computing will be slow", "choose a small model")
     if machine["memory_available_bytes"] < GIB:
         yield Problem(
-            f"only {bytes_text(machine['memory_available_bytes'])} of memory are free",
-            "end other programs, raise the container's limit, or choose a small model",
+            f"only {bytes_text(machine['memory_available_bytes'])} of memory is free",
+            "stop other programs, raise the container's limit, or choose a small model",
         )
     for each in facts["formats"]:
         if each["fault"]:
-            hint = "name the format with --tool-format; until then calls of tools come back as content"
+            hint = "name the format with --tool-format; until then tool calls are returned as content"
             yield Problem(f"{each['model']}: {each['fault']}", hint)
     try:
         remove_socket(make_socket_path())
     except (ConfigError, OSError) as error:
         hint = getattr(error, "hint", "") or "set XDG_RUNTIME_DIR to a folder of your own"
-        yield Problem(f"kvasir serve has no place for its socket: {error}", hint, fatal=True)
+        yield Problem(f"kvasir serve cannot create its socket: {error}", hint, fatal=True)
 
 
 def show(facts: dict[str, Any], problems: list[Problem]) -> None:
@@ -172,12 +172,12 @@ def show(facts: dict[str, Any], problems: list[Problem]) -> None:
     print_table(("package", "version"), ((k, v or "MISSING") for k, v in software.items()), "Software")
     if facts.get("formats"):
         rows = ((f["model"], f["tools"], f["reasoning"]) for f in facts["formats"])
-        print_table(("model", "tool calls", "reasoning"), rows, "Formats that the chat templates show")
+        print_table(("model", "tool calls", "reasoning"), rows, "Formats detected in the chat templates")
     if "ops" in facts:
         print_table(
-            ("op", "device", "runs as", "why not another"),
+            ("op", "device", "runs as", "why no other format"),
             ((o["op"], o["device"], o["chosen"], _reasons(o["refused"])) for o in facts["ops"]),
-            "Ops of the eager executor; programs have native kernels for theirs",
+            "Ops of the eager executor; programs use native kernels",
         )
         print_table(
             ("extra", "for", "installed"),
@@ -196,10 +196,10 @@ def _executor(native: dict[str, Any], cores: int) -> Iterator[tuple[str, str]]:
     if not native["available"]:
         yield "on the CPU", f"eager executor on {threads}; no program executor: {native['reason']}"
         return
-    forced = ", as KVASIR_ISA says" if native["forced"] else ""
+    forced = ", set by KVASIR_ISA" if native["forced"] else ""
     yield "on the CPU", f"program executor on {threads}, {native['isa']} kernels{forced}"
     if native["lower"]:
-        yield "", f"KVASIR_ISA={' or '.join(native['lower'])} forces lower ones: the same answers, more slowly"
+        yield "", f"KVASIR_ISA={' or '.join(native['lower'])} selects lower ones: same outputs, slower"
 
 
 def _reasons(refused: dict[str, str]) -> str:
@@ -211,12 +211,12 @@ def _show_machine(facts: dict[str, Any]) -> None:
     gpu = machine["gpu"]
     pairs = [
         ("processor", f"{machine['cpu']}, {machine['cores']} of {machine['logical_cpus']} for this process"),
-        ("features", " ".join(machine["features"]) or "none that matter"),
+        ("features", " ".join(machine["features"]) or "none set"),
         (
             "memory",
             f"{bytes_text(machine['memory_available_bytes'])} free of {bytes_text(machine['memory_bytes'])}",
         ),
-        ("GPU", f"{gpu['name']}, {bytes_text(gpu['memory_bytes'])}" if gpu else "none that torch sees"),
+        ("GPU", f"{gpu['name']}, {bytes_text(gpu['memory_bytes'])}" if gpu else "none visible to torch"),
         ("system", machine["system"]),
         *_executor(native, machine["cores"]),
     ]

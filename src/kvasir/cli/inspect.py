@@ -138,7 +138,7 @@ def _summary(model: str, stored: Stored, needs: Needs | None, problem: dict[str,
         ]
     entries = f", {stored.vocabulary} entries" if stored.vocabulary else ""
     lines += [
-        ("tokenizer", f"{stored.tokenizer}{entries}" if stored.tokenizer else "none: prompts are token ids"),
+        ("tokenizer", f"{stored.tokenizer}{entries}" if stored.tokenizer else "none: prompts must be token ids"),
         ("chat template", ", ".join(stored.templates) or "none"),
     ]
     if problem:

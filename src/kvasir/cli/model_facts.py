@@ -96,7 +96,7 @@ def read_stored(model: str, revision: str | None = None) -> Stored:
 
 
 def _stored_folder(files: ModelFiles) -> Stored:
-    assert files.config is not None, "a folder of safetensors has a config.json"
+    assert files.config is not None, "a safetensors folder needs a config.json"
     config = read_json(files.config)
     with SafetensorsFolder(files.root) as folder:
         tensors = tuple(folder.info(name) for name in folder.names())

@@ -12,6 +12,6 @@ from kvasir.config import option
 
 @dataclass(frozen=True, slots=True)
 class ModelsOptions:
-    keep_alive: float = option(300.0, "Seconds for which an idle model stays; 0: unload at once, -1: never.")
-    max_loaded_models: int = option(3, "Models loaded at once.")
+    keep_alive: float = option(300.0, "Seconds an idle model stays loaded; 0: unload at once, -1: never unload.")
+    max_loaded_models: int = option(3, "Maximum models loaded at once.")
     model_root: list[Path] | None = option(None, "Folder under which clients may name weights by path (repeatable).")

@@ -13,30 +13,30 @@ from kvasir.config import option
 
 @dataclass(frozen=True, slots=True)
 class OperationOptions:
-    tls_cert: Path | None = option(None, "PEM file of the server's certificate and its chain: serve https.")
-    tls_key: Path | None = option(None, "PEM file of its private key, unencrypted.")
-    tls_ca: Path | None = option(None, "PEM file of authorities; clients must show a certificate of one of them.")
-    access_log: Path | None = option(None, "File for a JSON line per request (- is the standard output).")
-    audit_log: Path | None = option(None, "The same for those that manage the server (default: in --data-dir).")
+    tls_cert: Path | None = option(None, "PEM file of the server's certificate chain; enables HTTPS.")
+    tls_key: Path | None = option(None, "PEM file of the certificate's private key, unencrypted.")
+    tls_ca: Path | None = option(None, "PEM file of CAs; clients must present a certificate signed by one.")
+    access_log: Path | None = option(None, "Access log, one JSON line per request (-: standard output).")
+    audit_log: Path | None = option(None, "Audit log of management requests (default: in --data-dir).")
     cors_header: list[str] | None = option(None, "Headers that web pages may send (repeatable; default: any).")
     cors_method: list[str] | None = option(None, "Methods that web pages may use (repeatable; default: all served).")
-    cors_max_age: int = option(600, "Seconds for which browsers may remember these answers.")
-    cors_credentials: bool = option(False, "Let pages of named origins send cookies, for a proxy that wants them.")
-    max_connections: int = option(4096, "Connections open at once; beyond, only health, metrics and management.")
-    max_connections_per_address: int = option(1024, "The same from one address, or one /64 of IPv6.")
+    cors_max_age: int = option(600, "Seconds browsers may cache preflight responses.")
+    cors_credentials: bool = option(False, "Allow credentials from named origins, for a proxy that needs cookies.")
+    max_connections: int = option(4096, "Maximum open connections; beyond it, only health, metrics and management.")
+    max_connections_per_address: int = option(1024, "The same per client address, or per /64 of IPv6.")
     trusted_proxy: list[str] | None = option(
-        None, "Address or network of a proxy whose X-Forwarded-For names the client (repeatable)."
+        None, "Address or network of a proxy whose X-Forwarded-For is trusted (repeatable)."
     )
     data_dir: Path | None = option(
-        None, "Folder for responses, files and batches (default: in memory, until the server ends)."
+        None, "Folder for responses, files and batches (default: in memory, until the server stops)."
     )
     engine_timeout: float = option(
-        20.0, "Seconds for which an engine may owe an answer and do nothing before it is killed and replaced."
+        20.0, "Seconds without progress on pending work before an engine is killed and restarted."
     )
     stream_idle_timeout: float = option(
-        60.0, "Seconds after which a client that takes nothing of its answer is let go (0: never)."
+        60.0, "Seconds after which a client that reads nothing is disconnected (0: never)."
     )
-    share_cache: bool = option(False, "Let all keys share one prefix cache instead of having one each.")
+    share_cache: bool = option(False, "Share one prefix cache among all keys instead of one per key.")
 
     def settings(self) -> dict[str, Any]:
         """The options as fields of ServeSettings."""

@@ -23,5 +23,5 @@ def resolve(options: EngineOptions) -> tuple[EngineOptions, Entry | None]:
     entry = store.find(ref)
     if entry is None and "/" not in ref:
         hint = "`kvasir list` shows the store's; a repository of the hub is named as org/name"
-        raise ModelFileError(f"{ref[:200]}: there is no such file or folder, nor such a model in the store", hint)
+        raise ModelFileError(f"{ref[:200]}: no such file, folder or model in the store", hint)
     return (options, None) if entry is None else (store.options(entry, options), entry)

@@ -46,7 +46,7 @@ def run(
     check_length(engine, params.max_tokens)
     tokenizer = llm.front.tokenizer
     if not text and not chat and tokenizer is not None and tokenizer.bos_id is None:
-        raise InvalidRequest("the prompt is empty", "give a text to go on from")
+        raise InvalidRequest("the prompt is empty", "give some text to continue")
     asyncio.run(_run(llm, entry, text, wanted, chat, quiet))
 
 
@@ -55,9 +55,9 @@ def _standard_input() -> str:
     try:
         text = sys.stdin.buffer.read().decode().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the standard input is no UTF-8: {error.reason}", "give a text") from None
+        raise ConfigError(f"standard input is not UTF-8: {error.reason}", "give a text") from None
     if not text:
-        raise ConfigError("the standard input is empty", "pipe the prompt into it, or give it as an argument")
+        raise ConfigError("standard input is empty", "pipe the prompt into it, or give it as an argument")
     return text
 
 
@@ -89,7 +89,7 @@ async def _stream(front, request, quiet: bool) -> None:
         print(delta.text, end="", flush=True)
     print()
     if error:
-        raise KvasirError(f"the engine failed: {error}", "`kvasir doctor` says whether this machine runs it")
+        raise KvasirError(f"the engine failed: {error}", "run `kvasir doctor` to check this machine")
     if not quiet and pace.first is not None:
         rate = f" at {pace.rate:.1f}/s" if pace.rate else ""
         print(

@@ -26,8 +26,8 @@ _FLAGS = [(row.name, _TYPES[row.kind] | None, option(None, row.flag)) for row in
 class SamplerOptions(make_dataclass("Flags", _FLAGS, frozen=True, slots=True)):
     """See docs/sampling.md."""
 
-    json_schema: Path | None = option(None, "File with a JSON schema; the answer is a value of it.")
-    grammar: Path | None = option(None, "File with a grammar in Lark or GBNF; the answer is a sentence of it.")
+    json_schema: Path | None = option(None, "File with a JSON schema for the output.")
+    grammar: Path | None = option(None, "File with a Lark or GBNF grammar for the output.")
 
     def params(self) -> dict[str, Any]:
         """The given options, as fields of SamplingParams. Raises ConfigError for a file without a valid schema or
@@ -35,7 +35,7 @@ class SamplerOptions(make_dataclass("Flags", _FLAGS, frozen=True, slots=True)):
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
         structures = [structure(name, given.pop(name)) for name in FILES if name in given]
         if len(structures) > 1:
-            raise ConfigError("--json-schema and --grammar exclude each other", "give one of them")
+            raise ConfigError("--json-schema and --grammar cannot be combined", "give one of them")
         return given | ({"structured_outputs": structures[0]} if structures else {})
 
 
@@ -47,7 +47,7 @@ def structure(name: str, path: Path) -> StructuredOutputs:
         text = path.read_text(encoding="utf-8")
         return StructuredOutputs(grammar=text) if name == "grammar" else StructuredOutputs(json=json.loads(text))
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"{path} cannot be read: {reason}", f"name a file with a {name}") from error
     except (ValueError, RecursionError, InvalidRequest) as error:
         raise ConfigError(f"{path} holds no {name}: {error}", "name another file") from error

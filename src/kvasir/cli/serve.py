@@ -85,14 +85,18 @@ def run(
 def _check(engine: EngineOptions, given: list[str], shelf: ModelsOptions) -> None:
     """Raises ConfigError for options that have no effect with these models, or conflict with them."""
     if shelf.max_loaded_models < 1 or not math.isfinite(shelf.keep_alive):
-        raise ConfigError("max_loaded_models is below 1, or keep_alive is no number", "give 1 or more, and seconds")
+        raise ConfigError("max_loaded_models is below 1, or keep_alive is not a number", "give 1 or more, and seconds")
     if given and shelf.model_root:
-        raise ConfigError("model_root is for a server of the store", "name no model, or leave it out")
+        raise ConfigError(
+            "model_root applies only to a server of the whole store", "name no model, or leave --model-root out"
+        )
     if len(given) == 1:
         return
     for name in ("served_model_name", "tokenizer", "revision", "chat_template", "cache_offer"):
         if getattr(engine, name) is not None:
-            raise ConfigError(f"{name} is of one model, and this server has several", "name one model, or leave it out")
+            raise ConfigError(
+                f"{name} applies to a single model, and this server has several", "name one model, or leave it out"
+            )
 
 
 def _offer(engine: EngineOptions, ref: str) -> Offer:

@@ -56,7 +56,7 @@ def _read_modelfile(file: Path) -> str:
             return text.read(MAX_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InvalidRequest(f"{file}: {reason}", "name a Modelfile, or - for the standard input") from error
+        raise InvalidRequest(f"{file}: {reason}", "name a Modelfile, or - for standard input") from error
 
 
 def list_models(as_json: bool) -> None:
@@ -89,7 +89,7 @@ def show(name: str, modelfile: bool, as_json: bool) -> None:
             ("parameters", ", ".join(f"{key}={value}" for key, value in entry.parameters.items()) or "-"),
             ("system", entry.system or "-"),
             ("messages", len(entry.messages)),
-            ("template", "its own" if entry.template else "that of the weights" if details.template else "none"),
+            ("template", "its own" if entry.template else "as the weights" if details.template else "none"),
             ("quantize", entry.quantize or "-"),
             ("licence", "; ".join(text.splitlines()[0] for text in entry.license if text) or "-"),
             ("modified", datetime.fromtimestamp(entry.modified).isoformat(" ", "seconds")),
@@ -104,12 +104,12 @@ def recipe_of(entry: Entry) -> Modelfile:
 
 
 def copy(source: str, target: str) -> None:
-    print(f"{store().copy(source, target).name} is there")
+    print(f"{store().copy(source, target).name} is in the store")
 
 
 def remove(names: list[str]) -> None:
     for name in names:
-        print(f"{store().remove(name).name} is removed")
+        print(f"{store().remove(name).name} was removed")
 
 
 def _told(entry: Entry) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _changed(change: Callable[[Report, Event], Entry]) -> None:
             entry = change(report, stop)
     except KeyboardInterrupt:
         raise Stopped from None
-    print(f"{entry.name} is there: {entry.details.family}, {bytes_text(entry.weights.size)}")
+    print(f"{entry.name} is in the store: {entry.details.family}, {bytes_text(entry.weights.size)}")
 
 
 class _Lines:
@@ -194,12 +194,12 @@ def ps(url: str, key: str | None, as_json: bool) -> None:
 
 def _until(expires: str) -> str:
     left = datetime.fromisoformat(expires).timestamp() - time.time()
-    return "it is stopped" if left > 10 * 365 * 86400 else f"{max(0.0, left):.0f} s from now"
+    return "forever" if left > 10 * 365 * 86400 else f"{max(0.0, left):.0f} s from now"
 
 
 def stop(name: str, url: str, key: str | None) -> None:
     _ask(url, key, "POST", "/api/generate", {"model": name, "keep_alive": 0})
-    print(f"{name} is unloaded when its answers have ended")
+    print(f"{name} unloads when its running requests end")
 
 
 def _ask(url: str, key: str | None, method: str, path: str, body: dict | None = None) -> Any:
@@ -212,10 +212,10 @@ def _ask(url: str, key: str | None, method: str, path: str, body: dict | None = 
             return json.loads(response.read(_MAX_ANSWER))
     except HTTPError as error:
         hint = "give one with --api-key" if error.code == 401 else ""
-        raise KvasirError(f"{url} answers {error.code}: {_said(error.read(_MAX_ANSWER))}", hint) from error
+        raise KvasirError(f"{url} returned {error.code}: {_said(error.read(_MAX_ANSWER))}", hint) from error
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise KvasirError(f"{url}: {reason}", "is `kvasir serve` running there? say where it is with --url") from error
+        raise KvasirError(f"{url}: {reason}", "is `kvasir serve` running there? set its address with --url") from error
 
 
 def _said(body: bytes) -> str:

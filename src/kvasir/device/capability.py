@@ -54,10 +54,10 @@ def detect(kind: str = "auto") -> Device:
     Raises ConfigError for an unknown kind, or for "cuda" without a GPU.
     """
     if kind not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device {kind!r} is not known", "choose auto, cpu or cuda")
+        raise ConfigError(f"unknown device {kind!r}", "choose auto, cpu or cuda")
     has_gpu = torch.cuda.is_available() if kind != "cpu" else False
     if kind == "cuda" and not has_gpu:
-        raise ConfigError("device cuda was asked for, but torch sees no GPU", "use --device cpu")
+        raise ConfigError("device cuda is selected, but torch sees no GPU", "use --device cpu")
     return _gpu() if has_gpu else _cpu()
 
 

@@ -49,8 +49,8 @@ class TokenInfo:
 class TextDelta:
     """What one step adds to choice `index`, as text.
 
-    `text` may lag behind `token_ids`: an incomplete character or a possible prefix of a stop string is held back.
-    `events` is the parsed text, only content if the request is not parsed. It may lag behind the text.
+    `text` may end before `token_ids` do: an incomplete character or a possible prefix of a stop string is held back.
+    `events` is the parsed text, only content if the request is not parsed. It may end before the text does.
     `settled` holds for each event the number of tokens of the choice read when the event was complete; a token belongs
     to the same kind of event however the choice is split into deltas.
     `logprobs` runs parallel to `token_ids` if it was requested. The last delta of a choice has a finish reason;
@@ -86,7 +86,7 @@ class AnswerText:
     ):
         """Without a tokenizer all text is empty, and stop strings raise InvalidRequest."""
         if tokenizer is None and params.stop:
-            raise InvalidRequest("stop strings need a tokenizer, which this model has not", param="stop")
+            raise InvalidRequest("stop strings need a tokenizer, and this model has none", param="stop")
         self._tokenizer = tokenizer
         self._params = params
         self._prompt_ids = prompt_ids
@@ -104,7 +104,7 @@ class AnswerText:
     def push(self, delta: Delta) -> TextDelta:
         """Returns the delta as text. Sets `done` when the choice has ended, also by a stop string, which the core does
         not know of: the caller must then abort the choice and push nothing more."""
-        assert not self.done, "the answer has ended"
+        assert not self.done, "the choice has ended"
         pieces: list[str] = []
         read: list[tuple[Event, int]] = []
         offsets: list[int] = []

@@ -122,7 +122,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     else:
         chosen = [f"{c.op} {c.chosen}" for c in kernels if c.chosen != ops.BODY]
         native_used = [native.isa()] if any(c.chosen == "native" for c in kernels) else []
-        kernels_line = f"{', '.join(chosen + native_used) or 'none of our own'}; all else plain torch"
+        kernels_line = f"{', '.join(chosen + native_used) or 'no native kernels'}; plain torch otherwise"
     return EngineCore(runner, scheduler, summarize(config, runner.info, kernels_line, seconds), guides.warm)
 
 
@@ -130,7 +130,7 @@ def _vocabulary(options: EngineOptions, info: ModelInfo) -> Vocabulary:
     """Raises KvasirError for a model without a tokenizer."""
     tokenizer, _ = load_text(options)
     if tokenizer is None:
-        raise ConfigError("this model has no tokenizer to follow a grammar with")
+        raise ConfigError("this model has no tokenizer, which grammars need")
     return Vocabulary(tokenizer, info.vocab_size, tuple(dict.fromkeys((*info.eos_ids, *tokenizer.eos_ids))))
 
 
@@ -145,19 +145,19 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
     return [
         f"model     {info.name}: {info.architecture}, {info.num_parameters / 1e6:.1f} M parameters, {kind}",
         f"computes  {info.dtype} on {info.device}, {config.executor} executor, {config.threads} threads"
-        f"{', planning ahead' if config.overlap else ''}, {info.grade}, numerics {info.numerics[:16]}",
+        f"{', overlapped' if config.overlap else ''}, {info.grade}, numerics {info.numerics[:16]}",
         f"kernels   {kernels}",
         f"context   {config.max_model_len} tokens, {config.max_num_seqs} sequences at once, "
         f"{config.max_num_batched_tokens} tokens a step",
         f"KV memory {tokens} tokens in blocks of {config.block_size}, {config.kv_dtype}, "
         f"{config.kv_bytes / 2**20:.0f} MiB, "
-        f"{f'prefixes kept ({config.cache_eviction})' if config.prefix_cache else 'no prefix cache'}",
+        f"{f'prefix cache on ({config.cache_eviction})' if config.prefix_cache else 'no prefix cache'}",
         f"memory    {_memory(config)}",
         *([f"host      {config.cache_host / 2**30:.1f} GiB for prefixes"] if config.cache_host else []),
         *([f"disk      {_disk(config)}"] if config.cache_dir else []),
-        *([f"offers    it on {config.cache_offer}"] if config.cache_offer else []),
-        *([f"peer      takes prefixes from {config.cache_peer}"] if config.cache_peer else []),
-        f"ready     in {sum(seconds):.1f} s ({seconds[0]:.1f} s of it imports)",
+        *([f"serving   prefixes on {config.cache_offer}"] if config.cache_offer else []),
+        *([f"peer      loads prefixes from {config.cache_peer}"] if config.cache_peer else []),
+        f"ready     in {sum(seconds):.1f} s ({seconds[0]:.1f} s for imports)",
         *(f"note      {n}" for n in config.notes),
     ]
 
@@ -173,7 +173,7 @@ def _memory(config: EngineConfig) -> str:
         "rotary angles": f.angles * length,
         "rows": f.rows * length,
         "KV": config.kv_bytes,
-        "on the way to and from tiers": (config.load_bytes + config.save_bytes) * has_tier,
+        "transfers to and from tiers": (config.load_bytes + config.save_bytes) * has_tier,
     }
     taken = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in parts.items() if size)
     return f"{taken}; {config.memory_left / 2**20:.0f} MiB stay free"
@@ -181,5 +181,5 @@ def _memory(config: EngineConfig) -> str:
 
 def _disk(config: EngineConfig) -> str:
     share = config.cache_write_share
-    bound = f"; writing takes at most {share:.0%} of the time, or what reading saves" if share < 1 else ""
+    bound = f"; writing takes at most {share:.0%} of the time, or the time that reads save" if share < 1 else ""
     return f"{config.cache_dir}, up to {config.cache_disk / 2**30:.1f} GiB{bound}"

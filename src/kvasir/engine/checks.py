@@ -48,7 +48,7 @@ def room_for_answer(info: ModelInfo, length: int, max_tokens: int | None, param:
     context = info.max_model_len
     room = context - length
     if room < 1:
-        message = f"the prompt has {length} tokens; the context holds {context}, one of them for the answer"
+        message = f"the prompt has {length} tokens; the context holds {context}, one of them for output"
         raise PromptTooLong(message, "shorten the prompt", param, tokens=length, context=context)
     if max_tokens is not None and max_tokens > room:
         message = f"the prompt has {length} tokens and max_tokens is {max_tokens}; the context holds {context}"

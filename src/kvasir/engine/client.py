@@ -1,7 +1,7 @@
 """The engine protocol below every server and API: an engine takes Requests and streams Deltas, ids in and ids out.
 
 Three implementations: `inproc.InProcessEngine` (a thread beside the caller), `subprocess.ProcessEngine` (a supervised
-process behind a Unix socket), `fake.FakeEngine` (the real scheduler and pool over the FakeRunner: no torch).
+process connected by a Unix socket), `fake.FakeEngine` (the real scheduler and pool over the FakeRunner: no torch).
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class EngineCore:
         self.scheduler.abort(request_id, index)
 
     def pause(self, request_id: str, whether: bool) -> None:
-        """Stops computing a request whose reader lags behind, or resumes it."""
+        """Stops computing a request whose client reads too slowly, or resumes it."""
         (self.scheduler.pause if whether else self.scheduler.resume)(request_id)
 
     def expires(self) -> float | None:
@@ -229,7 +229,7 @@ class EngineCore:
             store.tier.close(max(0.0, deadline - time.monotonic()))
 
     def look(self) -> Snapshot:
-        """A snapshot for people who watch the engine. Takes some milliseconds, so it is made on request only."""
+        """A snapshot for monitoring. Takes some milliseconds, so it is made on request only."""
         return look(self.scheduler, self.stats(), self._past)
 
     @property

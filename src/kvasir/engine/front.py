@@ -213,7 +213,7 @@ class Front:
         """Renders a conversation with the model's chat template, or with `chat_template`. Raises TemplateError,
         InvalidRequest, TextTooLong, QueueFull."""
         if self.template is None:
-            raise InvalidRequest("this model has no chat template", "use completions", param="messages")
+            raise InvalidRequest("this model has no chat template", "use the completions endpoint", param="messages")
         template = self.template
 
         def render(hold: Hold) -> Rendered:
@@ -290,7 +290,9 @@ class Front:
         infill = self.infill
         if infill is None:
             message = "this model has no tokens for filling in the middle"
-            raise InvalidRequest(message, "leave it out, or serve a model of code", param=param)
+            raise InvalidRequest(
+                message, "leave the suffix out, or serve a code model with fill-in-the-middle tokens", param=param
+            )
         size = len(before) + len(after) + sum(len(name) + len(text) for name, text in files)
 
         self._lengths(param).check_size(size, param)
@@ -373,7 +375,7 @@ class Front:
         fields |= self._sequences(params)
         if params.thinking_token_budget is not None and "grammar" not in fields:
             name = "thinking_token_budget"
-            raise InvalidRequest(f"{name} bounds the reasoning of chats", "ask for a chat", param=name)
+            raise InvalidRequest(f"{name} applies to chats only", "use a chat endpoint", param=name)
         if params.structured_outputs:
             fields["grammar"] = self.grammars.of(params.structured_outputs)
         check_vocabulary(self.info, params)
@@ -455,7 +457,7 @@ class Front:
                     if delta.finish_reason is FinishReason.ERROR:
                         raise KvasirError(f"the engine failed on this input: {delta.error}")
                     if delta.finish_reason is FinishReason.TIMEOUT:
-                        raise DeadlineExceeded("the deadline of the request passed")
+                        raise DeadlineExceeded("the request's deadline has passed")
                     if delta.embedding is not None:
                         return delta.embedding
         raise EngineDead("the engine ended the request without an embedding")

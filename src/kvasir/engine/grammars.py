@@ -50,7 +50,7 @@ class Grammars:
         """Runs a method of this object, which may take seconds, in a thread. To be called from one event loop. Also
         raises QueueFull."""
         if self._asking >= MAX_ASKING:
-            raise QueueFull("too many grammars are being looked at", "try again in a moment")
+            raise QueueFull("too many grammars are being checked", "try again in a moment")
         self._asking += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, partial(method, *args, **kwargs))
@@ -75,11 +75,11 @@ class Grammars:
         nothing is requested. The first call may take a second. Raises InvalidRequest."""
         thinking, budget = reading.format.thinking if reading else None, params.thinking_token_budget
         if budget is not None and thinking is None:
-            message = "this model marks no reasoning that could be bounded"
-            raise InvalidRequest(message, "leave it out, or name its marks with --reasoning-format", param=BUDGET)
+            message = "this model marks no reasoning, so a budget cannot be applied"
+            raise InvalidRequest(message, "leave it out, or set the format with --reasoning-format", param=BUDGET)
         rule = Rule()
         if calling is not None:
-            assert reading is not None, "calls need a format"
+            assert reading is not None, "tool calls need a tool-call format"
             rule = self._calls(calling, reading, params.structured_outputs)
         elif params.structured_outputs is not None:
             rule = Rule(self._said(params.structured_outputs, reading))
@@ -178,7 +178,7 @@ def _parsed(schema: Any) -> Any:
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"the schema is no JSON: {error}") from error
+            raise InvalidRequest(f"the schema is not valid JSON: {error}") from error
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(f"a schema of type {type(schema).__name__}", "give an object")
     return schema

@@ -146,7 +146,9 @@ class InProcessEngine:
         self._thread.join(seconds)
         if not self._thread.is_alive():
             return
-        log.warning("the engine's last step has not ended after %g seconds; its memory stays taken until then", seconds)
+        log.warning(
+            "the engine's last step has not ended after %g seconds; its memory stays allocated until it does", seconds
+        )
 
     # -- the engine's thread -----------------------------------------------------------------------------------
 
@@ -202,7 +204,7 @@ class InProcessEngine:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            log.debug("the event loop is closed: %s is dropped", function)
+            log.debug("the event loop is closed; dropping %s", function)
 
 
 _started: weakref.WeakSet[InProcessEngine] = weakref.WeakSet()

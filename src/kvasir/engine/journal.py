@@ -43,7 +43,7 @@ class Stage(IntEnum):
 class Entry:
     """arrived: by the journal's clock. returned: an engine died to which it had been sent. deaths: engines whose death
     it may have caused; lives: engines that died with it; both since its last token. trials: how often it was tried
-    alone. owed: tokens to come before its trial ends. paused: its reader lags behind."""
+    alone. owed: tokens to come before its trial ends. paused: its client reads too slowly."""
 
     request: Request
     arrived: float

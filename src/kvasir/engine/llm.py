@@ -222,7 +222,10 @@ class LLM:
         many = _prompt_list(prompts)
         each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
-            raise InvalidRequest(f"{len(many)} prompts and {len(each)} sampling parameters", "give one for all or each")
+            raise InvalidRequest(
+                f"{len(many)} prompts and {len(each)} sampling parameters",
+                "give one for all prompts, or one per prompt",
+            )
         answers = max((s.n for s in each if s is not None), default=1)
         return self._all([partial(self._llm.complete, p, s) for p, s in zip(many, each, strict=True)], answers)
 
@@ -332,7 +335,7 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _raise_fault(answer: Answer) -> None:
     if answer.finish_reason is FinishReason.ERROR and answer.refused:
-        raise InvalidRequest(answer.error or "the request cannot be followed")
+        raise InvalidRequest(answer.error or "the request was refused")
     if answer.finish_reason is FinishReason.ERROR:
         raise KvasirError(f"the engine failed on this request: {answer.error}")
 

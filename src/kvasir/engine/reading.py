@@ -146,7 +146,9 @@ class Reader:
             try:
                 found = detect(source, special, map(sample_of, self._template.samples(source)))
             except TemplateLimit as error:
-                found = replace(detect(source, special), fault=f"no calls can be shown: {error.message}")
+                found = replace(
+                    detect(source, special), fault=f"the template's tool calls cannot be rendered: {error.message}"
+                )
             if len(_DETECTED) >= MOST_DETECTED:
                 _DETECTED.pop(next(iter(_DETECTED)), None)
             _DETECTED[key] = found

@@ -32,8 +32,10 @@ def make_socket_path() -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix=f"kvasir-engine-{os.getpid()}-", dir=base)) / SOCKET
     except OSError as error:
-        hint = "let TMPDIR or XDG_RUNTIME_DIR name a folder that can be written to"
-        raise ConfigError(f"no folder for a socket in {base}: {error.strerror}", hint) from error
+        hint = "set TMPDIR or XDG_RUNTIME_DIR to a writable folder"
+        raise ConfigError(
+            f"no folder for the engine's socket can be created in {base}: {error.strerror}", hint
+        ) from error
 
 
 def remove_socket(path: Path) -> None:

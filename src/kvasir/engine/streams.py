@@ -99,7 +99,7 @@ class Streams:
         """Sends the request and yields its deltas to the last; cancels it if the reader leaves early. Raises
         InvalidRequest if its id is in use."""
         if request.id in self._queues:
-            raise InvalidRequest(f"request id {request.id!r} is in use", param="request_id")
+            raise InvalidRequest(f"request id {request.id!r} is already in use", param="request_id")
         queue = self._queues[request.id] = _Queue()
         open_answers = set(range(request.params.n)) - set(request.done)
         try:

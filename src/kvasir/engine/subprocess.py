@@ -125,7 +125,7 @@ class ProcessEngine:
             raise EngineDead(self._dead)
         held = self._journal.num_held
         if held and held + request.params.n > self._max_waiting:
-            raise QueueFull("the engine is starting again and the queue is full", "try again later")
+            raise QueueFull("the engine is restarting and the queue is full", "try again later")
         stream = self._streams.run(request, self._send, self._cancel)
         timer = None
         if request.deadline is not None:
@@ -192,7 +192,7 @@ class ProcessEngine:
 
     async def _ask(self, what: str) -> wire.Answer:
         if self._dead is not None or not self._ready:
-            raise EngineDead(self._dead or "the engine is starting again")
+            raise EngineDead(self._dead or "the engine is restarting")
         number = next(self._numbers)
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
@@ -317,8 +317,8 @@ class ProcessEngine:
             elif (status := self._process.poll()) is not None:
                 kind = Killed if status == -signal.SIGKILL else EngineDead
                 raise kind(
-                    f"the engine process ended with status {status} while it started",
-                    "its last lines above say why",
+                    f"the engine process exited with status {status} during start-up",
+                    "see its last log lines above",
                 )
             elif self._info is not None:  # the very first start has no watchdog: users watch it themselves
                 watchdog.tick(time.monotonic() - last, use_of(self._process.pid))
@@ -346,9 +346,9 @@ class ProcessEngine:
                 watch.cancel()
             if time.monotonic() - since > STABLE_SECONDS:
                 self._attempts = 0
-            log.error("the engine process ended with status %d; starting it again", status)
+            log.error("the engine process exited with status %d; restarting it", status)
             await self._bury()
-            await self._relaunch(f"the engine process ended with status {status}")
+            await self._relaunch(f"the engine process exited with status {status}")
             self.restarts += 1
             self._flush()
 
@@ -370,7 +370,7 @@ class ProcessEngine:
                     watchdog.tick(now - last, use_of(process.pid))
                     last = now
                     if verdict := watchdog.verdict:
-                        log.error("the engine process is hung: %s; it is killed", verdict)
+                        log.error("the engine process is hung: %s; killing it", verdict)
                         return process.kill()
                 watchdog.longest = asked.result().longest_step
             except (EngineDead, AssertionError):
@@ -395,11 +395,11 @@ class ProcessEngine:
         self._close_pipes()
         for answer in self._questions.values():
             if not answer.done():
-                answer.set_exception(EngineDead("the engine process ended"))
+                answer.set_exception(EngineDead("the engine process exited"))
         for request in self._journal.death():
             error = EngineDead(
-                "the engine process ended twice while it computed this request, the second time with nothing else",
-                "it will not be tried again",
+                "the engine process exited twice while computing this request, the second time with no other request",
+                "it will not be retried",
             )
             self._streams.fail(request.id, error)
         self._end_overdue()
@@ -412,7 +412,7 @@ class ProcessEngine:
                 return await self._launch()
             except Exception as error:
                 reason = str(error)
-                log.error("attempt %d to start the engine again failed: %s", self._attempts, reason)
+                log.error("attempt %d to restart the engine failed: %s", self._attempts, reason)
 
     async def _pause(self, reason: str) -> None:
         """Waits for the next attempt; not while deaths narrow down the poison request, which takes few attempts."""
@@ -420,10 +420,10 @@ class ProcessEngine:
         pause = 0.0 if late < 0 or self._journal.on_trial else min(LONGEST_PAUSE, 2.0 ** min(late, 10))
         self._state = EngineState("restarting", reason, self._attempts, time.time() + pause)
         if pause:
-            log.warning("%s; the next attempt to start it is in %g seconds", reason, pause)
+            log.warning("%s; next attempt in %g seconds", reason, pause)
         await asyncio.sleep(pause)
         self._attempts += 1
-        log.info("attempt %d to start the engine again", self._attempts)
+        log.info("attempt %d to restart the engine", self._attempts)
         self._state = EngineState("starting", reason, self._attempts)
 
     def _end_process(self) -> None:

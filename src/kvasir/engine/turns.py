@@ -112,7 +112,9 @@ class Turns:
         crowded = len(own) >= MAX_WAITING_PER_KEY or total >= MAX_WAITING
         heavy = bytes_own and (bytes_own + waiter.size > MAX_BYTES_PER_KEY or bytes_total + waiter.size > MAX_BYTES)
         if crowded or heavy:
-            raise QueueFull("too many texts wait for their turn", "try again in a moment, or send shorter texts")
+            raise QueueFull(
+                "too many texts are waiting to be tokenized", "try again in a moment, or send shorter texts"
+            )
         self._bytes[waiter.key] = bytes_own + waiter.size
         self._waiting.setdefault(waiter.key, own).append(waiter)
         self._grant()

@@ -67,9 +67,9 @@ class Watchdog:
     def verdict(self) -> str:
         """Why the process must be killed; empty if it must not."""
         if self.idle >= max(self.floor, QUIET_STEPS * self.longest):
-            return f"it owes an answer and has done nothing for {self.idle:.1f} seconds"
+            return f"it has pending work and made no progress for {self.idle:.1f} seconds"
         if self.silent >= max(BUSY_FACTOR * self.floor, BUSY_STEPS * self.longest):
-            return f"it is busy and has been silent for {self.silent:.0f} seconds"
+            return f"it is busy and has sent nothing for {self.silent:.0f} seconds"
         return ""
 
 

@@ -26,7 +26,7 @@ from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
 from kvasir.types import Delta, ModelInfo, Request, Tokens, each_delta
 
-AHEAD = 32  # messages that each side may hold while the API process lags behind; then the engine waits for it
+AHEAD = 32  # messages that each side may buffer while the API process is slow; then the engine waits for it
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):

@@ -176,7 +176,7 @@ def holds(schema: Any, value: Any, scope: Scope, depth: int = 0) -> bool:
     if isinstance(schema, bool):
         return schema
     if depth > MAX_DEPTH or isinstance(value, list | dict):
-        raise Unknown("a schema nested too deeply")
+        raise Unknown("a schema that is nested too deeply")
     kind = kind_of(value)
     spoken = {
         key for key in schema if key in KEYWORDS and (key == "type" or key in _OF_ANY or key in _OF_KIND.get(kind, ()))

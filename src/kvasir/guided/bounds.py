@@ -13,8 +13,8 @@ from kvasir.guided.pointers import step
 from kvasir.guided.texts import Unknown
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-HINT = "use a bound that is inclusive, or another"
-PROBLEM = "beside a fraction next to it, llguidance would allow the bound itself"
+HINT = "use an inclusive bound, or another value"
+PROBLEM = "the grammar compiler would allow this exclusive bound itself"
 _HAS_BOUNDS = frozenset(BOUNDS)
 _LARGEST = 2**53
 _IN_PLACE = ("allOf", "anyOf", "oneOf")

@@ -62,7 +62,7 @@ class BudgetGuide:
         """Raises GuideError for an id that is not allowed."""
         for token in ids:
             if self._pending and token != self._pending.pop(0):
-                raise GuideError(f"id {token} where the reasoning has to end")
+                raise GuideError(f"id {token} where the reasoning must end")
             if self._guide:
                 self._guide.advance((token,))
             self._reasoning.feed(self._vocabulary.tokenizer.token_bytes(token))

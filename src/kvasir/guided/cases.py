@@ -99,7 +99,7 @@ class _Cases:
         except Unknown as error:
             if not self._lenient and key != "oneOf":  # llguidance handles some oneOf that are not handled here
                 message = f"{key}: it cannot be enforced here ({error})"
-                raise InvalidRequest(message, "say it in another way, or leave it out") from error
+                raise InvalidRequest(message, "rewrite it, or leave it out") from error
             told.clear()
             told.update({k: v for k, v in before.items() if k != key or key == "oneOf"})  # oneOf is then read as anyOf
         except (TypeError, AttributeError, ValueError, KeyError):  # malformed: llguidance will refuse it
@@ -208,7 +208,7 @@ def _format(told: dict[str, Any], scope: Scope) -> None:
     said = told["format"]
     pattern = FORMATS.get(said, "")
     if pattern is None:
-        raise Unknown(f"no pattern tells what is of the format {said}")
+        raise Unknown(f"no pattern is known for the format {said}")
     if pattern and "pattern" in told:
         also(told, {"pattern": pattern})
     elif pattern:

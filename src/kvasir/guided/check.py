@@ -75,5 +75,7 @@ class GrammarCheck:
         except ValueError as error:  # a lone surrogate, which only Python accepts as text
             raise InvalidRequest(f"the grammar is not plain text: {error}", param=param) from error
         if "error" in reply:
-            raise InvalidRequest(f"it cannot be enforced: {reply['error']}", "change or leave it out", param=param)
+            raise InvalidRequest(
+                f"the grammar cannot be enforced: {reply['error']}", "change or leave it out", param=param
+            )
         return str(reply["grammar"])

@@ -53,7 +53,7 @@ class Vocabulary:
         found = self.pieces.spell(text.encode())
         if found is None:
             self.unspelt = text
-            raise ValueError("no tokens spell it")
+            raise ValueError("no tokens encode it")
         return found
 
 
@@ -69,7 +69,7 @@ class Worker:
         except GbnfToLarkError as error:
             return _failure("grammar", f"the grammar is neither Lark nor GBNF: {error}")
         except (MemoryError, RecursionError, OverflowError) as error:
-            return _failure("limit", f"the grammar asked for too much: {type(error).__name__}")
+            return _failure("limit", f"the grammar exceeds the limits: {type(error).__name__}")
         except Exception as error:
             return _failure("grammar", f"{type(error).__name__}: {error}")
         finally:
@@ -79,17 +79,17 @@ class Worker:
         try:
             self.vocabulary = Vocabulary(job)
         except (ValueError, RuntimeError) as error:
-            return _failure("grammar", f"this model's tokenizer does not go with grammars: {error}")
+            return _failure("grammar", f"this model's tokenizer does not support grammars: {error}")
         return {}
 
     def _check(self, job: dict) -> dict:
-        assert self.vocabulary is not None, "the first job brings it"
+        assert self.vocabulary is not None, "the first job sends the tokenizer"
         grammar = any_to_lark(job["grammar"]) if job["convert"] else job["grammar"]
         self.vocabulary.unspelt = ""
         try:
             found = Grammar(self.vocabulary.library, grammar)
             if found.begin().done:
-                return _failure("grammar", "it allows no text at all")
+                return _failure("grammar", "it allows no text")
             self.vocabulary.explorer.walk(found)
         except GuideError as error:
             unspelt = self.vocabulary.unspelt

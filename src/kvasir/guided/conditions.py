@@ -44,7 +44,7 @@ def all_of(told: dict[str, Any], scope: Scope) -> None:
 
 def _by_value(chain: list[Any], told: Mapping[str, Any], scope: Scope) -> list[Any] | None:
     """The cases of conditions that test one key for values of their own; None if they do not. If the key is absent, the
-    conditions that do not require it hold; for a value that is no object, all hold."""
+    conditions that do not require it hold; for a value that is not an object, all hold."""
     asked = [one for one in (_by_key(one["if"]) for one in chain) if one]
     key = asked[0].key if asked else ""
     values = [value for one in asked for value in one.values]

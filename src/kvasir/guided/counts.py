@@ -87,10 +87,10 @@ def unique_items(told: dict[str, Any], scope: Scope) -> None:
         return
     values = None if prefix else _values(items, scope)
     if values is None:
-        raise Unknown("items of which there are many")
+        raise Unknown("too many items")
     counts = range(told.get("minItems", 0), min(told.get("maxItems", len(values)), len(values)) + 1)
     if sum(perm(len(values), n) for n in counts) > _MAX_WAYS:
-        raise Unknown("items of which there are many")
+        raise Unknown("too many items")
     ways = [list(way) for n in counts for way in permutations(values, n)]
     kept = {key: value for key, value in told.items() if key not in ("items", "minItems", "maxItems", "type")}
     others = [{"type": t} for t in ([kinds] if isinstance(kinds, str) else kinds) if t != "array"]
@@ -119,7 +119,7 @@ def _values(schema: Any, scope: Scope) -> list[Any] | None:
     return found if len(found) <= 8 else None
 
 
-_TWICE = "a key may come twice, so they are not distinguished"
+_TWICE = "duplicate keys would be counted twice"
 
 # -- objects ------------------------------------------------------------------------------------------------------
 
@@ -201,9 +201,9 @@ def _by_pattern(told: dict[str, Any], said: Mapping[str, Any]) -> None:
     elif set(said) == {"pattern"}:
         pattern = said["pattern"]
     else:
-        raise Unknown("more than one thing is asked of a name")
+        raise Unknown("a name has more than one condition")
     if told.get("properties") or told.get("required") or "patternProperties" in told or _chosen(told):
-        raise Unknown("beside other keywords of objects")
+        raise Unknown("it is combined with other keywords of objects")
     if free is not False:
         told["patternProperties"] = {pattern: free}
     told["additionalProperties"] = False

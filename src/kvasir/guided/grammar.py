@@ -230,5 +230,7 @@ def _error(reason: str) -> GuideError:
     if _NOT_ALLOWED in reason:
         return GuideError(f"the grammar cannot be followed: {reason}")
     if "NoExtension" in reason:
-        return GrammarError("the grammar comes to a place where no token of this model can follow", "change it")
+        return GrammarError(
+            "the grammar reached a state in which no token of this model is allowed", "change the grammar"
+        )
     return GrammarError(f"the grammar cannot be followed within its limits: {reason}", "make it simpler")

@@ -48,7 +48,7 @@ class Compiled:
             guide = self.grammar.begin()
         if self._rule.reasoning and self._rule.budget is not None:
             return BudgetGuide(guide, self._vocabulary, self._rule.reasoning, self._end, self._rule.budget)
-        assert guide, "a rule that asks for nothing"
+        assert guide, "a rule without constraints"
         return guide
 
 
@@ -123,7 +123,7 @@ def make_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     try:
         return LLTokenizer(wrapped, eos_token=list(vocabulary.eos_ids) or None)  # type: ignore[arg-type]
     except (ValueError, RuntimeError) as error:
-        raise GuideError(f"this model's tokenizer does not go with grammars: {error}") from error
+        raise GuideError(f"this model's tokenizer does not support grammars: {error}") from error
 
 
 class Wrapped:

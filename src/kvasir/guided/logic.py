@@ -61,7 +61,7 @@ def kinds_of(types: Any) -> frozenset[str]:
 def types_of(kinds: frozenset[str]) -> list[str]:
     """The types of kinds. Raises Unknown for fractions without integers, for which there is no type."""
     if "fraction" in kinds and "integer" not in kinds:
-        raise Unknown("numbers that are not whole")
+        raise Unknown("numbers that are not integers")
     named = kinds - {"integer", "fraction"}
     number = ["number"] if "fraction" in kinds else ["integer"] if "integer" in kinds else []
     return sorted(named) + number
@@ -104,7 +104,7 @@ def negated(schema: Any, scope: Scope, depth: int = 0, among: frozenset[str] | N
     if isinstance(schema, bool):
         return not schema
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
-        raise Unknown("a schema nested too deeply")
+        raise Unknown("a schema that is nested too deeply")
     options: list[Any] = []
     for key, said in schema.items():
         if key in KEYWORDS:

@@ -40,8 +40,8 @@ class MarkedValues:
             schema = {}
         unknown = sorted(set(schema) - _ENFORCED - _SAYS_NOTHING)
         if unknown and not self._lenient:
-            message = f"{unknown[0][:80]!r} cannot be enforced in the way this model writes calls"
-            raise InvalidRequest(message, "leave it out, or strict", param="tools")
+            message = f"{unknown[0][:80]!r} cannot be enforced in this model's tool-call format"
+            raise InvalidRequest(message, "leave it out, or leave strict out", param="tools")
         options = self._options(schema)
         return self._either([*options, '"null"'] if schema.get("nullable") is True else options)
 
@@ -51,14 +51,14 @@ class MarkedValues:
             return [self._of(kind, schema) for kind in _kinds(schema)]
         beside = sorted(set(schema) & _ENFORCED - {whole} - ({"type"} if whole in ("enum", "const") else set()))
         if beside and not self._lenient:
-            message = f"{beside[0]!r} beside {whole!r} cannot be enforced in the way this model writes calls"
-            raise InvalidRequest(message, "leave one of them out, or strict", param="tools")
+            message = f"{beside[0]!r} beside {whole!r} cannot be enforced in this model's tool-call format"
+            raise InvalidRequest(message, "leave one of them out, or leave strict out", param="tools")
         said = schema[whole]
         if whole == "$ref" and isinstance(said, str):
             return [self._reference(said)]
         choices = [said] if whole == "const" else said
         if not isinstance(choices, list) or not choices:
-            raise InvalidRequest(f"{whole!r} is no list of choices", "give one", param="tools")
+            raise InvalidRequest(f"{whole!r} is not a list of choices", "give one", param="tools")
         if whole in ("enum", "const"):
             return [self._lark.words(self._written(choice)) for choice in choices]
         return [self.value(choice) for choice in choices]
@@ -86,14 +86,14 @@ class MarkedValues:
                 key = rf"/{PLAIN_KEY.pattern}/"
                 pair = f'{key} ":" {self._anything()}'
                 return f'"{{" ({pair} ("," {pair})*)? "}}"'
-        raise InvalidRequest(f"the type {str(kind)[:80]!r} is none of JSON Schema's", param="tools")
+        raise InvalidRequest(f"the type {str(kind)[:80]!r} is not a type of JSON Schema", param="tools")
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         properties, needed = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping):
-            raise InvalidRequest("'properties' is no object", "give schemas by their names", param="tools")
+            raise InvalidRequest("'properties' is not an object", "map names to schemas", param="tools")
         if not isinstance(needed, list) or not all(isinstance(name, str) for name in needed):
-            raise InvalidRequest("'required' is no list of names", "give one", param="tools")
+            raise InvalidRequest("'required' is not a list of names", "give one", param="tools")
         keys = sorted(properties, key=str.lower)  # the order of the template
         pairs = {key: f"{self._lark.words(self._key(key) + ':')} {self.value(properties[key])}" for key in keys}
         return f'"{{" {self._lark.listed(self._new(), pairs, needed, ",")} "}}"'

@@ -52,7 +52,7 @@ class Pointers:
         self._moved: dict[str, str] = {}
         self._named = schema.get("$defs", {})
         if not isinstance(self._named, Mapping):
-            raise InvalidRequest("'$defs' is no object", "give schemas by their names")
+            raise InvalidRequest("'$defs' is not an object", "map names to schemas")
         self._draft = _draft_of(schema)
         self._otherwise = _OTHERWISE if self._draft < 8 else _OTHERWISE - {"$ref"}
         self._newer = frozenset(key for since, keys in _SINCE.items() if since > self._draft for key in keys)
@@ -74,7 +74,7 @@ class Pointers:
 
     def find(self, reference: Any) -> Any:
         if self._based or not isinstance(reference, str) or not reference.startswith("#"):
-            raise Unknown("a reference to elsewhere")
+            raise Unknown("a reference out of the schema")
         return step(self.schema, reference)
 
     def spend(self) -> None:
@@ -168,7 +168,7 @@ def step(found: Any, reference: str) -> Any:
         try:
             found = found[int(part)] if isinstance(found, list) else found[part]
         except (KeyError, IndexError, ValueError, TypeError):
-            raise Unknown("a reference to nothing") from None
+            raise Unknown("a reference without a target") from None
     return found
 
 

@@ -107,9 +107,11 @@ def _wrong(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The keywords that cannot be enforced: keyword, problem, hint."""
     wrong: list[tuple[str, str, str]] = []
     if not _HAS_OLD.isdisjoint(schema):
-        wrong += [(key, "a keyword of an older draft", f"use {_OLD[key]}") for key in _OLD if key in schema]
+        wrong += [(key, "a keyword of an older JSON Schema draft", f"use {_OLD[key]}") for key in _OLD if key in schema]
     if schema.get("required") is True:
-        wrong.append(("required", "true is of an older draft", "list the names in the object that has them"))
+        wrong.append(
+            ("required", "true belongs to an older JSON Schema draft", "list the names in the object that has them")
+        )
     if not _HAS_NUMBERS.isdisjoint(schema):
         wrong += _wrong_numbers(schema)
     for key in ("const", "enum", "properties", "required"):
@@ -117,7 +119,7 @@ def _wrong(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         if said is not None and _is_unwritable(
             list(said) if key == "properties" and isinstance(said, Mapping) else said
         ):
-            wrong.append((key, "a text has control characters that only \\uXXXX can write", "leave them out"))
+            wrong.append((key, "a text has control characters that need \\uXXXX escapes", "leave them out"))
     if not _HAS_BOUNDS.isdisjoint(schema) and (key := misread(bounds_of(schema))):
         wrong.append((key, PROBLEM, HINT))
     step = schema.get("multipleOf")

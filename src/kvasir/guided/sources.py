@@ -48,7 +48,7 @@ def regex(pattern: str) -> str:
 def choice(options: Sequence[str]) -> str:
     """The choice is one of these texts."""
     if not options or not all(options):
-        raise InvalidRequest("an empty choice", "give texts of one character at least")
+        raise InvalidRequest("an empty choice", "give texts of at least one character")
     return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in options)
 
 
@@ -75,12 +75,12 @@ def structural_tags(
     for tag in tags:
         trigger = max((t for t in triggers if t and tag.begin.startswith(t)), key=len, default=None)
         if trigger is None:
-            raise InvalidRequest(f"no trigger is the beginning of {tag.begin[:80]!r}", "give one for each tag")
+            raise InvalidRequest(f"no trigger is the beginning of {tag.begin[:80]!r}", "give a trigger for each tag")
         value = f"%json {spelt(tag.schema)}"
         body = [*literals(tag.begin[len(trigger) :], specials), value, *literals(tag.end, specials)]
         bodies.setdefault(trigger, []).append(" ".join(body))
     if not bodies:
-        raise InvalidRequest("no tags are given", "give at least one")
+        raise InvalidRequest("no tags are given", "give at least one tag")
     openings = [_opening(i, trigger, specials) for i, trigger in enumerate(bodies)]
     free = sorted(i for text, i in specials.items() if not any(t.startswith(text) for t in bodies))
     tagged = " | ".join(f"open_{i} ({' | '.join(b)})" for i, b in enumerate(bodies.values()))

@@ -33,13 +33,13 @@ class Function:
         kinds = self.parameters.get("type", "object")
         if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
             message = f"the parameters of {self.name[:80]!r} are of type {str(kinds)[:80]}"
-            raise InvalidRequest(message, 'arguments are an object: give "type": "object"', param="tools")
+            raise InvalidRequest(message, 'arguments must be an object: use "type": "object"', param="tools")
 
     def checked(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         """The schema of the parameters. Raises InvalidRequest if its `properties` or `required` are malformed."""
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping):
-            raise self._wrong("properties", "not an object", "give schemas by their names")
+            raise self._wrong("properties", "not an object", "map names to schemas")
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
             raise self._wrong("required", "not a list of names", "list the arguments that a call must have")
         return schema

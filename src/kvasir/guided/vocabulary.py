@@ -30,7 +30,7 @@ class Vocabulary:
         chance. Raises UnsupportedModel if no grammar can be followed."""
         if self.tokenizer.vocab_size > self.size:
             problem = f"it has {self.tokenizer.vocab_size} tokens, and the model {self.size} ids"
-            raise UnsupportedModel(f"this model's tokenizer does not go with grammars: {problem}")
+            raise UnsupportedModel(f"this model's tokenizer does not support grammars: {problem}")
         tokens = [self.tokenizer.token_bytes(i) for i in range(self.size)]
         for text, i in self.hidden.items():
             tokens[i] = f"{HIDDEN}{text}".encode()
@@ -68,7 +68,7 @@ class Vocabulary:
             return tuple(ids)
         found = self._bytewise.spell(data)
         if found is None:
-            raise InvalidRequest(f"this model has no tokens for {text[:80]!r}", "ask for other text")
+            raise InvalidRequest(f"this model has no tokens for {text[:80]!r}", "use other text")
         return tuple(found)
 
     @cached_property

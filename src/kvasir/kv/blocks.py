@@ -73,7 +73,7 @@ class BlockTable:
 
     def adopt(self, ids: list[int]) -> None:
         """Fills this empty table with cached blocks and takes a reference to each; SCRATCH marks unneeded entries."""
-        assert not self.ids, "a table with blocks adopts others"
+        assert not self.ids, "a table that already has blocks cannot adopt others"
         self.ids = list(ids)
         self.pool.share(b for b in ids if b != SCRATCH)
 

@@ -206,5 +206,7 @@ class Evictor:
         assert node.children or not self._full or node in self._leaves or node in self._held, "a leaf is in no queue"
         for g in self._forgetting:
             blocks = node.blocks[g]
-            assert not any(blocks) or node in self._ends[g], "blocks of a group that forgets are in no queue"
-            assert not any(blocks[: self._last_window(node, g)]) or node in self._middles[g], "a middle is in no queue"
+            assert not any(blocks) or node in self._ends[g], "evictable blocks of a group are in no queue"
+            assert not any(blocks[: self._last_window(node, g)]) or node in self._middles[g], (
+                "an inner node is in no queue"
+            )

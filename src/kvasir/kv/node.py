@@ -93,7 +93,7 @@ class Node:
     def slot(self, head: bytes) -> int:
         """The index of the child with this head."""
         i = bisect_left(self.heads, head)
-        assert self.heads[i] == head, "a child is not where it belongs"
+        assert self.heads[i] == head, "a child has the wrong key"
         return i
 
     def split(self, num_blocks: int, head: bytes) -> Node:
@@ -160,18 +160,22 @@ class Node:
     def check(self, block_bytes: int) -> None:
         """Raises AssertionError if an invariant of the node or of its children is violated."""
         heads = [child.ids[:block_bytes] for child in self.children]
-        assert self.heads == heads == sorted(heads), "children are not in order"
-        assert not any(b.startswith(a) for a, b in pairwise(heads)), "a child is the beginning of another"
+        assert self.heads == heads == sorted(heads), "children are out of order"
+        assert not any(b.startswith(a) for a, b in pairwise(heads)), "a child is a prefix of another"
         for child in self.children:
             assert child.parent is self and child.namespace == self.namespace, "a child has another parent"
             assert child.start == self.start + self.num_blocks, "a child starts in the wrong place"
         if self.parent is None:
             return
         num_blocks = -(-len(self.ids) // block_bytes)
-        assert num_blocks and all(len(blocks) == num_blocks for blocks in self.blocks), "blocks and ids differ"
+        assert num_blocks and all(len(blocks) == num_blocks for blocks in self.blocks), (
+            "the number of blocks does not match the ids"
+        )
         assert not self.children or len(self.ids) % block_bytes == 0, "a partly filled block is not at the end"
         assert self.children or any(b[-1] for b in self.blocks), "a leaf ends without a block"
         for blocks, low in zip(self.blocks, self.low, strict=True):
-            assert not any(blocks[:low]), "there are blocks below the lowest"
+            assert not any(blocks[:low]), "there are blocks before the first"
         for i, digest in enumerate(self.digests):
-            assert digest == self._named(self.parent_key(i, block_bytes), i, block_bytes), "a digest of other ids"
+            assert digest == self._named(self.parent_key(i, block_bytes), i, block_bytes), (
+                "the digest does not match the ids"
+            )

@@ -484,13 +484,15 @@ class PrefixTree:
             fixed = [root.fixed[g] for root in self._roots.values() if g in root.fixed]
             pool.check([*tables, *self._pins.held(g)], [*fixed, *(node.blocks[g] for node in nodes)])
         for root in self._roots.values():
-            assert root.parent is None and root.children and not root.ids, "an empty root"
+            assert root.parent is None and root.children and not root.ids, "a root has ids or no children"
         inner = [node for node in nodes if node.parent is not None]
         assert len(inner) == self._nodes, f"{self._nodes} nodes are counted, {len(inner)} are there"
         for node in nodes:
             node.check(self._block_bytes)
         for node in inner:
             self._evictor.check(node)
-            assert all(b != SCRATCH for g in self._full for b in node.blocks[g]), "a full group misses a block"
+            assert all(b != SCRATCH for g in self._full for b in node.blocks[g]), (
+                "a group of full attention lacks a block"
+            )
         for (namespace, ids), blocks in self._pins:
             assert self.match(namespace, ids).blocks == blocks, "a pinned prefix is lost"

@@ -26,7 +26,7 @@ def cache_groups(spec: Spec | Layout, block_size: int, dtype: torch.dtype) -> tu
 def no_op(spec: Spec | Layout) -> str:
     """Why the torch ops cannot compute with these caches; "" if they can."""
     missing = [kind.needs for kind in Layout.of(spec).kinds if kind.needs not in _COMPUTES]
-    return f"there is no op for {missing[0]}" if missing else ""
+    return f"no op computes {missing[0]}" if missing else ""
 
 
 class KVCache(PagedMemory):
@@ -83,12 +83,12 @@ class KVCache(PagedMemory):
         """[rows, *state]: the state after the last token of each runner row."""
         bank, index = self._place(layer)
         found = self._rows[bank]
-        assert found is not None, "the layer keeps nothing for each row"
+        assert found is not None, "the layer has no state per row"
         return found[index]
 
     def store(self, layer: int, slots_T: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> None:
         """Writes the rows' keys and values to their slots in the layer's group."""
-        assert self.owns(layer), "the layer reads the cache of another"
+        assert self.owns(layer), "the layer shares the cache of another"
         for target, rows in self.spec[layer].writes(self.arrays(layer), k_TKd, v_TKd):
             store_kv(target, rows, slots_T)
 

@@ -54,7 +54,7 @@ class Layout:
         there = self.models.get(model, range(0))
         shares = f"layer {layer} of the model {name!r} shares layer {index} of {model!r}"
         if index not in range(len(there)):
-            raise ValueError(f"{shares}, which is not there")
+            raise ValueError(f"{shares}, which does not exist")
         if not entries[there[index]].owns:
             raise ValueError(f"{shares}, which has no cache of its own")
         return there[index]

@@ -103,4 +103,4 @@ class Module:
 
         dtype: of weight matrices; norms and biases are stored as float32.
         """
-        raise NotImplementedError(f"{type(self).__name__} takes no tensors")
+        raise NotImplementedError(f"{type(self).__name__} has no parameters")

@@ -56,7 +56,7 @@ class BertConfig:
         width = f.integer("hidden_size", 1, MAX_WIDTH, 768)
         heads = f.integer("num_attention_heads", 1, MAX_HEADS, 12)
         if width % heads:
-            raise ModelFileError(f"{f.where}: hidden_size {width} is no multiple of {heads} heads")
+            raise ModelFileError(f"{f.where}: hidden_size {width} is not a multiple of {heads} heads")
         f.expect("position_embedding_type", "absolute")
         f.expect("is_decoder", False)
         f.expect("add_cross_attention", False)

@@ -109,7 +109,7 @@ class Fields:
         supports."""
         given = self.get(name)
         if given is not None and given != value:
-            raise UnsupportedModel(f"{self.where}: {name} is {given!r}", f"this model's code has only {value!r}")
+            raise UnsupportedModel(f"{self.where}: {name} is {given!r}", f"this model's code supports only {value!r}")
 
     def finish(self) -> None:
         """Raises UnsupportedModel for a quantized checkpoint or an unread field that affects the arithmetic."""
@@ -119,7 +119,7 @@ class Fields:
         for name, value in self.values.items():
             if name not in self.read and not _neutral(value) and _has_meaning(name):
                 raise UnsupportedModel(
-                    f"{self.where}: the field {name} = {_short(value)} is not known for this model",
+                    f"{self.where}: the field {name} = {_short(value)} is unknown for this model",
                     "it may change what is computed, so it is not ignored; see docs/howto/add-a-model.md",
                 )
 
@@ -127,7 +127,7 @@ class Fields:
         value = self.values[name]
         method = value.get("quant_method") if isinstance(value, dict) else None
         raise UnsupportedModel(
-            f"{self.where}: {name} asks for the weight format {_short(method or value)}",
+            f"{self.where}: {name} selects the weight format {_short(method or value)}",
             "use the unquantized checkpoint or a GGUF file of the model",
         )
 

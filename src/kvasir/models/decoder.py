@@ -92,9 +92,9 @@ def read_sizes(
     theta, scaling = read_rope(f, max_position, partial=partial)
     rotary_dim = int(head_dim * read_rotary_share(f))
     if rotary_dim % 2 or not rotary_dim:
-        raise ModelFileError(f"{f.where}: {rotary_dim} of {head_dim} dimensions turn", "expected an even number")
+        raise ModelFileError(f"{f.where}: {rotary_dim} of {head_dim} dimensions rotate", "expected an even number")
     if scaling.factors and len(scaling.factors) != rotary_dim // 2:
-        raise ModelFileError(f"{f.where}: {len(scaling.factors)} rope factors for {rotary_dim} dimensions that turn")
+        raise ModelFileError(f"{f.where}: {len(scaling.factors)} rope factors for {rotary_dim} rotary dimensions")
     return {
         "vocab_size": f.integer("vocab_size", 1, MAX_VOCAB),
         "width": width,

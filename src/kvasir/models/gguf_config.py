@@ -38,7 +38,7 @@ def hf_config_from_gguf(metadata: Mapping[str, Any], source: Source) -> dict[str
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        raise ModelFileError("the GGUF file has no general.architecture", "is it a model, and not a vocabulary?")
+        raise ModelFileError("the GGUF file has no general.architecture", "is this a model, not a vocabulary?")
     if architecture not in FAMILIES:
         raise unsupported(architecture)
     fields = _fields(metadata, architecture)
@@ -272,7 +272,7 @@ def _check_alone(config: Mapping[str, Any], name: str, f: Fields) -> None:
     if kind != "longrope" or factor not in (0.0, 1.0):
         raise UnsupportedModel(
             f"{f.where}: a {kind} rope scaling by {factor:g} together with the tensor {name}",
-            "one of the two is supported, not both",
+            "only one of the two is supported",
         )
 
 

@@ -58,7 +58,7 @@ class GPT2Config:
         width = f.integer("n_embd", 1, MAX_WIDTH, 768)
         heads = f.integer("n_head", 1, MAX_HEADS, 12)
         if width % heads:
-            raise ModelFileError(f"{f.where}: n_embd {width} is no multiple of n_head {heads}")
+            raise ModelFileError(f"{f.where}: n_embd {width} is not a multiple of n_head {heads}")
         layers = f.integer("n_layer", 1, MAX_LAYERS, 12)
         f.expect("add_cross_attention", False)
         f.get("reorder_and_upcast_attn")  # selects float32 attention in training; ours is always float32

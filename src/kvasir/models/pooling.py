@@ -94,7 +94,7 @@ def read_pooling(folder: str | Path) -> dict[str, Any]:
     if list(kinds) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UnsupportedModel(
             f"{folder / 'modules.json'}: the modules are {', '.join(kinds)}",
-            "supported: Transformer, Pooling and perhaps Normalize",
+            "supported: Transformer, Pooling and optionally Normalize",
         )
     pooling = {"kind": _read_kind(folder / kinds["Pooling"]), "normalize": "Normalize" in kinds}
     lengths = folder / kinds["Transformer"] / "sentence_bert_config.json"

@@ -64,7 +64,7 @@ def model_class_for(config: Mapping[str, Any]) -> type:
     if architectures and not set(ours) & set(architectures):
         raise UnsupportedModel(
             f"no code for the architecture {architectures[0][:100]} of the model type {model_type}",
-            f"supported of it: {', '.join(ours)}; {HOWTO}",
+            f"supported for this type: {', '.join(ours)}; {HOWTO}",
         )
     return model_class(model_type)
 

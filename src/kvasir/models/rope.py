@@ -64,10 +64,10 @@ def _read_scaling(f: Fields, max_position: int) -> RopeScaling:
         )
     if kind != "longrope" and (f.get("short_factor") or f.get("long_factor")):
         raise UnsupportedModel(f"{f.where}: short_factor and long_factor of the rope kind {quoted(kind)}",
-                               "they are supported of longrope")  # fmt: skip
+                               "they are supported only for longrope")  # fmt: skip
     unknown = sorted(set(f.values).difference(_KNOWN_KEYS.split()))
     if unknown:
-        raise UnsupportedModel(f"{f.where}: {quoted(unknown[0])} is not known", "rope settings are never ignored")
+        raise UnsupportedModel(f"{f.where}: {quoted(unknown[0])} is unknown", "rope settings are never ignored")
     if kind == "default":
         return RopeScaling()
     if kind == "factors":
@@ -131,7 +131,7 @@ def _yarn_attention_factor(f: Fields, factor: float) -> float:
 def _read_factors(f: Fields, name: str) -> tuple[float, ...]:
     values: Any = f.get(name)
     if not isinstance(values, list) or not 0 < len(values) <= MAX_HEAD_DIM:
-        raise ModelFileError(f"{f.where}: {name} is no list of at most {MAX_HEAD_DIM} numbers")
+        raise ModelFileError(f"{f.where}: {name} is not a list of at most {MAX_HEAD_DIM} numbers")
     if not all(is_number(v) and 0.1 <= v < 1e6 for v in values):
         raise ModelFileError(f"{f.where}: {name} holds a value outside [0.1, 1e6)")
     return tuple(float(v) for v in values)

@@ -109,7 +109,7 @@ class Traced:
         raise CannotTrace(f"the forward uses .{name} of a tensor")
 
     def __bool__(self) -> bool:
-        raise CannotTrace("the forward decides by a tensor's values")
+        raise CannotTrace("the forward branches on a tensor's values")
 
     def __getitem__(self, index: Any) -> Any:
-        raise CannotTrace("the forward takes a part of a tensor")
+        raise CannotTrace("the forward indexes a tensor")

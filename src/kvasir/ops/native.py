@@ -38,9 +38,9 @@ def load(path: Path) -> ctypes.CDLL:
     if not path.exists():
         raise ConfigError(
             "the native CPU kernels are not built",
-            "install a C++ compiler and reinstall; until then the eager executor does the work",
+            "install a C++ compiler and reinstall; until then the eager executor is used",
         )
-    hint = "reinstall Kvasir so that its library and its Python code are of one version"
+    hint = "reinstall Kvasir so that its library and its Python code have the same version"
     try:
         library = ctypes.CDLL(str(path))
         version = library.kvasir_abi_version()
@@ -49,7 +49,7 @@ def load(path: Path) -> ctypes.CDLL:
     if version != ABI_VERSION:
         raise ConfigError(f"the native CPU kernels have ABI {version}, expected {ABI_VERSION}", hint)
     if library.kvasir_sampler_layout() != LAYOUT:
-        raise ConfigError("the native CPU kernels know other sampling fields than this Kvasir", hint)
+        raise ConfigError("the native CPU kernels were built for other sampling fields", hint)
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -112,7 +112,7 @@ def force_isa(name: str | None) -> str:
     changes nothing, if the name is unknown or the processor cannot run it.
     """
     if name is not None and name not in ISAS:
-        raise ConfigError(f"there is no instruction set {name!r}", f"choose one of {', '.join(ISAS)}")
+        raise ConfigError(f"unknown instruction set {name!r}", f"choose one of {', '.join(ISAS)}")
     if lib().kvasir_set_isa(-1 if name is None else ISAS.index(name)) < 0:
         found = " ".join(cpu_features()) or "none"
         raise ConfigError(f"this processor cannot run {name} kernels (it has: {found})", "choose a lower one")

@@ -115,9 +115,11 @@ class Op(Generic[P, R]):
                 break
             refused.append((impl.name, reason))
         if found is None and wanted not in (None, BODY):
-            tried = "; ".join(f"{name}: {reason}" for name, reason in refused) or "it has none of that name"
+            tried = (
+                "; ".join(f"{name}: {reason}" for name, reason in refused) or "it has no implementation of that name"
+            )
             names = ", ".join([BODY, *(impl.name for impl in self.impls if impl.on == kind)])
-            raise ConfigError(f"{self.name} cannot run as {wanted} on {kind} ({tried})", f"there are: {names}")
+            raise ConfigError(f"{self.name} cannot run as {wanted} on {kind} ({tried})", f"available: {names}")
         self.chosen[kind] = found.function if found else self.body
         self.choices[kind] = Choice(self.name, kind, found.name if found else BODY, tuple(refused))
         return self.choices[kind]
@@ -126,7 +128,7 @@ class Op(Generic[P, R]):
 def op(body: Callable[P, R]) -> Op[P, R]:
     """Makes an op from its plain torch body; the function's name is the op's name."""
     name = body.__name__
-    assert name not in OPS, f"there are two ops called {name}"
+    assert name not in OPS, f"two ops have the name {name}"
     OPS[name] = entry = Op(name, body)
     update_wrapper(entry, body)
     return entry
@@ -149,5 +151,5 @@ def choose_all(facts: Facts, wanted: Mapping[str, str] | None = None) -> tuple[C
     wanted = wanted or {}
     unknown = sorted(set(wanted) - set(OPS))
     if unknown:
-        raise ConfigError(f"there is no op {unknown[0]!r}", f"ops: {', '.join(sorted(OPS))}")
+        raise ConfigError(f"unknown op {unknown[0]!r}", f"ops: {', '.join(sorted(OPS))}")
     return tuple(entry.choose(facts, wanted.get(name)) for name, entry in sorted(OPS.items()))

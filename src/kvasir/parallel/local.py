@@ -26,7 +26,7 @@ class LocalRanks:
 
     def __init__(self, size: int):
         if size < 1 or size > MAX_RANKS or size & (size - 1):
-            raise ConfigError(f"{size} ranks cannot share a model", "take 1, 2, 4 or 8: sums keep their order then")
+            raise ConfigError(f"{size} ranks cannot share a model", "use 1, 2, 4 or 8: these keep the order of sums")
         self.size = size
         self.meshes = [LocalRank(self, rank) for rank in range(size)]
         self._barrier = threading.Barrier(size)

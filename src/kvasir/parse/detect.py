@@ -54,10 +54,10 @@ def detect(template: str, special_tokens: Collection[str] = (), samples: Iterabl
             return Found(Format(calls, thinking))
     if first is not None:
         said = first.said if len(first.said) <= SHOWN else first.said[:SHOWN] + "..."
-        return Found(Format(NO_CALLS, thinking), f"the chat template writes tool calls in no known format: {said!r}")
+        return Found(Format(NO_CALLS, thinking), f"the chat template writes tool calls in an unknown format: {said!r}")
     calls = next((row for row in CALLS if _shows(row.signs, template)), NO_CALLS)
     takes_tools = calls is NO_CALLS and re.search(r"\btools\b", template) is not None
-    return Found(Format(calls, thinking), "the chat template takes tools and shows no calls" if takes_tools else "")
+    return Found(Format(calls, thinking), "the chat template accepts tools and renders no calls" if takes_tools else "")
 
 
 def _returning(sample: Sample, thinking: Thinking | None, template: str) -> Calls | None:

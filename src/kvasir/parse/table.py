@@ -72,4 +72,4 @@ def choose(tools: str = "auto", reasoning: str = "auto", found: Format = Format(
 
 
 def _unknown(kind: str, name: str, names: tuple[str, ...]):
-    raise ConfigError(f"there is no {kind} format {name!r}", f"expected auto, {', '.join(names)}")
+    raise ConfigError(f"unknown {kind} format {name!r}", f"expected auto, {', '.join(names)}")

@@ -113,7 +113,7 @@ def _from_python(text: str) -> str | None:
         next(steps)
     except StopIteration as found:
         return "".join(pieces) if found.value and tape.at_end else None
-    raise AssertionError("the text has ended: nothing is waited for")
+    raise AssertionError("the text has ended: no value is pending")
 
 
 def _json_type(text: str) -> str:

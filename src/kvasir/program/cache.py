@@ -37,14 +37,14 @@ def no_kernel(spec: Spec | Layout) -> str:
     """Why the kernels do not support these caches; "" if they do."""
     layout = Layout.of(spec)
     if len(layout.groups) > MAX_GROUPS:
-        return f"the kernels have room for {MAX_GROUPS} block tables of a sequence, not for {len(layout.groups)}"
+        return f"the kernels support {MAX_GROUPS} block tables per sequence, not {len(layout.groups)}"
     for kind in layout.kinds:
         if kind.needs not in _COMPUTES:
-            return f"there is no kernel for {kind.needs}"
+            return f"no kernel for {kind.needs}"
         if kind.key_dim != kind.value_dim:
-            return f"there is no attention kernel for keys of {kind.key_dim} and values of {kind.value_dim}"
+            return f"no attention kernel for keys of {kind.key_dim} and values of {kind.value_dim}"
         if kind.key_dim % 2 or kind.key_dim > _MOST_DIM:
-            return f"there is no attention kernel for heads of {kind.key_dim}"
+            return f"no attention kernel for heads of {kind.key_dim}"
     return ""
 
 

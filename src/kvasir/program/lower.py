@@ -35,8 +35,8 @@ BY_ROW = (
     "route",
     "gated",
 )
-MEETINGS = ("all_reduce", "all_gather", "pick_rows")  # collectives of ranks
-ALL_TOGETHER = ("paged_attention", "experts", "adapt_inner", "adapt_add", "call", *MEETINGS)
+COLLECTIVES = ("all_reduce", "all_gather", "pick_rows")  # collectives of ranks
+ALL_TOGETHER = ("paged_attention", "experts", "adapt_inner", "adapt_add", "call", *COLLECTIVES)
 IN_PLACE = (*ELEMENTWISE, "rms_norm", "layer_norm", "rope", "gated", "adapt_add", "all_reduce", "pick_rows")
 
 
@@ -312,7 +312,7 @@ class _Placer:
 
     def _plain(self, at: int, node: Node) -> None:
         if node.op not in (*BY_ROW, *ALL_TOGETHER):
-            raise CannotTrace(f"there is no kernel for {node.op}")
+            raise CannotTrace(f"no kernel for {node.op}")
         if node.op == "experts":
             _check_experts(*node.inputs[3:6])
         outs, values = _outs(node), tuple(v for v in _values(node.inputs) if v.kind == "float32")

@@ -18,7 +18,7 @@ from kvasir.program.adapters import Adapters
 from kvasir.program.cache import NativeCache
 from kvasir.program.calls import Calls, Hooks, for_experts
 from kvasir.program.layout import Layout, aligned
-from kvasir.program.lower import ELEMENTWISE, FUNCTIONS, MEETINGS, Lowered, Step
+from kvasir.program.lower import COLLECTIVES, ELEMENTWISE, FUNCTIONS, Lowered, Step
 from kvasir.program.meetings import meeting
 from kvasir.program.trace import Trace
 from kvasir.sampling.native import SampleRow, sample_scratch
@@ -97,7 +97,7 @@ class Marshal:
         return s
 
     def _fill(self, instr: native.Instr, step: Step) -> None:
-        name = "meeting" if step.op in MEETINGS else step.op
+        name = "meeting" if step.op in COLLECTIVES else step.op
         filler: Callable = getattr(self, f"_{name}", None) or self._elementwise
         filler(instr, step)
         instr.flags = native.BARRIER if step.barrier else 0
@@ -175,7 +175,7 @@ class Marshal:
     def _store_kv(self, instr: native.Instr, step: Step) -> None:
         k, v, layer = step.inputs
         k_rows, v_rows = step.buffers
-        assert self.cache.owns(layer), "the layer reads the cache of another"
+        assert self.cache.owns(layer), "the layer shares the cache of another"
         group = self.cache.group_of(layer)
         args = StoreArgs(
             self.cache.layout_at(layer),
@@ -278,7 +278,7 @@ class Marshal:
 
     def _elementwise(self, instr: native.Instr, step: Step) -> None:
         if step.op not in ELEMENTWISE:
-            raise CannotTrace(f"there is no kernel for {step.op}")
+            raise CannotTrace(f"no kernel for {step.op}")
         p, n, f = [self._at(b) for b in step.buffers], [step.outs[0].width], []
         if step.op in FUNCTIONS:
             n.append(native.FUNCTION[step.op])

@@ -27,7 +27,7 @@ RUN_ERRORS = {
     1: "more token rows or pieces than the program's buffers hold",
     2: "work on tokens that the row does not have",
     3: "a block id out of range",
-    4: "an adapter that is not there",
+    4: "an adapter that is not loaded",
 }
 
 

@@ -116,14 +116,14 @@ def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
             chosen = graph.record("choose", (hidden,), (hidden.shape,), CHOSEN)
             logits = model.logits(chosen)
     except (TypeError, AttributeError) as error:  # torch itself was given a symbolic value
-        raise CannotTrace(f"the forward leaves the ops: {error}") from error
+        raise CannotTrace(f"the forward uses an unsupported operation: {error}") from error
     if not isinstance(hidden, Traced) or not isinstance(logits, Traced | None):
-        raise CannotTrace("the forward returns something else than its rows")
+        raise CannotTrace("the forward does not return its rows")
     named = {**batch.layers, "last": hidden}
     if missing := [name for name in exports if name not in named]:
         if missing[0].startswith("attention."):
-            raise CannotTrace(f"a program gives no weights of attention ({missing[0]})")
-        raise CannotTrace(f"the forward names no {missing[0]}")
+            raise CannotTrace(f"a program cannot return attention weights ({missing[0]})")
+        raise CannotTrace(f"the forward does not name {missing[0]}")
     return Trace(
         graph,
         batch,

@@ -22,7 +22,7 @@ def quantize(values: np.ndarray, ggml_type: GGMLType) -> np.ndarray:
         raise UnsupportedModel(f"quantizing to {ggml_type.name} is not supported", f"choose one of {known}")
     block_size = ggml_type.block_size
     if values.shape[-1] % block_size:
-        raise ValueError(f"rows of {values.shape[-1]} are not whole blocks of {block_size}")
+        raise ValueError(f"rows of {values.shape[-1]} do not divide into blocks of {block_size}")
     rows = np.ascontiguousarray(values, F32).reshape(-1, block_size)
     blocks = np.empty(len(rows), ggml_type.layout)
     step = CHUNK // block_size

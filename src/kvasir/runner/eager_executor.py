@@ -173,7 +173,7 @@ class EagerHandle:
         return 0.0
 
     def decoded(self) -> NoReturn:
-        raise AssertionError("this executor takes no columns")
+        raise AssertionError("this executor does not support columns")
 
     def taken(self) -> list[Taken]:
         return self.future.result().taken

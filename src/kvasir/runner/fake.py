@@ -196,18 +196,18 @@ class FakeExecutor:
             self.outputs[job.content] = sha256(job.data).digest(), job.length
         if limits := self.capacity.encoders:
             held = limits.bytes_each * sum(length for _, length in self.outputs.values())
-            assert held <= limits.max_bytes, "outputs have more than their room"
-            assert sum(job.length for job in plan.encodes) <= limits.per_step, "a step makes more than it may"
+            assert held <= limits.max_bytes, "outputs exceed their capacity"
+            assert sum(job.length for job in plan.encodes) <= limits.per_step, "a step encodes more than its limit"
 
     def _write(self, work: Work) -> None:
         row, end = self.rows[work.row], work.start + work.count
         content = self.contents.get(work.row, PLAIN)
-        assert content.inside(work.start) == content.inside(end) == 0, "a span that attends both ways was cut"
+        assert content.inside(work.start) == content.inside(end) == 0, "a bidirectional span was split"
         for name in content.reads(work.start, end):
-            assert self.outputs.get(name, (b"", 0))[0] == name, "a step reads what no encoder has made"
+            assert self.outputs.get(name, (b"", 0))[0] == name, "a step reads an output that was not encoded"
         numbers = content.numbers(row.ids[:end])
         assert set(work.pending) <= self.arrived, "the step reads blocks that have not arrived"
-        assert not work.indivisible or (work.start == 0 and end == row.known), "an indivisible prompt was cut"
+        assert not work.indivisible or (work.start == 0 and end == row.known), "an indivisible prompt was split"
         for group, (kind, table) in enumerate(zip(self.cache.kinds, row.tables, strict=True)):
             if not kind.fixed:
                 self.cache.write(group, table, work.start, numbers[work.start :])
@@ -239,7 +239,7 @@ class FakeExecutor:
         own[:, : there.shape[1]] = there
         for group, table in enumerate(arrays.tables):
             found = self.cache.ids[group, table[rows, :blocks]].reshape(own.shape)
-            assert not ((found != own) & known).any(), "a row reads what it never wrote"
+            assert not ((found != own) & known).any(), "a row reads positions that it never wrote"
         sums = np.where(known, own, 0).sum(1)
         return ((31 * sums + 7 * (starts + 1)) % self.capacity.vocab_size).astype(np.int32), {}
 
@@ -254,9 +254,9 @@ class FakeExecutor:
             positions = np.arange(kind.fixed) if kind.fixed else np.arange(kind.low(end - 1), end)
             found = self.cache.read(group, table, positions)
             if kind.fixed:
-                assert (found == fake_encoded(content.scope, kind.fixed)).all(), "not what its encoder gave"
+                assert (found == fake_encoded(content.scope, kind.fixed)).all(), "an output differs from its encoder's"
                 continue
-            assert (found == expected[positions]).all(), "a row reads what it never wrote"
+            assert (found == expected[positions]).all(), "a row reads positions that it never wrote"
             numbers[positions] = found
             if kind.keeps_starts:
                 last = (end - 1) // self.cache.size
@@ -296,7 +296,7 @@ FakeRunner.samples = FakeExecutor
 
 
 class _AllNames(frozenset):
-    """A set that contains every name: every output can be asked for."""
+    """A set that contains every name: every output can be requested."""
 
     def issuperset(self, names: object) -> bool:
         return True

@@ -194,7 +194,7 @@ def _check_room(needed: int, device: torch.device) -> None:
     if needed > (free := devices.available(device.type)):
         raise ConfigError(
             f"the weights take {needed / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB of memory are free",
-            "raise the memory limit, quantize the model, or take a smaller one",
+            "raise the memory limit, quantize the model, or use a smaller one",
         )
 
 
@@ -216,6 +216,6 @@ def open_checkpoint(files: ModelFiles) -> tuple[dict[str, Any], WeightSource]:
         metadata = source.model.metadata
         config = hf_config_from_gguf(metadata, source)
         return config, HFView(source, config, str(metadata["general.architecture"]))
-    assert files.config is not None, "a folder of safetensors has a config.json"
+    assert files.config is not None, "a safetensors folder needs a config.json"
     config = {**read_hf_config(files.config), **read_pooling(files.root)}
     return config, SafetensorsSource(files.root)

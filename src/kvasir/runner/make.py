@@ -30,7 +30,7 @@ def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tupl
     if loaded.trace:
         return program_cache.cache_groups(spec, block_size, kv_dtype)
     if kv_dtype not in DTYPES:
-        raise ConfigError(f"the eager executor has no {kv_dtype} keys and values", "use --kv-dtype auto")
+        raise ConfigError(f"the eager executor has no {kv_dtype} KV cache", "use --kv-dtype auto")
     return cache_groups(spec, block_size, DTYPES[kv_dtype])
 
 

@@ -47,7 +47,7 @@ def _own_sources() -> str:
 def sources_digest(package: Path, rooms: Iterable[str]) -> str:
     """SHA-256, in hexadecimal, of the paths and contents of all Python files in the folders `rooms` of `package`."""
     paths = sorted(path.relative_to(package).as_posix() for room in rooms for path in (package / room).rglob("*.py"))
-    assert paths, f"{package} holds no sources"
+    assert paths, f"{package} contains no sources"
     return _digest(f"{hashlib.sha256((package / path).read_bytes()).hexdigest()} {path}" for path in paths)
 
 

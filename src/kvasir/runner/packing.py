@@ -138,7 +138,7 @@ class Packer:
         if kind not in FLOATS:
             return f"stored as {kind} already"
         if _is_exact(leaf):
-            return "that must stay exact"
+            return "kept exact"
         return f"with {cols} columns, not a multiple of {GROUP}" if cols % GROUP else ""
 
 

@@ -46,7 +46,7 @@ class Row:
 
     def read(self, first: int, end: int) -> tuple[list[int], list[int]]:
         """The ids after the positions [first, end), and the number of top log-probabilities wanted with each."""
-        assert end < self.known, "there is no known id after the last position"
+        assert end < self.known, "no id is known after the last position"
         split = min(max(self.prompt_len - 1 - first, 0), end - first)
         best = [self.spec.prompt_logprobs] * split + [self.spec.logprobs] * (end - first - split)
         return self.ids[first + 1 : end + 1].tolist(), best
@@ -119,11 +119,11 @@ class Rows:
             self._counts[row] = 0
             self._broken.discard(row)
         if plan.encodes and "encodes" not in self._computes:
-            raise ValueError(REFUSED.format("what an encoder makes (StepPlan.encodes)"))
+            raise ValueError(REFUSED.format("the output of an encoder (StepPlan.encodes)"))
         for ids in (*(join.ids for join in plan.joined), *(work.appended for work in plan.work if work.appended)):
             self._check(np.frombuffer(ids, np.int32))
         for join in plan.joined:
-            assert self._rows[join.row] is None, "a sequence joins in a row that is taken"
+            assert self._rows[join.row] is None, "a sequence joins in a row that is in use"
             self._rows[join.row] = self._new(join)
         if plan.decodes:
             self._decode(plan.decodes)
@@ -167,7 +167,7 @@ class Rows:
 
     def _decode(self, decodes: Decodes) -> None:
         rows, starts = (np.frombuffer(column, np.int32) for column in (decodes.rows, decodes.starts))
-        assert (self.known[rows] == starts + 1).all(), "a row decodes that lacks another token than its last one"
+        assert (self.known[rows] == starts + 1).all(), "a decoding row lacks more than its last token"
         for place, group, index, block in decodes.blocks:
             self._enter(self[rows[place]], group, index, (block,))
 

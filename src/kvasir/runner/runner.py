@@ -106,7 +106,7 @@ class Runner:
             if row.fault:
                 faults[place] = row.fault
                 continue
-            assert work.start + work.count <= row.known + ahead, "work beyond the known tokens"
+            assert work.start + work.count <= row.known + ahead, "work on tokens after the last known one"
             if work.sample:
                 (later if work.masked or work.drafted else now).append(len(works))
             works.append(work)

@@ -30,7 +30,7 @@ def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_c
     _refuse_inputs(request, capacity, max_chunk, bidirectional)
     full = request.params.max_tokens or capacity.max_model_len
     if any(len(r) >= full for i, r in enumerate(request.resume_ids) if i not in request.done):
-        raise InvalidRequest("a resumed answer has its full length already", param="resume_ids")
+        raise InvalidRequest("a resumed sequence already has its full length", param="resume_ids")
     if not length:
         raise InvalidRequest("the prompt is empty", "give at least one token", param="prompt")
     if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= capacity.vocab_size:
@@ -58,8 +58,10 @@ def _refuse_inputs(request: Request, capacity: Capacity, max_chunk: int, bidirec
     """Raises InvalidRequest for adapters and inputs that this engine does not have or cannot compute."""
     for name in (a.name for a in request.adapters if a.name not in capacity.adapters):
         raise InvalidRequest(
-            f"there is no adapter {quoted(name)}",
-            f"known: {', '.join(capacity.adapters)}" if capacity.adapters else "none are loaded here; leave it out",
+            f"adapter {quoted(name)} is not loaded",
+            f"known: {', '.join(capacity.adapters)}"
+            if capacity.adapters
+            else "this engine has no adapters; leave it out",
             param="adapter",
         )
     if not (request.inputs or request.adapters or request.sources):
@@ -72,14 +74,14 @@ def _refuse_inputs(request: Request, capacity: Capacity, max_chunk: int, bidirec
     most = min(max_chunk, capacity.max_tokens_per_step)
     for span in request.inputs.spans:
         if span.both_ways and span.length > most:
-            message = f"{span.length} positions attend to each other; a step computes {most} of a sequence"
-            raise InvalidRequest(message, "give a smaller piece", "spans")
+            message = f"{span.length} positions must share a step, which computes {most} of a sequence at most"
+            raise InvalidRequest(message, "use a smaller input", "spans")
 
 
 def _refuse_sources(request: Request, limits: Encoders | None, at_once: bool) -> None:
     """Raises InvalidRequest for sources that the encoders cannot encode. at_once: one step reads all of them."""
     if request.sources and limits is None:
-        raise InvalidRequest("this engine has no encoder", "leave out what is to be encoded", "sources")
+        raise InvalidRequest("this engine has no encoder", "leave out the inputs to encode", "sources")
     inputs.check_sources(request.inputs, request.sources)
     if limits is None:
         return
@@ -87,8 +89,8 @@ def _refuse_sources(request: Request, limits: Encoders | None, at_once: bool) ->
     most = limits.max_bytes // limits.bytes_each
     most = min(most, limits.per_step) if at_once else most
     if largest > limits.per_step or total > most:
-        message = f"one source gives {largest} embeddings, all give {total}"
-        raise InvalidRequest(message, f"at most {limits.per_step} of one and {most} of all", "sources")
+        message = f"the largest source gives {largest} embeddings, all sources give {total}"
+        raise InvalidRequest(message, f"expected at most {limits.per_step} of one source and {most} in all", "sources")
 
 
 def make_sequence(

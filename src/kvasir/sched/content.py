@@ -32,7 +32,7 @@ class Numbers:
     def of(self, token: int, mark: bytes) -> int:
         number = self._numbers.pop((token, mark), None)
         if number is None:
-            assert self._next >= LAST, "the numbers of marks are used up"  # a new process starts at FIRST again
+            assert self._next >= LAST, "no numbers for marks are left"  # a new process starts at FIRST again
             number, self._next = self._next, self._next - 1
             if len(self._numbers) >= self._most:
                 self._numbers.popitem(last=False)

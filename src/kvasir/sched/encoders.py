@@ -122,9 +122,9 @@ class Outputs:
         """Raises AssertionError."""
         needed = {(s, source.content) for s in running for _, source in s.content.needs(s.counts.computed)}
         held = {(s, content) for content, readers in self._readers.items() for s in readers}
-        assert needed == held, "an output is needed by someone else than is counted"
+        assert needed == held, "the uses of an output are miscounted"
         if self.limits:
             everything = {c: next(iter(r.values())) for c, r in self._readers.items()} | self._held
-            assert self._bytes(self._held.values()) <= self.limits.max_bytes, "outputs have more than their room"
+            assert self._bytes(self._held.values()) <= self.limits.max_bytes, "outputs exceed their capacity"
             needed_bytes = self._bytes(everything[c] for c in self._readers)
-            assert needed_bytes <= self.limits.max_bytes, "more is needed than there is room for"
+            assert needed_bytes <= self.limits.max_bytes, "needed outputs exceed the capacity"

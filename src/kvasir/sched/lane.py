@@ -192,15 +192,17 @@ class Lane:
     def check(self) -> None:
         """Raises AssertionError."""
         for row, seq in self._sequences.items():
-            assert seq.row == row and seq.status is Status.RUNNING, "a stranger in the lane"
+            assert seq.row == row and seq.status is Status.RUNNING, "a sequence in the lane does not belong there"
             counts = seq.counts
-            assert isinstance(counts, RowCounts), "counts in two places"
+            assert isinstance(counts, RowCounts), "a sequence is counted in two places"
             assert len(seq.tokens) == counts.known - counts.in_flight, "tokens are miscounted"
             assert counts.computed == counts.known - 1, "steps are miscounted"
             assert counts.stored == counts.computed - counts.in_flight, "steps are miscounted"
             assert self._columns["room"][row] == seq.blocks.room(counts.computed), "a block is miscounted"
             trim, most = self._columns["trim"][row], seq.blocks.next_trim(counts.stored)
-            assert counts.stored < trim <= max(most, counts.stored + seq.blocks.block_size), "a dead block is kept"
+            assert counts.stored < trim <= max(most, counts.stored + seq.blocks.block_size), (
+                "a block outside the window is kept"
+            )
 
 
 def share_of(seq: Sequence) -> tuple[ServiceClass, str]:

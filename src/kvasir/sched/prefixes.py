@@ -113,4 +113,4 @@ class Prefixes:
     def check(self, running: Iterable[Sequence]) -> None:
         """Raises AssertionError."""
         held = [s for neighbours in self._computing.values() for s in neighbours]
-        assert set(held) == {s for s in running if s.counts.stored < s.prompt_len}, "a prompt under way is lost"
+        assert set(held) == {s for s in running if s.counts.stored < s.prompt_len}, "a prompt in prefill is lost"

@@ -122,12 +122,12 @@ class RequestTable:
         """Raises AssertionError."""
         everybody = self.all()
         rows = [s.row for s in self.running] + self.free_rows
-        assert sorted(rows) == list(range(self.max_rows)), "rows are lost or held twice"
+        assert sorted(rows) == list(range(self.max_rows)), "rows are lost or used twice"
         held = (id(s) for sequences in self.requests.values() for s in sequences)
         self.lane.check()
-        assert sorted(map(id, everybody)) == sorted(held), "a lost sequence"
+        assert sorted(map(id, everybody)) == sorted(held), "a sequence is lost"
         shares = Counter((s.request.slo, s.request.tenant) for s in self.waiting + self.running)
-        assert self._shares == shares, "tenants are lost"
-        assert {(c, t) for c, tenants in self.weights.items() for t in tenants} == set(shares), "weights are lost"
+        assert self._shares == shares, "tenants are miscounted"
+        assert {(c, t) for c, tenants in self.weights.items() for t in tenants} == set(shares), "weights are miscounted"
         for counted, there in ((self.waits, self.waiting), (self.runs, self.running)):
             assert +counted == Counter(s.request.slo for s in there), "a class is miscounted"

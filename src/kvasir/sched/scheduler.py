@@ -93,7 +93,9 @@ class Scheduler:
 
         Raises ConfigError for a drafter if the runner takes no drafts."""
         if drafter and not capacity.max_drafted:
-            raise ConfigError("this runner takes no drafts", "leave out speculation, or choose another executor")
+            raise ConfigError(
+                "this runner does not support drafts", "leave out speculation, or choose another executor"
+            )
         self.capacity = capacity
         self.clock = clock
         self.guides, self.jump_ahead = guides, jump_ahead
@@ -125,16 +127,18 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Takes a request. Raises InvalidRequest if it can never be computed, QueueFull if too many sequences wait."""
         if request.id in self.table.requests:
-            raise InvalidRequest(f"request id {request.id!r} is in use", param="request_id")
+            raise InvalidRequest(f"request id {request.id!r} is already in use", param="request_id")
         refuse_impossible(request, self.capacity, self.kv, self.max_chunk, self.bidirectional)
         if not request.resume_ids and len(self.waiting) + request.params.n > self.max_waiting:
-            raise QueueFull(f"{len(self.waiting)} answers are waiting already", "try again later")
+            raise QueueFull(f"{len(self.waiting)} choices are waiting; the queue is full", "try again later")
         sequences = [self._sequence(request, i) for i in range(request.params.n) if i not in request.done]
         if request.grammar:
             if self.guides is None or request.task is Task.EMBED:
-                raise InvalidRequest("no grammar can be followed here", "leave it out", param="structured_outputs")
+                raise InvalidRequest(
+                    "this engine does not support grammars", "leave it out", param="structured_outputs"
+                )
             if request.params.min_tokens and self.guides.ends(request.grammar):
-                message = "min_tokens goes against a grammar, which says where the answer ends"
+                message = "min_tokens cannot be combined with a grammar, which decides where the choice ends"
                 raise InvalidRequest(message, "leave it out", param="min_tokens")
             for seq in sequences:
                 guidance.begin(seq, self.guides, request.grammar, self.jump_ahead)
@@ -472,4 +476,4 @@ class Scheduler:
         self.outputs.check(self.running)
         if not living:
             lost = self.kv.used - self.kv.tree.stats().pinned
-            assert lost == 0, f"{lost} blocks are held by nobody"
+            assert lost == 0, f"{lost} blocks have no owner"

@@ -114,5 +114,5 @@ class Tiering:
         """Raises AssertionError."""
         assert not any(s.fetch for s in running), "a running sequence waits for a tier"
         asked = [s for s in waiting if s.fetch]
-        assert {s for s in asked if s.fetch and s.fetch.open} <= set(self._open) <= set(asked), "a lost fetch"
-        assert asked or not self.store or not self.store.num_bytes, "bytes of a tier are held by nobody"
+        assert {s for s in asked if s.fetch and s.fetch.open} <= set(self._open) <= set(asked), "a fetch is lost"
+        assert asked or not self.store or not self.store.num_bytes, "bytes of a tier have no owner"

@@ -110,7 +110,7 @@ def _of_folder(files: ModelFiles) -> Details:
 
 
 def _config(files: ModelFiles):
-    assert files.config is not None, "a folder of safetensors has a config.json"
+    assert files.config is not None, "a safetensors folder needs a config.json"
     return files.config
 
 

@@ -23,7 +23,7 @@ class Stopped(KvasirError):
     """A change of the store was stopped from outside. Data pulled so far is kept for the next attempt."""
 
     def __init__(self) -> None:
-        super().__init__("stopped", "do it again: it continues from where it was")
+        super().__init__("stopped", "run it again: it resumes where it stopped")
 
 
 def check(stop: Event | None) -> None:

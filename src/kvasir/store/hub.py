@@ -46,7 +46,7 @@ class Pulled:
 def pull_from_hub(name: Name, models: Path, report: Report, stop: Event | None) -> Pulled:
     """The model of a name, in a folder of `models` or in the hub's own cache. Raises ModelFileError, Stopped."""
     repository, tag = name.repository, "" if name.tag.lower() == LATEST else name.tag
-    assert repository is not None, "the name is one of the hub's"
+    assert repository is not None, "expected a hub name"
     ref = f"{repository}:{tag}" if tag else repository
     report(Progress("pulling manifest"))
     try:
@@ -91,7 +91,10 @@ def _file(repository: str, sibling: Any) -> HubFile:
     parts = sibling.rfilename.split("/")
     plain = sibling.rfilename.isprintable() and len(sibling.rfilename) <= 255  # a lone surrogate is not printable
     if not plain or any(part in ("", ".", "..") or "\\" in part for part in parts):
-        raise ModelFileError(f"{repository}: a file is named {sibling.rfilename[:80]!r}", "this repository is hostile")
+        raise ModelFileError(
+            f"{repository}: a file is named {sibling.rfilename[:80]!r}",
+            "do not use this repository: the name leaves its folder",
+        )
     sha256 = sibling.lfs.sha256 if sibling.lfs else None
     return HubFile(sibling.rfilename, sibling.size, sha256, None if sha256 else sibling.blob_id)
 
@@ -102,14 +105,14 @@ def _check_room(folder: Path, files: Sequence[HubFile]) -> None:
     for file in files:
         if (file.size or 0) > constants.MAX_HTTP_DOWNLOAD_SIZE:
             raise ModelFileError(
-                f"{file.name} has {(file.size or 0) / 2**30:.0f} GiB, more than the hub sends at once",
-                "get it with the hub's own program (`hf download`); it is then taken from its cache",
+                f"{file.name} has {(file.size or 0) / 2**30:.0f} GiB, more than one download may have",
+                "download it with `hf download`; Kvasir then loads it from that cache",
             )
     missing = sum((file.size or 0) for file in files if not (folder / file.name).exists())
     free = shutil.disk_usage(folder).free
     if missing + _SPARE_BYTES > free:
         raise ModelFileError(
-            f"{folder}: {missing / 2**30:.1f} GiB are to come and {free / 2**30:.1f} GiB are free",
+            f"{folder}: {missing / 2**30:.1f} GiB are to be downloaded and {free / 2**30:.1f} GiB are free",
             "make room, or set KVASIR_MODELS to a folder elsewhere",
         )
 
@@ -172,7 +175,7 @@ class _Counted:
         if limit is not None and self._out.tell() + len(data) > limit:
             raise ModelFileError(f"{self._file.name}: the hub sends more than the {limit} bytes that it announced")
         if limit is None and shutil.disk_usage(self._path.parent).free < _SPARE_BYTES + len(data):
-            raise ModelFileError(f"{self._file.name}: there is no room for it", "make room, or set KVASIR_MODELS")
+            raise ModelFileError(f"{self._file.name}: the disk is full", "make room, or set KVASIR_MODELS")
         count = self._out.write(data)
         self._tell()
         return count
@@ -219,6 +222,6 @@ def _silent() -> type:
 def _unreachable(what: str, error: Exception) -> ModelFileError:
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ModelFileError(
-        f"{what}: not to be had from the hub: {first_line}",
-        "check the name, the network, and HF_TOKEN for models behind a licence",
+        f"{what}: cannot be downloaded from the hub: {first_line}",
+        "check the name, the network, and HF_TOKEN for gated models",
     )

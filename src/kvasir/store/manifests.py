@@ -36,7 +36,7 @@ class Manifests:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise KvasirError(f"{self._folder}: {error.strerror}", "see to the folder of the store") from error
+            raise KvasirError(f"{self._folder}: {error.strerror}", "check the store's folder") from error
         for name in names:
             try:
                 entry = self._load(name)
@@ -55,7 +55,7 @@ class Manifests:
         try:
             data = msgspec.json.format(msgspec.json.encode(entry), indent=1)
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{entry.name}: a text holds half a surrogate pair", "send valid Unicode") from error
+            raise InvalidRequest(f"{entry.name}: a text contains a lone surrogate", "send valid Unicode") from error
         if len(data) > MAX_BYTES:
             raise InvalidRequest(f"{entry.name}: its texts take {len(data)} bytes", f"at most {MAX_BYTES}")
         write_whole(make_folder(self._folder) / (entry.parsed.key + _SUFFIX), data)
@@ -77,9 +77,9 @@ class Manifests:
             self._read.pop(file_name, None)
             return None
         except OSError as error:
-            raise ModelFileError(f"{path}: {error.strerror}", "mend it, or remove it") from error
+            raise ModelFileError(f"{path}: {error.strerror}", "repair or remove it") from error
         entry = _decode(data, path)
-        assert entry.digest, "made here, once, and kept with the entry"
+        assert entry.digest, "created once and kept with the entry"
         self._read[file_name] = (stamp, entry)
         return entry
 
@@ -90,7 +90,7 @@ def _decode(data: bytes, path: Path) -> Entry:
             raise ModelFileError(f"more than {MAX_BYTES} bytes")
         entry = msgspec.json.decode(data, type=Entry)
         if entry.parsed.key + _SUFFIX != path.name:
-            raise ModelFileError(f"it is of {entry.name}")
+            raise ModelFileError(f"it belongs to {entry.name}")
         if not Path(entry.weights.path).is_absolute():
             raise ModelFileError("its weights are at a relative path")
         check_parameters(entry.parameters)

@@ -21,7 +21,7 @@ _ONCE = ("TEMPLATE", "SYSTEM", "REQUIRES")
 _REFUSED = {
     "ADAPTER": "adapters are not supported; merge the adapter into the weights",
     "RENDERER": "write the format as a Jinja TEMPLATE, or leave it out for the model's own",
-    "PARSER": "leave it out; `kvasir serve --tool-format` and `--reasoning-format` say how answers are read",
+    "PARSER": "leave it out; `kvasir serve --tool-format` and `--reasoning-format` select the formats",
     "DRAFT": "draft models are not supported",
 }
 _KNOWN = ("FROM", "PARAMETER", "MESSAGE", "LICENSE", *_ONCE, *_REFUSED)
@@ -68,7 +68,7 @@ def parse_modelfile(text: str) -> Modelfile:
             case _:
                 raise _wrong(line, f"{instruction} is not supported", _REFUSED[instruction])
     if not from_ or not all(from_):
-        raise InvalidRequest("the Modelfile has no FROM", "name the model that it is made from", param="from")
+        raise InvalidRequest("the Modelfile has no FROM", "add a FROM line with the base model", param="from")
     requires = once.get("REQUIRES", "")
     if requires and not _VERSION.fullmatch(requires):
         raise InvalidRequest(f"REQUIRES {requires[:40]!r}", "expected a version like 0.14.0")
@@ -107,7 +107,7 @@ def _quoted(text: str) -> str:
     if plain:
         return text
     if '"""' in text or text.endswith('"'):
-        raise InvalidRequest("a text with three quotes in a row, or with one at its end, fits into no Modelfile")
+        raise InvalidRequest("a Modelfile cannot hold a text with three quotes in a row, or with one at its end")
     return f'"""{text}"""'
 
 
@@ -134,7 +134,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str, str]]:
         head, rest = _word(rest) if instruction in ("PARAMETER", "MESSAGE") else ("", rest)
         while (value := _unquoted(rest)) is None:
             if (following := next(lines, None)) is None:
-                raise _wrong(number, f"the quotes of {instruction} do not end", "close them, by one or three")
+                raise _wrong(number, f"the quotes of {instruction} do not end", "close them with one or three quotes")
             rest = f"{rest}\n{following[1]}"
         yield number, instruction, head, value
 

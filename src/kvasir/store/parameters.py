@@ -25,7 +25,7 @@ IGNORED = (
 )
 # Name -> (values without effect, hint).
 REFUSED: dict[str, tuple[tuple[Value, ...], str]] = {
-    "num_keep": ((0, -1), "a context that is full ends the answer; leave it out"),
+    "num_keep": ((0, -1), "generation always stops at a full context; leave it out"),
     "tfs_z": ((1, 1.0), "leave it out, or use min_p"),
     "penalize_newline": ((True,), "newlines are penalized like any token; leave it out"),
     "draft_num_predict": ((0,), "draft models are not supported"),
@@ -118,7 +118,7 @@ def _typed(name: str, value: Any) -> Value:
             return value
         raise InvalidRequest(f"{name} is not true or false", param=name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
-        raise InvalidRequest(f"{name} is not a number of moderate size", param=name)
+        raise InvalidRequest(f"{name} is not a number in range", param=name)
     if name in _INTEGERS:
         if value != int(value):
             raise InvalidRequest(f"{name} is not a whole number", param=name)

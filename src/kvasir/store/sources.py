@@ -67,7 +67,7 @@ def find_source(refs: Sequence[str], places: Places, base: Path | None = None) -
     name = parse_name(ref)
     if name.repository is None:
         raise InvalidRequest(
-            f"{ref} names no model of the hub",
+            f"{ref} is not a model name of the hub",
             "write org/repo, org/repo:Q4_K_M for one GGUF file of several, or a path",
             param="model",
         )
@@ -86,7 +86,7 @@ def from_uploads(files: Mapping[str, str], blobs: Blobs, places: Places) -> Foun
     sums = {name: parse_digest(digest) for name, digest in sorted(files.items())}
     missing = [digest for digest in files.values() if not blobs.has(digest)]
     if missing:
-        raise InvalidRequest(f"there is no blob {missing[0]}", "upload it first", param="files")
+        raise InvalidRequest(f"there is no blob {missing[0]}", "upload the blob first", param="files")
     models = make_folder(places.models)
     folder = models / f"uploaded-{_digest_of(sums)[:24]}"
     with locked(models / f".{folder.name}.lock", places.stop):
@@ -110,7 +110,7 @@ def _local(refs: Sequence[str], base: Path, places: Places) -> ModelFiles:
     paths = [path for ref in refs for path in _expand(ref, base, places)]
     files = find_local(paths[0])
     if len(paths) > 1 and {path.resolve() for path in paths} != {path.resolve() for path in files.weights}:
-        raise InvalidRequest("FROM names several files that are not the parts of one model", "name one model", "from")
+        raise InvalidRequest("FROM names several files that are not parts of one model", "name one model", "from")
     if not places.any_path:
         for path in _all_files(files):
             _check_allowed(path, places)
@@ -119,7 +119,7 @@ def _local(refs: Sequence[str], base: Path, places: Places) -> ModelFiles:
 
 def _expand(ref: str, base: Path, places: Places) -> list[Path]:
     if not places.any_path and not Path(ref).is_absolute():
-        raise InvalidRequest(f"{ref[:200]!r} is a relative path", "give an absolute one", param="from")
+        raise InvalidRequest(f"{ref[:200]!r} is a relative path", "give an absolute path", param="from")
     try:
         path = base / Path(ref).expanduser()
         if "*" in path.name:
@@ -145,7 +145,7 @@ def _check_allowed(path: Path, places: Places) -> None:
     real = path.resolve()
     if not any(real.is_relative_to(root.resolve()) for root in places.allowed_roots):
         hint = "name a repository of the hub, upload the files, or start the server with --model-root"
-        raise InvalidRequest(f"{path} is under no folder that models may be taken from", hint, "from")
+        raise InvalidRequest(f"{path} is not in a folder that models may be loaded from", hint, "from")
 
 
 def _found(

@@ -71,7 +71,7 @@ class Store:
         entry = self._manifests.read(parse_name(name))
         if entry is None:
             there = ", ".join(entry.name for entry in self.list()[:3]) or "nothing"
-            raise ModelNotFound(f"the model {name!r} is not in the store", f"pull it first; there is: {there}")
+            raise ModelNotFound(f"the model {name!r} is not in the store", f"pull it first; available: {there}")
         return entry
 
     def find(self, name: str) -> Entry | None:
@@ -190,7 +190,7 @@ class Store:
         if files:
             found, parent = from_uploads(files, self.blobs, places), ""
         elif not recipe.from_:
-            raise InvalidRequest("there is nothing to make a model from", "give from, or files", param="from")
+            raise InvalidRequest("no base model is given", "set from or files", param="from")
         else:
             parent = recipe.from_[0]
             known = self.find(parent) if len(recipe.from_) == 1 and not is_path(parent) else None
@@ -206,7 +206,7 @@ class Store:
             yield
         except OSError as error:
             problem = f"{error.filename or self.root}: {error.strerror or error}"
-            raise KvasirError(problem, "see to the folder, or set KVASIR_MODELS to another one") from error
+            raise KvasirError(problem, "check the folder, or set KVASIR_MODELS to another one") from error
 
     def _locked(self) -> AbstractContextManager[None]:
         make_folder(self.root)
@@ -218,7 +218,7 @@ class Store:
         report(Progress("writing manifest"))
         with self._locked():
             if not Path(entry.weights.path).exists():
-                raise ModelFileError(f"{entry.name}: its weights were removed meanwhile", "do it again")
+                raise ModelFileError(f"{entry.name}: its weights were removed meanwhile", "try again")
             before, now = self.find(entry.name), time.time()
             entry = replace(entry, created=before.created if before else now, modified=now)
             self._manifests.write(entry)
@@ -271,7 +271,7 @@ class Store:
 def _named(wanted: Name | None, found: Found) -> Name:
     name = wanted or found.name
     if name is None:
-        raise InvalidRequest(f"{found.weights.path} has no name of its own", "say what it shall be called", "name")
+        raise InvalidRequest(f"{found.weights.path} has no default name", "give the model a name", "name")
     return name
 
 
@@ -289,7 +289,7 @@ def _checked(recipe: Modelfile) -> dict[str, Any]:
             f"quantize is {recipe.quantize[:40]!r}", f"expected one of {', '.join(QUANTIZE)}", param="quantize"
         )
     if not all(_is_message(message) for message in recipe.messages):
-        raise InvalidRequest("messages are not of a role and a text", f"roles: {', '.join(ROLES)}", param="messages")
+        raise InvalidRequest("each message must have a role and a text", f"roles: {', '.join(ROLES)}", param="messages")
     own = {name: getattr(recipe, name) for name in ("template", "system", "requires", "quantize", "messages")}
     return {name: value for name, value in own.items() if value}
 

@@ -33,7 +33,7 @@ def check_source(template: str) -> None:
         raise InvalidRequest(f"the template has {len(template)} characters", f"at most {MAX_CHARS}", "template")
     if is_go(template):
         raise InvalidRequest(
-            "the template is in Go's syntax, which is not run here",
+            "the template uses Go's syntax, which is not supported",
             "write it in Jinja, as chat templates on the hub are, or leave it out for the model's own",
             param="template",
         )
@@ -45,14 +45,14 @@ def no_template_errors() -> Iterator[None]:
     try:
         yield
     except TemplateError as error:
-        raise InvalidRequest(f"the template fails: {error.message}", error.hint, param="template") from error
+        raise InvalidRequest(f"the template failed: {error.message}", error.hint, param="template") from error
 
 
 def check_probe(text: str) -> None:
     """text: the rendering of PROBE. Raises InvalidRequest if it omits the user's message."""
     if _WORDS not in text:
         raise InvalidRequest(
-            "the template leaves out what the user says",
-            "write the `messages` of the conversation with it, in Jinja",
+            "the template does not render the user's messages",
+            "render `messages` in it, in Jinja",
             param="template",
         )

@@ -114,7 +114,7 @@ def _tokens(library: tokenizers.Tokenizer) -> tuple[list[str | None], dict[str, 
     added = library.get_added_tokens_decoder()
     count = max((*vocabulary.values(), *added, -1)) + 1
     if count > MAX_IDS:
-        raise ModelFileError(f"the tokenizer has an id of {count - 1}", f"expected at most {MAX_IDS - 1}")
+        raise ModelFileError(f"the tokenizer has the id {count - 1}", f"expected at most {MAX_IDS - 1}")
     tokens: list[str | None] = [None] * count
     for token, i in vocabulary.items():
         tokens[i] = token

@@ -106,7 +106,7 @@ class ChatTemplate:
                 return self.sources[name]
         raise InvalidRequest(
             f"this model has no default chat template, only {', '.join(sorted(self.sources))}",
-            "name one of them as chat_template",
+            "choose one of them with chat_template",
             param="chat_template",
         )
 
@@ -181,13 +181,13 @@ def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
     if taken:
         raise InvalidRequest(
             f"chat_template_kwargs may not set {', '.join(taken)}",
-            "only the template's own switches can be set",
+            "set only variables of the template itself",
             param="chat_template_kwargs",
         )
 
 
 def _nothing_to_continue() -> InvalidRequest:
-    return InvalidRequest("the final message has no text that could be continued", param="messages")
+    return InvalidRequest("the final message has no text to continue", param="messages")
 
 
 def _tagged(messages: list[Message]) -> list[Message]:

@@ -48,8 +48,8 @@ def build(metadata: Mapping[str, object]) -> tuple[Tokenizer, SpecialTokens]:
     vocab = Vocab.read(metadata)
     if vocab.model not in _BUILDERS:
         raise UnsupportedModel(
-            f"tokenizer kind {vocab.model[:80]!r} of the GGUF is not known here",
-            f"known are: {', '.join(_BUILDERS)}; the Hugging Face folder of the model works too",
+            f"tokenizer kind {vocab.model[:80]!r} of the GGUF is not supported",
+            f"supported: {', '.join(_BUILDERS)}; the model's Hugging Face folder works, too",
         )
     with library_errors("the GGUF's tokenizer cannot be built"):
         tokenizer = _BUILDERS[vocab.model](vocab)

@@ -113,14 +113,14 @@ def _check_charsmap(table: bytes, key: str) -> None:
 def _string(metadata: Mapping[str, object], key: str) -> str:
     value = metadata.get(key)
     if not isinstance(value, str):
-        raise ModelFileError(f"the GGUF has no {key}" if value is None else f"{key} of the GGUF is no string")
+        raise ModelFileError(f"the GGUF has no {key}" if value is None else f"{key} of the GGUF is not a string")
     return value
 
 
 def _pre(metadata: Mapping[str, object]) -> str:
     if PREFIX + "pre" not in metadata:
         raise UnsupportedModel(
-            f"the GGUF does not name its pre-tokenizer ({PREFIX}pre), so its ids cannot be known",
+            f"the GGUF does not name its pre-tokenizer ({PREFIX}pre), so its token ids are unknown",
             "convert the model again with a current converter, or use its Hugging Face folder",
         )
     return _string(metadata, PREFIX + "pre")
@@ -141,7 +141,7 @@ def _tokens(metadata: Mapping[str, object]) -> tuple[str, ...]:
     key = PREFIX + "tokens"
     tokens = _array(metadata, key)
     if not tokens or not all(isinstance(token, str) for token in tokens):
-        raise ModelFileError(f"{key} of the GGUF is empty or holds something else than strings")
+        raise ModelFileError(f"{key} of the GGUF is empty or holds values that are not strings")
     longest = max(map(len, tokens))
     if longest > MAX_TOKEN_CHARS:
         raise ModelFileError(f"{key} of the GGUF holds a token of {longest} characters, over {MAX_TOKEN_CHARS}")
@@ -157,7 +157,7 @@ def _scores(metadata: Mapping[str, object], count: int, required: bool) -> tuple
         return (0.0,) * count
     scores = _of_length(metadata, key, count)
     if not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
-        raise ModelFileError(f"{key} of the GGUF holds something else than finite numbers")
+        raise ModelFileError(f"{key} of the GGUF holds values that are not finite numbers")
     return tuple(float(score) for score in scores)
 
 
@@ -167,7 +167,7 @@ def _kinds(metadata: Mapping[str, object], count: int) -> tuple[int, ...]:
         return (NORMAL,) * count
     kinds = _of_length(metadata, key, count)
     if not all(type(kind) is int and 0 <= kind <= BYTE for kind in kinds):
-        raise ModelFileError(f"{key} of the GGUF holds something else than the types 1 to {BYTE}")
+        raise ModelFileError(f"{key} of the GGUF holds values other than the types 1 to {BYTE}")
     return tuple(kind or NORMAL for kind in kinds)
 
 

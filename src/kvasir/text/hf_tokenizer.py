@@ -115,7 +115,7 @@ def _text(token: object, role: str) -> str | None:
         text.encode()
     except UnicodeEncodeError as error:
         problem = f"{role} of the tokenizer's files is {quoted(text)}, which is not valid Unicode"
-        raise ModelFileError(problem, "expected a token's text") from error
+        raise ModelFileError(problem, "expected the text of a token") from error
     return text
 
 

@@ -82,9 +82,9 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     """Raises InvalidRequest for messages that do not form a conversation; finer checks are up to the template."""
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidRequest("each message is an object with a role", param="messages")
+            raise InvalidRequest("each message must be an object with a role", param="messages")
         if not isinstance(message.get("tool_calls") or [], list):
-            raise InvalidRequest("tool_calls of a message is a list", param="messages")
+            raise InvalidRequest("tool_calls of a message must be a list", param="messages")
 
 
 def normalize_messages(
@@ -163,5 +163,5 @@ def _parsed(arguments: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the arguments of a tool call are not valid JSON: {error}", param="messages") from error
     if not isinstance(value, dict):
-        raise InvalidRequest("the arguments of a tool call are no JSON object", param="messages")
+        raise InvalidRequest("the arguments of a tool call are not a JSON object", param="messages")
     return value

@@ -220,7 +220,7 @@ def pre_tokenizer(name: str) -> PreTokenizer:
     """The row of that name. Raises `UnsupportedModel` if there is none, since a guess could change every id."""
     if name not in PRE_TOKENIZERS:
         raise UnsupportedModel(
-            f"the GGUF's pre-tokenizer {name[:80]!r} is not known here",
-            f"known are: {', '.join(sorted(PRE_TOKENIZERS))}; the Hugging Face folder of the model works too",
+            f"the GGUF's pre-tokenizer {name[:80]!r} is not supported",
+            f"supported: {', '.join(sorted(PRE_TOKENIZERS))}; the model's Hugging Face folder works, too",
         )
     return PRE_TOKENIZERS[name]

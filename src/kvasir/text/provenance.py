@@ -129,7 +129,7 @@ class Guard:
         variant of the tokenizer knows the control tokens only with their shields. most: as in `encode`."""
         shield = next((chr(c) for c in _SHIELDS if chr(c) not in text), None)
         if shield is None:
-            raise InvalidRequest("the messages have all characters of private use", "leave them out", "messages")
+            raise InvalidRequest("the messages use every private-use character", "leave them out", "messages")
         variant, names, spell = self._variant(shield, control)
         cuts = [0, *(place for place, _ in places), len(text)]
         shielded = shield.join([text[a:b] for a, b in pairwise(cuts)])
@@ -138,7 +138,7 @@ class Guard:
         found = [names[i] for i in ids if i in names]
         if found != [i for _, i in places[: len(found) if cut and len(ids) > most else None]]:
             raise InvalidRequest(
-                "the messages hold control tokens that this model's tokenizer cannot spell out",
+                "the messages hold control tokens that this model's tokenizer cannot encode as plain text",
                 "leave them out", param="messages",
             )  # fmt: skip
         spelt = control - self._unknown  # a character unknown to the model stays unknown
@@ -164,7 +164,7 @@ class Guard:
         )
         variant.add_tokens([shielded[i] for i in sorted(control - lacked)])
         names = {variant.token_to_id(token.content) or 0: i for i, token in shielded.items()}
-        with library_errors("the tokenizer cannot spell"):
+        with library_errors("the tokenizer cannot encode"):
             spell = LibrarySpeller(self._backend, {self._added[i].content: i for i in control - self._unknown})
         return variant, names, spell
 

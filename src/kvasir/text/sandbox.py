@@ -163,7 +163,7 @@ class Hold:
         """Active while the worker has the job. Raises SandboxLimit if the job was already ended."""
         with self._lock:
             if self.ended:
-                raise SandboxLimit("the job was ended before it began")
+                raise SandboxLimit("the job was cancelled before it started")
             self._worker = worker
         try:
             yield
@@ -206,7 +206,7 @@ class Channel:
         except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):
-            raise SandboxLimit(f"the {self._what} gave a reply that is no JSON object")
+            raise SandboxLimit(f"the {self._what} gave a reply that is not a JSON object")
         self.usable = reply.get("kind") != "limit"
         return reply
 
@@ -221,7 +221,7 @@ class Channel:
         except TimeoutError as error:
             raise SandboxLimit(f"the {self._what} ran for more than {seconds:.3g} seconds") from error
         except (OSError, EOFError) as error:
-            raise SandboxLimit(f"the {self._what} ended the process it ran in") from error
+            raise SandboxLimit(f"the {self._what} crashed its process") from error
         self.usable = True
         return reply
 
@@ -274,7 +274,7 @@ class Worker(Channel):
             self.usable = json.loads(self._receive(time.monotonic() + _START_SECONDS)) == {"ready": True}
         except (OSError, EOFError) as error:
             self.kill()
-            raise KvasirError(f"the process for {what}s does not start ({type(error).__name__})") from error
+            raise KvasirError(f"the process for {what}s did not start ({type(error).__name__})") from error
 
 
 def make_frame(message: Mapping[str, Any]) -> bytes:

@@ -32,7 +32,7 @@ def read_sentencepiece(path: Path) -> dict[str, object]:
             raise
         raise ModelFileError(
             f"{path.name} is not a SentencePiece model ({error})",
-            "a tiktoken file of that name needs the tokenizer.json beside it",
+            "a tiktoken file with this name needs a tokenizer.json in the same folder",
         ) from error
 
 

@@ -60,7 +60,7 @@ class Breakers:
                         sequences[token, *tail] = None
             if len(sequences) > MAX_BREAKER_SEQUENCES:
                 raise InvalidRequest(
-                    f"{breaker!r} begins in more than {MAX_BREAKER_SEQUENCES} tokens", "give a shorter breaker",
+                    f"{breaker!r} begins with more than {MAX_BREAKER_SEQUENCES} tokens", "give a shorter breaker",
                     param="dry_sequence_breakers",
                 )  # fmt: skip
         for token in alone:

@@ -20,7 +20,7 @@ class LibrarySpeller:
         """hidden: ids by their texts; text that looks like one of them is encoded with other tokens."""
         normalizer, pre_tokenizer = _in_the_midst(backend.normalizer), _in_the_midst(backend.pre_tokenizer)
         kept = _as_it_is(normalizer) if normalizer else None
-        with library_errors("the tokenizer cannot spell"):
+        with library_errors("the tokenizer cannot encode"):
             self._usual = self._made(backend, hidden, normalizer, pre_tokenizer)
             # Text that a normalizer would change is encoded without it.
             self._exact = self._usual if kept == normalizer else self._made(backend, hidden, kept, pre_tokenizer)

@@ -62,7 +62,7 @@ class TemplateRenderer:
         try:
             reply = self.sandbox.run(request, hold)
         except (TypeError, ValueError, RecursionError) as error:
-            raise TemplateError(f"the conversation is not plain JSON: {error}") from error
+            raise TemplateError(f"the conversation is not valid JSON: {error}") from error
         except SandboxLimit as error:
             raise TemplateLimit(error.message) from error
         if "error" in reply:

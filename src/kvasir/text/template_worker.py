@@ -102,11 +102,11 @@ def answer(request: dict) -> dict:
     except OutputTooLong:
         return _failure("output", f"the chat template wrote more than {request['max_output']} characters")
     except (MemoryError, RecursionError, OverflowError) as error:
-        return _failure("limit", f"the chat template asked for too much: {_describe(error)}")
+        return _failure("limit", f"the chat template exceeded its limits: {_describe(error)}")
     except jinja2.exceptions.TemplateSyntaxError as error:
         return _failure("template", f"the chat template is malformed: {error.message} (line {error.lineno})")
     except jinja2.exceptions.SecurityError as error:
-        return _failure("template", f"the chat template did what the sandbox forbids: {error}")
+        return _failure("template", f"the chat template used what the sandbox forbids: {error}")
     except jinja2.exceptions.TemplateError as error:
         return _failure("template", str(error) or type(error).__name__)
     except Exception as error:

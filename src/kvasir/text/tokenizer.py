@@ -190,8 +190,8 @@ class Tokenizer:
         """A speller that encodes text as in the middle of a longer text, without the `hidden` tokens. Raises
         `UnsupportedModel` if tokens do not map to bytes of their own, as in WordPiece."""
         if self.table.form == "library":
-            problem = "its tokens stand for no bytes of their own"
-            raise UnsupportedModel(f"this model's tokenizer does not go with grammars: {problem}")
+            problem = "its tokens have no bytes of their own"
+            raise UnsupportedModel(f"this model's tokenizer does not support grammars: {problem}")
         return Speller(self._encoder, hidden)
 
     def close(self) -> None:

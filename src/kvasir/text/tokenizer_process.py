@@ -76,7 +76,7 @@ class First:
                 pid = _expect(wire.Forked, reply).pid
             except (OSError, KvasirError) as error:
                 ours.close()
-                raise KvasirError(f"the tokenizer's process cannot be copied ({error})") from error
+                raise KvasirError(f"the tokenizer's process cannot be forked ({error})") from error
         return Channel(WHAT, ours, Copied(self, pid, ours))
 
     def end(self, pid: int) -> None:
@@ -170,7 +170,7 @@ class TokenizerPool(Sandbox):
             raise KvasirError("the tokenizer's files have changed since the model was loaded", "load the model again")
 
 
-_TOO_MUCH = "shorten the text; where short ones fail as well, the model's tokenizer file is malformed"
+_TOO_MUCH = "shorten the text; if short texts fail as well, the model's tokenizer file is malformed"
 
 
 def folder_pool(folder: Path) -> TokenizerPool:
@@ -201,5 +201,5 @@ def _expect(kind: type[Any], reply: bytes | bytearray) -> Any:
     if isinstance(found, wire.Failure):
         raise found.error()
     if not isinstance(found, kind):
-        raise ModelFileError(f"the tokenizer's process answered with {type(found).__name__}, not {kind.__name__}")
+        raise ModelFileError(f"the tokenizer's process replied with {type(found).__name__}, not {kind.__name__}")
     return found

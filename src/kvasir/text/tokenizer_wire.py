@@ -98,7 +98,7 @@ def encode(message: Job | msgspec.Struct) -> bytes:
     try:
         return _encoder.encode(message)
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ModelFileError(f"the tokenizer's metadata are no plain values: {error}") from error
+        raise ModelFileError(f"the tokenizer's metadata are not plain values: {error}") from error
 
 
 def decode_job(data: bytes | bytearray) -> AnyJob:

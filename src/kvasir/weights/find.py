@@ -49,7 +49,7 @@ def find_model(ref: str | Path, revision: str | None = None, allow_download: boo
 
 def _bundled(name: str) -> ModelFiles:
     if not (ASSETS / name).is_dir():
-        raise ModelFileError(f"the bundled model {name} is not at {ASSETS / name}", "install the package anew")
+        raise ModelFileError(f"the bundled model {name} is missing at {ASSETS / name}", "reinstall the package")
     return find_local(ASSETS / name)
 
 

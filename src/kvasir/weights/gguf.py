@@ -110,7 +110,7 @@ def _read_header(cursor: Cursor) -> tuple[int, int]:
     if version and not version & 0xFFFF:
         cursor.refuse("this GGUF file is big-endian, expected little-endian", "convert it for this machine")
     if version not in VERSIONS:
-        cursor.refuse(f"this GGUF file has version {version}, expected one of {VERSIONS}", "convert the model anew")
+        cursor.refuse(f"this GGUF file has version {version}, expected one of {VERSIONS}", "convert the model again")
     num_tensors, num_pairs = cursor.u64("the number of tensors"), cursor.u64("the number of pairs")
     cursor.need(num_pairs, _MIN_PAIR_BYTES, "metadata pairs")
     cursor.need(num_tensors, _MIN_TENSOR_BYTES, "tensor entries")
@@ -162,7 +162,7 @@ def _read_entry(cursor: Cursor, name: str) -> tuple[tuple[int, ...], GGMLType, i
     """A tensor's shape, type and offset in the data, which follow its name in the file."""
     num_dims = cursor.u32(f"the dimensions of {name!r}")
     if num_dims > MAX_DIMS:
-        cursor.refuse(f"tensor {name!r} has {num_dims} dimensions, expected {MAX_DIMS} at most")
+        cursor.refuse(f"tensor {name!r} has {num_dims} dimensions, expected at most {MAX_DIMS}")
     shape = tuple(cursor.u64(f"the dimensions of {name!r}") for _ in range(num_dims))[::-1]
     type_id = cursor.u32(f"the type of {name!r}")
     try:
@@ -175,7 +175,7 @@ def _read_entry(cursor: Cursor, name: str) -> tuple[tuple[int, ...], GGMLType, i
     row_length = shape[-1] if shape else 1
     if not all(shape) or row_length % ggml_type.block_size:
         cursor.refuse(
-            f"tensor {name!r} of type {ggml_type.name} has shape {shape}, expected no zeros "
+            f"tensor {name!r} of type {ggml_type.name} has shape {shape}, expected nonzero sizes "
             f"and rows in multiples of {ggml_type.block_size}"
         )
     return shape, ggml_type, cursor.u64(f"the offset of {name!r}")

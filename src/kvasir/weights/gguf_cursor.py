@@ -72,7 +72,7 @@ class Cursor:
         """A length, then that many bytes of UTF-8."""
         length = self.u64(f"the length of {what}")
         if max_bytes is not None and length > max_bytes:
-            self.refuse(f"{what} at byte {self.position} is {length} bytes long, expected {max_bytes} at most")
+            self.refuse(f"{what} at byte {self.position} is {length} bytes long, expected at most {max_bytes}")
         try:
             return self.take(length, f"bytes of {what}").decode()
         except UnicodeDecodeError as error:

@@ -105,9 +105,9 @@ def _check_place(part: GGUFFile, number: int, count: int) -> None:
     # A file that is not split may have a count of 0.
     if said != (number, count) and not (count == 1 and said == (0, 0)):
         raise ModelFileError(
-            f"{part.path}: by its own data this is part {said[0]} (from 0) of {said[1]}, "
-            f"by its name part {number} of {count}",
-            "give the parts back the names they came with",
+            f"{part.path}: its metadata says part {said[0]} (from 0) of {said[1]}, "
+            f"its name says part {number} of {count}",
+            "restore the original file names",
         )
 
 

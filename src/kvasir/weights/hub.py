@@ -24,7 +24,7 @@ def find_on_hub(ref: str, revision: str | None, allow_download: bool) -> ModelFi
     except ModelFileError as error:
         if not allow_download:
             raise ModelFileError(
-                f"{ref}: not complete in the local cache, and downloads are off: {error.message}",
+                f"{ref}: incomplete in the local cache, and downloads are disabled: {error.message}",
                 "download the model first, or allow downloads",
             ) from error
     return _locate(_download(repository, revision, tag), repository, tag)
@@ -51,7 +51,7 @@ def choose_gguf(names: list[str], tag: str, repository: str) -> list[str]:
     fitting = [model for model in models if not tag or any(_fits(name, tag) for name in model)]
     if len(fitting) != 1:
         listed = ", ".join(model[0] for model in (fitting or models)) or "none"
-        problem = "several GGUF models fit" if fitting else "no GGUF model fits"
+        problem = "several GGUF models match" if fitting else "no GGUF model matches"
         raise ModelFileError(f"{repository}: {problem} {tag!r}: {listed}", f"name one, for example {repository}:Q4_K_M")
     return split_names(fitting[0][0])
 
@@ -112,6 +112,6 @@ def _snapshot(repository: str, revision: str | None, patterns: list[str], local_
 def _unreachable(repository: str, error: Exception) -> ModelFileError:
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ModelFileError(
-        f"{repository}: not to be had from the hub: {first_line}",
-        "check the name, the network, and HF_TOKEN for models behind a licence",
+        f"{repository}: cannot be downloaded from the hub: {first_line}",
+        "check the name, the network, and HF_TOKEN for gated models",
     )

@@ -76,7 +76,7 @@ def choose_dtype(asked: str, source: WeightSource, device: str = "cpu") -> torch
         matrices = {info.dtype for info in infos if len(info.shape) > 1}
         return torch.float32 if matrices <= {"F32", "F64"} else torch.bfloat16
     if asked not in DTYPES:
-        raise ConfigError(f"dtype {asked!r} is not known", f"choose auto, {', '.join(DTYPES)}")
+        raise ConfigError(f"unknown dtype {asked!r}", f"choose auto, {', '.join(DTYPES)}")
     if asked == "float16" and device == "cpu":
         raise ConfigError("float16 has no fast arithmetic on most processors", "use --dtype bfloat16")
     return DTYPES[asked]
@@ -164,7 +164,7 @@ def _check_type(name: str, stored: str) -> None:
     weights."""
     if _NO_WEIGHTS.fullmatch(stored):
         raise UnsupportedModel(
-            f"tensor {quoted(name)} is stored as {stored}, which is no type of weights",
+            f"tensor {quoted(name)} is stored as {stored}, which is not a supported weight type",
             "use the model's checkpoint in float32, float16 or bfloat16, or a GGUF file of it",
         )
 
@@ -188,8 +188,8 @@ def _check_all_used(model: Fillable, source: WeightSource, used: Iterable[str]) 
     if left:
         more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
         raise ModelFileError(
-            f"the checkpoint has tensors that {type(model).__name__} has no use for: {', '.join(left[:_SHOWN])}{more}",
-            "leaving them out would compute another model; does config.json belong to these weights?",
+            f"the checkpoint has tensors that {type(model).__name__} does not use: {', '.join(left[:_SHOWN])}{more}",
+            "ignoring them would compute another model; does config.json belong to these weights?",
         )
 
 

@@ -94,5 +94,5 @@ class MappedFile:
             self.map.close()
 
     def _slice(self, offset: int, nbytes: int) -> np.ndarray:
-        assert 0 <= offset <= offset + nbytes <= self.size, "a reader let a range outside the file through"
+        assert 0 <= offset <= offset + nbytes <= self.size, "a reader passed a range outside the file"
         return self._bytes[offset : offset + nbytes]

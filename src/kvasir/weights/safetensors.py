@@ -160,7 +160,7 @@ class SafetensorsFolder:
         self._files = list(shards.values())
         for name, shard in index.items():
             if name not in shards[shard].tensors:
-                raise ModelFileError(f"{folder / shard}: tensor {quoted(name)} is not here, though {INDEX} says so")
+                raise ModelFileError(f"{folder / shard}: tensor {quoted(name)} is missing, although {INDEX} lists it")
             self._file_of[name] = shards[shard]
 
 
@@ -177,7 +177,7 @@ def read_index(folder: Path) -> dict[str, str]:
         if not _is_plain_name(shard):
             raise ModelFileError(
                 f"{folder / INDEX}: {quoted(shard)} is not a plain name of a .safetensors file",
-                "download the index again: shards must lie in the model's own folder, under the names that it gives",
+                "download the index again: shards must be in the model's folder, with the names in the index",
             )
         if not _is_file(folder / shard):
             missing.append(shard)
@@ -226,7 +226,7 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
     (length,) = struct.unpack_from("<Q", file.map)
     if length > min(file.size - 8, MAX_HEADER_BYTES):
         file.refuse(
-            f"the header is said to have {length} bytes, but the file has {file.size - 8} left "
+            f"the header length is {length} bytes, but the file has {file.size - 8} left "
             f"and the format allows {MAX_HEADER_BYTES}",
             "this is not a safetensors file, or it is damaged",
         )

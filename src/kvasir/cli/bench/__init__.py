@@ -99,12 +99,12 @@ def _machine(llm: AsyncLLM, work: TokenWork, shape: Shape, gave: Probe) -> Machi
 def _limit_text(work: TokenWork) -> str:
     macs = count_text(work.body_macs + work.head_macs)
     told = f"the limit: {bytes_text(work.weight_bytes)} of weights a step, {macs} multiply-adds a token"
-    cached = "; weights this small may stay in the processor's cache, and then beat it"
+    cached = "; weights this small may stay in the CPU's cache and exceed the limit"
     return told + (cached if work.weight_bytes < _CACHE else "")
 
 
 def _shape_text(mode: str, shape: Shape) -> str:
-    lengths = f"{shape.input_len} prompt and {shape.output_len} answer tokens"
+    lengths = f"{shape.input_len} prompt and {shape.output_len} output tokens"
     if mode == "latency":
         return f"one request of {lengths}"
     rate = f" at {shape.request_rate:g} a second" if mode == "serve" and shape.request_rate else " at once"

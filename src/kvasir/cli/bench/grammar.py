@@ -149,9 +149,9 @@ def _print(result: Mapping[str, Any]) -> None:
     print_table(
         ("tokenizer", ">tokens", ">load", ">compile p50", ">p99", ">mask p50", ">p99", ">forced"),
         rows,
-        f"{len(grammars())} grammars, {result['answers']} answers of each",
+        f"{len(grammars())} grammars, {result['answers']} runs of each",
     )
-    print(f"others used {result['foreign_cpu']:.0%} of the processors")
+    print(f"other processes used {result['foreign_cpu']:.0%} of the CPU")
 
 
 def _plot(figure: Any, found: Mapping[str, Any]) -> None:

@@ -96,7 +96,7 @@ async def time_request(
             if delta.error:
                 raise KvasirError(f"a request failed: {delta.error}", "see the engine's log above")
     if timing.tokens != request.params.max_tokens:
-        raise KvasirError(f"an answer has {timing.tokens} tokens, expected {request.params.max_tokens}")
+        raise KvasirError(f"a request produced {timing.tokens} tokens, expected {request.params.max_tokens}")
     return timing
 
 

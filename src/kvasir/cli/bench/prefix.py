@@ -68,7 +68,9 @@ def run(engine: EngineOptions, load: Load, repeats: int, workloads: Sequence[str
     if unknown := [name for name in workloads if name not in WORKLOADS]:
         raise ConfigError(f"workload {unknown[0]!r}", f"expected some of {', '.join(WORKLOADS)}")
     if not engine.prefix_cache:
-        raise ConfigError("no prefix cache", "bench prefix measures with and without it: leave --no-prefix-cache out")
+        raise ConfigError(
+            "the prefix cache is disabled", "bench prefix runs with and without the cache: leave --no-prefix-cache out"
+        )
     names = [name for name in WORKLOADS if name in (workloads or WORKLOADS)]
     result = asyncio.run(_measure(engine, load, repeats, names))
     _print(result)
@@ -176,7 +178,9 @@ def check_equal(where: str, plain: Sequence[Exchange], cached: Sequence[Exchange
     """Raises KvasirError if a result with the cache is not bit-identical to the result without it."""
     for i, (a, b) in enumerate(zip(plain, cached, strict=True)):
         if (a.prompt, a.answers, a.logprobs) != (b.prompt, b.answers, b.logprobs):
-            raise KvasirError(f"{where}: answer {i} differs from that without the cache", "please report this as a bug")
+            raise KvasirError(
+                f"{where}: answer {i} differs from the one computed without the cache", "please report this as a bug"
+            )
 
 
 # -- one round ---------------------------------------------------------------------------------------------
@@ -218,7 +222,7 @@ async def _answer(front: Front, exchange: Exchange, max_tokens: int, with_logpro
             ids[delta.index] += delta.token_ids
             logprobs[delta.index] += (entry.logprob for entry in delta.logprobs)
     if any(len(one) != max_tokens for one in ids):
-        raise KvasirError(f"answers have {[*map(len, ids)]} tokens, expected {max_tokens} each")
+        raise KvasirError(f"the requests produced {[*map(len, ids)]} tokens, expected {max_tokens} each")
     exchange.answers, exchange.logprobs = [*map(tuple, ids)], [*map(tuple, logprobs)]
 
 
@@ -256,17 +260,15 @@ def _print(result: Mapping[str, Any]) -> None:
     print_table(
         ("workload", "cache", ">output tokens/s", ">ttft p50", ">found", ">evicted blocks", ">throughput of off"),
         rows,
-        f"{result['model']['name']}: {shape['users']} users, turns of {shape['turn']} tokens, answers of "
+        f"{result['model']['name']}: {shape['users']} users, turns of {shape['turn']} tokens, outputs of "
         f"{shape['answer']}; medians of {_count(result)} rounds (lowest to highest)",
     )
     for variant, told in result["workloads"].get(NO_REUSE, {}).get("variants", {}).items():
         if variant != OFF:
             wall, cpu = (told[of]["overhead"] for of in ("of_off", "cpu_of_off"))
-            print(
-                f"overhead where nothing is reused, cache {variant}: {wall:+.1%} of time, {cpu:+.1%} of processor time"
-            )
+            print(f"overhead when nothing is reused, cache {variant}: {wall:+.1%} of time, {cpu:+.1%} of CPU time")
     foreign = [run["foreign_cpu"] for run in _runs(result)]
-    print(f"all answers are equal; others used {min(foreign):.0%} to {max(foreign):.0%} of the processors")
+    print(f"all outputs are equal; other processes used {min(foreign):.0%} to {max(foreign):.0%} of the CPU")
 
 
 def _runs(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -307,7 +309,7 @@ def _plot(figure: Any, workloads: Mapping[str, Any], name: str) -> None:
         figures = [told["figures"] for _, told in own]
         panels[1].bar(at, [f["ttft_p50_s"]["median"] for f in figures], 0.25, color=f"C{k}")
         panels[2].bar(at, [100 * f["cached_share"]["median"] for f in figures], 0.25, color=f"C{k}")
-    titles = ("throughput, times that without", "first token, p50, seconds", "% of prompt tokens found")
+    titles = ("throughput relative to no cache", "time to first token, p50, seconds", "% of prompt tokens cached")
     for panel, title in zip(panels, titles, strict=True):
         panel.set_title(title, fontsize=9)
         panel.set_xticks(range(len(workloads)), list(workloads), fontsize=7)

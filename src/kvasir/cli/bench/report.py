@@ -74,7 +74,7 @@ def print_report(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> None:
     probe, foreign = typical_probe(runs), [run.foreign_cpu for run in runs]
     print(
         f"\nreads {probe.bytes_per_s / 1e9:.1f} GB/s, computes {probe.macs_per_s * 2 / 1e9:.0f} GFLOP/s "
-        f"(medians); others used {min(foreign):.0%} to {max(foreign):.0%} of the processors during the runs"
+        f"(medians); other processes used {min(foreign):.0%} to {max(foreign):.0%} of the CPU during the runs"
     )
 
 

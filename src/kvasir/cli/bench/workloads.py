@@ -62,7 +62,7 @@ async def multi_turn(user: User) -> None:
 
 
 async def tree_of_thought(user: User) -> None:
-    """A long problem; several thoughts go on from it, several from each of these."""
+    """A long problem; several thoughts continue it, and several continue each of these."""
     level = [user.own(LONG)]
     for _ in range(LEVELS):
         thoughts = await asyncio.gather(*(user.ask(node, BRANCHES) for node in level))
@@ -77,7 +77,7 @@ async def agents(user: User) -> None:
 
 
 async def no_reuse(user: User) -> None:
-    """Long prompts that no one sends twice: what the cache costs where it cannot help."""
+    """Long prompts, each sent once: what the cache costs where it cannot help."""
     for _ in range(TURNS):
         await user.ask(user.own(LONG))
 

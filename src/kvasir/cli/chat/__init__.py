@@ -53,9 +53,11 @@ def talk(llm: AsyncLLM, conversation: Conversation, settings: Settings) -> None:
         try:
             runner.run(llm.start())
             if Task.GENERATE not in llm.info.tasks:
-                raise UnsupportedModel(f"{llm.info.name} makes embeddings, not text", "take another model")
+                raise UnsupportedModel(
+                    f"{llm.info.name} computes embeddings and does not generate text", "choose another model"
+                )
             if sys.stdin.isatty():
-                screen.note("\n".join([*llm.summary, "/help lists the commands, Ctrl-D leaves"]))
+                screen.note("\n".join([*llm.summary, "/help lists the commands, Ctrl-D exits"]))
             _loop(runner, Session(llm.front, screen, conversation, settings))
         finally:
             runner.run(llm.stop())

@@ -38,7 +38,7 @@ async def _help(session: Session, argument: str) -> None:
     for name, command in COMMANDS.items():
         note(f"  {name + ' ' + command.argument:<18} {command.help}")
     note("A line that ends with a backslash continues in the next one; Esc-Enter begins a new line too (with")
-    note("prompt_toolkit). Ctrl-C stops the running answer and keeps what came, Ctrl-D leaves.")
+    note("prompt_toolkit). Ctrl-C stops the response and keeps the text so far, Ctrl-D exits.")
 
 
 async def _exit(session: Session, argument: str) -> None:
@@ -47,7 +47,7 @@ async def _exit(session: Session, argument: str) -> None:
 
 async def _clear(session: Session, argument: str) -> None:
     session.conversation.turns.clear()
-    session.screen.note("forgotten; the system prompt stays")
+    session.screen.note("conversation cleared; the system prompt is kept")
 
 
 async def _system(session: Session, argument: str) -> None:
@@ -102,12 +102,14 @@ def _number(name: str, text: str) -> int | float:
 
 async def _think(session: Session, argument: str) -> None:
     if not session.can_think:
-        raise InvalidRequest("this model's chat template has no switch for thinking", "ask for it in words")
+        raise InvalidRequest(
+            "this model's chat template has no switch for thinking", "ask for it in the prompt instead"
+        )
     if argument not in ("", "on", "off", RESET):
-        raise InvalidRequest(f"/think {argument}", "say on, off or default")
+        raise InvalidRequest(f"/think {argument}", "use on, off or default")
     if argument:
         session.settings.think = None if argument == RESET else argument == "on"
-    state = {None: "as the template has it", True: "on", False: "off"}[session.settings.think]
+    state = {None: "the template's default", True: "on", False: "off"}[session.settings.think]
     session.screen.note(f"thinking: {state}")
 
 
@@ -127,15 +129,15 @@ async def _load(session: Session, argument: str) -> None:
 
 async def _retry(session: Session, argument: str) -> None:
     if session.settings.seed is not None or session.settings.temperature == 0:
-        session.screen.note("the seed or the temperature is fixed, so the answer will be the same; see /seed")
+        session.screen.note("the seed or the temperature is fixed, so the response will be the same; see /seed")
     await session.retry()
 
 
 async def _undo(session: Session, argument: str) -> None:
     if not session.conversation.turns:
-        raise InvalidRequest("there is nothing to take back", "ask something first")
+        raise InvalidRequest("there is nothing to undo", "ask something first")
     question, _ = session.conversation.turns.pop()
-    session.screen.note(f"taken back: {question}")
+    session.screen.note(f"removed: {question}")
 
 
 async def _stats(session: Session, argument: str) -> None:
@@ -143,8 +145,8 @@ async def _stats(session: Session, argument: str) -> None:
     engine = await session.front.stats()
     note(f"model    {info.name}: {info.architecture}, {info.dtype} on {info.device}, {info.grade}")
     note(f"chat     {len(session.conversation.turns)} exchanges")
-    note(f"last     {session.figures.text(info.max_model_len) if session.figures else 'no answer yet'}")
-    tokens = f"{engine.prompt_tokens} prompt and {engine.generated_tokens} answer tokens"
+    note(f"last     {session.figures.text(info.max_model_len) if session.figures else 'no response yet'}")
+    tokens = f"{engine.prompt_tokens} prompt and {engine.generated_tokens} output tokens"
     note(f"engine   {tokens} in {engine.steps} steps")
     note(f"KV       {engine.blocks_used} of {engine.blocks_total} blocks of {engine.block_size} in use")
 
@@ -168,17 +170,17 @@ def _path(argument: str, command: str) -> Path:
 
 COMMANDS = {
     "/help": Command(_help, "this list"),
-    "/exit": Command(_exit, "leave (Ctrl-D)"),
-    "/clear": Command(_clear, "forget what was said"),
-    "/undo": Command(_undo, "take back the last question and its answer"),
-    "/retry": Command(_retry, "answer the last question anew"),
+    "/exit": Command(_exit, "exit (Ctrl-D)"),
+    "/clear": Command(_clear, "start a new conversation"),
+    "/undo": Command(_undo, "remove the last question and its response"),
+    "/retry": Command(_retry, "regenerate the last response"),
     "/system": Command(_system, "set the system prompt (default: none), or show it", "TEXT"),
-    "/think": Command(_think, "thinking, where the template has a switch for it", "on|off"),
-    "/temperature": Command(_temperature, "0 is greedy; default is the model's own", "X"),
-    "/max": Command(_max, "longest answer in tokens; default is what the context leaves", "N"),
-    "/seed": Command(_seed, "same seed, same answer; default draws one each time", "N"),
-    "/set": Command(_setting, "any of the sampler's settings, also json_schema and grammar, with a file", "NAME X"),
-    "/save": Command(_save, "write the conversation as JSON", "FILE"),
-    "/load": Command(_load, "go on with a saved conversation", "FILE"),
-    "/stats": Command(_stats, "figures of the last answer and of the engine"),
+    "/think": Command(_think, "turn thinking on or off, if the template supports it", "on|off"),
+    "/temperature": Command(_temperature, "set the temperature; 0 is greedy, default is the model's own", "X"),
+    "/max": Command(_max, "limit the output tokens; default is what the context leaves", "N"),
+    "/seed": Command(_seed, "same seed, same response; default is a random seed each time", "N"),
+    "/set": Command(_setting, "set a sampling parameter, or json_schema or grammar from a file", "NAME X"),
+    "/save": Command(_save, "save the conversation as JSON", "FILE"),
+    "/load": Command(_load, "continue a saved conversation", "FILE"),
+    "/stats": Command(_stats, "statistics of the last response and of the engine"),
 }

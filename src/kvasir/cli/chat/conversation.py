@@ -57,7 +57,7 @@ def read(path: Path) -> Conversation:
             raise ConversationError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or "it is not JSON"
+        reason = getattr(error, "strerror", None) or "it is not valid JSON"
         raise ConversationError(f"{path} cannot be read: {reason}", "name a file that /save wrote") from error
     messages = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
@@ -70,7 +70,7 @@ def _from_messages(messages: list[dict[str, str]], path: Path) -> Conversation:
     said = messages[has_system:]
     expected = ["user", "assistant"] * (len(said) // 2)
     if [message["role"] for message in said] != expected:
-        raise ConversationError(f"in {path} user and assistant do not take turns", "name another file")
+        raise ConversationError(f"in {path} user and assistant messages do not alternate", "name another file")
     texts = [message["content"] for message in said]
     return Conversation(messages[0]["content"] if has_system else None, list(zip(texts[::2], texts[1::2], strict=True)))
 

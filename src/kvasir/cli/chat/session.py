@@ -88,7 +88,7 @@ class Session:
         request, thinking = await self._request(question)
         run = await self._stream(request, thinking)
         if run.answer.finish_reason is FinishReason.ERROR:
-            raise KvasirError(f"the engine failed on this answer: {run.answer.error}", "/retry asks again")
+            raise KvasirError(f"the engine failed on this request: {run.answer.error}", "/retry tries again")
         if run.pace.first is None:
             self.screen.note("[stopped before the first token; the question is not kept]")
             return
@@ -98,7 +98,7 @@ class Session:
     async def retry(self) -> None:
         """Answers the last question again. Raises KvasirError; the old answer is kept then."""
         if not self.conversation.turns:
-            raise InvalidRequest("there is no answer yet", "ask something first")
+            raise InvalidRequest("there is no response yet", "ask something first")
         old = self.conversation.turns.pop()
         before = len(self.conversation.turns)
         try:
@@ -115,9 +115,9 @@ class Session:
         context, answer = self.front.info.max_model_len, params.max_tokens or 1
         if len(ids) + answer > context:
             raise InvalidRequest(
-                f"the context holds {context} tokens; the conversation would have {len(ids)}, and the answer "
-                f"needs {answer}; nothing is left out silently",
-                "/undo takes back the last exchange, /clear begins anew, /max shortens the answer",
+                f"the context holds {context} tokens; the conversation has {len(ids)}, and the response "
+                f"needs {answer}; no message is dropped",
+                "/undo removes the last exchange, /clear starts over, /max limits the response",
             )
         await self.front.learn(params)
         thinks = params.structured_outputs is None or await may_think(self.front, messages, variables=switches)
@@ -153,7 +153,7 @@ class Session:
             seed=request.params.seed or 0,
         )
         if run.stopped:
-            self.screen.note("[stopped; what came is kept, /undo takes it back]")
+            self.screen.note("[stopped; the text so far is kept, /undo removes it]")
         elif run.answer.finish_reason is FinishReason.LENGTH:
             full = self.figures.context >= self.front.info.max_model_len
             cut = f"[cut at {request.params.max_tokens} tokens]"

@@ -41,7 +41,7 @@ def run(
 ) -> None:
     """Raises KvasirError."""
     if costs is not None and model is not None:
-        raise ConfigError("costs and a model to measure them with", "give one of them")
+        raise ConfigError("both --costs and --calibrate are given", "give one of them")
     if trace is None and model is None:
         raise ConfigError("nothing to do", "give a trace, or --calibrate a model")
     measured = _calibrate(model, out) if model is not None else None
@@ -92,10 +92,10 @@ def _calibrate(model: str, out: Path | None) -> Calibration:
     units = ("prefill token", "decode row", "key", "step")
     print_pairs((unit, f"{1e6 * cost:.4g} us") for unit, cost in zip(units, found.costs, strict=True))
     print(
-        f"error over {found.held_out} steps that were not fitted: median {found.median_error:.1%}, "
+        f"error over {found.held_out} held-out steps: median {found.median_error:.1%}, "
         f"p90 {found.p90_error:.1%}, of their sum {found.total_error:.1%}"
     )
-    print("a run that was not fitted:")
+    print("a held-out run:")
     print_pairs(
         (key, f"measured {number_text(was)}, predicted {number_text(said)}, {said / max(was, 1e-12) - 1:+.1%}")
         for key, (was, said) in found.run.items()
@@ -127,7 +127,7 @@ def _numbers(name: str, text: str, zero: bool = False) -> list[float]:
     except ValueError:
         found = [math.nan]
     if not all((n > 0 or (zero and n == 0)) and n < math.inf for n in found):
-        raise ConfigError(f"{name} is {text!r}", "expected positive numbers with commas between them")
+        raise ConfigError(f"{name} is {text!r}", "expected positive numbers separated by commas")
     return found
 
 

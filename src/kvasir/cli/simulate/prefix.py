@@ -29,7 +29,7 @@ def run(trace: Path, memory: Sequence[int], block_size: int, out: Path | None) -
     asked = read_trace(trace)
     ideal = ideal_hits(asked)
     if not ideal:
-        raise ConfigError(f"{trace.name} has no prompts that begin alike", "give a trace with hash ids")
+        raise ConfigError(f"{trace.name} has no prompts with common prefixes", "give a trace with hash ids")
     check_memory(memory, asked, block_size)
     rows = []
     for size in sorted({*memory, endless(asked, block_size)}):

@@ -22,9 +22,9 @@ _COLUMNS = (
     *("tpot_p50_s", "tpot_p99_s", "waiting", "preemptions", "hit_rate"),
 )
 _PANELS = (
-    ("goodput_per_s", "requests in time, per second"),
-    ("ttft_p99_s", "first token, p99, seconds"),
-    ("tpot_p99_s", "further tokens, p99, seconds each"),
+    ("goodput_per_s", "goodput, requests per second"),
+    ("ttft_p99_s", "time to first token, p99, seconds"),
+    ("tpot_p99_s", "time per output token, p99, seconds"),
     ("waiting", "waiting, mean"),
 )
 
@@ -62,7 +62,7 @@ def plot_rows(figure: Any, rows: Sequence[Row], title: str) -> None:
             own = [row for row in rows if row["policy"] == policy]
             panel.plot([r["asked_per_s"] for r in own], [r[name] for r in own], "o-", label=policy)
         panel.set_title(label, fontsize=9)
-        panel.set_xlabel("requests asked per second", fontsize=8)
+        panel.set_xlabel("offered requests per second", fontsize=8)
         if name != "goodput_per_s":
             panel.set_yscale("symlog", linthresh=0.1)
     figure.axes[0].axline((0, 0), slope=1, color="tab:gray", linestyle="--", linewidth=1)

@@ -39,7 +39,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[Asked]:
     """The first `limit` requests, in the order of their arrival. Raises ConfigError."""
     reader = {".csv": _azure, ".jsonl": _mooncake}.get(path.suffix)
     if reader is None:
-        raise ConfigError(f"{path.name} is no trace", "expected Azure's .csv or Mooncake's .jsonl")
+        raise ConfigError(f"{path.name} is not a trace", "expected Azure's .csv or Mooncake's .jsonl")
     found: list[Asked] = []
     number = 0
     try:
@@ -51,7 +51,9 @@ def read_trace(path: Path, limit: int | None = None) -> list[Asked]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", "give a trace") from error
     except (ValueError, KeyError, TypeError, OverflowError, csv.Error, RecursionError) as error:
-        raise ConfigError(f"{path.name}, request {number + 1}: {error!r}", "it is not such a trace") from error
+        raise ConfigError(
+            f"{path.name}, request {number + 1}: {error!r}", "the line does not have the trace's format"
+        ) from error
     if not found:
         raise ConfigError(f"{path.name} holds no request", "give another trace")
     found.sort(key=lambda a: a.at)
@@ -77,7 +79,7 @@ def _checked(a: Asked) -> Asked:
     if a.blocks and len(a.blocks) != -(-a.prompt // BLOCK):
         raise ValueError(f"{len(a.blocks)} hash ids for {a.prompt} tokens")
     if any(not isinstance(b, int) or not 0 <= b < MOST for b in a.blocks):
-        raise ValueError("a hash id is no small number")
+        raise ValueError("a hash id is not a small integer")
     return Asked(a.at, max(1, int(a.prompt)), max(1, int(a.answer)), a.blocks)
 
 

@@ -198,7 +198,7 @@ class World:
     def _step(self) -> None:
         scheduler, outcome = self.scheduler, self.outcome
         plan = scheduler.plan()
-        assert plan is not None, "no request can be served, and none ends"
+        assert plan is not None, "no request can be scheduled, and none is running"
         waiting = len(scheduler.waiting) + len(self._held)
         seconds = predict(self.truth, load_of(plan)) if plan.computes else 0.0
         self.now += seconds

@@ -182,8 +182,8 @@ class DiskTier:
         """Queues a write. False if the part is known, larger than the bound, writing is paused after an error, or the
         queue is full."""
         payload = memoryview(payload).cast("B")
-        assert self.facts.admits(block, group), "a block of another store"
-        assert payload.nbytes == self.facts.groups[group].num_bytes, "a part has the size its group declares"
+        assert self.facts.admits(block, group), "the block belongs to another store"
+        assert payload.nbytes == self.facts.groups[group].num_bytes, "a part must have the size that its group declares"
         name = (block.key, group)
         if refusal := self._refusal(name, payload.nbytes):
             self._meter.save(refusal)

@@ -16,11 +16,11 @@ def check_private(path: Path) -> None:
     except OSError as e:
         raise ConfigError(f"{path}: {e.strerror}") from None
     if not stat.S_ISDIR(info.st_mode):
-        raise ConfigError(f"{path} is not a folder", "a link to one is refused too: give the folder itself")
+        raise ConfigError(f"{path} is not a folder", "a symbolic link is refused too: give the folder itself")
     if info.st_uid != os.getuid():
         raise ConfigError(f"{path} belongs to another user")
     if info.st_mode & 0o077:
-        raise ConfigError(f"{path} is open to others", f"chmod 700 {path}")
+        raise ConfigError(f"{path} is accessible to other users", f"chmod 700 {path}")
 
 
 def make_private(path: Path) -> None:
@@ -30,5 +30,5 @@ def make_private(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
     except OSError as e:
-        raise ConfigError(f"{path} cannot be made: {e.strerror}") from None
+        raise ConfigError(f"{path} cannot be created: {e.strerror}") from None
     check_private(path)

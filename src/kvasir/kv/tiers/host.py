@@ -97,8 +97,8 @@ class HostTier:
         """Stores a part and evicts others if needed. False if it is known or larger than the bound. After `ending` the
         part is saved to the tier below."""
         payload = memoryview(payload).cast("B").toreadonly()
-        assert self.facts.admits(block, group), "a block of another store"
-        assert payload.nbytes == self.facts.groups[group].num_bytes, "a part has the size its group declares"
+        assert self.facts.admits(block, group), "the block belongs to another store"
+        assert payload.nbytes == self.facts.groups[group].num_bytes, "a part must have the size that its group declares"
         if self._ending and self._below:
             return self._below.save(block, group, payload)
         with self._lock:

@@ -287,9 +287,9 @@ class PeerServer:
                 while not self._closing.is_set():
                     self._answer(link)
         except (OSError, WireError) as e:
-            log.debug("a peer's connection ends: %s", e)
+            log.debug("closing a peer's connection: %s", e)
         except Exception:
-            log.exception("a peer's question failed")
+            log.exception("a peer's request failed")
         finally:
             with self._lock:
                 self._connections.discard(link)
@@ -311,14 +311,14 @@ class PeerServer:
         if kind == wire.HAS:
             keys, group = wire.unpack_has(body)
             if group >= len(self._tier.facts.groups):
-                raise WireError("a group of another store")
+                raise WireError("the group belongs to another store")
             link.send(wire.HELD, bytes(self._tier.has((key,), group) for key in keys))
         else:
             self._give(link, *wire.unpack_load(body))
 
     def _give(self, link: Wire, block: Block, group: int) -> None:
         if not self._tier.facts.admits(block, group):
-            raise WireError("a part of another store")
+            raise WireError("the part belongs to another store")
         payload = self._load(block, group)
         if payload is None:
             link.send(wire.MISS)
@@ -376,7 +376,7 @@ def _remove_dead(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"{path} is there and is not a socket")
+        raise ConfigError(f"{path} exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -386,4 +386,4 @@ def _remove_dead(path: Path) -> None:
             return
         except OSError:
             pass
-    raise ConfigError(f"{path} is served by another engine", "give this one another path")
+    raise ConfigError(f"{path} is in use by another engine", "choose another path")

@@ -73,7 +73,7 @@ class Wire:
             self._limit()
             n = self.sock.recv_into(buffer)
             if n == 0:
-                raise WireError("the peer has gone")
+                raise WireError("the peer has disconnected")
             buffer = buffer[n:]
 
     def head(self, most: Mapping[int, int]) -> tuple[int, int]:
@@ -117,7 +117,7 @@ def pack_has(keys: list[bytes], group: int) -> bytes:
 def unpack_has(body: bytes | bytearray) -> tuple[list[bytes], int]:
     """(keys, group) of a HAS frame. Raises WireError for an invalid length."""
     if len(body) < NUMBER.size or (len(body) - NUMBER.size) % KEY_BYTES:
-        raise WireError("keys of a broken length")
+        raise WireError("the length of the keys is malformed")
     (group,) = NUMBER.unpack_from(body)
     return [bytes(body[i : i + KEY_BYTES]) for i in range(NUMBER.size, len(body), KEY_BYTES)], group
 
@@ -125,7 +125,7 @@ def unpack_has(body: bytes | bytearray) -> tuple[list[bytes], int]:
 def unpack_held(body: bytes | bytearray, num_keys: int) -> list[bool]:
     """The answers of a HELD frame to `num_keys` keys. Raises WireError for an invalid body."""
     if len(body) != num_keys or body.strip(b"\x00\x01"):
-        raise WireError("no answer to these keys")
+        raise WireError("the reply does not match the keys")
     return [byte == 1 for byte in body]
 
 
@@ -139,5 +139,5 @@ def unpack_load(body: bytes | bytearray) -> tuple[Block, int]:
     try:
         want = msgspec.msgpack.decode(body, type=Want)
     except (msgspec.DecodeError, ValueError):
-        raise WireError("no name of a part") from None
+        raise WireError("the name of a part is malformed") from None
     return Block(want.namespace, want.parent, want.ids), want.group

@@ -199,7 +199,7 @@ def attention(
         -(-scratch.data_ptr() // 64) * 64,
     )
     if _call("kvasir_attention", c_int32, c_void_p, c_int32)(byref(args), threads) != 0:
-        raise ValueError(f"no team of {threads} threads")
+        raise ValueError(f"invalid number of threads: {threads}")
     return out
 
 
@@ -217,4 +217,4 @@ def _check(layout: Layout, cache: Tensor, work: Work, first: int, table: np.ndar
     low = max(0, work.start - window + 1) // layout.block_size if window else 0
     used = table[low : -(-work.end // layout.block_size)]
     if len(table) * layout.block_size < work.end or ((used < 0) | (used >= cache.shape[1])).any():
-        raise ValueError(f"the table of a work to {work.end} names blocks that are not there")
+        raise ValueError(f"the table of a work to {work.end} names blocks out of range")

@@ -71,7 +71,7 @@ def plan_states(
     device: torch.device,
 ) -> StatePlan:
     """starts, tables: as in plan_attention. inputs: elements of a token's row, for the memory bound."""
-    assert not any(work.indivisible for work in works), "a recurrent layer cannot look ahead"
+    assert not any(work.indivisible for work in works), "a recurrent layer cannot attend to later tokens"
     walks = [Walk(work, int(first), tables[work.row]) for work, first in zip(works, starts, strict=False)]
     walks.sort(key=lambda walk: walk.low(block_size) - walk.work.end)
     size = max(1, BUDGET // (block_size * inputs))

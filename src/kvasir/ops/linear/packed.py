@@ -111,7 +111,7 @@ def pack_rows(
     if not is_read and native.format_of(kind) == format:
         raise ValueError(f"{cols} columns of {format} cannot be cut into {segments} segments of whole groups")
     if not native.can_pack(packed.struct, kind if is_read else GGMLType.F32):
-        raise ConfigError(f"{kind.name} cannot be turned into {format}", "choose F32, BF16, Q8_0 or Q4_0")
+        raise ConfigError(f"{kind.name} cannot be converted to {format}", "choose F32, BF16, Q8_0 or Q4_0")
 
     def pack(piece: tuple[int, int]) -> None:
         first, last = piece
@@ -196,7 +196,7 @@ def error_of(packed: PackedMatrix, reference: np.ndarray) -> PackingError:
 
 def _known(name: str) -> GGMLType:
     if name not in GGMLType.__members__:
-        raise ConfigError(f"there is no weight format {name!r}", f"choose one of {', '.join(GGMLType.__members__)}")
+        raise ConfigError(f"unknown weight format {name!r}", f"choose one of {', '.join(GGMLType.__members__)}")
     return GGMLType[name]
 
 
@@ -232,7 +232,7 @@ def _check(kind: GGMLType, parts: list[np.ndarray], rows: int, cols: int) -> Non
         if part.dtype != np.uint8 or part.ndim != 2 or part.shape[1] != row_bytes:
             raise ValueError(f"rows of {kind.name} are uint8 [n, {row_bytes}], not {part.dtype} {list(part.shape)}")
     if sum(map(len, parts)) != rows:
-        raise ValueError(f"{rows} rows were promised, {sum(map(len, parts))} are there")
+        raise ValueError(f"expected {rows} rows, got {sum(map(len, parts))}")
 
 
 def _pieces(rows: int, cols: int) -> Iterator[tuple[int, int]]:
