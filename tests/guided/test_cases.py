@@ -18,8 +18,8 @@ from kvasir.guided.cases import enforceable
 from kvasir.guided.formats import FORMATS
 from kvasir.guided.logic import KEYWORDS
 from kvasir.guided.pointers import Pointers
-from kvasir.guided.said import Said
 from kvasir.guided.schema import prepared
+from kvasir.guided.summary import Summary
 from tests.examples import examples
 
 TOKENIZER = bytes_tokenizer()
@@ -63,11 +63,11 @@ def of_kind(value, then):
 def by_turns(*keys):
     """Where one key is there and not null, the others are null or absent."""
     null = {key: {"const": None} for key in keys}
-    said = []
+    summary = []
     for key in keys:
         others = {other: null[other] for other in keys if other != key}
-        said.append({"if": {"not": {"properties": {key: null[key]}}}, "then": {"properties": others}})
-    return {"type": "object", "properties": {key: {} for key in keys}, "additionalProperties": False, "allOf": said}
+        summary.append({"if": {"not": {"properties": {key: null[key]}}}, "then": {"properties": others}})
+    return {"type": "object", "properties": {key: {} for key in keys}, "additionalProperties": False, "allOf": summary}
 
 
 CLOSED = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "additionalProperties": False}
@@ -281,9 +281,9 @@ OF_DRAFTS = st.sampled_from([
 ])  # fmt: skip
 
 
-def enforced(schema, lenient, said):
+def enforced(schema, lenient, summary):
     try:
-        return json.dumps(enforceable(prepared(schema, lenient, said), lenient, said))
+        return json.dumps(enforceable(prepared(schema, lenient, summary), lenient, summary))
     except InvalidRequest as error:
         return error.message
 
@@ -293,7 +293,7 @@ def enforced(schema, lenient, said):
 def test_steps_that_are_left_out_have_nothing_to_do(one, other, draft, lenient):
     root = {"properties": {"p": one, "q": {"anyOf": [other, {"type": "null"}]}}, "$defs": {"d": other}}
     for schema in (root, {"$schema": f"http://json-schema.org/{draft}/schema", **root}):
-        assert enforced(schema, lenient, said=None) == enforced(schema, lenient, Said())
+        assert enforced(schema, lenient, summary=None) == enforced(schema, lenient, Summary())
 
 
 @examples(150)
@@ -305,22 +305,22 @@ def test_a_schema_is_exact_or_refused(schema, definition):
 
 
 def test_conditions_on_a_key_that_may_be_absent_are_exact():
-    said = [
+    summary = [
         of_kind("a", {"required": ["b"]}),
         of_kind("b", {"properties": {"b": {"type": "integer"}}}),
         of_kind(1, False),
     ]
     values = [{"k": k, **b} for k in ("a", "b", 1, 1.5, None) for b in ({}, {"b": 1}, {"b": "a"})]
-    assert check({"properties": {"k": {}, "b": {}}, "allOf": said}, (*VALUES, *values))
+    assert check({"properties": {"k": {}, "b": {}}, "allOf": summary}, (*VALUES, *values))
 
 
 @pytest.mark.parametrize("more", [{}, {"type": "object"}, {"type": ["object", "null"]}])
 @pytest.mark.parametrize("absent", [[], [of_kind("c", {"required": ["c"]})]], ids=["", "or absent"])
 def test_conditions_on_a_key_that_is_required_are_exact(more, absent):
-    said = [keyed("a", "a"), keyed("b", "b", "c"), keyed(1), *absent]
+    summary = [keyed("a", "a"), keyed("b", "b", "c"), keyed(1), *absent]
     others = [{}, {"a": 1}, {"b": 1, "c": 1}, {"c": 1}]
     values = [{"k": k, **other} for k in ("a", "b", "c", 1, 1.5, None) for other in others]
-    assert check({**more, "properties": {"k": {}, "a": {}, "b": {}, "c": {}}, "allOf": said}, (*VALUES, *values))
+    assert check({**more, "properties": {"k": {}, "a": {}, "b": {}, "c": {}}, "allOf": summary}, (*VALUES, *values))
 
 
 def test_a_choice_that_holds_anyway_is_left_out():
@@ -340,8 +340,8 @@ def test_many_conditions_are_no_product_of_their_cases():
     keys, many = ([f"k{i:02}" for i in range(count)] for count in (16, 90))
     turns = writer(by_turns(*keys))
     assert turns and turns.writes({"k07": 1, "k08": None}) and not turns.writes({"k07": 1, "k08": 1})
-    for said in ([of_kind(k, {"required": [k]}) for k in keys], [keyed(k, k) for k in many]):
-        kinds = writer({"type": "object", "properties": {"k": {}}, "allOf": said})
+    for summary in ([of_kind(k, {"required": [k]}) for k in keys], [keyed(k, k) for k in many]):
+        kinds = writer({"type": "object", "properties": {"k": {}}, "allOf": summary})
         assert kinds and kinds.writes({"k": "k07", "k07": 1}) and not kinds.writes({"k": "k07", "k08": 1})
 
 

@@ -19,7 +19,7 @@ from tests.parse.writing import format_of, written
 
 GUIDES = make_guides()
 NUMBER = sources.json_schema({"type": "number"})
-DIGITS = [i for i, data in VOCABULARY.spelt if data.isdigit()]
+DIGITS = [i for i, data in VOCABULARY.spellings if data.isdigit()]
 
 
 def write(rule: str, begin: str, wanted: str, limit: int = 120) -> str:

@@ -36,12 +36,12 @@ def test_a_missing_tensor_is_named(state):
 
 def test_an_unused_tensor_is_named(state):
     state["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
-    with pytest.raises(ModelFileError, match=r"no use for.*model\.layers\.0\.self_attn\.q_proj\.bias"):
+    with pytest.raises(ModelFileError, match=r"does not use.*model\.layers\.0\.self_attn\.q_proj\.bias"):
         ours(CONFIG, state)
 
 
 def test_tensors_of_an_extra_layer_are_counted(state):
-    with pytest.raises(ModelFileError, match=r"no use for.* 4 more"):
+    with pytest.raises(ModelFileError, match=r"does not use.* 4 more"):
         ours(CONFIG | {"num_hidden_layers": 2}, state)
 
 

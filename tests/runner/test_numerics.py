@@ -12,7 +12,7 @@ from kvasir.device import libraries
 from kvasir.device.capability import processor_flags
 from kvasir.ops import native
 from kvasir.runner import numerics
-from kvasir.runner.numerics import PACKAGE, ROOMS, numerics_version, sources_digest
+from kvasir.runner.numerics import PACKAGE, SOURCE_PACKAGES, numerics_version, sources_digest
 from kvasir.runner.probe import probe
 from tests.engine.cores import random_model
 from tests.test_arrows import checker
@@ -46,12 +46,12 @@ def test_the_digest_of_sources(tmp_path):
     (tmp_path / "ops/notes.txt").write_text("no source")
     assert digest() == last, "other rooms and other files do not"
     with pytest.raises(AssertionError):
-        sources_digest(tmp_path / "nowhere", ROOMS)
+        sources_digest(tmp_path / "nowhere", SOURCE_PACKAGES)
 
 
 def test_every_room_that_computes_counts():
     rooms = {path.parent.name for path in PACKAGE.glob("*/*.py")}
-    assert set(ROOMS) == rooms.intersection(checker.COMPUTING) - {"device"}
+    assert set(SOURCE_PACKAGES) == rooms.intersection(checker.COMPUTING) - {"device"}
 
 
 def test_the_version_is_the_same_in_every_process():

@@ -112,7 +112,7 @@ def test_a_key_without_the_hash_is_noticed(monkeypatch):
 
 
 def test_numbers_of_dropped_contents_are_not_reused():
-    numbers = content.Numbers(most=2)
+    numbers = content.MarkIds(most=2)
     first = numbers.of(1, b"a")
     assert numbers.of(1, b"a") == first and numbers.of(2, b"a") < first
     assert numbers.of(1, b"b") not in (first, numbers.of(1, b"a")), "a number is given away again"

@@ -122,7 +122,7 @@ def hostile(front: Front, tools: object = True) -> list[str]:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_no_text_of_a_conversation_becomes_a_control_token(name):
     front = front_of(name)
-    said = set(front.reader.said(TOOLS)) | set(front.reader.said(None))
+    said = set(front.reader.turn_tokens(TOOLS)) | set(front.reader.turn_tokens(None))
     texts = hostile(front)
     attack = "".join(texts) + "\n".join(texts)
     blocked = front._control_ids(front.template.select(TOOLS)) | front._control_ids(front.template.select(None))
@@ -158,7 +158,7 @@ def test_harmless_conversations_have_the_ids_of_their_text(name):
 def test_marks_in_earlier_answers_are_the_models_own(name):
     """Reasoning and calls that come back as the text of a turn; an end of turn in it stays text."""
     front = front_of(name)
-    for mark in front.reader.said(None):
+    for mark in front.reader.turn_tokens(None):
         turns = [
             {"role": "user", "content": "x"},
             {"role": "assistant", "content": f"a{mark}b"},

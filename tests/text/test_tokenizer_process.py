@@ -227,10 +227,10 @@ def test_a_reply_that_is_none_is_an_error(data):
         tokenizer_wire.decode_reply(data)
 
 
-@pytest.mark.parametrize("wrong", ["form", "added", "spelt"])
+@pytest.mark.parametrize("wrong", ["form", "added", "id_bytes"])
 def test_a_table_that_contradicts_itself_is_refused(wrong):
     table = any_tokenizer("tiny byte-level").table
-    more = {"form": "odd", "added": [AddedToken(1 << 30, "x", True)], "spelt": [b"a"]}
+    more = {"form": "odd", "added": [AddedToken(1 << 30, "x", True)], "id_bytes": [b"a"]}
     with pytest.raises(ModelFileError):
         replace(table, **{wrong: more[wrong]}).check()
 

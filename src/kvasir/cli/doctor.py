@@ -221,7 +221,7 @@ def _show_machine(facts: dict[str, Any]) -> None:
         *_executor(native, machine["cores"]),
     ]
     for each in facts["starts"]:
-        told = f"{each['executor']} executor on {each['device']}, grade {each['grade']}"
-        told += f", numerics {each['numerics'][:16]}"
-        pairs.append((f"{each['dtype']}", each["error"] or told))
+        description = f"{each['executor']} executor on {each['device']}, grade {each['grade']}"
+        description += f", numerics {each['numerics'][:16]}"
+        pairs.append((f"{each['dtype']}", each["error"] or description))
     print_pairs(pairs)

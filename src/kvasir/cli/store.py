@@ -62,7 +62,7 @@ def _read_modelfile(file: Path) -> str:
 def list_models(as_json: bool) -> None:
     entries = store().list()
     if as_json:
-        return print_json([_told(entry) for entry in entries])
+        return print_json([_as_json(entry) for entry in entries])
     rows = [
         (e.name, e.digest[:_ID_DIGITS], bytes_text(e.weights.size), e.details.quantization_level, _ago(e.modified))
         for e in entries
@@ -75,7 +75,7 @@ def show(name: str, modelfile: bool, as_json: bool) -> None:
     if modelfile:
         return print(write_modelfile(recipe_of(entry)), end="")
     if as_json:
-        return print_json(_told(entry))
+        return print_json(_as_json(entry))
     details, weights = entry.details, entry.weights
     print_pairs(
         (
@@ -112,7 +112,7 @@ def remove(names: list[str]) -> None:
         print(f"{store().remove(name).name} was removed")
 
 
-def _told(entry: Entry) -> dict[str, Any]:
+def _as_json(entry: Entry) -> dict[str, Any]:
     return {**msgspec.to_builtins(entry), "digest": entry.digest}
 
 
@@ -167,12 +167,12 @@ class _Bars:
         self._bars = Bars(*columns, console=Console(stderr=True))
         self._tasks: dict[str, Any] = {}
         self._bars.start()
-        return self._tell
+        return self._report
 
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def _tell(self, progress: Progress) -> None:
+    def _report(self, progress: Progress) -> None:
         if not progress.total:
             return self._bars.console.print(progress.status, markup=False)
         task = self._tasks.get(progress.status)
@@ -212,13 +212,13 @@ def _ask(url: str, key: str | None, method: str, path: str, body: dict | None = 
             return json.loads(response.read(_MAX_ANSWER))
     except HTTPError as error:
         hint = "give one with --api-key" if error.code == 401 else ""
-        raise KvasirError(f"{url} returned {error.code}: {_said(error.read(_MAX_ANSWER))}", hint) from error
+        raise KvasirError(f"{url} returned {error.code}: {_error_text(error.read(_MAX_ANSWER))}", hint) from error
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise KvasirError(f"{url}: {reason}", "is `kvasir serve` running there? set its address with --url") from error
 
 
-def _said(body: bytes) -> str:
+def _error_text(body: bytes) -> str:
     try:
         return plain(str(json.loads(body)["error"]))
     except (ValueError, KeyError, TypeError):

@@ -151,8 +151,8 @@ class Front:
         Raises InvalidRequest (with `param`) for an empty text if the model has no such id, and for a model without a
         tokenizer; TextTooLong; QueueFull if too many texts wait.
         """
-        told = {"add_special_tokens": add_special_tokens, "parse_special": parse_special, "blocked": blocked}
-        return (await self._encode([text], param, bound, first, foreign=[foreign] if foreign else (), **told))[0]
+        options = {"add_special_tokens": add_special_tokens, "parse_special": parse_special, "blocked": blocked}
+        return (await self._encode([text], param, bound, first, foreign=[foreign] if foreign else (), **options))[0]
 
     async def encode_all(
         self,
@@ -170,9 +170,9 @@ class Front:
         return found
 
     async def _encode(
-        self, texts: Sequence[str], param: str, bound: Bound, first: int, **told: Any
+        self, texts: Sequence[str], param: str, bound: Bound, first: int, **options: Any
     ) -> list[tuple[int, ...]]:
-        """texts: one text, or texts shorter than LONG_BYTES together. told: arguments of `Tokenizer.encode_many`."""
+        """texts: one text, or texts shorter than LONG_BYTES together. options: arguments of `Tokenizer.encode_many`."""
         tokenizer, lengths = self._need_tokenizer(param), self._lengths(param)
         size = sum(map(size_of, texts))
         fits = lengths.must_fit(size, bound, first)
@@ -185,7 +185,7 @@ class Front:
         def encode(hold: Hold) -> list[list[int]]:
             if fits and most:
                 lengths.check_characters(texts[0], size, param)
-            return tokenizer.encode_many(texts, most=most, hold=hold, **told)
+            return tokenizer.encode_many(texts, most=most, hold=hold, **options)
 
         many = await self._turns.run(sum(map(len, texts)), encode)
         if fits and most and len(many[0]) > most:
@@ -269,7 +269,7 @@ class Front:
     def foreign(self, rendered: Rendered, tools: object = None) -> Spans:
         """The spans of a prompt that must not produce control tokens. Tokens that the model itself writes within its
         turns are allowed in the conversation."""
-        return rendered.foreign(self.reader.said(tools))
+        return rendered.foreign(self.reader.turn_tokens(tools))
 
     def _control_ids(self, source: str) -> frozenset[int]:
         infill = self.infill.stops() if self.infill else ()

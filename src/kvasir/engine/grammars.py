@@ -82,18 +82,18 @@ class Grammars:
             assert reading is not None, "tool calls need a tool-call format"
             rule = self._calls(calling, reading, params.structured_outputs)
         elif params.structured_outputs is not None:
-            rule = Rule(self._said(params.structured_outputs, reading))
+            rule = Rule(self._structured(params.structured_outputs, reading))
         if reading and thinking and (budget is not None or rule.free):
             anywhere = reading.format.calls.style is Style.CHANNELS
             marks = Reasoning(thinking.start, thinking.end, reading.opened, anywhere)
             rule = replace(rule, reasoning=marks, budget=budget)
         return None if rule == Rule() else rule.text()
 
-    def _calls(self, calling: Calling, reading: Reading, said: StructuredOutputs | None) -> Rule:
+    def _calls(self, calling: Calling, reading: Reading, outputs: StructuredOutputs | None) -> Rule:
         vocabulary, format = self._vocabulary(), reading.format
-        content = None if said is None else {"type": "object"} if said.json_object else _parsed(said.json)
-        if said is not None and calling.required:
-            self.of(said)  # applies to choices without a call, but is refused all the same if it cannot be enforced
+        content = None if outputs is None else {"type": "object"} if outputs.json_object else _parsed(outputs.json)
+        if outputs is not None and calling.required:
+            self.of(outputs)  # applies to choices without a call, but is refused anyway if it cannot be enforced
             content = None
 
         def grammar(functions: Sequence[Function]) -> str:
@@ -138,7 +138,7 @@ class Grammars:
         except InvalidRequest:  # it is too large, or a strict tool is at fault
             return grammar(loose)
 
-    def _said(self, wanted: StructuredOutputs, reading: Reading | None) -> str:
+    def _structured(self, wanted: StructuredOutputs, reading: Reading | None) -> str:
         """The grammar for `wanted`, preceded by reasoning if the model may think first."""
         grammar = self.of(wanted)
         if reading is None or reading.format.thinking is None or not reading.thinks or wanted.tags is not None:

@@ -131,16 +131,16 @@ class Journal:
             if entry := self.entries.get(request_id):
                 entry.stage = stage
 
-    def hear(self, said: str | list[str] | None) -> None:
+    def take_report(self, reported: str | list[str] | None) -> None:
         """Takes a report of stages from the engine's standard output (worker.py)."""
-        if isinstance(said, list):
-            self.reached(said, Stage.JOINED)
+        if isinstance(reported, list):
+            self.reached(reported, Stage.JOINED)
             return
         if self._adding is not None:
             self.reached([self._adding], Stage.TAKEN)
-        if said is not None:
-            self.reached([said], Stage.ADDING)
-        self._adding = said
+        if reported is not None:
+            self.reached([reported], Stage.ADDING)
+        self._adding = reported
 
     def overdue(self) -> list[Delta]:
         """Ends held-back requests whose deadline has passed; returns their last deltas."""

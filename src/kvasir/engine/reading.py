@@ -69,7 +69,7 @@ class Reader:
         self._found: dict[str, Found] = {}
         self._by_words: dict[str, Found] = {}
         self._marks: dict[Format, frozenset[int]] = {}
-        self._said: dict[Format, tuple[str, ...]] = {}
+        self._turn_tokens: dict[Format, tuple[str, ...]] = {}
         choose(tools=tools, reasoning=reasoning)
 
     def learn(self, tools: object = None) -> None:
@@ -101,13 +101,13 @@ class Reader:
             return ""
         return found.fault if found and self._names[0] == "auto" else ""
 
-    def said(self, tools: object = None) -> tuple[str, ...]:
+    def turn_tokens(self, tools: object = None) -> tuple[str, ...]:
         """The added tokens that the model itself writes within its turns: marks of reasoning and of calls."""
         format = self.format(tools)
-        if format not in self._said and self._tokenizer is not None:
+        if format not in self._turn_tokens and self._tokenizer is not None:
             added = ((text, id) for text, id, _ in self._tokenizer.added_tokens if id not in self._tokenizer.eos_ids)
-            self._said[format] = tuple(text for text, _ in added if format.says(text))
-        return self._said.get(format, ())
+            self._turn_tokens[format] = tuple(text for text, _ in added if format.says(text))
+        return self._turn_tokens.get(format, ())
 
     def switch(self, tools: object = None) -> str | None:
         """The variable of the chat template that switches thinking on and off; None if it has none."""
@@ -163,4 +163,4 @@ _DETECTED: dict[tuple[str, tuple[str, ...]], Found] = {}
 def sample_of(shown: samples.Sample) -> Sample:
     """Converts a template's sample to the form that the table of formats takes."""
     calls = tuple((samples.NAME, arguments) for arguments in shown.calls)
-    return Sample(shown.prompt, shown.said, shown.turn_end, calls, {samples.NAME: samples.PARAMETERS})
+    return Sample(shown.prompt, shown.turn, shown.turn_end, calls, {samples.NAME: samples.PARAMETERS})

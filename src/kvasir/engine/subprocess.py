@@ -241,11 +241,11 @@ class ProcessEngine:
         """Reads from the process's standard output how far requests got in the engine."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._stdout.fileno(), 65536):
-                self._said += data
-        *lines, self._said = self._said.split(b"\n")
+                self._partial_line += data
+        *lines, self._partial_line = self._partial_line.split(b"\n")
         for line in lines:
             with contextlib.suppress(msgspec.DecodeError):
-                self._journal.hear(msgspec.json.decode(line, type=str | list[str] | None))
+                self._journal.take_report(msgspec.json.decode(line, type=str | list[str] | None))
 
     async def _receive(self) -> None:
         assert self._socket is not None
@@ -296,7 +296,7 @@ class ProcessEngine:
         self._info, self.summary = ready.info, ready.summary
         self._ready = True
         self._state = EngineState()
-        self._said = b""
+        self._partial_line = b""
         os.set_blocking(self._stdout.fileno(), False)
         asyncio.get_running_loop().add_reader(self._stdout, self._read_stages)
         self._receiver = asyncio.create_task(self._receive())

@@ -95,7 +95,7 @@ class Turns:
         hold, loop = Hold(), asyncio.get_running_loop()
         done: Future[T] = self._threads.submit(work, hold)
         # The place is free when the thread is, which may be after the client left.
-        done.add_done_callback(lambda _: _tell(loop, partial(self._release, waiter)))
+        done.add_done_callback(lambda _: _call_soon(loop, partial(self._release, waiter)))
         try:
             return await asyncio.wrap_future(done)
         except asyncio.CancelledError:
@@ -161,6 +161,6 @@ class Turns:
         return None
 
 
-def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(call)

@@ -34,17 +34,17 @@ def flat(schema: Any, scope: Scope, depth: int = 0) -> list[Flat]:
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return [Flat()]
     cases = [_own(schema)]
-    for key, said in schema.items():
+    for key, constraint in schema.items():
         try:
             if key == "$ref":
-                cases = _both(cases, flat(scope.find(said), scope, depth + 1))
+                cases = _both(cases, flat(scope.find(constraint), scope, depth + 1))
             elif key == "allOf":
-                for one in said:
+                for one in constraint:
                     cases = _both(cases, flat(one, scope, depth + 1))
             elif key in ("anyOf", "oneOf"):
-                cases = _both(cases, [case for one in said for case in flat(one, scope, depth + 1)])
+                cases = _both(cases, [case for one in constraint for case in flat(one, scope, depth + 1)])
             elif key == "not":
-                cases = _both(cases, flat(negated(said, scope, depth + 1), scope, depth + 1))
+                cases = _both(cases, flat(negated(constraint, scope, depth + 1), scope, depth + 1))
         except Unknown:
             continue
     return cases
@@ -100,8 +100,8 @@ def _own(schema: Mapping[str, Any]) -> Flat:
     )
 
 
-def _number(said: Any, otherwise: Any) -> Any:
-    return said if isinstance(said, int | float) and not isinstance(said, bool) else otherwise
+def _number(constraint: Any, otherwise: Any) -> Any:
+    return constraint if isinstance(constraint, int | float) and not isinstance(constraint, bool) else otherwise
 
 
 def apart(a: Any, b: Any, scope: Scope, depth: int = 0) -> bool:
@@ -184,35 +184,35 @@ def holds(schema: Any, value: Any, scope: Scope, depth: int = 0) -> bool:
     return all(_holds(key, schema[key], value, scope, depth + 1) for key in spoken)
 
 
-def _holds(key: str, said: Any, value: Any, scope: Scope, depth: int) -> bool:
+def _holds(key: str, constraint: Any, value: Any, scope: Scope, depth: int) -> bool:
     match key:
         case "type":
-            return kind_of(value) in kinds_of(said)
+            return kind_of(value) in kinds_of(constraint)
         case "const":
-            return same(said, value)
+            return same(constraint, value)
         case "enum":
-            return any(same(one, value) for one in said)
+            return any(same(one, value) for one in constraint)
         case "$ref":
-            return holds(scope.find(said), value, scope, depth)
+            return holds(scope.find(constraint), value, scope, depth)
         case "not":
-            return not holds(said, value, scope, depth)
+            return not holds(constraint, value, scope, depth)
         case "allOf" | "anyOf" | "oneOf":
-            count = sum(holds(one, value, scope, depth) for one in said)
-            return {"allOf": count == len(said), "anyOf": count > 0, "oneOf": count == 1}[key]
+            count = sum(holds(one, value, scope, depth) for one in constraint)
+            return {"allOf": count == len(constraint), "anyOf": count > 0, "oneOf": count == 1}[key]
         case "minLength":
-            return len(value) >= said
+            return len(value) >= constraint
         case "maxLength":
-            return len(value) <= said
+            return len(value) <= constraint
         case "pattern":
-            return found_in(said, value)
+            return found_in(constraint, value)
         case "minimum":
-            return value >= said
+            return value >= constraint
         case "maximum":
-            return value <= said
-        case "exclusiveMinimum" if not isinstance(said, bool):
-            return value > said
-        case "exclusiveMaximum" if not isinstance(said, bool):
-            return value < said
+            return value <= constraint
+        case "exclusiveMinimum" if not isinstance(constraint, bool):
+            return value > constraint
+        case "exclusiveMaximum" if not isinstance(constraint, bool):
+            return value < constraint
     raise Unknown(key)
 
 

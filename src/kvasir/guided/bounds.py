@@ -40,8 +40,8 @@ def bounds_of(schema: Mapping[str, Any]) -> dict[str, set[float]]:
     """The bounds that one schema sets itself, by keyword."""
     found: dict[str, set[float]] = {}
     for key in BOUNDS:
-        said: Any = schema.get(key)
-        found[key] = {said} if _is_number(said) and abs(said) <= _LARGEST else set()
+        bound_value: Any = schema.get(key)
+        found[key] = {bound_value} if _is_number(bound_value) and abs(bound_value) <= _LARGEST else set()
     return found
 
 

@@ -13,7 +13,7 @@ from kvasir.guided.apart import constants, flat, has_all, holds, shared
 from kvasir.guided.formats import FORMATS
 from kvasir.guided.logic import KINDS, MAX_CASES, NOTES, Scope, also, negated, same, types_of
 from kvasir.guided.pointers import Pointers
-from kvasir.guided.said import Said
+from kvasir.guided.summary import Summary
 from kvasir.guided.texts import Unknown, as_ecma
 
 _IN_PLACE = ("const", "enum", "allOf", "anyOf", "oneOf", "$ref")
@@ -27,14 +27,14 @@ _LONG = 200  # characters of a pattern that is worth a definition
 _MOST = 20_000  # schemas in the result
 
 
-def enforceable(schema: Any, lenient: bool = False, said: Said | None = None) -> Any:
+def enforceable(schema: Any, lenient: bool = False, summary: Summary | None = None) -> Any:
     """Rewrites a schema. lenient: keywords that cannot be rewritten are dropped instead of refused (`oneOf` is kept).
-    said: the contents of its schemas, if known. Raises InvalidRequest that names the keyword."""
+    summary: the contents of its schemas, if known. Raises InvalidRequest that names the keyword."""
     if not isinstance(schema, dict):
         return schema
     try:
-        pointers = Pointers(schema, said)
-        if pointers.mixed or (pointers.plain and said and _is_done(said)):
+        pointers = Pointers(schema, summary)
+        if pointers.mixed or (pointers.plain and summary and _is_done(summary)):
             return pointers.schema
         return _Cases(pointers, lenient).whole(pointers.schema)
     except RecursionError as error:
@@ -49,7 +49,7 @@ class _Cases:
 
     def whole(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Rewrites the root. Long patterns that repeat become definitions, since llguidance reads a definition once."""
-        told = self.of(schema)
+        node = self.of(schema)
         named: dict[str, Any] = {}
         for texts in self._long.values():
             if len(texts) > 1 and self._scope.rooted:
@@ -58,7 +58,7 @@ class _Cases:
                 for text in texts:
                     text.clear()
                     text["$ref"] = f"#/$defs/{name}"
-        return {**told, "$defs": {**told.get("$defs", {}), **named}} if named else told
+        return {**node, "$defs": {**node.get("$defs", {}), **named}} if named else node
 
     def of(self, schema: Any) -> Any:
         if not isinstance(schema, dict):
@@ -68,43 +68,43 @@ class _Cases:
             raise InvalidRequest("the schema has too many cases", "make it simpler")
         if _HAS_WORK.isdisjoint(schema):
             return _arranged(schema)
-        told = dict(schema)
-        if not _HAS_REWRITE.isdisjoint(told):
+        node = dict(schema)
+        if not _HAS_REWRITE.isdisjoint(node):
             for key, rewrite in _REWRITES.items():
-                if key in told:
-                    self._try(key, rewrite, told)
-        if _is_chosen(told):
-            del told["anyOf"]
-        if not _HAS_INSIDE.isdisjoint(told):
+                if key in node:
+                    self._try(key, rewrite, node)
+        if _is_chosen(node):
+            del node["anyOf"]
+        if not _HAS_INSIDE.isdisjoint(node):
             for key in _INSIDE:
-                if key in told:
-                    told[key] = self._inside(key, told[key])
-        pattern = told.get("pattern")
-        if isinstance(pattern, str) and len(pattern) > _LONG and told.keys() <= {"type", "pattern"}:
-            self._long.setdefault(f"{told.get('type')} {pattern}", []).append(told)
-        return _arranged(told)
+                if key in node:
+                    node[key] = self._inside(key, node[key])
+        pattern = node.get("pattern")
+        if isinstance(pattern, str) and len(pattern) > _LONG and node.keys() <= {"type", "pattern"}:
+            self._long.setdefault(f"{node.get('type')} {pattern}", []).append(node)
+        return _arranged(node)
 
-    def _inside(self, key: str, said: Any) -> Any:
+    def _inside(self, key: str, constraint: Any) -> Any:
         """The value of a keyword, with the schemas in it rewritten."""
-        if isinstance(said, list):
-            return [self.of(one) for one in said] if key in _LISTS else said
-        if isinstance(said, dict) and key in _MAPS:
-            return {name: self.of(one) for name, one in said.items()}
-        return self.of(said) if key in _ONE else said
+        if isinstance(constraint, list):
+            return [self.of(one) for one in constraint] if key in _LISTS else constraint
+        if isinstance(constraint, dict) and key in _MAPS:
+            return {name: self.of(one) for name, one in constraint.items()}
+        return self.of(constraint) if key in _ONE else constraint
 
-    def _try(self, key: str, rewrite: Callable[[dict[str, Any], Scope], None], told: dict[str, Any]) -> None:
-        before = dict(told)
+    def _try(self, key: str, rewrite: Callable[[dict[str, Any], Scope], None], node: dict[str, Any]) -> None:
+        before = dict(node)
         try:
-            rewrite(told, self._scope)
+            rewrite(node, self._scope)
         except Unknown as error:
             if not self._lenient and key != "oneOf":  # llguidance handles some oneOf that are not handled here
                 message = f"{key}: it cannot be enforced here ({error})"
                 raise InvalidRequest(message, "rewrite it, or leave it out") from error
-            told.clear()
-            told.update({k: v for k, v in before.items() if k != key or key == "oneOf"})  # oneOf is then read as anyOf
+            node.clear()
+            node.update({k: v for k, v in before.items() if k != key or key == "oneOf"})  # oneOf is then read as anyOf
         except (TypeError, AttributeError, ValueError, KeyError):  # malformed: llguidance will refuse it
-            told.clear()
-            told.update(before)
+            node.clear()
+            node.update(before)
 
 
 def _arranged(schema: dict[str, Any]) -> dict[str, Any]:
@@ -130,39 +130,39 @@ def _is_arranged(keys: tuple[str, ...]) -> bool:
     return not places or _HAS_IN_PLACE.isdisjoint(keys[places[0] : places[-1]])
 
 
-def _is_chosen(told: dict[str, Any]) -> bool:
+def _is_chosen(node: dict[str, Any]) -> bool:
     """Whether one of the choices must hold anyway; llguidance would combine each choice with it."""
-    every, options = told.get("allOf"), told.get("anyOf")
+    every, options = node.get("allOf"), node.get("anyOf")
     if not isinstance(every, list) or not isinstance(options, list):
         return False
     return any(same(one, option) for one in every for option in options)
 
 
-def _is_done(said: Said) -> bool:
+def _is_done(summary: Summary) -> bool:
     """Whether there is nothing to rewrite."""
-    return all(_HAS_REWRITE.isdisjoint(shape) and _is_arranged(shape) for shape in said.shapes)
+    return all(_HAS_REWRITE.isdisjoint(shape) and _is_arranged(shape) for shape in summary.shapes)
 
 
 # -- rewrites: each removes its keyword ------------------------------------------------------------------------------
 
 
-def _not(told: dict[str, Any], scope: Scope) -> None:
-    also(told, negated(told.pop("not"), scope))
+def _not(node: dict[str, Any], scope: Scope) -> None:
+    also(node, negated(node.pop("not"), scope))
 
 
-def _one_of(told: dict[str, Any], scope: Scope) -> None:
-    options = told["oneOf"]
+def _one_of(node: dict[str, Any], scope: Scope) -> None:
+    options = node["oneOf"]
     if len(options) > MAX_CASES:
         raise Unknown("too many choices")
     alone = [_alone(one, [o for j, o in enumerate(options) if j != i], scope) for i, one in enumerate(options)]
-    place = {key: ("anyOf" if key == "oneOf" else key) for key in told}
-    if "anyOf" in told:
-        del told["oneOf"]
-        also(told, {"anyOf": alone})
+    place = {key: ("anyOf" if key == "oneOf" else key) for key in node}
+    if "anyOf" in node:
+        del node["oneOf"]
+        also(node, {"anyOf": alone})
         return
-    found = {place[key]: (alone if key == "oneOf" else value) for key, value in told.items()}
-    told.clear()
-    told.update(found)
+    found = {place[key]: (alone if key == "oneOf" else value) for key, value in node.items()}
+    node.clear()
+    node.update(found)
 
 
 def _alone(one: Any, others: list[Any], scope: Scope) -> Any:
@@ -192,37 +192,37 @@ def _keys(schema: Any, scope: Scope) -> frozenset[str] | None:
     return frozenset().union(*(case.closed[0] for case in cases))
 
 
-def _dependencies(told: dict[str, Any], scope: Scope) -> None:
+def _dependencies(node: dict[str, Any], scope: Scope) -> None:
     for name in ("dependencies", "dependentRequired", "dependentSchemas"):
-        for key, needed in told.pop(name, {}).items():
+        for key, needed in node.pop(name, {}).items():
             then: list[Any] = (
                 [{"required": [key, *needed]}] if isinstance(needed, list) else [{"required": [key]}, needed]
             )
             if isinstance(needed, str):
                 then = [{"required": [key, needed]}]
             if needed != [] and needed is not True:
-                also(told, {"anyOf": [{"properties": {key: False}}, {"allOf": then}]})
+                also(node, {"anyOf": [{"properties": {key: False}}, {"allOf": then}]})
 
 
-def _format(told: dict[str, Any], scope: Scope) -> None:
-    said = told["format"]
-    pattern = FORMATS.get(said, "")
+def _format(node: dict[str, Any], scope: Scope) -> None:
+    constraint = node["format"]
+    pattern = FORMATS.get(constraint, "")
     if pattern is None:
-        raise Unknown(f"no pattern is known for the format {said}")
-    if pattern and "pattern" in told:
-        also(told, {"pattern": pattern})
+        raise Unknown(f"no pattern is known for the format {constraint}")
+    if pattern and "pattern" in node:
+        also(node, {"pattern": pattern})
     elif pattern:
-        told["pattern"] = pattern
+        node["pattern"] = pattern
     if pattern:
-        del told["format"]
+        del node["format"]
 
 
-def _pattern(told: dict[str, Any], scope: Scope) -> None:
-    told["pattern"] = as_ecma(told["pattern"])
+def _pattern(node: dict[str, Any], scope: Scope) -> None:
+    node["pattern"] = as_ecma(node["pattern"])
 
 
-def _patterns(told: dict[str, Any], scope: Scope) -> None:
-    told["patternProperties"] = {as_ecma(pattern): one for pattern, one in told["patternProperties"].items()}
+def _patterns(node: dict[str, Any], scope: Scope) -> None:
+    node["patternProperties"] = {as_ecma(pattern): one for pattern, one in node["patternProperties"].items()}
 
 
 _REWRITES: dict[str, Callable[[dict[str, Any], Scope], None]] = {
@@ -231,15 +231,15 @@ _REWRITES: dict[str, Callable[[dict[str, Any], Scope], None]] = {
     "oneOf": _one_of,
     "allOf": conditions.all_of,
     "if": conditions.when,
-    "then": lambda told, _: told.pop("then"),
-    "else": lambda told, _: told.pop("else"),
+    "then": lambda node, _: node.pop("then"),
+    "else": lambda node, _: node.pop("else"),
     "dependencies": _dependencies,
     "dependentRequired": _dependencies,
     "dependentSchemas": _dependencies,
     "propertyNames": counts.property_names,
     "contains": counts.contains,
-    "minContains": lambda told, _: told.pop("minContains"),
-    "maxContains": lambda told, _: told.pop("maxContains"),
+    "minContains": lambda node, _: node.pop("minContains"),
+    "maxContains": lambda node, _: node.pop("maxContains"),
     "uniqueItems": counts.unique_items,
     "minProperties": counts.properties,
     "maxProperties": counts.properties,

@@ -21,10 +21,10 @@ class _Asked(NamedTuple):
     values: list[Any]
 
 
-def when(told: dict[str, Any], scope: Scope) -> None:
-    condition, then, other = told.pop("if"), told.pop("then", True), told.pop("else", True)
+def when(node: dict[str, Any], scope: Scope) -> None:
+    condition, then, other = node.pop("if"), node.pop("then", True), node.pop("else", True)
     if then is not True or other is not True:
-        also(told, _either(condition, then, other, scope))
+        also(node, _either(condition, then, other, scope))
 
 
 def _either(condition: Any, then: Any, other: Any, scope: Scope) -> Any:
@@ -33,16 +33,16 @@ def _either(condition: Any, then: Any, other: Any, scope: Scope) -> Any:
     return {"anyOf": [*yes, {"allOf": [no, other]} if other is not True else no]}
 
 
-def all_of(told: dict[str, Any], scope: Scope) -> None:
+def all_of(node: dict[str, Any], scope: Scope) -> None:
     """Turns conditions of which at most one holds, or that test the value of one key, into the cases of one choice:
     llguidance would expand all their combinations."""
-    plain = [one for one in told["allOf"] if not _is_condition(one)]
-    chain = [one for one in told["allOf"] if _is_condition(one)]
-    if 2 <= len(chain) <= _MOST and (cases := _by_value(chain, told, scope) or _by_turns(chain, scope)):
-        told["allOf"] = [*plain, {"anyOf": cases}]
+    plain = [one for one in node["allOf"] if not _is_condition(one)]
+    chain = [one for one in node["allOf"] if _is_condition(one)]
+    if 2 <= len(chain) <= _MOST and (cases := _by_value(chain, node, scope) or _by_turns(chain, scope)):
+        node["allOf"] = [*plain, {"anyOf": cases}]
 
 
-def _by_value(chain: list[Any], told: Mapping[str, Any], scope: Scope) -> list[Any] | None:
+def _by_value(chain: list[Any], node: Mapping[str, Any], scope: Scope) -> list[Any] | None:
     """The cases of conditions that test one key for values of their own; None if they do not. If the key is absent, the
     conditions that do not require it hold; for a value that is not an object, all hold."""
     asked = [one for one in (_by_key(one["if"]) for one in chain) if one]
@@ -63,7 +63,7 @@ def _by_value(chain: list[Any], told: Mapping[str, Any], scope: Scope) -> list[A
     if not any(one.required for one in asked):
         return [*cases, {"allOf": [{"properties": {key: False}}, *thens]}, *rest]
     absent = [then for then, one in zip(thens, asked, strict=True) if not one.required]
-    others = [{"allOf": [{"type": types_of(KINDS - {"object"})}, *thens]}] if told.get("type") != "object" else []
+    others = [{"allOf": [{"type": types_of(KINDS - {"object"})}, *thens]}] if node.get("type") != "object" else []
     return [*cases, {"allOf": [{"type": "object", "properties": {key: False}}, *absent]}, *others, *rest]
 
 

@@ -17,37 +17,37 @@ _MAX_ITEMS, _MAX_WAYS = 16, 100
 # -- arrays ----------------------------------------------------------------------------------------------------------
 
 
-def contains(told: dict[str, Any], scope: Scope) -> None:
-    wanted = told.pop("contains")
-    least, most = told.pop("minContains", 1), told.pop("maxContains", None)
+def contains(node: dict[str, Any], scope: Scope) -> None:
+    wanted = node.pop("contains")
+    least, most = node.pop("minContains", 1), node.pop("maxContains", None)
     if most is not None and most < least:
-        also(told, {"type": types_of(KINDS - {"array"})})
+        also(node, {"type": types_of(KINDS - {"array"})})
         return
     if wanted is False and least > 0:
-        also(told, {"type": types_of(KINDS - {"array"})})
+        also(node, {"type": types_of(KINDS - {"array"})})
         return
     if wanted is True or wanted == {}:
-        also(told, {"minItems": least} | ({"maxItems": most} if most is not None else {}))
+        also(node, {"minItems": least} | ({"maxItems": most} if most is not None else {}))
         return
     if least > 0:
-        also(told, _at_least(wanted, least, told))
+        also(node, _at_least(wanted, least, node))
     if most is not None:
-        also(told, _at_most(wanted, most, told, scope))
+        also(node, _at_most(wanted, most, node, scope))
 
 
-def _size(told: Mapping[str, Any]) -> int:
+def _size(node: Mapping[str, Any]) -> int:
     """The highest number of items. Raises Unknown if there is no small bound."""
-    most = told.get("maxItems")
-    if most is None and (told.get("items") is False or told.get("additionalItems") is False):
-        prefix = told.get("prefixItems", told.get("items"))
+    most = node.get("maxItems")
+    if most is None and (node.get("items") is False or node.get("additionalItems") is False):
+        prefix = node.get("prefixItems", node.get("items"))
         most = len(prefix) if isinstance(prefix, list) else 0
     if not isinstance(most, int) or most > _MAX_ITEMS:
         raise Unknown("without a small maxItems")
     return most
 
 
-def _at_least(wanted: Any, least: int, told: Mapping[str, Any]) -> Any:
-    size = _size(told)
+def _at_least(wanted: Any, least: int, node: Mapping[str, Any]) -> Any:
+    size = _size(node)
     if comb(size, least) > MAX_CASES:
         raise Unknown("too many cases")
     ways = [
@@ -57,11 +57,11 @@ def _at_least(wanted: Any, least: int, told: Mapping[str, Any]) -> Any:
     return {"anyOf": ways} if ways else {"type": types_of(KINDS - {"array"})}
 
 
-def _at_most(wanted: Any, most: int, told: Mapping[str, Any], scope: Scope) -> Any:
+def _at_most(wanted: Any, most: int, node: Mapping[str, Any], scope: Scope) -> Any:
     other = negated(wanted, scope)
     if most == 0:
         return {"items": other}
-    size = _size(told)
+    size = _size(node)
     if size <= most:
         return True
     if comb(size, most) > MAX_CASES:
@@ -74,31 +74,31 @@ def _at_most(wanted: Any, most: int, told: Mapping[str, Any], scope: Scope) -> A
     }
 
 
-def unique_items(told: dict[str, Any], scope: Scope) -> None:
-    if told.pop("uniqueItems") is not True or told.get("maxItems", 2) < 2:
+def unique_items(node: dict[str, Any], scope: Scope) -> None:
+    if node.pop("uniqueItems") is not True or node.get("maxItems", 2) < 2:
         return
-    kinds = told.get("type", ["array"])
+    kinds = node.get("type", ["array"])
     if "array" not in ([kinds] if isinstance(kinds, str) else kinds):
         return
-    prefix, items = told.get("prefixItems", []), told.get("items", True)
+    prefix, items = node.get("prefixItems", []), node.get("items", True)
     if isinstance(items, list):
-        prefix, items = items, told.get("additionalItems", True)
+        prefix, items = items, node.get("additionalItems", True)
     if items is False and all(apart(a, b, scope) for a, b in combinations(prefix, 2)):
         return
     values = None if prefix else _values(items, scope)
     if values is None:
         raise Unknown("too many items")
-    counts = range(told.get("minItems", 0), min(told.get("maxItems", len(values)), len(values)) + 1)
+    counts = range(node.get("minItems", 0), min(node.get("maxItems", len(values)), len(values)) + 1)
     if sum(perm(len(values), n) for n in counts) > _MAX_WAYS:
         raise Unknown("too many items")
     ways = [list(way) for n in counts for way in permutations(values, n)]
-    kept = {key: value for key, value in told.items() if key not in ("items", "minItems", "maxItems", "type")}
+    kept = {key: value for key, value in node.items() if key not in ("items", "minItems", "maxItems", "type")}
     others = [{"type": t} for t in ([kinds] if isinstance(kinds, str) else kinds) if t != "array"]
-    if "type" not in told:
+    if "type" not in node:
         others = [{"type": types_of(KINDS - {"array"})}]
-    told.clear()
-    told.update(kept)
-    also(told, {"anyOf": [*others, {"enum": ways}]} if others else {"enum": ways})
+    node.clear()
+    node.update(kept)
+    also(node, {"anyOf": [*others, {"enum": ways}]} if others else {"enum": ways})
 
 
 def _values(schema: Any, scope: Scope) -> list[Any] | None:
@@ -124,38 +124,38 @@ _TWICE = "duplicate keys would be counted twice"
 # -- objects ------------------------------------------------------------------------------------------------------
 
 
-def properties(told: dict[str, Any], scope: Scope) -> None:
+def properties(node: dict[str, Any], scope: Scope) -> None:
     """Rewrites the counts that llguidance does not know: those beside optional keys."""
-    named = {name: one for name, one in told.get("properties", {}).items() if one is not False}
-    required = list(dict.fromkeys(told.get("required", ())))
+    named = {name: one for name, one in node.get("properties", {}).items() if one is not False}
+    required = list(dict.fromkeys(node.get("required", ())))
     optional = [name for name in named if name not in required]
-    least, most = told.get("minProperties", 0), told.get("maxProperties")
-    if not optional or "patternProperties" in told:
+    least, most = node.get("minProperties", 0), node.get("maxProperties")
+    if not optional or "patternProperties" in node:
         if least > len(required) + 1:
             raise Unknown(_TWICE)
         return
-    if told.get("additionalProperties") is False:
-        told.pop("minProperties", None)
-        told.pop("maxProperties", None)
+    if node.get("additionalProperties") is False:
+        node.pop("minProperties", None)
+        node.pop("maxProperties", None)
         missing = least - len(required)
         if missing > 0:
-            also(told, _choice(optional, missing, lambda some: {"required": list(some)}))
+            also(node, _choice(optional, missing, lambda some: {"required": list(some)}))
         if most is not None and most - len(required) < len(optional):
-            also(told, _choice(optional, max(0, most - len(required)), lambda some: _only(optional, some)))
+            also(node, _choice(optional, max(0, most - len(required)), lambda some: _only(optional, some)))
         if most is not None and most < len(required):
-            also(told, {"type": types_of(KINDS - {"object"})})
+            also(node, {"type": types_of(KINDS - {"object"})})
         return
     if most is None and least == len(required) + 1:  # one more key, a named or a free one
-        none = {**_only(optional, ()), "minProperties": told.pop("minProperties")}
-        also(told, {"anyOf": [*({"required": [name]} for name in optional), none]})
+        none = {**_only(optional, ()), "minProperties": node.pop("minProperties")}
+        also(node, {"anyOf": [*({"required": [name]} for name in optional), none]})
         return
     if len(optional) > 4:
         raise Unknown("too many cases")
-    counts = {key: told.pop(key) for key in ("minProperties", "maxProperties") if key in told}
+    counts = {key: node.pop(key) for key in ("minProperties", "maxProperties") if key in node}
     ways = [some for n in range(len(optional) + 1) for some in combinations(optional, n)]
     if any(least - len(required) - len(some) > 1 for some in ways):
         raise Unknown(_TWICE)
-    also(told, {"anyOf": [{**_only(optional, some), "required": [*required, *some], **counts} for some in ways]})
+    also(node, {"anyOf": [{**_only(optional, some), "required": [*required, *some], **counts} for some in ways]})
 
 
 def _choice(names: Sequence[str], count: int, way: Any) -> Any:
@@ -171,43 +171,43 @@ def _only(names: Sequence[str], some: Sequence[str]) -> dict[str, Any]:
     return {"properties": {name: False for name in names if name not in some}}
 
 
-def property_names(told: dict[str, Any], scope: Scope) -> None:
-    said = told.pop("propertyNames")
+def property_names(node: dict[str, Any], scope: Scope) -> None:
+    schema = node.pop("propertyNames")
     for _ in range(8):
-        if isinstance(said, dict) and isinstance(said.get("$ref"), str) and not set(said) - NOTES - {"$ref"}:
-            said = scope.find(said["$ref"])
-    if said is True:
+        if isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and not set(schema) - NOTES - {"$ref"}:
+            schema = scope.find(schema["$ref"])
+    if schema is True:
         return
-    if said is False:
-        also(told, {"properties": {}, "additionalProperties": False})
+    if schema is False:
+        also(node, {"properties": {}, "additionalProperties": False})
         return
-    said = {key: value for key, value in said.items() if key not in NOTES and (key, value) != ("type", "string")}
-    if not said:
+    schema = {key: value for key, value in schema.items() if key not in NOTES and (key, value) != ("type", "string")}
+    if not schema:
         return
-    names = said.get("enum", [said["const"]] if "const" in said else spelt_out(said.get("pattern", "")))
-    if names is not None and len(said) == 1:
+    names = schema.get("enum", [schema["const"]] if "const" in schema else spelt_out(schema.get("pattern", "")))
+    if names is not None and len(schema) == 1:
         texts = [name for name in names if isinstance(name, str)]
-        also(told, {"properties": dict.fromkeys(texts, True), "additionalProperties": False})
+        also(node, {"properties": dict.fromkeys(texts, True), "additionalProperties": False})
         return
-    _by_pattern(told, said)
+    _by_pattern(node, schema)
 
 
-def _by_pattern(told: dict[str, Any], said: Mapping[str, Any]) -> None:
+def _by_pattern(node: dict[str, Any], schema: Mapping[str, Any]) -> None:
     """Constrains free keys only, since named keys are not matched against a pattern here."""
-    free = told.get("additionalProperties", True)
-    least, most = said.get("minLength", 0), said.get("maxLength", "")
-    if set(said) <= {"minLength", "maxLength"}:
+    free = node.get("additionalProperties", True)
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if set(schema) <= {"minLength", "maxLength"}:
         pattern = f"^(?s:.{{{least},{most}}})$"
-    elif set(said) == {"pattern"}:
-        pattern = said["pattern"]
+    elif set(schema) == {"pattern"}:
+        pattern = schema["pattern"]
     else:
         raise Unknown("a name has more than one condition")
-    if told.get("properties") or told.get("required") or "patternProperties" in told or _chosen(told):
+    if node.get("properties") or node.get("required") or "patternProperties" in node or _chosen(node):
         raise Unknown("it is combined with other keywords of objects")
     if free is not False:
-        told["patternProperties"] = {pattern: free}
-    told["additionalProperties"] = False
+        node["patternProperties"] = {pattern: free}
+    node["additionalProperties"] = False
 
 
-def _chosen(told: Mapping[str, Any]) -> bool:
-    return any(key in told for key in ("allOf", "anyOf", "oneOf", "$ref", "enum", "const", "not", "if"))
+def _chosen(node: Mapping[str, Any]) -> bool:
+    return any(key in node for key in ("allOf", "anyOf", "oneOf", "$ref", "enum", "const", "not", "if"))

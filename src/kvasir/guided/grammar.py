@@ -20,7 +20,7 @@ from kvasir.errors import InvalidRequest, KvasirError
 if TYPE_CHECKING:  # the library is loaded with the first grammar
     from llguidance import LLMatcher, LLTokenizer
 
-    from kvasir.guided.numbers import Numbers
+    from kvasir.guided.numbers import NumberLimits
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Grammar:
         tokenizer: LLTokenizer,
         text: str,
         limits: Both = LIMITS,
-        numbers: Numbers | None = None,
+        numbers: NumberLimits | None = None,
     ):
         """numbers: keeps numbers in JSON within bounds. Raises GrammarError."""
         self.run = numbers.run(text) if numbers else None

@@ -43,11 +43,11 @@ class Scope(Protocol):
         ...
 
 
-def also(told: dict[str, Any], *schemas: Any) -> None:
+def also(node: dict[str, Any], *schemas: Any) -> None:
     """Adds schemas that must hold, too, to a schema. Raises Unknown if the choices, of which llguidance lists all
     combinations, are too many."""
-    told["allOf"] = [*told.get("allOf", ()), *schemas]
-    choices = [len(one["anyOf"]) for one in (told, *told["allOf"]) if isinstance(one, dict) and one.get("anyOf")]
+    node["allOf"] = [*node.get("allOf", ()), *schemas]
+    choices = [len(one["anyOf"]) for one in (node, *node["allOf"]) if isinstance(one, dict) and one.get("anyOf")]
     if prod(choices) > 2 * MAX_CASES:
         raise Unknown("too many cases")
 
@@ -106,9 +106,9 @@ def negated(schema: Any, scope: Scope, depth: int = 0, among: frozenset[str] | N
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         raise Unknown("a schema that is nested too deeply")
     options: list[Any] = []
-    for key, said in schema.items():
+    for key, constraint in schema.items():
         if key in KEYWORDS:
-            options += _without(key, said, schema, scope, depth + 1, among)
+            options += _without(key, constraint, schema, scope, depth + 1, among)
     options = [option for option in options if option is not False]
     if len(options) > MAX_CASES:
         raise Unknown("too many cases")
@@ -118,7 +118,7 @@ def negated(schema: Any, scope: Scope, depth: int = 0, among: frozenset[str] | N
 
 
 def _without(
-    key: str, said: Any, schema: Mapping[str, Any], scope: Scope, depth: int, among: frozenset[str] | None
+    key: str, constraint: Any, schema: Mapping[str, Any], scope: Scope, depth: int, among: frozenset[str] | None
 ) -> list[Any]:
     """The values for which one keyword does not hold, as alternative schemas. Raises Unknown."""
 
@@ -127,43 +127,43 @@ def _without(
 
     match key:
         case "type":
-            rest = KINDS - kinds_of(said)
+            rest = KINDS - kinds_of(constraint)
             return [{"type": types_of(rest)}] if rest else []
         case "const" | "enum":
-            return _others([said] if key == "const" else said)
+            return _others([constraint] if key == "const" else constraint)
         case "not":
-            return [said]
+            return [constraint]
         case "anyOf":
-            return [{"allOf": [no(one) for one in said]}]
+            return [{"allOf": [no(one) for one in constraint]}]
         case "allOf":
-            return [no(one) for one in said]
+            return [no(one) for one in constraint]
         case "$ref":
-            return [negated(scope.find(said), scope, depth, among)]
+            return [negated(scope.find(constraint), scope, depth, among)]
         case "required":
-            return [{"type": "object", "properties": {name: False}} for name in said]
+            return [{"type": "object", "properties": {name: False}} for name in constraint]
         case "properties":
-            return [_with(name, no(one)) for name, one in said.items()]
-        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" if not isinstance(said, bool):
+            return [_with(name, no(one)) for name, one in constraint.items()]
+        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" if not isinstance(constraint, bool):
             if any(isinstance(schema.get(k), bool) for k in ("exclusiveMinimum", "exclusiveMaximum")):
                 raise Unknown(key)  # booleans, as in draft 4
-            return [{"type": "number", _BOUNDS[key]: said}]
+            return [{"type": "number", _BOUNDS[key]: constraint}]
         case "minLength" | "minItems" | "minProperties":
             kind, other = _COUNTED[key]
-            return [{"type": kind, other: said - 1}] if said > 0 else []
+            return [{"type": kind, other: constraint - 1}] if constraint > 0 else []
         case "maxLength" | "maxItems" | "maxProperties":
             kind, other = _COUNTED[key]
-            return [{"type": kind, other: said + 1}]
-        case "pattern" if isinstance(said, str):
-            return [{"type": "string", "pattern": unlike(said)}]
+            return [{"type": kind, other: constraint + 1}]
+        case "pattern" if isinstance(constraint, str):
+            return [{"type": "string", "pattern": unlike(constraint)}]
         case "contains" if not {"minContains", "maxContains"} & set(schema):
-            return [{"type": "array", "items": no(said)}]
-        case "items" if said is True or said == {}:
+            return [{"type": "array", "items": no(constraint)}]
+        case "items" if constraint is True or constraint == {}:
             return []
-        case "items" if isinstance(said, dict) and "prefixItems" not in schema:
-            return [{"type": "array", "contains": no(said)}]
-        case "additionalProperties" if said is True or said == {}:
+        case "items" if isinstance(constraint, dict) and "prefixItems" not in schema:
+            return [{"type": "array", "contains": no(constraint)}]
+        case "additionalProperties" if constraint is True or constraint == {}:
             return []
-        case "additionalProperties" if said is False and among is not None and "patternProperties" not in schema:
+        case "additionalProperties" if constraint is False and among is not None and "patternProperties" not in schema:
             others = sorted(among - set(schema.get("properties", ())))
             return [{"type": "object", "required": [name]} for name in others]
     raise Unknown(key)

@@ -53,10 +53,10 @@ class MarkedValues:
         if beside and not self._lenient:
             message = f"{beside[0]!r} beside {whole!r} cannot be enforced in this model's tool-call format"
             raise InvalidRequest(message, "leave one of them out, or leave strict out", param="tools")
-        said = schema[whole]
-        if whole == "$ref" and isinstance(said, str):
-            return [self._reference(said)]
-        choices = [said] if whole == "const" else said
+        constraint = schema[whole]
+        if whole == "$ref" and isinstance(constraint, str):
+            return [self._reference(constraint)]
+        choices = [constraint] if whole == "const" else constraint
         if not isinstance(choices, list) or not choices:
             raise InvalidRequest(f"{whole!r} is not a list of choices", "give one", param="tools")
         if whole in ("enum", "const"):

@@ -34,7 +34,7 @@ def fits(number: bytes) -> bool:
     return not exponent or math.isfinite(float(number))
 
 
-class Numbers:
+class NumberLimits:
     """State that all sequences over one vocabulary share. Masks are integers: bit i allows id i."""
 
     def __init__(self, tokens: Sequence[tuple[int, bytes]], token_bytes: Callable[[int], bytes]):
@@ -83,7 +83,7 @@ class Run:
 
     __slots__ = ("_escaped", "_numbers", "_quoted", "_text")
 
-    def __init__(self, numbers: Numbers):
+    def __init__(self, numbers: NumberLimits):
         self._numbers = numbers
         self._quoted = self._escaped = False
         self._text = b""

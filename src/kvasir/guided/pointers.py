@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from kvasir.errors import InvalidRequest
-from kvasir.guided.said import Said
+from kvasir.guided.summary import Summary
 from kvasir.guided.texts import Unknown
 
 _NAMED = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
@@ -44,8 +44,8 @@ class Pointers:
     definitions. mixed: parts of it have drafts of their own, and `schema` is unchanged. plain: apart from its root,
     `schema` is unchanged, since it already conforms to the latest draft."""
 
-    def __init__(self, schema: Mapping[str, Any], said: Said | None = None):
-        """said: the contents of its schemas, if known."""
+    def __init__(self, schema: Mapping[str, Any], summary: Summary | None = None):
+        """summary: the contents of its schemas, if known."""
         self._root = schema
         self._steps = 0
         self.seen: dict[int, tuple[Any, Any]] = {}
@@ -56,11 +56,11 @@ class Pointers:
         self._draft = _draft_of(schema)
         self._otherwise = _OTHERWISE if self._draft < 8 else _OTHERWISE - {"$ref"}
         self._newer = frozenset(key for since, keys in _SINCE.items() if since > self._draft for key in keys)
-        own = frozenset[str]() if said and said.keywords() <= _PLAIN else _within(schema)
+        own = frozenset[str]() if summary and summary.keywords() <= _PLAIN else _within(schema)
         self._based = not own.isdisjoint(("$id", "id"))
         others = "$schema" in own or ("$schema" in schema and not _DRAFT.fullmatch(str(schema["$schema"])))
         self.mixed = others or (self._based and self._draft < 9)
-        self.plain = said is not None and not own and not self.mixed and self._is_plain(said)
+        self.plain = summary is not None and not own and not self.mixed and self._is_plain(summary)
         self.schema: Any = schema if self.mixed else self._told_all(schema)
 
     @property
@@ -82,63 +82,63 @@ class Pointers:
         if self._steps > _STEPS:
             raise Unknown("too many cases")
 
-    def _is_plain(self, said: Said) -> bool:
-        keywords = said.keywords()
-        if said.old or not keywords <= _PLAIN | _OWN or not keywords.isdisjoint(self._newer):
+    def _is_plain(self, summary: Summary) -> bool:
+        keywords = summary.keywords()
+        if summary.old or not keywords <= _PLAIN | _OWN or not keywords.isdisjoint(self._newer):
             return False
-        if self._draft < 8 and not said.alone("$ref", _BESIDE_REFERENCES):
+        if self._draft < 8 and not summary.alone("$ref", _BESIDE_REFERENCES):
             return False
-        return all(_NAMED.fullmatch(one) or not one.startswith("#/") for one in said.references)
+        return all(_NAMED.fullmatch(one) or not one.startswith("#/") for one in summary.references)
 
     def _told_all(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         root = {key: value for key, value in schema.items() if key != "$schema"}
         if self.plain:
             return self._latest(root)
-        told = self._told(root)
+        node = self._rewritten(root)
         moved: dict[str, Any] = {}
         while rest := [(pointer, name) for pointer, name in self._moved.items() if name not in moved]:
-            moved |= {name: self._told(step(self._root, pointer)) for pointer, name in rest}
-        return {**told, "$defs": {**told.get("$defs", {}), **moved}} if moved else told
+            moved |= {name: self._rewritten(step(self._root, pointer)) for pointer, name in rest}
+        return {**node, "$defs": {**node.get("$defs", {}), **moved}} if moved else node
 
-    def _told(self, schema: Any, names: bool = False) -> Any:
+    def _rewritten(self, schema: Any, names: bool = False) -> Any:
         """names: the keys of the schema are names and not keywords."""
         if isinstance(schema, list):
-            return [self._told(one) if isinstance(one, _NESTED) else one for one in schema]
+            return [self._rewritten(one) if isinstance(one, _NESTED) else one for one in schema]
         if not isinstance(schema, dict):
             return schema
         if names:
-            return {name: self._told(one) for name, one in schema.items()}
+            return {name: self._rewritten(one) for name, one in schema.items()}
         same = self._newer.isdisjoint(schema) and self._otherwise.isdisjoint(schema)
-        told = schema if same or (len(schema) == 1 and "$ref" in schema) else self._latest(schema)
+        node = schema if same or (len(schema) == 1 and "$ref" in schema) else self._latest(schema)
         found = {
-            key: self._told(said, key in _MAPS)
-            for key, said in told.items()
-            if isinstance(said, _NESTED) and key not in _FLAT
+            key: self._rewritten(constraint, key in _MAPS)
+            for key, constraint in node.items()
+            if isinstance(constraint, _NESTED) and key not in _FLAT
         }
-        if isinstance(reference := told.get("$ref"), str):
+        if isinstance(reference := node.get("$ref"), str):
             found["$ref"] = self._name(reference)
-        return {**told, **found} if found else told
+        return {**node, **found} if found else node
 
     def _latest(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        told = {key: value for key, value in schema.items() if key not in self._newer}
-        if self._draft < 8 and isinstance(told.get("$ref"), str):
-            told = {key: value for key, value in told.items() if key in ("$ref", *_BESIDE_REFERENCES)}
+        node = {key: value for key, value in schema.items() if key not in self._newer}
+        if self._draft < 8 and isinstance(node.get("$ref"), str):
+            node = {key: value for key, value in node.items() if key in ("$ref", *_BESIDE_REFERENCES)}
         for key in ("$id", "id"):
-            if isinstance(told.get(key), str) and told[key].startswith("#"):
-                anchor = told.pop(key)[1:]
+            if isinstance(node.get(key), str) and node[key].startswith("#"):
+                anchor = node.pop(key)[1:]
                 if anchor and "/" not in anchor:
-                    told["$anchor"] = anchor
-        if self._draft < 6 and isinstance(told.get("id"), str):
-            told["$id"] = told.pop("id")
-        if isinstance(told.get("items"), list) and "prefixItems" not in told:
-            told["prefixItems"] = told.pop("items")
-            if "additionalItems" in told:
-                told["items"] = told["additionalItems"]
-        told.pop("additionalItems", None)
+                    node["$anchor"] = anchor
+        if self._draft < 6 and isinstance(node.get("id"), str):
+            node["$id"] = node.pop("id")
+        if isinstance(node.get("items"), list) and "prefixItems" not in node:
+            node["prefixItems"] = node.pop("items")
+            if "additionalItems" in node:
+                node["items"] = node["additionalItems"]
+        node.pop("additionalItems", None)
         for bound, other in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-            if isinstance(told.get(other), bool) and told.pop(other) and bound in told:
-                told[other] = told.pop(bound)
-        return told
+            if isinstance(node.get(other), bool) and node.pop(other) and bound in node:
+                node[other] = node.pop(bound)
+        return node
 
     def _name(self, reference: str) -> str:
         if self._based or not reference.startswith("#/") or _NAMED.fullmatch(reference):

@@ -10,7 +10,7 @@ from typing import Any
 from kvasir.errors import InvalidRequest
 from kvasir.guided.bounds import BOUNDS, HINT, PROBLEM, bounds_of, misread
 from kvasir.guided.formats import FORMATS
-from kvasir.guided.said import Said
+from kvasir.guided.summary import Summary
 
 LARGEST = 2**53  # beyond it, floats do not hold every whole number, and llguidance computes with floats
 _MOST, _LEAST = 2**63 - 1, -(2**63) + 1024  # whole numbers that llguidance writes; it clips a bound at the first
@@ -36,32 +36,32 @@ _HAS_WRONG = frozenset((*_OLD, *_NUMBERS, "properties", "required", "multipleOf"
 _HAS_WORK = _HAS_INSIDE | _HAS_COUNTS | _HAS_NOTHING | _HAS_WRONG | {"format", "nullable"}
 
 
-def prepared(schema: Any, lenient: bool = False, said: Said | None = None) -> Any:
-    """Prepares a schema. lenient: what cannot be enforced is dropped instead of refused. said: collects the contents of
-    the prepared schemas. Raises InvalidRequest that names the keyword."""
+def prepared(schema: Any, lenient: bool = False, summary: Summary | None = None) -> Any:
+    """Prepares a schema. lenient: what cannot be enforced is dropped instead of refused. summary: of
+    the prepared schemas, is filled in. Raises InvalidRequest that names the keyword."""
     try:
-        return _prepared(dict(schema) if isinstance(schema, Mapping) else schema, lenient, said or Said())
+        return _prepared(dict(schema) if isinstance(schema, Mapping) else schema, lenient, summary or Summary())
     except RecursionError as error:
         raise InvalidRequest("the schema is nested too deeply", "make it simpler") from error
 
 
-def _prepared(schema: Any, lenient: bool, said: Said) -> Any:
+def _prepared(schema: Any, lenient: bool, summary: Summary) -> Any:
     if not isinstance(schema, dict):
         return schema
     found = {key: value for key, value in schema.items() if key not in _NOTES}
     if not _HAS_WORK.isdisjoint(found):
-        _work(found, lenient, said)
+        _work(found, lenient, summary)
     if found.pop("nullable", None) is True:
         found = _or_null(found)
         alternatives = found.get("anyOf")
         for inner in alternatives if isinstance(alternatives, list) else ():
             if isinstance(inner, Mapping):
-                said.add(inner)
-    said.add(found)
+                summary.add(inner)
+    summary.add(found)
     return found
 
 
-def _work(found: dict[str, Any], lenient: bool, said: Said) -> None:
+def _work(found: dict[str, Any], lenient: bool, summary: Summary) -> None:
     if not _HAS_NOTHING.isdisjoint(found):
         for key, value in _NOTHING:
             if found.get(key) is value:
@@ -76,8 +76,8 @@ def _work(found: dict[str, Any], lenient: bool, said: Said) -> None:
         _mend(found, lenient)
     for key, value in found.items():
         if key in _INSIDE:
-            found[key] = _inside(key, value, lenient, said)
-    said.old = said.old or _is_old(found)
+            found[key] = _inside(key, value, lenient, summary)
+    summary.old = summary.old or _is_old(found)
 
 
 def _is_old(schema: Mapping[str, Any]) -> bool:
@@ -94,13 +94,13 @@ def _mend(schema: dict[str, Any], lenient: bool) -> None:
         schema.pop(key, None)  # a keyword may have two problems
 
 
-def _inside(key: str, value: Any, lenient: bool, said: Said) -> Any:
+def _inside(key: str, value: Any, lenient: bool, summary: Summary) -> Any:
     """The value of a keyword, with the schemas in it prepared."""
     if isinstance(value, list):
-        return [_prepared(one, lenient, said) for one in value] if key in _LISTS else value
+        return [_prepared(one, lenient, summary) for one in value] if key in _LISTS else value
     if isinstance(value, dict) and key in _MAPS:
-        return {name: _prepared(one, lenient, said) for name, one in value.items()}
-    return _prepared(value, lenient, said) if key in _ONE else value
+        return {name: _prepared(one, lenient, summary) for name, one in value.items()}
+    return _prepared(value, lenient, summary) if key in _ONE else value
 
 
 def _wrong(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -115,9 +115,9 @@ def _wrong(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if not _HAS_NUMBERS.isdisjoint(schema):
         wrong += _wrong_numbers(schema)
     for key in ("const", "enum", "properties", "required"):
-        said = schema.get(key)
-        if said is not None and _is_unwritable(
-            list(said) if key == "properties" and isinstance(said, Mapping) else said
+        constraint = schema.get(key)
+        if constraint is not None and _is_unwritable(
+            list(constraint) if key == "properties" and isinstance(constraint, Mapping) else constraint
         ):
             wrong.append((key, "a text has control characters that need \\uXXXX escapes", "leave them out"))
     if not _HAS_BOUNDS.isdisjoint(schema) and (key := misread(bounds_of(schema))):
@@ -131,18 +131,18 @@ def _wrong(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def _wrong_numbers(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     whole = _is_whole(schema)
     for key in _NUMBERS:
-        said = schema.get(key)
-        if said is None or isinstance(said, str):
+        constraint = schema.get(key)
+        if constraint is None or isinstance(constraint, str):
             continue
-        number = _too_large(said, whole or key in ("const", "enum"))
+        number = _too_large(constraint, whole or key in ("const", "enum"))
         if number is not None and (not whole or (key, number) != ("maximum", _MOST)):
             yield key, f"{number} is beyond 2^53, where numbers are not exact", "use smaller ones, or strings"
 
 
 def _is_whole(schema: Mapping[str, Any]) -> bool:
     """Whether all numbers of a schema are whole."""
-    said = schema.get("type")
-    kinds = said if isinstance(said, list) else [said]
+    constraint = schema.get("type")
+    kinds = constraint if isinstance(constraint, list) else [constraint]
     return "integer" in kinds and "number" not in kinds
 
 
@@ -169,10 +169,10 @@ def _bound(schema: dict[str, Any]) -> None:
     """Replaces bounds of whole numbers beyond 2^53 by bounds that floats can hold: inclusive, and within 64 bits."""
     sides = (("exclusiveMinimum", "minimum", 1, max), ("exclusiveMaximum", "maximum", -1, min))
     for exclusive, bound, step, narrower in sides:
-        said = schema.get(exclusive)
-        if isinstance(said, int) and not isinstance(said, bool) and abs(said) >= LARGEST:
+        constraint = schema.get(exclusive)
+        if isinstance(constraint, int) and not isinstance(constraint, bool) and abs(constraint) >= LARGEST:
             del schema[exclusive]
-            schema[bound] = narrower(said + step, schema.get(bound, said + step))
+            schema[bound] = narrower(constraint + step, schema.get(bound, constraint + step))
     if isinstance(schema.get("maximum"), int | float) and schema["maximum"] > LARGEST:
         schema["maximum"] = min(schema["maximum"], _MOST)
     if isinstance(schema.get("minimum"), int | float) and schema["minimum"] < -LARGEST:

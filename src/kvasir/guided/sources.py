@@ -15,8 +15,8 @@ from typing import Any
 from kvasir.errors import InvalidRequest
 from kvasir.guided.bounds import check_bounds
 from kvasir.guided.cases import enforceable
-from kvasir.guided.said import Said
 from kvasir.guided.schema import prepared
+from kvasir.guided.summary import Summary
 
 # Each text has one spelling (no \uXXXX), so that a free key can never be a named key spelled differently.
 _SPELLING = {
@@ -31,7 +31,7 @@ def json_schema(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
     """The grammar of a schema. lenient: keywords that cannot be enforced are ignored instead of refused."""
     if schema is False:
         raise InvalidRequest("the schema allows nothing", "give an object")
-    return f'{{"grammars": [{{"json_schema": {spelt(schema, lenient)}}}]}}'
+    return f'{{"grammars": [{{"json_schema": {schema_json(schema, lenient)}}}]}}'
 
 
 def json_object() -> str:
@@ -76,7 +76,7 @@ def structural_tags(
         trigger = max((t for t in triggers if t and tag.begin.startswith(t)), key=len, default=None)
         if trigger is None:
             raise InvalidRequest(f"no trigger is the beginning of {tag.begin[:80]!r}", "give a trigger for each tag")
-        value = f"%json {spelt(tag.schema)}"
+        value = f"%json {schema_json(tag.schema)}"
         body = [*literals(tag.begin[len(trigger) :], specials), value, *literals(tag.end, specials)]
         bodies.setdefault(trigger, []).append(" ".join(body))
     if not bodies:
@@ -126,17 +126,17 @@ _GBNF = re.compile(r'("(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*)|(<[^<>
 def by_id(grammar: str, specials: Mapping[str, int]) -> str:
     """A grammar in Lark or GBNF, with the special tokens that it names as <name> replaced by their ids."""
 
-    def told(found: re.Match[str]) -> str:
+    def replaced(found: re.Match[str]) -> str:
         return f"<[{specials[found[2]]}]>" if found[2] in specials else found[0]
 
-    return (_GBNF if "::=" in grammar else _LARK).sub(told, grammar)
+    return (_GBNF if "::=" in grammar else _LARK).sub(replaced, grammar)
 
 
-def spelt(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
+def schema_json(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
     """A schema in the form that llguidance reads: prepared, and with options of how its JSON is written. Raises
     InvalidRequest that names what cannot be enforced."""
-    said = Said()
-    found = enforceable(prepared(schema, lenient, said), lenient, said)
+    summary = Summary()
+    found = enforceable(prepared(schema, lenient, summary), lenient, summary)
     options = {**_SPELLING, "lenient": lenient, "coerce_one_of": lenient}
     text = json.dumps({**(found if isinstance(found, Mapping) else {}), "x-guidance": options})
     if '"exclusiveM' in text and not lenient:  # only exclusive bounds are misread

@@ -99,12 +99,12 @@ _SPACES = "\\t\\n\\v\\f\\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u30
 def as_ecma(pattern: str) -> str:
     """The pattern with the white space of JavaScript in place of Rust's."""
 
-    def said(found: re.Match[str]) -> str:
+    def replaced(found: re.Match[str]) -> str:
         if found[0] == "\\s":
             return _SPACES if _in_brackets(pattern, found.start()) else f"[{_SPACES}]"
         return f"[^{_SPACES}]" if found[0] == "\\S" else found[0]
 
-    return re.sub(r"\\.", said, pattern, flags=re.DOTALL)
+    return re.sub(r"\\.", replaced, pattern, flags=re.DOTALL)
 
 
 def _in_brackets(pattern: str, end: int) -> bool:

@@ -15,7 +15,7 @@ from kvasir.guided.lark import NUMBER, TURN, Lark
 from kvasir.guided.marked import MarkedValues
 from kvasir.guided.rule import Free
 from kvasir.guided.schema import prepared
-from kvasir.guided.sources import spelt
+from kvasir.guided.sources import schema_json
 from kvasir.parse.format import Format, GrammarParts, Parameters, Style, grammar_parts
 from kvasir.parse.tape import BLANK
 
@@ -126,8 +126,8 @@ class _Grammar(Lark):
             self.rule("start", f"{lead} {at_once} {again}")
         elif content is not None:
             before, after = self.around(self.format)
-            said = f"{before} %json {spelt(content)} {after}"
-            self.rule("start", f"{lead} ({at_once} | {said})")
+            body = f"{before} %json {schema_json(content)} {after}"
+            self.rule("start", f"{lead} ({at_once} | {body})")
         else:
             self._start_free(at_once, parallel)
         return self.text()
@@ -199,7 +199,7 @@ class _Grammar(Lark):
             )
         else:
             schema = schema if "$ref" in schema else {**schema, "type": "object"}
-            self.rule(name, f"%json {spelt(schema, not function.strict)}")
+            self.rule(name, f"%json {schema_json(schema, not function.strict)}")
         return name
 
     def _parameters(self, rule: str, schema: Mapping[str, Any], marks: Parameters, lenient: bool) -> str:
@@ -259,7 +259,7 @@ class _Grammar(Lark):
     def _value(kind: Any, root: Mapping[str, Any], lenient: bool) -> str:
         schema = dict(kind) if isinstance(kind, Mapping) else {}
         schema |= {key: root[key] for key in ("$defs", "definitions") if key in root}
-        return f"%json {spelt(schema, lenient)}"
+        return f"%json {schema_json(schema, lenient)}"
 
 
 def _escaped(text: str) -> str:

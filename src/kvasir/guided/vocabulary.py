@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from kvasir.errors import InvalidRequest, UnsupportedModel
-from kvasir.guided.numbers import Numbers
+from kvasir.guided.numbers import NumberLimits
 from kvasir.guided.spelling import Pieces
 from kvasir.text.special_tokens import HIDDEN
 from kvasir.text.tokenizer import Speller, Tokenizer
@@ -55,14 +55,14 @@ class Vocabulary:
     def spelt_as(self, text: str) -> list[int]:
         """Ids that give exactly this text: the tokenizer's, unless it normalizes the text first. Raises InvalidRequest
         if no ids spell it."""
-        return list(self._remembered(text) if len(text) <= REMEMBERED_CHARS else self._spelt(text))
+        return list(self._remembered(text) if len(text) <= REMEMBERED_CHARS else self._encoded(text))
 
     @cached_property
     def _remembered(self) -> Callable[[str], tuple[int, ...]]:
         # The tokenizer is a separate process, and masks need the same few pieces of JSON again and again.
-        return lru_cache(REMEMBERED_TEXTS)(self._spelt)
+        return lru_cache(REMEMBERED_TEXTS)(self._encoded)
 
-    def _spelt(self, text: str) -> tuple[int, ...]:
+    def _encoded(self, text: str) -> tuple[int, ...]:
         ids, data = self.spell(text), text.encode()
         if b"".join(map(self.tokenizer.token_bytes, ids)) == data:
             return tuple(ids)
@@ -80,22 +80,22 @@ class Vocabulary:
         return re.compile(f"({'|'.join(map(re.escape, self.specials))})")
 
     @cached_property
-    def spelt(self) -> tuple[tuple[int, bytes], ...]:
+    def spellings(self) -> tuple[tuple[int, bytes], ...]:
         """All ids that stand for bytes, with their bytes."""
         return tuple((i, data) for i in range(self.size) if (data := self.tokenizer.token_bytes(i)))
 
     @cached_property
-    def numbers(self) -> Numbers:
-        return Numbers(self.spelt, self.tokenizer.token_bytes)
+    def numbers(self) -> NumberLimits:
+        return NumberLimits(self.spellings, self.tokenizer.token_bytes)
 
     @cached_property
     def _containing(self) -> dict[frozenset[int], tuple[tuple[int, bytes], ...]]:
         return {}
 
     def containing(self, some: frozenset[int]) -> tuple[tuple[int, bytes], ...]:
-        """The entries of `spelt` that have one of these bytes; cached, since the first call takes a moment."""
+        """The entries of `spellings` that have one of these bytes; cached, since the first call takes a moment."""
         if some not in self._containing:
-            self._containing[some] = tuple((i, data) for i, data in self.spelt if not some.isdisjoint(data))
+            self._containing[some] = tuple((i, data) for i, data in self.spellings if not some.isdisjoint(data))
         return self._containing[some]
 
     @cached_property

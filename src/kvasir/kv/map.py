@@ -8,7 +8,7 @@ from itertools import groupby
 
 from kvasir.kv.pool import SCRATCH
 
-NOBODY, PINNED, SEVERAL, FIRST_ROW = range(4)  # owners
+UNOWNED, PINNED, SEVERAL, FIRST_ROW = range(4)  # owners
 
 
 def block_cells(cached: Sequence[int], pins: Iterable[int], tables: Iterable[tuple[int, Sequence[int]]]) -> list[int]:
@@ -16,7 +16,7 @@ def block_cells(cached: Sequence[int], pins: Iterable[int], tables: Iterable[tup
 
     cached: for each block id, 1 if the prefix tree holds it. pins: block ids held by pins. tables: (row, block ids).
     """
-    owners = [NOBODY] * len(cached)
+    owners = [UNOWNED] * len(cached)
     for block in pins:
         owners[block] = PINNED
     for row, ids in tables:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from kvasir.parse import json_text
+from kvasir.parse.emitter import Emitter, Steps
 from kvasir.parse.tape import Emit, Tape, marks
-from kvasir.parse.telling import Steps, Telling
 
 MAX_HEADER = 1024
 
@@ -19,10 +19,10 @@ _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-def messages(tell: Telling, calls: bool, thinks: bool) -> Steps:
+def messages(emitter: Emitter, calls: bool, thinks: bool) -> Steps:
     """<|start|>ROLE to=RECIPIENT<|channel|>CHANNEL TYPE<|message|>TEXT<|end|>, repeated. The prompt contains the first
     role. Text without a header is content. thinks: the channel `analysis` is reasoning."""
-    tape = tell.tape
+    tape = emitter.tape
     while (yield from tape.peek()):
         tape.hold()
         header = ""
@@ -30,28 +30,28 @@ def messages(tell: Telling, calls: bool, thinks: bool) -> Steps:
             text = tape.held()
             header = text if (yield from tape.skip(marks("<|message|>"))) else ""
         if not header:
-            tell.content(tape.release())
-            yield from _message(tape, tell.content)
+            emitter.content(tape.release())
+            yield from _message(tape, emitter.content)
             continue
         recipient = _RECIPIENT.search(header)
-        if calls and recipient and tell.is_name(recipient[1]) and (yield from tape.is_next(_ARGUMENTS)):
-            tell.start(recipient[1])
+        if calls and recipient and emitter.is_name(recipient[1]) and (yield from tape.is_next(_ARGUMENTS)):
+            emitter.start(recipient[1])
             if (yield from tape.blank()) == "{":
-                yield from json_text.value(tape, tell.arguments)
+                yield from json_text.value(tape, emitter.arguments)
             else:
-                tell.arguments("{}")
-            tell.end()
+                emitter.arguments("{}")
+            emitter.end()
             yield from tape.blank()
             tape.hold()
             if not (yield from tape.is_next(_MESSAGE_ENDS)):
                 tape.cut(*_MESSAGE_MARKS)
             tape.release()
-            yield from _message(tape, tell.content)
+            yield from _message(tape, emitter.content)
         else:
             tape.release()
             channel = _CHANNEL.search(header)
             is_thought = thinks and channel is not None and channel[1] == "analysis"
-            yield from _message(tape, tell.reasoning if is_thought else tell.content)
+            yield from _message(tape, emitter.reasoning if is_thought else emitter.content)
 
 
 def _message(tape: Tape, emit: Emit) -> Steps:

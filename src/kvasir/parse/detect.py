@@ -27,7 +27,7 @@ class Sample:
     any output. calls: names and arguments; tools: the functions' schemas by name."""
 
     prompt: str
-    said: str
+    turn: str
     turn_end: str
     calls: tuple[tuple[str, Mapping[str, Any]], ...]
     tools: Mapping[str, Mapping[str, Any]]
@@ -46,15 +46,15 @@ def detect(template: str, special_tokens: Collection[str] = (), samples: Iterabl
     """template: its source. Reasoning marks may also occur among the vocabulary's special tokens."""
     samples = iter(samples)
     first = next(samples, None)
-    shown = (first.prompt, first.said) if first else ()  # some templates assemble their marks from parts
+    shown = (first.prompt, first.turn) if first else ()  # some templates assemble their marks from parts
     seen = "\n".join((template, *special_tokens, *shown))
     thinking = next((row for row in THINKING if _shows(row.signs, seen)), None)
     for sample in chain(filter(None, [first]), samples):
         if (calls := _returning(sample, thinking, template)) is not None:
             return Found(Format(calls, thinking))
     if first is not None:
-        said = first.said if len(first.said) <= SHOWN else first.said[:SHOWN] + "..."
-        return Found(Format(NO_CALLS, thinking), f"the chat template writes tool calls in an unknown format: {said!r}")
+        turn = first.turn if len(first.turn) <= SHOWN else first.turn[:SHOWN] + "..."
+        return Found(Format(NO_CALLS, thinking), f"the chat template writes tool calls in an unknown format: {turn!r}")
     calls = next((row for row in CALLS if _shows(row.signs, template)), NO_CALLS)
     takes_tools = calls is NO_CALLS and re.search(r"\btools\b", template) is not None
     return Found(Format(calls, thinking), "the chat template accepts tools and renders no calls" if takes_tools else "")
@@ -69,7 +69,7 @@ def _returning(sample: Sample, thinking: Thinking | None, template: str) -> Call
 
 def _returns(sample: Sample, format: Format) -> bool:
     parser = Parser(format, sample.tools, opened=format.opened_by(sample.prompt))
-    events = [*parser.push(sample.said), *parser.finish()]
+    events = [*parser.push(sample.turn), *parser.finish()]
     calls = [_loaded(call.name, call.arguments) for call in Message.of(events).calls]
     return calls == list(sample.calls) and _is_clean(events, format.thinking, sample.turn_end)
 
@@ -84,13 +84,13 @@ def _loaded(name: str, arguments: str) -> tuple[str, Any]:
 def _is_clean(events: Sequence[Event], thinking: Thinking | None, turn_end: str) -> bool:
     """Whether there is no other text than marks of reasoning and, after the last call, the end of the turn."""
     last = max(i for i, event in enumerate(events) if isinstance(event, CallEnd))
-    said = "".join(event.text for event in events[:last] if isinstance(event, Content | Reasoning))
+    turn = "".join(event.text for event in events[:last] if isinstance(event, Content | Reasoning))
     for mark in (thinking.start, thinking.end, *thinking.answer) if thinking else ():
-        said = said.replace(mark, "") if mark else said
+        turn = turn.replace(mark, "") if mark else turn
     after = "".join(event.text for event in events[last:] if isinstance(event, Content))
     while after and turn_end and after[-1] == turn_end[-1]:
         after, turn_end = after[:-1], turn_end[:-1]
-    return not said.strip() and _TURN_ENDS.fullmatch(after) is not None
+    return not turn.strip() and _TURN_ENDS.fullmatch(after) is not None
 
 
 _TURN_ENDS = re.compile(r"(?:\s*[<\[][^<>\[\]\s]{1,40}(?:[>\]]|\Z))*\s*")
@@ -99,8 +99,8 @@ _TURN_ENDS = re.compile(r"(?:\s*[<\[][^<>\[\]\s]{1,40}(?:[>\]]|\Z))*\s*")
 def _writes(row: Calls, sample: Sample) -> bool:
     """Whether the format's grammar would begin and end a call as the template does, except for white space."""
     parts = grammar_parts(Format(row), sample.calls[0][0])
-    said = _squeezed(sample.said)
-    return _squeezed(parts.begin) in said and _squeezed(parts.end + parts.close) in said
+    turn = _squeezed(sample.turn)
+    return _squeezed(parts.begin) in turn and _squeezed(parts.end + parts.close) in turn
 
 
 def _squeezed(text: str) -> str:

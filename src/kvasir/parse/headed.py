@@ -6,17 +6,17 @@ import re
 from collections.abc import Generator
 
 from kvasir.parse import json_text, marked_text, values
+from kvasir.parse.emitter import Emitter, Steps
 from kvasir.parse.format import Style
 from kvasir.parse.tape import MAX_HELD, Emit, marks
-from kvasir.parse.telling import Steps, Telling
 
 MAX_HEAD = 1024  # characters from a call's mark to its arguments
 MAX_KEY = 256
 
 
-def headed(tell: Telling, bare: bool) -> Steps:
+def headed(emitter: Emitter, bare: bool) -> Steps:
     """Parses from the mark."""
-    tape, calls, parameters = tell.tape, tell.calls, tell.calls.parameters
+    tape, calls, parameters = emitter.tape, emitter.calls, emitter.calls.parameters
     yield from tape.skip(marks(*calls.begins))
     mark_size = tape.num_held
     if calls.begins[1:]:  # the first mark may open all calls; the mark of one call follows then
@@ -24,45 +24,45 @@ def headed(tell: Telling, bare: bool) -> Steps:
     arguments = marks(parameters.key_begin if parameters else "{", *calls.ends[:1])
     found = yield from tape.before(arguments, MAX_HEAD)
     head = re.fullmatch(calls.head, tape.held().strip()) if found else None
-    if head is None or not tell.is_name(head["name"].strip()):
+    if head is None or not emitter.is_name(head["name"].strip()):
         tape.rewind(mark_size)
         return
     name, id = head["name"].strip(), head.groupdict().get("id")
-    tell.start(name, id if id and id.isprintable() and len(id) <= MAX_HEAD else None)
+    emitter.start(name, id if id and id.isprintable() and len(id) <= MAX_HEAD else None)
     if parameters:
-        whole = yield from _parameters(tell, name)
+        whole = yield from _parameters(emitter, name)
     elif (yield from tape.blank()) == "{":
         if calls.style is Style.MARKED:
-            whole = yield from marked_text.container(tape, tell.arguments, calls.quote)
+            whole = yield from marked_text.container(tape, emitter.arguments, calls.quote)
         else:
-            whole = yield from json_text.value(tape, tell.arguments)
+            whole = yield from json_text.value(tape, emitter.arguments)
     else:
-        tell.arguments("{}")
+        emitter.arguments("{}")
         whole = True
-    tell.end()
+    emitter.end()
     if whole:
         tape.hold()
-        yield from tell.closed(*calls.fence, *calls.ends[bool(parameters) :])
+        yield from emitter.closed(*calls.fence, *calls.ends[bool(parameters) :])
 
 
-def _parameters(tell: Telling, name: str) -> Generator[None, None, bool]:
+def _parameters(emitter: Emitter, name: str) -> Generator[None, None, bool]:
     """Parameters between marks, up to and including the mark that closes the call; False if they break off, with the
     text read of an incomplete parameter still held."""
-    tape, parameters = tell.tape, tell.calls.parameters
+    tape, parameters = emitter.tape, emitter.calls.parameters
     assert parameters is not None
-    schema = tell.tools.get(name) if tell.tools else None
-    tell.arguments("{")
+    schema = emitter.tools.get(name) if emitter.tools else None
+    emitter.arguments("{")
     separator = ""
     tape.hold()
-    while not (yield from tape.skip(marks(tell.calls.ends[0]))):
+    while not (yield from tape.skip(marks(emitter.calls.ends[0]))):
         if not (yield from tape.skip(marks(parameters.key_begin))):
-            if tape.cut(tell.calls.ends[0], parameters.key_begin):
+            if tape.cut(emitter.calls.ends[0], parameters.key_begin):
                 tape.release()
             return False
         key_start = tape.num_held
         if not (yield from tape.before(marks(parameters.key_end, before=""), MAX_KEY)):
             tape.rewind(0)
-            if tape.cut(tell.calls.ends[0]):  # whose beginning may match that of a key
+            if tape.cut(emitter.calls.ends[0]):  # whose beginning may match that of a key
                 tape.release()
             else:
                 tape.rewind(key_start)
@@ -77,22 +77,22 @@ def _parameters(tell: Telling, name: str) -> Generator[None, None, bool]:
         if parameters.value_begin and not (yield from tape.skip(marks(parameters.value_begin))):
             return False
         tape.release()
-        tell.arguments(f'{separator}"{json_text.quoted(key)}": ')
+        emitter.arguments(f'{separator}"{json_text.quoted(key)}": ')
         separator = ", "
-        if not (yield from _value(tell, key, types)):
+        if not (yield from _value(emitter, key, types)):
             return False
         tape.hold()
     tape.release()
-    tell.arguments("}")
+    emitter.arguments("}")
     return True
 
 
-def _value(tell: Telling, key: str, types: frozenset[str]) -> Generator[None, None, bool]:
+def _value(emitter: Emitter, key: str, types: frozenset[str]) -> Generator[None, None, bool]:
     """A parameter's value with the mark after it; False if the text ends first. A string is emitted as it arrives, any
     other value at its end; a value too long to hold becomes a string."""
-    tape, parameters = tell.tape, tell.calls.parameters
+    tape, parameters = emitter.tape, emitter.calls.parameters
     assert parameters is not None
-    value = _Value(types, parameters.tags, tell.arguments)
+    value = _Value(types, parameters.tags, emitter.arguments)
     end = parameters.value_end.replace("{key}", key)
     if parameters.lines and (yield from tape.peek()) == "\n":
         tape.pos += 1
@@ -102,7 +102,7 @@ def _value(tell: Telling, key: str, types: frozenset[str]) -> Generator[None, No
     while found := (yield from tape.until(closing, value.add)):
         tape.hold()
         tape.pos = found.end()
-        if (yield from _follows(tell)):
+        if (yield from _follows(emitter)):
             tape.release()
             value.close()
             return True
@@ -111,19 +111,19 @@ def _value(tell: Telling, key: str, types: frozenset[str]) -> Generator[None, No
     return False
 
 
-def _follows(tell: Telling) -> Generator[None, None, bool]:
+def _follows(emitter: Emitter) -> Generator[None, None, bool]:
     """Whether the next parameter or the end of the call follows, or a beginning of either in truncated output."""
-    key_begin = tell.calls.parameters.key_begin if tell.calls.parameters else ""
-    if (yield from tell.tape.is_next(marks(tell.calls.ends[0]))):
+    key_begin = emitter.calls.parameters.key_begin if emitter.calls.parameters else ""
+    if (yield from emitter.tape.is_next(marks(emitter.calls.ends[0]))):
         return True
-    consumed = tell.tape.num_held
-    cut = tell.tape.cut(tell.calls.ends[0], key_begin)
-    tell.tape.rewind(consumed)
+    consumed = emitter.tape.num_held
+    cut = emitter.tape.cut(emitter.calls.ends[0], key_begin)
+    emitter.tape.rewind(consumed)
     if cut:
         return True
-    if key_begin.endswith("<") and (yield from tell.tape.is_next(marks(key_begin + "/"))):
+    if key_begin.endswith("<") and (yield from emitter.tape.is_next(marks(key_begin + "/"))):
         return False  # where keys are tags: the end of a tag around the value
-    return (yield from tell.tape.is_next(marks(key_begin)))
+    return (yield from emitter.tape.is_next(marks(key_begin)))
 
 
 class _Value:

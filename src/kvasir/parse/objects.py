@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Generator
 
 from kvasir.parse import json_text
+from kvasir.parse.emitter import Emitter, Steps
 from kvasir.parse.format import Style
 from kvasir.parse.tape import Emit, Tape, marks, nothing
-from kvasir.parse.telling import Steps, Telling
 
 _FACTS = {key: "name" for key in ("name", "tool_name")}
 _FACTS |= {key: "arguments" for key in ("arguments", "parameters", "args")}
@@ -16,9 +16,9 @@ _FACTS |= {key: "nothing" for key in ("id", "tool_call_id", "type")}
 _FACTS |= {"function": "function"}
 
 
-def objects(tell: Telling, bare: bool) -> Steps:
+def objects(emitter: Emitter, bare: bool) -> Steps:
     """Parses from the mark, or from the first bracket if `bare`."""
-    tape, calls = tell.tape, tell.calls
+    tape, calls = emitter.tape, emitter.calls
     if not bare:
         yield from tape.skip(marks(*calls.begins))
         if calls.begins[1:]:  # the first mark may open all calls; the mark of one call follows then
@@ -28,7 +28,7 @@ def objects(tell: Telling, bare: bool) -> Steps:
     separator = marks("," if is_list else calls.texts.separator.strip() or ",")
     some = False
     while (yield from tape.skip(marks("{"))):
-        if not (yield from (_keyed(tell) if calls.style is Style.KEYED else _object(tell, strict=bare))):
+        if not (yield from (_keyed(emitter) if calls.style is Style.KEYED else _object(emitter, strict=bare))):
             return
         some = True
         tape.hold()
@@ -37,14 +37,14 @@ def objects(tell: Telling, bare: bool) -> Steps:
     if some:
         if is_list and tape.at_end:  # only a separator is held
             tape.hold()
-        yield from tell.closed("]" if is_list else "", *calls.fence[1:], *calls.ends)
+        yield from emitter.closed("]" if is_list else "", *calls.fence[1:], *calls.ends)
 
 
-def _object(tell: Telling, strict: bool) -> Generator[None, None, bool]:
+def _object(emitter: Emitter, strict: bool) -> Generator[None, None, bool]:
     """An object after its opening brace. strict: only a call's keys, with the name before the arguments, arguments
     present, and all in plain strings, which is what a regular expression (as in grammars) can check. False if the
     object breaks off or contains anything that is not part of a call."""
-    tape = tell.tape
+    tape = emitter.tape
     facts: dict[str, str] = {}  # JSON texts
     while (character := (yield from tape.blank())) != "}":
         if (key := (yield from _key(tape))) is None:
@@ -54,16 +54,16 @@ def _object(tell: Telling, strict: bool) -> Generator[None, None, bool]:
         name = _string(facts.get("name"))
         if fact == "function" and character == "{" and not strict and name is None:
             tape.pos += 1
-            return (yield from _object(tell, strict)) and (yield from _rest_of_object(tape))
-        if fact == "arguments" and character == "{" and name is not None and tell.is_name(name):
-            return (yield from _called(tell, name))
+            return (yield from _object(emitter, strict)) and (yield from _rest_of_object(tape))
+        if fact == "arguments" and character == "{" and name is not None and emitter.is_name(name):
+            return (yield from _called(emitter, name))
         if fact in ("", "function") or fact in facts:
             return False
         if strict and (character != '"' or fact not in ("name", "nothing")):
             return False
         if (value := (yield from _json(tape, json_text.value))) is None:
             return False
-        if strict and fact == "name" and not _is_plain_name(tell, value):
+        if strict and fact == "name" and not _is_plain_name(emitter, value):
             return False
         if fact != "nothing":
             facts[fact] = value
@@ -71,32 +71,32 @@ def _object(tell: Telling, strict: bool) -> Generator[None, None, bool]:
             return False
     tape.pos += 1
     name, arguments = _string(facts.get("name")), _object_text(facts.get("arguments"))
-    if name is None or not tell.is_name(name) or arguments is None or (strict and "arguments" not in facts):
+    if name is None or not emitter.is_name(name) or arguments is None or (strict and "arguments" not in facts):
         return False
-    tell.start(name)
-    tell.arguments(arguments)
-    tell.end()
+    emitter.start(name)
+    emitter.arguments(arguments)
+    emitter.end()
     return True
 
 
-def _keyed(tell: Telling) -> Generator[None, None, bool]:
+def _keyed(emitter: Emitter) -> Generator[None, None, bool]:
     """{NAME: ARGUMENTS}, after the opening brace."""
-    tape = tell.tape
+    tape = emitter.tape
     if (key := (yield from _key(tape))) is None or (yield from tape.blank()) != "{":
         return False
     name = json.loads(key)
-    return tell.is_name(name) and (yield from _called(tell, name))
+    return emitter.is_name(name) and (yield from _called(emitter, name))
 
 
-def _called(tell: Telling, name: str) -> Generator[None, None, bool]:
+def _called(emitter: Emitter, name: str) -> Generator[None, None, bool]:
     """The arguments, emitted as they arrive, and the rest of the enclosing object."""
-    tell.start(name)
-    whole = yield from json_text.value(tell.tape, tell.arguments)
-    tell.end()
+    emitter.start(name)
+    whole = yield from json_text.value(emitter.tape, emitter.arguments)
+    emitter.end()
     if not whole:
         return False
-    tell.tape.hold()
-    return (yield from _rest_of_object(tell.tape))
+    emitter.tape.hold()
+    return (yield from _rest_of_object(emitter.tape))
 
 
 def _rest_of_object(tape: Tape) -> Generator[None, None, bool]:
@@ -130,9 +130,9 @@ def _json(tape: Tape, kind: Callable[[Tape, Emit], Generator[None, None, bool]])
     return "".join(pieces) if (yield from kind(tape, pieces.append)) else None
 
 
-def _is_plain_name(tell: Telling, value: str) -> bool:
+def _is_plain_name(emitter: Emitter, value: str) -> bool:
     name = _string(value)
-    return tell.is_name(name) and "\\" not in str(name) and value == json.dumps(name, ensure_ascii=False)
+    return emitter.is_name(name) and "\\" not in str(name) and value == json.dumps(name, ensure_ascii=False)
 
 
 def _string(text: str | None) -> str | None:

@@ -16,15 +16,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 
 from kvasir.parse.addressed import addressed
 from kvasir.parse.channels import messages
+from kvasir.parse.emitter import Emitter, Schema, Steps
 from kvasir.parse.events import Event, merged
 from kvasir.parse.format import Format, Style
 from kvasir.parse.headed import headed
 from kvasir.parse.objects import objects
 from kvasir.parse.python_calls import python_calls
 from kvasir.parse.tape import Emit, marks
-from kvasir.parse.telling import Schema, Steps, Telling
 
-_STEPS: dict[Style, Callable[[Telling, bool], Steps]] = {
+_STEPS: dict[Style, Callable[[Emitter, bool], Steps]] = {
     Style.OBJECTS: objects,
     Style.KEYED: objects,
     Style.NAMED: headed,
@@ -49,15 +49,15 @@ class Parser:
         """
         self._format = format
         self._opened = opened
-        self._tell = Telling(format.calls, tools if calls else {})
-        self._tape = self._tell.tape
+        self._emitter = Emitter(format.calls, tools if calls else {})
+        self._tape = self._emitter.tape
         recipients = calls or format.calls.style is Style.ADDRESSED  # content has a recipient too
         self._begins = format.calls.begins if recipients else ()
         names = [*(tools or ())]
         self._asides = tuple(a.replace("{name}", n) for a in format.calls.asides for n in _names_in(a, names))
         self._bare = format.calls.bare and recipients
         channels = format.calls.style is Style.CHANNELS
-        self._steps = messages(self._tell, calls, format.thinking is not None) if channels else self._answer()
+        self._steps = messages(self._emitter, calls, format.thinking is not None) if channels else self._answer()
 
     def push(self, text: str) -> list[Event]:
         """The events that are certain with this text. Never raises, whatever the text."""
@@ -72,11 +72,11 @@ class Parser:
 
     def _advance(self) -> list[Event]:
         next(self._steps, None)
-        events, self._tell.events = self._tell.events, []
+        events, self._emitter.events = self._emitter.events, []
         return merged(events)
 
     def _answer(self) -> Steps:
-        tape, tell, thinking = self._tape, self._tell, self._format.thinking
+        tape, emitter, thinking = self._tape, self._emitter, self._format.thinking
         stray_end = self._asides
         mark: str | None = None
         if thinking:
@@ -93,14 +93,14 @@ class Parser:
                 yield from tape.blank()
                 stray_end += (answer_end,)
         if self._bare and not mark:
-            yield from self._call(tell.content, bare=True)
+            yield from self._call(emitter.content, bare=True)
         ignored = frozenset(stray_end)
         wanted = marks(*self._begins, *stray_end)
-        while found := (yield from tape.until(wanted, tell.content)):
+        while found := (yield from tape.until(wanted, emitter.content)):
             if found[1] in ignored:
                 tape.pos = found.end()
             else:
-                yield from self._call(tell.content)
+                yield from self._call(emitter.content)
 
     def _think(self, end: str) -> Generator[None, None, bool]:
         """Reasoning up to its end mark, or up to a call, since models may omit the mark. Returns whether the mark was
@@ -108,25 +108,25 @@ class Parser:
         tape = self._tape
         wanted = marks(end, *self._begins)
         yield from tape.blank()
-        while found := (yield from tape.until(wanted, self._tell.reasoning)):
+        while found := (yield from tape.until(wanted, self._emitter.reasoning)):
             if found[1] == end:
                 tape.pos = found.end()
                 yield from tape.blank()
                 return False
-            if (yield from self._call(self._tell.reasoning, known=True)):
+            if (yield from self._call(self._emitter.reasoning, known=True)):
                 return True
         return False
 
     def _call(self, otherwise: Emit, bare: bool = False, known: bool = False) -> Generator[None, None, bool]:
         """A call at a mark, or without a mark if `bare`; text that turns out not to be a call is passed to `otherwise`.
         known: only known functions count. Returns whether it was a call."""
-        tell = self._tell
-        count, tell.known = tell.count, known or bare
-        tell.tape.hold()
-        yield from _STEPS[self._format.calls.style](tell, bare)
-        if rest := tell.tape.release():
-            (tell.content if tell.count > count else otherwise)(rest)
-        return tell.count > count
+        emitter = self._emitter
+        count, emitter.known = emitter.count, known or bare
+        emitter.tape.hold()
+        yield from _STEPS[self._format.calls.style](emitter, bare)
+        if rest := emitter.tape.release():
+            (emitter.content if emitter.count > count else otherwise)(rest)
+        return emitter.count > count
 
 
 def _names_in(aside: str, names: Sequence[str]) -> Sequence[str]:

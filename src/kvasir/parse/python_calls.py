@@ -6,8 +6,8 @@ import re
 from collections.abc import Generator
 
 from kvasir.parse import json_text, python_text
+from kvasir.parse.emitter import MAX_NAME, Emitter, Steps
 from kvasir.parse.tape import marks
-from kvasir.parse.telling import MAX_NAME, Steps, Telling
 
 MAX_KEY = 256
 
@@ -15,9 +15,9 @@ _IDENTIFIER = re.compile(r"(?:[A-Za-z_][\w.\-]*)?")
 _KEYWORD = re.compile(r"(?:[^\W\d]\w*)?")
 
 
-def python_calls(tell: Telling, bare: bool) -> Steps:
+def python_calls(emitter: Emitter, bare: bool) -> Steps:
     """Parses from the mark, or from the opening bracket if `bare`."""
-    tape, calls = tell.tape, tell.calls
+    tape, calls = emitter.tape, emitter.calls
     if not bare:
         yield from tape.skip(marks(*calls.begins))
         yield from tape.skip(marks(*calls.fence[:1]))
@@ -28,12 +28,12 @@ def python_calls(tell: Telling, bare: bool) -> Steps:
     while True:
         yield from tape.blank()
         name = yield from tape.read(_IDENTIFIER, MAX_NAME)
-        if not name or not tell.is_name(name) or (yield from tape.peek()) != "(":
+        if not name or not emitter.is_name(name) or (yield from tape.peek()) != "(":
             break
         tape.pos += 1
-        tell.start(name)
-        whole = yield from _keywords(tell)
-        tell.end()
+        emitter.start(name)
+        whole = yield from _keywords(emitter)
+        emitter.end()
         if not whole:
             return
         some = True
@@ -41,14 +41,14 @@ def python_calls(tell: Telling, bare: bool) -> Steps:
         yield from tape.skip(marks(","))
     if some:
         tape.rewind(0)
-        yield from tell.closed("]" if is_list else "", *calls.fence[1:], *calls.ends)
+        yield from emitter.closed("]" if is_list else "", *calls.fence[1:], *calls.ends)
 
 
-def _keywords(tell: Telling) -> Generator[None, None, bool]:
+def _keywords(emitter: Emitter) -> Generator[None, None, bool]:
     """key=value, ... and the closing parenthesis; False if they break off, with the text read of an incomplete key
     still held."""
-    tape = tell.tape
-    tell.arguments("{")
+    tape = emitter.tape
+    emitter.arguments("{")
     separator = ""
     while (yield from tape.blank()) != ")":
         tape.hold()
@@ -57,13 +57,13 @@ def _keywords(tell: Telling) -> Generator[None, None, bool]:
             return False
         tape.release()
         tape.pos += 1
-        tell.arguments(f'{separator}"{json_text.quoted(key)}": ')
+        emitter.arguments(f'{separator}"{json_text.quoted(key)}": ')
         separator = ", "
         yield from tape.blank()
-        if not (yield from python_text.value(tape, tell.arguments)):
+        if not (yield from python_text.value(tape, emitter.arguments)):
             return False
         if not (yield from tape.comma_or(")")):
             return False
     tape.pos += 1
-    tell.arguments("}")
+    emitter.arguments("}")
     return True

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from kvasir.layers.kv_cache import KVCache
 
 
-class Coming(Protocol):
+class PendingExport(Protocol):
     """Bytes of a transfer in progress; `result` waits for them."""
 
     def result(self) -> memoryview: ...
 
 
-Exported = memoryview | Coming
+Exported = memoryview | PendingExport
 
 
 class BlockCache(Protocol):

@@ -19,7 +19,7 @@ from kvasir.ops import native
 from kvasir.runner.probe import probe
 
 PACKAGE = Path(__file__).parents[1]
-ROOMS = ("ops", "parallel", "quant", "layers", "models", "weights", "sampling", "program", "runner")
+SOURCE_PACKAGES = ("ops", "parallel", "quant", "layers", "models", "weights", "sampling", "program", "runner")
 
 
 def numerics_version(executor: str, device: str, op_table: Iterable[str], kind: str = "cpu") -> str:
@@ -41,7 +41,7 @@ def _libraries(kind: str) -> tuple[str, ...]:
 
 @cache
 def _own_sources() -> str:
-    return sources_digest(PACKAGE, ROOMS)
+    return sources_digest(PACKAGE, SOURCE_PACKAGES)
 
 
 def sources_digest(package: Path, rooms: Iterable[str]) -> str:

@@ -37,13 +37,13 @@ def take_tokens(seq: Sequence, row: RowResult) -> Delta:
         finish, stop = _follow(seq, known, finish)
     seq.carry = row.carry
     end = min(sampled, len(seq.tokens)) if emission.holds_back else len(seq.tokens)
-    told = tuple(seq.tokens[begin:end])
-    entries = emission.tell(len(told), len(seq.tokens) - end, map(_entry, row.logprobs))
+    emitted = tuple(seq.tokens[begin:end])
+    entries = emission.emit(len(emitted), len(seq.tokens) - end, map(_entry, row.logprobs))
     of_prompt = emission.prompt_logprobs if begin == seq.prompt_len else None
     return Delta(
         seq.request.id,
         seq.index,
-        told,
+        emitted,
         entries,
         None if of_prompt is None else tuple(of_prompt),
         finish,

@@ -20,7 +20,7 @@ FIRST = -2  # -1 names blocks of fixed size in a tier
 LAST = -(2**31)
 
 
-class Numbers:
+class MarkIds:
     """Assigns a number to each pair of id and mark. Keeps the `most` recently used; an evicted pair gets a new number,
     and so finds nothing in the prefix cache."""
 
@@ -53,13 +53,13 @@ class Content:
     )
 
     def __init__(
-        self, request: Request, adapted: tuple[Adapted, ...], numbers: Numbers, namespace: bytes, block_size: int
+        self, request: Request, adapted: tuple[Adapted, ...], numbers: MarkIds, namespace: bytes, block_size: int
     ):
         self.inputs, self.adapted = request.inputs, adapted
         self.sources = {source.content: source for source in request.sources}
         self.wholes = tuple(s for s in request.inputs.spans if s.both_ways)
         self._marks, self._numbers = marks(request.inputs, request.adapters), numbers
-        self._given: dict[int, int] = {}  # by position: keeps the key stable if Numbers evicts a pair
+        self._given: dict[int, int] = {}  # by position: keeps the key stable if MarkIds evicts a pair
         self.namespace = namespace
         self.prompt = self.key(array("i", request.prompt_ids))
         self.prefix_key = namespace + self.prompt[: block_size * ID_BYTES]

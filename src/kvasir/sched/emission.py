@@ -39,9 +39,9 @@ class Emission:
 
     def reread(self, num_tokens: int) -> None:
         """Marks as unread the ids that steps which did not run were to read."""
-        told = num_tokens - self.unemitted
+        emitted_before = num_tokens - self.unemitted
         missing = (i for i, entry in enumerate(self.prompt_logprobs or ()) if i and entry is None)
-        self.unread = next(missing, told + len(self.owed))
+        self.unread = next(missing, emitted_before + len(self.owed))
 
     def read(self, after: int, entries: list[TokenLogprob], prompt_len: int) -> None:
         """Takes the entries of the ids after position `after`: prompt ids, then forced ids."""
@@ -50,7 +50,7 @@ class Emission:
             self.prompt_logprobs[after + 1 : after + 1 + of_prompt] = entries[:of_prompt]
         self.owed += entries[of_prompt:]
 
-    def tell(self, count: int, left: int, entries: Iterable[TokenLogprob]) -> tuple[TokenLogprob, ...]:
+    def emit(self, count: int, left: int, entries: Iterable[TokenLogprob]) -> tuple[TokenLogprob, ...]:
         """Records that a delta emits `count` ids and `left` stay unemitted; returns the emitted ids' log-probabilities.
         entries: log-probabilities of sampled ids, which come after those owed."""
         found, self.owed = [*self.owed, *entries], []

@@ -51,7 +51,7 @@ class Guidance:
         forced, self.pending_forced = self.pending_forced, []
         return forced
 
-    def tell(self) -> list[int]:
+    def take_unplanned(self) -> list[int]:
         """Returns and clears the unplanned ids: a plan carries them to the runner."""
         unplanned, self.unplanned_ids = self.unplanned_ids, []
         return unplanned

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kvasir.kv.node import ID_BYTES, common
 from kvasir.kv.radix import Hit, PrefixTree
-from kvasir.sched.content import Numbers
+from kvasir.sched.content import MarkIds
 from kvasir.sched.sequence import Sequence, SharedPrefix, Status
 from kvasir.types import Request
 
@@ -19,7 +19,7 @@ class Prefixes:
     def __init__(self, tree: PrefixTree, block_size: int, shared: bool):
         self._tree = tree
         self._shared = shared
-        self.numbers = Numbers()
+        self.numbers = MarkIds()
         self._least = max(1, block_size // 2)  # shared tokens that are worth waiting for
         self._computing: dict[bytes, list[Sequence]] = {}  # running sequences whose prompt is not stored yet, by _key
 

@@ -90,7 +90,7 @@ class Step:
 
     def join(self, seq: Sequence, copies: list[Copy], loads: list[Load]) -> None:
         """Adds a sequence that got its row."""
-        seq.guidance.tell()  # the Join carries all known ids
+        seq.guidance.take_unplanned()  # the Join carries all known ids
         self.copies += copies
         self.loads += loads
         ids, content = seq.tokens.tobytes(), seq.content
@@ -101,7 +101,7 @@ class Step:
     def compute(self, seq: Sequence, count: int, blocks: Added, draft: Seq[int] = ()) -> None:
         """Plans `count` more tokens of the sequence, and the draft. blocks: not yet known to the runner."""
         start, seq.counts.drafted = seq.counts.computed, len(draft)
-        unplanned = seq.guidance.tell() if seq.guidance.unplanned_ids else ()
+        unplanned = seq.guidance.take_unplanned() if seq.guidance.unplanned_ids else ()
         appended = pack_ids([*unplanned, *draft])
         seq.counts.computed += count
         if seq.content.sources:

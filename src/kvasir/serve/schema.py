@@ -10,13 +10,13 @@ from fastapi.openapi.utils import get_openapi
 from kvasir.serve.dialects import DIALECTS
 
 _STATUSES = {
-    400: "The request cannot be served as asked; `param` names the field.",
-    401: "A key is needed.",
-    403: "The Host, the Origin, the service class or what the key's scopes leave out is not allowed.",
+    400: "The request is invalid; `param` names the field.",
+    401: "A key is required.",
+    403: "The Host, the Origin or the service class is not allowed, or the key lacks a scope.",
     404: "There is no such model or route.",
-    408: "The deadline of the request passed before its answer was complete.",
+    408: "The deadline of the request passed before the response was complete.",
     413: "The body is too large.",
-    429: "The queue is full or the key is at a limit; Retry-After says when to come back.",
+    429: "The queue is full or the key is at a limit; Retry-After says when to retry.",
     500: "The engine failed on this request.",
     503: "The engine is not available.",
 }

@@ -82,7 +82,7 @@ def bind(settings: ServeSettings) -> socket.socket:
             raise
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
-        hint = "end what listens there, or choose another --port" if taken else "choose another --host or --port"
+        hint = "stop the process that uses it, or choose another --port" if taken else "choose another --host or --port"
         raise ConfigError(f"{settings.host}, port {settings.port}: {error.strerror}", hint) from error
     return listener
 
@@ -154,7 +154,7 @@ class Server(uvicorn.Server):
                 try:
                     await kept.sweep()
                 except Exception:
-                    log.exception("what is too old could not be removed")
+                    log.exception("expired records could not be removed")
             await asyncio.sleep(SWEEP)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -249,7 +249,7 @@ class Server(uvicorn.Server):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain):
                 return await self._gate.empty()
-        log.warning("requests are still running after %g seconds and are ended", self._drain)
+        log.warning("requests are still running after %g seconds; aborting them", self._drain)
         await self._catalogue.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE):

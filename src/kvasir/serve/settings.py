@@ -109,7 +109,7 @@ class ServeSettings:
         if self.cors_max_age < 0:
             raise ConfigError(f"cors_max_age is {self.cors_max_age}", "expected 0 or more seconds")
         if self.cors_credentials and "*" in self.allowed_origins:
-            raise ConfigError("credentials may not go along with the origin *", "name the origins")
+            raise ConfigError("credentials cannot be allowed for the origin *", "list the origins")
         for name in (*self.cors_headers, *self.cors_methods):
             if not _TOKEN.fullmatch(name):
                 raise ConfigError(f"{name!r:.80} is no name of a header or method", "expected one, without commas")

@@ -56,10 +56,10 @@ class Watch:
         try:
             await self._reload()
         except ConfigError as error:
-            log.error("%s; what was read before stays in force", error)
+            log.error("%s; the previous version stays in force", error)
             self._outcomes[self._name, "failed"] += 1
         except Exception:  # for example, if no file descriptor is left
-            log.exception("%s could not be read again; what was read before stays in force", self._name)
+            log.exception("%s could not be reloaded; the previous version stays in force", self._name)
             self._outcomes[self._name, "failed"] += 1
             return False
         else:

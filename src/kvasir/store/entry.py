@@ -75,8 +75,8 @@ class Entry:
         """SHA-256 in hexadecimal over everything that identifies the model; a copy has the same digest. The hashed data
         may have megabytes."""
         own = (self.template, self.system, self.parameters, self.messages, self.license, self.quantize)
-        told = msgspec.json.encode([self.weights.digest, *own], order="sorted")
-        return hashlib.sha256(told).hexdigest()
+        encoded = msgspec.json.encode([self.weights.digest, *own], order="sorted")
+        return hashlib.sha256(encoded).hexdigest()
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The messages of a chat, preceded by the model's own; a system message in the chat replaces the model's."""

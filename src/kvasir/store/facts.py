@@ -54,13 +54,13 @@ def read_model_info(files: ModelFiles, verbose: bool = False) -> dict[str, Any]:
 
 def _of_gguf(files: ModelFiles) -> Details:
     with open_gguf(files.weights[0]) as model:
-        told = model.metadata
+        entries = model.metadata
         parameters = sum(prod(tensor.shape) for tensor in model.tensors.values())
         sizes = [(tensor.ggml_type.name, tensor.nbytes) for tensor in model.tensors.values()]
-        templates = {**gguf_chat_templates(told), **files.chat_templates}
-    family = str(told.get("general.architecture", ""))[:_MAX_FAMILY]
-    fields = {key.removeprefix(f"{family}."): value for key, value in told.items() if key.startswith(f"{family}.")}
-    kind = told.get("general.file_type")
+        templates = {**gguf_chat_templates(entries), **files.chat_templates}
+    family = str(entries.get("general.architecture", ""))[:_MAX_FAMILY]
+    fields = {key.removeprefix(f"{family}."): value for key, value in entries.items() if key.startswith(f"{family}.")}
+    kind = entries.get("general.file_type")
     heads, width = _whole(fields.get("attention.head_count")), _whole(fields.get("embedding_length"))
     key_heads = fields.get("attention.head_count_kv", heads)
     head = width // heads if heads else 0

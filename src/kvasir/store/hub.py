@@ -158,7 +158,7 @@ class _Counted:
         self._out.seek(done)
         self._out.truncate()
         self._path, self._file, self._report, self._stop = path, file, report, stop
-        self._tell()
+        self._publish()
 
     def __enter__(self) -> Any:
         return self
@@ -177,10 +177,10 @@ class _Counted:
         if limit is None and shutil.disk_usage(self._path.parent).free < _SPARE_BYTES + len(data):
             raise ModelFileError(f"{self._file.name}: the disk is full", "make room, or set KVASIR_MODELS")
         count = self._out.write(data)
-        self._tell()
+        self._publish()
         return count
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         digest = self._file.sha256 or ""
         status = f"pulling {digest[:12] or self._file.name}"
         self._report(Progress(status, self._out.tell(), self._file.size or 0, digest))

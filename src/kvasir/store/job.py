@@ -16,11 +16,11 @@ async def follow(change: Callable[[Report, Event], object]) -> AsyncGenerator[Pr
         async with aclosing(follow(lambda report, stop: store.pull(ref, report=report, stop=stop))) as events: ...
     """
     loop, stop = asyncio.get_running_loop(), Event()
-    told: asyncio.Queue[Progress | None] = asyncio.Queue()
-    running = asyncio.ensure_future(asyncio.to_thread(change, lambda p: _put(loop, told, p), stop))
-    running.add_done_callback(lambda _: told.put_nowait(None))
+    queue: asyncio.Queue[Progress | None] = asyncio.Queue()
+    running = asyncio.ensure_future(asyncio.to_thread(change, lambda p: _put(loop, queue, p), stop))
+    running.add_done_callback(lambda _: queue.put_nowait(None))
     try:
-        while (progress := await told.get()) is not None:
+        while (progress := await queue.get()) is not None:
             yield progress
         await running
     finally:
@@ -30,5 +30,5 @@ async def follow(change: Callable[[Report, Event], object]) -> AsyncGenerator[Pr
             running.exception()  # retrieved here in case the caller closed early
 
 
-def _put(loop: asyncio.AbstractEventLoop, told: asyncio.Queue, progress: Progress) -> None:
-    loop.call_soon_threadsafe(told.put_nowait, progress)
+def _put(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue, progress: Progress) -> None:
+    loop.call_soon_threadsafe(queue.put_nowait, progress)

@@ -108,7 +108,7 @@ class Store:
         An interrupted pull is resumed. Setting `stop` ends it with Stopped. Raises InvalidRequest, ModelFileError,
         UnsupportedModel.
         """
-        report = report or _nobody
+        report = report or _no_report
         wanted = parse_name(name) if name else None
         with self._disk():
             found = find_source([ref], self._places(report, stop))
@@ -130,7 +130,7 @@ class Store:
         files: name -> "sha256:HEX" of a blob, in place of the recipe's `from_`. base: the folder for its relative
         paths. Raises as `pull`, and ModelNotFound.
         """
-        report = report or _nobody
+        report = report or _no_report
         wanted, changes = parse_name(name), _checked(recipe)
         if recipe.template is not None:
             check_template(recipe.template)
@@ -158,7 +158,7 @@ class Store:
         """Raises ModelNotFound, InvalidRequest."""
         entry, wanted = self.get(source), parse_name(target)
         with self._disk():
-            return self._put(replace(entry, name=str(wanted), created=0.0), _nobody)
+            return self._put(replace(entry, name=str(wanted), created=0.0), _no_report)
 
     def remove(self, name: str) -> Entry:
         """Also removes the store's own weights if no other model uses them. Raises ModelNotFound, InvalidRequest."""
@@ -298,5 +298,5 @@ def _is_message(message: Mapping[str, Any]) -> bool:
     return set(message) == {"role", "content"} and message["role"] in ROLES and isinstance(message["content"], str)
 
 
-def _nobody(_: Progress) -> None:
+def _no_report(_: Progress) -> None:
     pass

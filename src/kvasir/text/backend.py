@@ -100,7 +100,7 @@ class Backend:
                 chars_per_token=known[1],
                 sliced=self._sliced is not None,
                 other_ids=other,
-                spelt=_spelt(self.library, tokens) if form == "library" else [],
+                id_bytes=_id_bytes(self.library, tokens) if form == "library" else [],
             ).check()
 
 
@@ -124,7 +124,7 @@ def _tokens(library: tokenizers.Tokenizer) -> tuple[list[str | None], dict[str, 
     return tokens, {token: i for token in other if (i := library.token_to_id(token)) is not None}
 
 
-def _spelt(library: tokenizers.Tokenizer, tokens: Sequence[str | None]) -> list[bytes]:
+def _id_bytes(library: tokenizers.Tokenizer, tokens: Sequence[str | None]) -> list[bytes]:
     """The bytes that the library's decoder adds for each token when it follows another token."""
     added = library.get_added_tokens_decoder()
     ordinary = (i for i, token in enumerate(tokens) if i not in added and token is not None)

@@ -129,7 +129,7 @@ class Infill:
             return tokenizer.encode(text, add_special_tokens=False, parse_special=False)
 
         first = [self.prefix, *(encode(before) if isinstance(before, str) else before)]
-        second = [self.suffix, *_behind(tokenizer, after)]
+        second = [self.suffix, *_without_space(tokenizer, after)]
         head = [*second, *first] if self.suffix_first else [*first, *second]
         middle = [] if self.middle is None else [self.middle]
         bos = [tokenizer.bos_id] if add_bos and tokenizer.add_bos and tokenizer.bos_id is not None else []
@@ -150,7 +150,7 @@ def _ids(tokenizer: Tokenizer, texts: Iterable[str]) -> list[int]:
     return [i for text in texts if (i := tokenizer.token_to_id(text)) is not None]
 
 
-def _behind(tokenizer: Tokenizer, text: str) -> list[int]:
+def _without_space(tokenizer: Tokenizer, text: str) -> list[int]:
     """The ids of a text that follows another text: without the leading space that some tokenizers add."""
     ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
     if not text or not tokenizer.strips_leading_space:

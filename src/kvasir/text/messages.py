@@ -130,8 +130,8 @@ def _with_calls(message: Message, empty: Sequence[str | None]) -> list[Message]:
         return [message if content in empty and "content" in message else {**message, "content": empty[0]}]
     if "" in empty:
         return [message]
-    said = {key: value for key, value in message.items() if key != "tool_calls"}
-    return [said, {"role": message["role"], "content": None, "tool_calls": message["tool_calls"]}]
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return [rest, {"role": message["role"], "content": None, "tool_calls": message["tool_calls"]}]
 
 
 def _part_text(part: object) -> str:

@@ -141,9 +141,9 @@ class Guard:
                 "the messages hold control tokens that this model's tokenizer cannot encode as plain text",
                 "leave them out", param="messages",
             )  # fmt: skip
-        spelt = control - self._unknown  # a character unknown to the model stays unknown
+        to_spell = control - self._unknown  # a character unknown to the model stays unknown
         parts: Iterable[Sequence[int]] = (
-            (names[i],) if i in names else spell(self._added[i].content) if i in spelt else (i,) for i in ids
+            (names[i],) if i in names else spell(self._added[i].content) if i in to_spell else (i,) for i in ids
         )
         return [i for part in parts for i in part]
 

@@ -2,7 +2,7 @@
 
 prompt  the text that the template writes for the question
 whole   the text that it writes for the question and an assistant message with calls
-said    the end of `whole`: from where it differs from `prompt`, but never from the middle of a mark
+turn    the end of `whole`: from where it differs from `prompt`, but never from the middle of a mark
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Sample(NamedTuple):
     assistant message."""
 
     prompt: str
-    said: str
+    turn: str
     turn_end: str
     calls: tuple[Arguments, ...]
 
@@ -60,9 +60,9 @@ def samples(render: Render, style: CallStyle) -> Iterator[Sample]:
         for calls in _CALLS:
             answer = {"role": "assistant", "content": "", "tool_calls": [_call(id, i, a) for i, a in enumerate(calls)]}
             whole = _rendered(render, normalize_messages([question, answer], calls=style), False)
-            said = whole and whole[_beginning(prompt, plain, whole) :]
-            if said and all(word in said for arguments in calls for word in map(_written, arguments.values())):
-                yield Sample(prompt, said, turn_end, tuple(calls))
+            turn = whole and whole[_beginning(prompt, plain, whole) :]
+            if turn and all(word in turn for arguments in calls for word in map(_written, arguments.values())):
+                yield Sample(prompt, turn, turn_end, tuple(calls))
 
 
 def _call(id: str, index: int, arguments: Arguments) -> dict[str, Any]:

@@ -38,9 +38,9 @@ class Breakers:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        spelt = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
-        self._text = _BETWEEN.join(spelt) + _BETWEEN
-        self._ends = array("i", accumulate(len(s) + 1 for s in spelt))  # positions after each separator
+        pieces = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        self._text = _BETWEEN.join(pieces) + _BETWEEN
+        self._ends = array("i", accumulate(len(s) + 1 for s in pieces))  # positions after each separator
 
     def of(self, breakers: Sequence[str]) -> tuple[bytes, tuple[tuple[int, ...], ...]]:
         """(bit mask of the tokens that contain a breaker: int32 words, bit i & 31 of word i >> 5 for token i; longer

@@ -35,7 +35,7 @@ class Table:
 
     tokens: the spelling of each id, None for an id without a token. size: the number of ids with a token. other_ids:
     ids of further spellings (those that share an id). form: how a token maps to bytes (see `backend._decoder_form`).
-    spelt: the bytes of each id, only for the form "library". around: the ids that encoding adds around an empty text.
+    id_bytes: the bytes of each id, for the form "library". around: the ids that encoding adds around an empty text.
     bytes_per_token: a text of N bytes has at least N / bytes_per_token tokens; 0 if unknown. Then a text with N of the
     `known` characters has at least N / chars_per_token tokens; 0 if that is unknown too. sliced: long texts are
     tokenized in slices, see slices.py.
@@ -53,7 +53,7 @@ class Table:
     chars_per_token: int = 0
     sliced: bool = False
     other_ids: dict[str, int] = field(default_factory=dict)
-    spelt: list[bytes] = field(default_factory=list)
+    id_bytes: list[bytes] = field(default_factory=list)
 
     def fewest_tokens(self, text: str, enough: int) -> int:
         """A lower bound for the number of tokens of the text, from its known characters; counting may stop once the
@@ -72,6 +72,10 @@ class Table:
         named = [*(token.id for token in self.added), *self.other_ids.values()]
         if count > MAX_IDS or self.form not in FORMS or min(self.bytes_per_token, self.chars_per_token) < 0:
             raise ModelFileError(f"the tokenizer has {count} ids of the form {self.form!r:.40}")
-        if not all(0 <= i < count for i in named) or len(self.spelt) not in (0, count) or not 0 <= self.size <= count:
+        if (
+            not all(0 <= i < count for i in named)
+            or len(self.id_bytes) not in (0, count)
+            or not 0 <= self.size <= count
+        ):
             raise ModelFileError("the tokenizer names ids that it does not have")
         return self

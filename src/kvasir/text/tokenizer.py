@@ -204,7 +204,7 @@ class Tokenizer:
         if self.table.form == "sentencepiece":
             byte = None if token_id in self._added else byte_token(token)
             return token.replace(_SPACE, " ").encode() if byte is None else byte
-        return self.table.spelt[token_id]
+        return self.table.id_bytes[token_id]
 
 
 class Speller:

@@ -101,11 +101,11 @@ def open_gguf(path: str | Path) -> GGUFModel:
 
 
 def _check_place(part: GGUFFile, number: int, count: int) -> None:
-    said = _number(part, "split.no", 0), _number(part, "split.count", 1)
+    declared = _number(part, "split.no", 0), _number(part, "split.count", 1)
     # A file that is not split may have a count of 0.
-    if said != (number, count) and not (count == 1 and said == (0, 0)):
+    if declared != (number, count) and not (count == 1 and declared == (0, 0)):
         raise ModelFileError(
-            f"{part.path}: its metadata says part {said[0]} (from 0) of {said[1]}, "
+            f"{part.path}: its metadata says part {declared[0]} (from 0) of {declared[1]}, "
             f"its name says part {number} of {count}",
             "restore the original file names",
         )

@@ -98,9 +98,9 @@ def _machine(llm: AsyncLLM, work: TokenWork, shape: Shape, gave: Probe) -> Machi
 
 def _limit_text(work: TokenWork) -> str:
     macs = count_text(work.body_macs + work.head_macs)
-    told = f"the limit: {bytes_text(work.weight_bytes)} of weights a step, {macs} multiply-adds a token"
+    line = f"the limit: {bytes_text(work.weight_bytes)} of weights a step, {macs} multiply-adds a token"
     cached = "; weights this small may stay in the CPU's cache and exceed the limit"
-    return told + (cached if work.weight_bytes < _CACHE else "")
+    return line + (cached if work.weight_bytes < _CACHE else "")
 
 
 def _shape_text(mode: str, shape: Shape) -> str:

@@ -140,11 +140,11 @@ def _spread(seconds: list[float]) -> dict[str, float]:
 def _print(result: Mapping[str, Any]) -> None:
     rows = [
         (
-            name, f"{told['vocab_size']:,}", f"{1e3 * told['load_s']:.0f} ms",
-            *(f"{1e3 * told['compile_s'][p]:.2f} ms" for p in ("p50", "p99")),
-            *(f"{1e6 * told['mask_s'][p]:.0f} µs" for p in ("p50", "p99")), f"{told['forced_share']:.0%}",
+            name, f"{entry['vocab_size']:,}", f"{1e3 * entry['load_s']:.0f} ms",
+            *(f"{1e3 * entry['compile_s'][p]:.2f} ms" for p in ("p50", "p99")),
+            *(f"{1e6 * entry['mask_s'][p]:.0f} µs" for p in ("p50", "p99")), f"{entry['forced_share']:.0%}",
         )
-        for name, told in result["tokenizers"].items()
+        for name, entry in result["tokenizers"].items()
     ]  # fmt: skip
     print_table(
         ("tokenizer", ">tokens", ">load", ">compile p50", ">p99", ">mask p50", ">p99", ">forced"),
@@ -158,10 +158,10 @@ def _plot(figure: Any, found: Mapping[str, Any]) -> None:
     """By grammar: time to compile, and time per mask (bars for medians, marks for p99)."""
     panels = figure.subplots(1, 2)
     names = list(grammars())
-    for k, (name, told) in enumerate(found.items()):
+    for k, (name, entry) in enumerate(found.items()):
         at = [i + 0.8 * (k + 0.5) / len(found) - 0.4 for i in range(len(names))]
         for panel, what, scale in zip(panels, ("compile_s", "mask_s"), (1e3, 1e6), strict=True):
-            own = [told["grammars"][n][what] for n in names]
+            own = [entry["grammars"][n][what] for n in names]
             panel.bar(at, [scale * o["p50"] for o in own], 0.8 / len(found), color=f"C{k}", label=name)
             panel.plot(at, [scale * o["p99"] for o in own], "_", color=f"C{k}")
     for panel, title in zip(panels, ("compile, ms", "mask, µs"), strict=True):

@@ -255,24 +255,28 @@ def _figures(exchanges: Sequence[Exchange], seconds: float, before: EngineStats,
 def _print(result: Mapping[str, Any]) -> None:
     shape, rows = result["shape"], []
     for name, found in result["workloads"].items():
-        for variant, told in found["variants"].items():
-            rows.append((name, variant, *_cells(told["figures"]), _of_off(told["of_off"]) if variant != OFF else ""))
+        for variant, record in found["variants"].items():
+            rows.append(
+                (name, variant, *_cells(record["figures"]), _of_off(record["of_off"]) if variant != OFF else "")
+            )
     print_table(
         ("workload", "cache", ">output tokens/s", ">ttft p50", ">found", ">evicted blocks", ">throughput of off"),
         rows,
         f"{result['model']['name']}: {shape['users']} users, turns of {shape['turn']} tokens, outputs of "
         f"{shape['answer']}; medians of {_count(result)} rounds (lowest to highest)",
     )
-    for variant, told in result["workloads"].get(NO_REUSE, {}).get("variants", {}).items():
+    for variant, record in result["workloads"].get(NO_REUSE, {}).get("variants", {}).items():
         if variant != OFF:
-            wall, cpu = (told[of]["overhead"] for of in ("of_off", "cpu_of_off"))
+            wall, cpu = (record[of]["overhead"] for of in ("of_off", "cpu_of_off"))
             print(f"overhead when nothing is reused, cache {variant}: {wall:+.1%} of time, {cpu:+.1%} of CPU time")
     foreign = [run["foreign_cpu"] for run in _runs(result)]
     print(f"all outputs are equal; other processes used {min(foreign):.0%} to {max(foreign):.0%} of the CPU")
 
 
 def _runs(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [r for found in result["workloads"].values() for told in found["variants"].values() for r in told["runs"]]
+    return [
+        r for found in result["workloads"].values() for record in found["variants"].values() for r in record["runs"]
+    ]
 
 
 def _count(result: Mapping[str, Any]) -> int:
@@ -280,7 +284,7 @@ def _count(result: Mapping[str, Any]) -> int:
 
 
 def _cells(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    middle = {name: told["median"] for name, told in figures.items()}
+    middle = {name: record["median"] for name, record in figures.items()}
     rate = figures["output_tokens_per_s"]
     return (
         f"{number_text(rate['median'])} ({number_text(rate['min'])} to {number_text(rate['max'])})",
@@ -303,10 +307,10 @@ def _plot(figure: Any, workloads: Mapping[str, Any], name: str) -> None:
         if not own:
             continue
         at = [i + 0.27 * (k - 1) for i, _ in own]
-        ratios = [told["of_off"] for _, told in own]
+        ratios = [record["of_off"] for _, record in own]
         spread = [[r["median"] - r["min"] for r in ratios], [r["max"] - r["median"] for r in ratios]]
         panels[0].bar(at, [r["median"] for r in ratios], 0.25, yerr=spread, color=f"C{k}", label=f"cache {variant}")
-        figures = [told["figures"] for _, told in own]
+        figures = [record["figures"] for _, record in own]
         panels[1].bar(at, [f["ttft_p50_s"]["median"] for f in figures], 0.25, color=f"C{k}")
         panels[2].bar(at, [100 * f["cached_share"]["median"] for f in figures], 0.25, color=f"C{k}")
     titles = ("throughput relative to no cache", "time to first token, p50, seconds", "% of prompt tokens cached")

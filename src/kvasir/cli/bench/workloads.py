@@ -34,7 +34,7 @@ class User:
         """turn: tokens per turn. key: identifies the round."""
         self.ask = ask
         self._turn, self._vocab_size = turn, vocab_size
-        self._shared, self._own = (np.random.default_rng((SEED, *key, who)) for who in (0, number + 1))
+        self._shared, self._own = (np.random.default_rng((SEED, *key, stream)) for stream in (0, number + 1))
 
     def shared(self, turns: int = 1) -> Ids:
         return self._draw(self._shared, turns)

@@ -31,11 +31,11 @@ class Conversation:
         return self._messages(self.opening, question)
 
     def _messages(self, opening: Sequence[dict[str, str]], question: str | None) -> list[dict[str, str]]:
-        said = [{"role": "system", "content": self.system}] if self.system is not None else []
-        said += opening
+        history = [{"role": "system", "content": self.system}] if self.system is not None else []
+        history += opening
         for asked, answered in self.turns:
-            said += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-        return said if question is None else [*said, {"role": "user", "content": question}]
+            history += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        return history if question is None else [*history, {"role": "user", "content": question}]
 
     def save(self, path: Path, model: str) -> None:
         """Writes {"model", "messages"}. Raises ConversationError instead of overwriting a file that is not a saved
@@ -67,11 +67,11 @@ def read(path: Path) -> Conversation:
 
 def _from_messages(messages: list[dict[str, str]], path: Path) -> Conversation:
     has_system = bool(messages) and messages[0]["role"] == "system"
-    said = messages[has_system:]
-    expected = ["user", "assistant"] * (len(said) // 2)
-    if [message["role"] for message in said] != expected:
+    history = messages[has_system:]
+    expected = ["user", "assistant"] * (len(history) // 2)
+    if [message["role"] for message in history] != expected:
         raise ConversationError(f"in {path} user and assistant messages do not alternate", "name another file")
-    texts = [message["content"] for message in said]
+    texts = [message["content"] for message in history]
     return Conversation(messages[0]["content"] if has_system else None, list(zip(texts[::2], texts[1::2], strict=True)))
 
 

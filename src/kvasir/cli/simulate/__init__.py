@@ -97,8 +97,8 @@ def _calibrate(model: str, out: Path | None) -> Calibration:
     )
     print("a held-out run:")
     print_pairs(
-        (key, f"measured {number_text(was)}, predicted {number_text(said)}, {said / max(was, 1e-12) - 1:+.1%}")
-        for key, (was, said) in found.run.items()
+        (key, f"measured {number_text(was)}, predicted {number_text(forecast)}, {forecast / max(was, 1e-12) - 1:+.1%}")
+        for key, (was, forecast) in found.run.items()
     )
     if out:
         facts = {"model": name, **asdict(found), "machine": machine_facts(), "software": software_facts()}

@@ -40,12 +40,14 @@ class HostGuard:
             host = header(scope, b"host")
             if not self._knows(host):
                 shown = quoted(host or "")
-                fault = Fault(403, f"host {shown} is not served here (allow it with --allowed-host)", "forbidden_host")
+                fault = Fault(403, f"host {shown} is not allowed (allow it with --allowed-host)", "forbidden_host")
                 return await refuse(fault, scope, receive, send)
             origin = header(scope, b"origin")
             if origin is not None and not self.admits(origin, host or ""):
                 shown = quoted(origin)
-                fault = Fault(403, f"origin {shown} may not ask (allow it with --allowed-origin)", "forbidden_origin")
+                fault = Fault(
+                    403, f"origin {shown} is not allowed (allow it with --allowed-origin)", "forbidden_origin"
+                )
                 return await refuse(fault, scope, receive, send)
         await self.app(scope, receive, send)
 

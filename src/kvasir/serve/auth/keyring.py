@@ -56,7 +56,7 @@ class KeyRing:
         keys = await asyncio.to_thread(self._read)
         if keys != self._keys:
             before, after = {key.name for key in self._keys}, {key.name for key in keys}
-            log.info("%d API keys; new: %d, gone: %d", len(keys), len(after - before), len(before - after))
+            log.info("%d API keys; added: %d, removed: %d", len(keys), len(after - before), len(before - after))
             self._take(keys)
 
     def _read(self) -> Sequence[Key]:

@@ -77,9 +77,7 @@ class Key:
         if not 0.001 <= self.weight <= 1000:
             raise ConfigError(f"key {self.name}: weight is {self.weight}", "expected 0.001 to 1000")
         if self.slo.rank < self.limits.max_class.rank:
-            raise ConfigError(
-                f"key {self.name}: its class {self.slo.value} is better than its max_class", "lower the class"
-            )
+            raise ConfigError(f"key {self.name}: its class {self.slo.value} is above its max_class", "lower the class")
 
     @property
     def digest(self) -> bytes:
@@ -94,7 +92,7 @@ def check_distinct(keys: Sequence[Key]) -> None:
     """Raises ConfigError for a key or a name that occurs twice."""
     for what, values in (("key", [k.digest for k in keys]), ("name", [k.name for k in keys])):
         if len(set(values)) < len(values):
-            raise ConfigError(f"two API keys have the same {what}", f"every {what} is there once")
+            raise ConfigError(f"two API keys have the same {what}", f"each {what} must be unique")
 
 
 class _Limits(msgspec.Struct, forbid_unknown_fields=True):
@@ -151,9 +149,11 @@ def _read_private(path: Path) -> bytes:
         with open(path, "rb", opener=_open_at_once) as file:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_FILE:
-                raise ConfigError(f"{path} is no file of a moderate size", "expected a JSON file with API keys")
+                raise ConfigError(
+                    f"{path} is not a regular file, or is too large", "expected a JSON file with API keys"
+                )
             if facts.st_mode & 0o077:
-                raise ConfigError(f"{path} is open to others", f"chmod 600 {path}")
+                raise ConfigError(f"{path} is accessible to other users", f"chmod 600 {path}")
             return file.read(MAX_FILE + 1)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "expected a file with API keys") from None

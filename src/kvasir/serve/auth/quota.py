@@ -169,12 +169,10 @@ def _taken(bucket: Bucket | None, units: int, now: int, what: str) -> Bucket | N
     bucket = drain(bucket, now)
     delay = wait(bucket, units)
     if delay is None:
-        raise LimitExceeded(
-            f"{units} {what} are more than this key may ever ask for at once", f"{bucket.limit} at most"
-        )
+        raise LimitExceeded(f"{units} {what} are more than this key may use in one request", f"{bucket.limit} at most")
     if delay:
         raise LimitExceeded(
-            f"this key may take {bucket.limit} {what} per minute", f"try again in {_duration(delay)}", delay / SECOND
+            f"this key may use {bucket.limit} {what} per minute", f"try again in {_duration(delay)}", delay / SECOND
         )
     return take(bucket, units)
 

@@ -42,7 +42,7 @@ def may_manage(connection: HTTPConnection) -> bool:
 
 def needs_trust(connection: HTTPConnection) -> None:
     """Raises ScopeNeeded unless the client may write control tokens into a conversation."""
-    _check_owner(connection.scope, KeyScope.SPECIAL_TOKENS, "say trust_special_tokens")
+    _check_owner(connection.scope, KeyScope.SPECIAL_TOKENS, "set trust_special_tokens")
 
 
 def _check_management(scope: Scope) -> None:
@@ -57,12 +57,14 @@ def _check_owner(scope: Scope, needed: KeyScope, what: str) -> None:
     origin = header(scope, b"origin")
     from_here = is_loopback((scope.get("client") or ("",))[0]) and not any(header(scope, h) for h in _FORWARDED)
     if not from_here or (origin is not None and not is_loopback(origin_name(origin) or "")):
-        raise ScopeNeeded(f"without API keys only this machine itself may {what}", "serve with --keys FILE")
+        raise ScopeNeeded(
+            f"without API keys only clients on this machine may {what}", "start the server with --keys FILE"
+        )
 
 
 def _check(key: Key, needed: KeyScope) -> None:
     if needed not in key.scopes:
-        raise ScopeNeeded(f"this needs a key with the scope {needed.value!r}", "the file of --keys gives it to a key")
+        raise ScopeNeeded(f"this needs a key with the scope {needed.value!r}", "scopes are set in the --keys file")
 
 
 class Managing:

@@ -92,8 +92,8 @@ class AdmissionQueue:
     def _no_room(self, offer: Offer, need: int) -> EngineDead:
         placed = [other for other in self._all() if other.placed]
         if len(placed) >= self._most:
-            problem = f"{len(placed)} models are answering, and no more may be loaded at once"
+            problem = f"{len(placed)} models are in use, and no more may be loaded at once"
             return EngineDead(f"{offer.name} is not loaded: {problem}", "try again later, or raise --max-loaded-models")
         free = self._budget.free(other.reserved for other in placed) or 0
-        room = f"it takes about {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+        room = f"it needs about {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
         return EngineDead(f"{offer.name} is not loaded: {room}", "free memory, or use a smaller or quantized model")

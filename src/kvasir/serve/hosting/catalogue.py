@@ -87,7 +87,7 @@ class Catalogue(ABC):
         found = next((card for card in cards if card.name == name), None)
         if found is None:
             shown = ", ".join(repr(card.name) for card in cards[:3]) or "nothing"
-            raise ModelNotFound(f"the model {name[:200]!r} does not exist here", f"served: {shown}")
+            raise ModelNotFound(f"the model {name[:200]!r} does not exist", f"served: {shown}")
         return found
 
 

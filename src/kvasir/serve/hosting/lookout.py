@@ -32,6 +32,6 @@ class Lookout:
         try:
             return await asyncio.wait_for(self._front.look(), ENGINE_SECONDS)
         except TimeoutError:
-            raise EngineDead("the engine does not answer", "it is in a long step, or hung") from None
+            raise EngineDead("the engine does not respond", "it is in a long step, or hung") from None
         finally:
             self._time = time.monotonic()

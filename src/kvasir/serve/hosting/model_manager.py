@@ -111,8 +111,8 @@ class ModelManager(Catalogue):
         [offer] = await self._offers.find(name)
         if offer is None:
             shown = ", ".join(repr(offer.name) for offer in (await self._offers.all())[:3]) or "nothing"
-            hint = f"served: {shown}" if self.store is None else f"`kvasir pull` it first; there is: {shown}"
-            raise ModelNotFound(f"the model {name[:200]!r} does not exist here", hint)
+            hint = f"served: {shown}" if self.store is None else f"run `kvasir pull` first; available: {shown}"
+            raise ModelNotFound(f"the model {name[:200]!r} does not exist", hint)
         return offer
 
     # -- leases --------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class ModelManager(Catalogue):
             await asyncio.shield(held.loading)
         except asyncio.CancelledError:
             if held.loading.cancelled():
-                raise EngineDead("the server ends") from None
+                raise EngineDead("the server is shutting down") from None
             raise
         assert held.serving is not None, "a load that does not raise has one"
         return held.serving
@@ -146,7 +146,7 @@ class ModelManager(Catalogue):
         offers = await self._offers.all()
         if len(offers) != 1:
             names = ", ".join(repr(offer.name) for offer in offers[:3]) or "none yet"
-            raise InvalidRequest(f"there are {len(offers)} models", f"name one: {names}", param="model")
+            raise InvalidRequest(f"{len(offers)} models are available", f"name one: {names}", param="model")
         return offers[0]
 
     async def _hold(self, name: str | None) -> Held:
@@ -165,7 +165,7 @@ class ModelManager(Catalogue):
         """The Held of an offer, created if needed. Models whose offer has changed, or whose engine has ended, leave
         when their leases end."""
         if self._end is not None:
-            raise EngineDead("the server ends")
+            raise EngineDead("the server is shutting down")
         for held in list(self._held.values()):
             now = offers.get(held.offer.name)
             is_over = held.serving is not None and held.serving.front.engine.ended
@@ -227,7 +227,7 @@ class ModelManager(Catalogue):
             raise
         except Exception as error:
             log.exception("%s could not be loaded", offer.name)
-            raise EngineDead(f"{offer.name} could not be loaded", "the server's log says why") from error
+            raise EngineDead(f"{offer.name} could not be loaded", "see the server's log") from error
 
     def _all(self) -> list[Held]:
         return [*self._held.values(), *self._leaving]

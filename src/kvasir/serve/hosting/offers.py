@@ -75,7 +75,7 @@ class GivenOffers:
     def __init__(self, offers: Sequence[Offer]):
         self._offers = {offer.name: offer for offer in offers}
         if len(self._offers) < len(offers):
-            raise InvalidRequest("a model is given twice", "give each model once", param="model")
+            raise InvalidRequest("the same model is given twice", "give each model once", param="model")
 
     async def all(self) -> Sequence[Offer]:
         return list(self._offers.values())

@@ -61,46 +61,46 @@ class Connections:
         self._here: Counter[str] = Counter()
         self._clock = clock
         self._refused: Counter[str] = Counter()
-        self._told = -QUIET
+        self._warned_at = -QUIET
 
     def open(self, connection: Connection, address: str | None) -> str | None:
         """None for a connection that may use all routes; otherwise why it is narrow, or "full" if it must close at
         once. Each opened connection must be closed with `close`."""
         proxy = address is not None and trusted(address, self.proxies)
-        who = "" if proxy else party(address)
+        source = "" if proxy else party(address)
         if len(self._wide) >= self.most:
-            return self._squeeze(connection, who, "the server")
-        if who and self._here[who] >= self.most_here:
-            return self._squeeze(connection, who, "this address")
-        self._wide[connection] = who
-        self._count(who, 1)
+            return self._squeeze(connection, source, "the server")
+        if source and self._here[source] >= self.most_here:
+            return self._squeeze(connection, source, "this address")
+        self._wide[connection] = source
+        self._count(source, 1)
         return None
 
     def close(self, connection: Connection) -> None:
         self._narrow.pop(connection, None)
-        who = self._wide.pop(connection, None)
-        if who is not None:
-            self._count(who, -1)
+        source = self._wide.pop(connection, None)
+        if source is not None:
+            self._count(source, -1)
 
-    def enter(self, who: str) -> bool:
+    def enter(self, source: str) -> bool:
         """Whether a forwarded request of this party may be served; if so, `leave` must be called after it."""
-        if self._here[who] >= self.most_here:
+        if self._here[source] >= self.most_here:
             self.refused("this address")
             return False
-        self._count(who, 1)
+        self._count(source, 1)
         return True
 
-    def leave(self, who: str) -> None:
-        self._count(who, -1)
+    def leave(self, source: str) -> None:
+        self._count(source, -1)
 
-    def _count(self, who: str, one: int) -> None:
-        self._here[who] += one
-        if not self._here[who]:
-            del self._here[who]
+    def _count(self, source: str, one: int) -> None:
+        self._here[source] += one
+        if not self._here[source]:
+            del self._here[source]
 
-    def _squeeze(self, connection: Connection, who: str, whose: str) -> str:
+    def _squeeze(self, connection: Connection, source: str, whose: str) -> str:
         self.refused(whose)
-        here = [c for c, party in self._narrow.items() if party == who]
+        here = [c for c, party in self._narrow.items() if party == source]
         crowded = here if len(here) >= NARROW_HERE else [*self._narrow] if len(self._narrow) >= NARROW else []
         if crowded:
             silent = next((c for c in crowded if c.waits), None)
@@ -108,18 +108,18 @@ class Connections:
                 return "full"
             del self._narrow[silent]
             silent.drop()
-        self._narrow[connection] = who
+        self._narrow[connection] = source
         return whose
 
     def refused(self, whose: str) -> None:
         """Logs at once, and then at most one line every QUIET seconds."""
         self._refused[whose] += 1
         now = self._clock()
-        if now - self._told >= QUIET:
-            counts = " and ".join(f"{count} beyond the bound of {whose}" for whose, count in self._refused.items())
+        if now - self._warned_at >= QUIET:
+            counts = " and ".join(f"{count} over the limit of {whose}" for whose, count in self._refused.items())
             log.warning("too many connections: %s; %d are open", counts, len(self._wide))
             self._refused.clear()
-            self._told = now
+            self._warned_at = now
 
 
 def descriptors(most: int) -> int:
@@ -158,15 +158,15 @@ class ConnectionGuard:
         if client is None:
             return await self.app(scope, receive, send)
         scope["client"] = (client, 0)
-        who = party(client)
+        source = party(client)
         if spared:
             return await self.app(scope, receive, send)
-        if not self.connections.enter(who):
+        if not self.connections.enter(source):
             return await refuse(_fault("this address"), scope, receive, send)
         try:
             await self.app(scope, receive, send)
         finally:
-            self.connections.leave(who)
+            self.connections.leave(source)
 
 
 def _fault(whose: str) -> Fault:

@@ -54,7 +54,7 @@ class DrainGuard:
         if scope["type"] != "http" or scope["path"] in STILL_OPEN:
             return await self.app(scope, receive, send)
         if self.gate.closed:
-            fault = Fault(503, "the server is ending", "shutting_down", headers={"Retry-After": "1"})
+            fault = Fault(503, "the server is shutting down", "shutting_down", headers={"Retry-After": "1"})
             return await refuse(fault, scope, receive, send)
         self.gate.enter()
         try:

@@ -110,7 +110,7 @@ def fault_of(error: BaseException) -> Fault:
             code = _NAMES.get(error.status_code, "http_error")
             return Fault(error.status_code, str(error.detail), code, headers=dict(error.headers or {}))
     log.error("a request failed", exc_info=error)
-    return Fault(500, "an error inside the server; its log has the details", "internal_error")
+    return Fault(500, "an internal server error; see the server's log", "internal_error")
 
 
 def _retry(after: float | None) -> dict[str, str]:

@@ -109,7 +109,7 @@ def bounded_protocol(
             super().pause_writing()
 
         def _give_up(self) -> None:
-            log.warning("a client has taken nothing for %g seconds; its connection is closed", write_time)
+            log.warning("a client has read nothing for %g seconds; closing its connection", write_time)
             on_stall()
             self.transport.abort()
 

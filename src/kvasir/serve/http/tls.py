@@ -32,12 +32,12 @@ class Tls:
             context.load_cert_chain(self.cert, self.key, password=_no_password)
         except (OSError, ValueError) as error:
             hint = "expected a certificate and its key in PEM"
-            raise ConfigError(f"{self.cert} with {self.key}: {_said(error)}", hint) from None
+            raise ConfigError(f"{self.cert} with {self.key}: {_reason(error)}", hint) from None
         if self.ca is not None:
             try:
                 context.load_verify_locations(self.ca)
             except (OSError, ValueError) as error:
-                raise ConfigError(f"{self.ca}: {_said(error)}", "expected certificates in PEM") from None
+                raise ConfigError(f"{self.ca}: {_reason(error)}", "expected certificates in PEM") from None
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
@@ -46,7 +46,7 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-def _said(error: OSError | ValueError) -> str:
+def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, ssl.SSLError):
         return (error.reason or "no PEM").replace("_", " ").lower()
     return getattr(error, "strerror", None) or str(error)

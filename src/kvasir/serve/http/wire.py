@@ -120,9 +120,9 @@ def refuse_fields(wire: Wire, place: str = "") -> None:
     for name, (harmless, hint) in wire.REFUSED.items():
         value = getattr(wire, name)
         if not any(type(value) is type(h) and value == h for h in (None, *harmless)):
-            told = type(wire).model_fields[name].alias or name
-            param = f"{place}.{told}" if place else told
-            raise InvalidRequest(f"{told} is not supported with this value", hint, param=param)
+            wire_name = type(wire).model_fields[name].alias or name
+            param = f"{place}.{wire_name}" if place else wire_name
+            raise InvalidRequest(f"{wire_name} is not supported with this value", hint, param=param)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ async def live(request: HTTPRequest) -> Response:
     model named as ?model=, else of the first that is loaded."""
     serving = await _shown(request)
     if serving is None:
-        raise EngineDead("no model is loaded", "ask one something")
+        raise EngineDead("no model is loaded", "send a request to a model first")
     snapshot = await serving.lookout.look()
     key: Key | None = request.scope["state"].get("key")
     latency = {name: percentiles(values) for name, values in latest(FrontStats, serving.front.meter)}

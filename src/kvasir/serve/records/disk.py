@@ -119,9 +119,11 @@ def _make(folder: Path, parents: bool = False) -> None:
         folder.mkdir(mode=0o700, parents=parents, exist_ok=True)
         facts = folder.lstat()
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}", "expected a folder for what is stored") from None
+        raise ConfigError(f"{folder}: {error.strerror}", "expected a folder for stored records") from None
     if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or folder.is_symlink():
-        raise ConfigError(f"{folder} is a link, or open to others", f"give a folder of your own: chmod 700 {folder}")
+        raise ConfigError(
+            f"{folder} is a link, or accessible to other users", f"give a folder of your own: chmod 700 {folder}"
+        )
 
 
 def _locked(path: Path) -> int:

@@ -38,7 +38,7 @@ def parsed(data: bytes) -> dict[str, Any] | None:
     try:
         return msgspec.json.decode(data, type=dict)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        log.error("a record is damaged, and passed over: %s", error)
+        log.error("skipping a damaged record: %s", error)
         return None
 
 
@@ -98,7 +98,7 @@ class Records:
         for more than its share, OSError."""
         assert ID.fullmatch(id), id
         if len(data) > self.max_bytes and not beyond:
-            raise LimitExceeded(f"{len(data)} bytes are more than a key may keep here", f"at most {self.max_bytes}")
+            raise LimitExceeded(f"{len(data)} bytes are more than a key may store", f"at most {self.max_bytes}")
         await asyncio.shield(self._put(_place(owner), id, data, beyond))  # a written file is always indexed
 
     async def _put(self, place: str, id: str, data: bytes, beyond: bool) -> None:
@@ -187,7 +187,7 @@ class Records:
         others = [entry.size for other, entry in entries if other != id and (self._refuse or self._pinned(other))]
         max_count, max_bytes = self._max_count, self.max_bytes
         if len(others) >= max_count or sum(others) + size > max_bytes:
-            message = f"this key keeps {len(others)} of {max_count} and {sum(others)} of {max_bytes} bytes here"
+            message = f"this key stores {len(others)} of {max_count} and {sum(others)} of {max_bytes} bytes here"
             if self._refuse:
                 raise LimitExceeded(message, "delete some")
             raise LimitExceeded(message, "wait for some to end", 60.0)

@@ -62,11 +62,11 @@ class AccessLog:
         finally:
             _spent.reset(token)
             seconds = round(time.perf_counter() - begun, 6)
-            line = {**who(scope), "route": route_of(scope), "status": sent.status or LEFT, "seconds": seconds}
-            self.log.put({**line, **_told(spent)})
+            line = {**identity(scope), "route": route_of(scope), "status": sent.status or LEFT, "seconds": seconds}
+            self.log.put({**line, **_usage(spent)})
 
 
-def who(scope: Scope) -> dict[str, Any]:
+def identity(scope: Scope) -> dict[str, Any]:
     """The fields that identify a request: time, request id, key, client address and method."""
     state: dict[str, Any] = scope.get("state", {})
     key: Key | None = state.get("key")
@@ -79,7 +79,7 @@ def who(scope: Scope) -> dict[str, Any]:
     }
 
 
-def _told(spent: Spent) -> dict[str, Any]:
+def _usage(spent: Spent) -> dict[str, Any]:
     if spent.model is None:
         return {}
     return {

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir.serve.auth.scopes import MANAGES, Managing
 from kvasir.serve.http.asgi import Sent
-from kvasir.serve.telemetry.access import who
+from kvasir.serve.telemetry.access import identity
 from kvasir.serve.telemetry.lines import LineLog
 from kvasir.serve.telemetry.metrics import route_of
 
@@ -57,7 +57,7 @@ class AuditLog:
                 outcome = state.get("outcome") or ("failed" if failed else _outcome(sent))
                 target = {**_short(scope.get("path_params", {})), **_target(body)}
                 line = {"route": route, "target": target, "status": sent.status, "outcome": outcome[:LONGEST]}
-                self.log.put({**who(scope), **line})
+                self.log.put({**identity(scope), **line})
 
 
 def _outcome(sent: Sent) -> str:

@@ -81,7 +81,7 @@ class Files:
         if file is None or self._expired(file):
             if file is not None:
                 await self.delete(owner, id)
-            raise NotFound(f"there is no file {id!r:.80}", "it was deleted, has expired, or is another key's")
+            raise NotFound(f"there is no file {id!r:.80}", "it was deleted, has expired, or belongs to another key")
         return file
 
     async def content(self, owner: str, id: str) -> bytes:

@@ -106,7 +106,7 @@ class Batches:
         """The batch of this id. Raises NotFound."""
         data = await self._records.get(owner, id) if is_id(id, "batch") else None
         if data is None or (record := parsed(data)) is None:
-            raise NotFound(f"there is no batch {id!r:.80}", "it is too long ago, or another key's")
+            raise NotFound(f"there is no batch {id!r:.80}", "it has expired, or belongs to another key")
         return self._now(record["batch"])
 
     async def all(self, owner: str) -> list[Batch]:
@@ -135,7 +135,7 @@ class Batches:
             if run.lines is not None:
                 run.lines.cancel()
         elif batch["status"] not in ("cancelling", "cancelled"):
-            raise InvalidRequest(f"the batch is {batch['status']}", "only one that runs can be cancelled")
+            raise InvalidRequest(f"the batch is {batch['status']}", "only a running batch can be cancelled")
         return run.batch if run else batch
 
     async def delete(self, owner: str, id: str) -> None:

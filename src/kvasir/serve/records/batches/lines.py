@@ -45,7 +45,7 @@ def read_tasks(data: bytes, endpoint: str, settings: ServeSettings) -> tuple[lis
         try:
             line = _line(text, endpoint, settings)
             if line.custom_id in seen:
-                raise _Wrong("duplicate_custom_id", "an earlier line has the same", "custom_id")
+                raise _Wrong("duplicate_custom_id", "an earlier line uses the same id", "custom_id")
             seen.add(line.custom_id)
             tasks.append(Task(len(tasks), line.custom_id, msgspec.json.encode(line.body)))
         except _Wrong as wrong:
@@ -82,7 +82,7 @@ def _line(text: bytes, endpoint: str, settings: ServeSettings) -> Line:
         raise _Wrong("mismatched_url", f"the batch is for {endpoint}", "url")
     for name in ("stream", "background"):
         if line.body.get(name):
-            raise _Wrong("invalid_request", "a batch has no use for it", f"body.{name}")
+            raise _Wrong("invalid_request", "batches do not support it", f"body.{name}")
     return line
 
 

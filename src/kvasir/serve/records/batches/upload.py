@@ -62,17 +62,17 @@ def parse_form(content_type: str, body: bytes) -> Upload:
     except (LookupError, TypeError, ValueError):
         boundary = None
     if head.get_content_type() != "multipart/form-data" or not boundary or not _BOUNDARY.fullmatch(boundary):
-        raise InvalidRequest("the body is no form", "send multipart/form-data with a file", param="file")
+        raise InvalidRequest("the body is not a form", "send multipart/form-data with a file", param="file")
     mark = b"\r\n--" + boundary.encode()
     pieces = (b"\r\n" + body).split(mark, MAX_PARTS + 2)
     if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
-        raise InvalidRequest(f"the form is not complete, or has more than {MAX_PARTS} parts", param="file")
+        raise InvalidRequest(f"the form is incomplete, or has more than {MAX_PARTS} parts", param="file")
     file: tuple[str, bytes] | None = None
     fields: dict[str, str] = {}
     for piece in pieces[1:-1]:
         name, filename, data = _part(piece)
         if name in fields or (name == "file" and file is not None):
-            raise InvalidRequest("the form has it twice", "give it once", param=name)
+            raise InvalidRequest("the form has it twice", "send it once", param=name)
         if name == "file":
             file = (filename or "file", data)
         else:
@@ -86,15 +86,15 @@ def _part(piece: bytes) -> tuple[str, str | None, bytes]:
     """(name, file name, content)"""
     end = piece.find(b"\r\n\r\n", 0, MAX_HEAD)
     if end < 0:
-        raise InvalidRequest("a part of the form has no head", param="file")
+        raise InvalidRequest("a part of the form has no headers", param="file")
     try:
         head = HeaderParser().parsestr(piece[:end].strip().decode())
         name, filename = head.get_param("name", header="content-disposition"), head.get_filename()
         (filename or "").encode()  # raises for lone surrogates
     except (LookupError, TypeError, ValueError):  # all that the parser raises for malformed parameters
-        raise InvalidRequest("the head of a part of the form is malformed", param="file") from None
+        raise InvalidRequest("the headers of a part of the form are malformed", param="file") from None
     if not isinstance(name, str) or head.get("content-transfer-encoding", "binary").lower() not in ("binary", "8bit"):
-        raise InvalidRequest("a part of the form has no name, or an encoding", param="file")
+        raise InvalidRequest("a part of the form has no name, or has a transfer encoding", param="file")
     return name, filename, piece[end + 4 :]
 
 

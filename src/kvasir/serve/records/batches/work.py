@@ -69,7 +69,7 @@ class Work:
                 await self._close(run, journal)
                 raise
             except OSError as error:  # for example, a full disk: completed lines are kept
-                log.error("batch %s: %s; tried again in %g seconds", run.id, error, PATIENCE)
+                log.error("batch %s: %s; retrying in %g seconds", run.id, error, PATIENCE)
                 await self._close(run, journal)
                 await asyncio.sleep(PATIENCE)
         await self._close(run, journal, remove=True)
@@ -81,10 +81,10 @@ class Work:
         except OSError:
             raise
         except _KeyGone:
-            await self._fail(run, [_error("gone", "there is no such key any more, or it is not for inference")])
+            await self._fail(run, [_error("gone", "there is no such key any more, or it may not run inference")])
         except Exception:
             log.exception("batch %s", run.id)
-            await self._fail(run, [_error("server_error", "an error inside the server; its log has the details")])
+            await self._fail(run, [_error("server_error", "an internal server error; see the server's log")])
 
     async def _close(self, run: Run, journal: Journal, remove: bool = False) -> None:
         async with run.writing:

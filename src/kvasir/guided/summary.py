@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Said:
+class Summary:
     """shapes: the keywords of each schema, in order; even a large schema has few different ones. references: the values
     of `$ref`. old: whether a keyword has a value that only older drafts know."""
 

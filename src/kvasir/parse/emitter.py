@@ -14,7 +14,7 @@ Schema = Mapping[str, object]
 Steps = Generator[None, None, None]
 
 
-class Telling:
+class Emitter:
     """The state of parsing one output; `events` are those that are not returned yet."""
 
     def __init__(self, calls: Calls, tools: Mapping[str, Schema] | None):
