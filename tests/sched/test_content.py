@@ -172,7 +172,7 @@ def test_together_equals_alone(seed, kinds, overlaps, step):
         (Inputs(bias=b"\0\0\xc0\x7f"), (), "bias"),
         (Inputs(), (Adapter("x", float("nan")),), "scale"),
         (Inputs(), (Adapter("x", 1.0, -1),), "position"),
-        (Inputs(), (Adapter("z"),), "no adapter"),
+        (Inputs(), (Adapter("z"),), "adapter"),
         (image(length=14, both_ways=True), (), "12"),
     ],
 )

@@ -147,7 +147,7 @@ def two(*spans: tuple[int, int]) -> dict:
 EIGHT = bytes(8)
 HOSTILE = {
     "too short": (b"abc", "too few"),
-    "length beyond the file": (write.safetensors_bytes("{}", length=100), "said to have 100"),
+    "length beyond the file": (write.safetensors_bytes("{}", length=100), "header length is 100"),
     "length beyond all": (write.safetensors_bytes("{}", length=2**64 - 1), "header length"),
     "not UTF-8": (write.safetensors_bytes(b'{"\xff": 1}'), "UTF-8"),
     "not JSON": (write.safetensors_bytes("{]"), "not valid JSON"),
