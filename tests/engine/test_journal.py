@@ -129,7 +129,7 @@ def test_a_request_that_kills_before_its_first_step_does_not_loop(said):
     for last in (False, True):
         j.to_send()
         for line in said:
-            j.hear(line)
+            j.take_report(line)
         assert names(j.death()) == ["poison"] * last
     assert not j.entries
 
@@ -140,7 +140,7 @@ def test_a_request_that_kills_while_being_queued_is_suspected_with_the_running_o
     j.add(req("poison"))
     j.to_send()
     for line in ("runs", None, ["runs"], "poison"):
-        j.hear(line)
+        j.take_report(line)
     j.death()
     assert [e.deaths for e in j.entries.values()] == [1, 1]
 

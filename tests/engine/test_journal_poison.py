@@ -54,10 +54,10 @@ class Engine:
     def add(self, request: Request) -> None:
         asked = self.world.asked[request.id]
         assert list(request.resume_ids[0] if request.resume_ids else ()) == asked.got
-        self.world.journal.hear(request.id)
+        self.world.journal.take_report(request.id)
         if asked.kind == "added":
             raise Death
-        self.world.journal.hear(None)
+        self.world.journal.take_report(None)
         self.waiting.append(request.id)
 
     def step(self) -> list[Delta]:
@@ -66,7 +66,7 @@ class Engine:
         joins = self.waiting[: self.rows - len(self.running)]
         del self.waiting[: len(joins)]
         if joins:
-            self.world.journal.hear(joins)
+            self.world.journal.take_report(joins)
         self.running |= {name: -self.world.rng.randint(0, 3) for name in joins}
         company = [name for name in self.running if self.world.asked[name].kind == "company"]
         if len(company) > 1:

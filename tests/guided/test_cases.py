@@ -399,5 +399,5 @@ def test_definitions_keep_their_names_where_references_are_moved():
 
 
 def test_definitions_that_are_no_object_are_refused():
-    with pytest.raises(InvalidRequest, match="no object"):
+    with pytest.raises(InvalidRequest, match="not an object"):
         Pointers({"$defs": "x", "items": {"$ref": "#/properties"}, "properties": {}})
