@@ -134,24 +134,24 @@ class SamplerFields:
     repetition_penalty: float = number(
         1.0, 0.0, 10.0, "positive logits of known ids are divided by it, others multiplied", open_low=True,
         names=EVERY | REPEAT, native="float", sampler=PENALTIES, off=1.0, recommended=True,
-        flag="Above 1: less of what is in prompt and answer.",
+        flag="Above 1: penalize tokens of the prompt and the output.",
     )  # fmt: skip
     repetition_last_n: int = integer(
-        -1, -1, INT32, "how many of the last ids it looks at, prompt included; -1: all",
+        -1, -1, INT32, "how many of the last ids it considers, prompt included; -1: all",
         names=LAST_N, native="int64_t",
     )  # fmt: skip
     frequency_penalty: float = number(
         0.0, -2.0, 2.0, "taken from the logit of an id of the output, as often as it occurred",
         names=MODELFILE, native="float", sampler=PENALTIES, off=0.0,
-        flag="Above 0: less of what the answer has, by its count.",
+        flag="Above 0: penalize output tokens by their count.",
     )  # fmt: skip
     presence_penalty: float = number(
         0.0, -2.0, 2.0, "taken once from the logit of an id of the output",
         names=MODELFILE, native="float", sampler=PENALTIES, off=0.0,
-        flag="Above 0: less of what the answer has.",
+        flag="Above 0: penalize tokens that the output contains.",
     )  # fmt: skip
     occurrence_last_n: int = integer(
-        0, -1, INT32, "how many of the last ids these two look at, prompt included; -1: all, 0: the output",
+        0, -1, INT32, "how many of the last ids these two consider, prompt included; -1: all, 0: the output",
         names=LAST_N, own=tuple(LAST_N), native="int64_t",
     )  # fmt: skip
     dry_multiplier: float = number(
@@ -160,19 +160,19 @@ class SamplerFields:
     )  # fmt: skip
     dry_base: float = number(1.75, 1.0, 1000.0, "its growth with each further id", names=EVERY, native="")
     dry_allowed_length: int = integer(2, 0, INT32, "ids that may repeat", names=EVERY)
-    dry_penalty_last_n: int = integer(64, -1, INT32, "how many of the last ids it looks at; -1: all", names=EVERY)
+    dry_penalty_last_n: int = integer(64, -1, INT32, "how many of the last ids it considers; -1: all", names=EVERY)
     temperature: float = number(
         1.0, 0.0, 100.0, "divides logits; below 1e-5 the best token is taken",
         names=MODELFILE | {"anthropic": ""}, sampler=TEMPERATURE, off=1.0, recommended=True,
     )  # fmt: skip
     top_n_sigma: float = number(
-        -1.0, -1.0, 1000.0, "keeps logits within so many standard deviations of the best; 0 or below: all",
+        -1.0, -1.0, 1000.0, "keeps logits within this many standard deviations of the best; 0 or below: all",
         names=EVERY, sampler=TOP_N_SIGMA, off=-1.0,
     )  # fmt: skip
     top_k: int = integer(
-        0, -1, INT32, "keeps so many of the best tokens; 0 or -1: all",
+        0, -1, INT32, "keeps this many of the best tokens; 0 or -1: all",
         names=MODELFILE | {"anthropic": ""}, native="int32_t", sampler=TOP_K, off=0, recommended=True,
-        flag="Keep so many of the most probable tokens; 0: all.",
+        flag="Keep the k most probable tokens; 0: all.",
     )  # fmt: skip
     typical_p: float = number(
         1.0, 0.0, 1.0, "keeps tokens of typical surprise up to this mass; 1: all", open_low=True,
@@ -189,11 +189,13 @@ class SamplerFields:
         flag="Keep tokens of at least this share of the best one's probability.",
     )  # fmt: skip
     xtc_probability: float = number(
-        0.0, 0.0, 1.0, "XTC: how often it acts; 0: never", names=EVERY, sampler=XTC, off=0.0
+        0.0, 0.0, 1.0, "XTC: the probability that it applies; 0: never", names=EVERY, sampler=XTC, off=0.0
     )
-    xtc_threshold: float = number(0.1, 0.0, 1.0, "of tokens this probable only the last stays", names=EVERY)
+    xtc_threshold: float = number(
+        0.1, 0.0, 1.0, "of tokens with at least this probability, only the least probable stays", names=EVERY
+    )
     dynatemp_range: float = number(
-        0.0, 0.0, 100.0, "temperature by entropy, so far to either side; 0: off",
+        0.0, 0.0, 100.0, "dynamic temperature by entropy: range to either side; 0: off",
         names=EVERY, sampler=TEMPERATURE, off=0.0,
     )  # fmt: skip
     dynatemp_exponent: float = number(1.0, 0.0, 100.0, "exponent of the normalized entropy", names=EVERY)
@@ -202,7 +204,7 @@ class SamplerFields:
         names=MODELFILE, native="int32_t", off=0, carries=True,
     )  # fmt: skip
     mirostat_tau: float = number(5.0, 0.0, 100.0, "its target, in bits", names=MODELFILE)
-    mirostat_eta: float = number(0.1, 0.0, 10.0, "how fast it follows what is drawn", names=MODELFILE)
+    mirostat_eta: float = number(0.1, 0.0, 10.0, "its learning rate", names=MODELFILE)
     adaptive_target: float = number(
         -1.0, -1.0, 1.0, "prefers tokens of about this probability; below 0: off",
         names=EVERY, sampler=ADAPTIVE_P, off=-1.0, carries=True,
@@ -227,13 +229,17 @@ class RequestFields(SamplerFields):
         ("\n", ":", '"', "*"), MAX_BREAKERS, MAX_BREAKER_CHARS, "texts that no repetition extends across", names=EVERY
     )
     bad_words: tuple[str, ...] = texts(
-        (), MAX_BAD_WORDS, MAX_BAD_WORD_CHARS, "texts that the answer must not hold", names={"openai": "", "ollama": ""}
+        (),
+        MAX_BAD_WORDS,
+        MAX_BAD_WORD_CHARS,
+        "texts that must not occur in the output",
+        names={"openai": "", "ollama": ""},
     )
     logit_bias: dict[int, float] = _field(
         Row(Kind.BIAS, {}, "added to the logits", -100, 100, most=MAX_LOGIT_BIAS, names=EVERY, own=("llamacpp",))
     )
     seed: int | None = integer(
-        None, -(2**63), 2**64 - 1, "of all random numbers; drawn and returned if absent",
+        None, -(2**63), 2**64 - 1, "seed of all random numbers; drawn and returned if absent",
         names=MODELFILE | {"anthropic": ""},
     )  # fmt: skip
     max_tokens: int | None = integer(
@@ -242,7 +248,9 @@ class RequestFields(SamplerFields):
         | {"llamacpp": "n_predict"},
         own=("openai", "ollama", "llamacpp", "anthropic"),
     )  # fmt: skip
-    min_tokens: int = integer(0, 0, INT32, "before it, no stop id is sampled", names={"openai": "", "ollama": ""})
+    min_tokens: int = integer(
+        0, 0, INT32, "minimum length of a choice: no stop id is sampled before it", names={"openai": "", "ollama": ""}
+    )
     stop: tuple[str, ...] = texts(
         (), MAX_STOP_STRINGS, MAX_STOP_CHARS, "texts that end a choice", alone=True,
         where="front", names=MODELFILE | {"anthropic": "stop_sequences"}, own=("anthropic",),
@@ -253,10 +261,10 @@ class RequestFields(SamplerFields):
     include_stop_str_in_output: bool = flag(
         False, "the stop string stays in the text", where="front", names={"openai": ""}
     )
-    ignore_eos: bool = flag(False, "the end-of-sequence id ends nothing", where="scheduler", names=EVERY)
+    ignore_eos: bool = flag(False, "the end-of-sequence id does not end a choice", where="scheduler", names=EVERY)
     skip_special_tokens: bool = flag(True, "special tokens have no text", where="front", names={"openai": ""})
     logprobs: int | None = integer(
-        None, 0, MAX_LOGPROBS, "of the sampled token, and of so many of the best besides",
+        None, 0, MAX_LOGPROBS, "log-probabilities of the sampled token and of this many of the best",
         names=EVERY | {"llamacpp": "n_probs"}, own=("openai", "ollama", "llamacpp"),
     )  # fmt: skip
     prompt_logprobs: int | None = integer(
@@ -264,7 +272,7 @@ class RequestFields(SamplerFields):
     )
     thinking_token_budget: int | None = integer(
         None, 0, INT32, "reasoning tokens after which the end of reasoning is forced",
-        where="grammar", names={"openai": "", "ollama": ""}, flag="Most tokens of reasoning in a chat.",
+        where="grammar", names={"openai": "", "ollama": ""}, flag="Maximum reasoning tokens in a chat.",
     )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def check_sampling(p: RequestFields, structured: object | None = None) -> None:
     if structured is not None:
         for name in ("min_tokens", "ignore_eos"):
             if getattr(p, name):
-                message = f"{name} goes against structured_outputs, which say where the answer ends"
+                message = f"{name} cannot be combined with structured_outputs, which decide where the choice ends"
                 raise InvalidRequest(message, "leave it out", param=name)
 
 
@@ -88,6 +88,6 @@ def check_structured(wanted: object) -> None:
     given = [name for name in kinds if getattr(wanted, name) not in (None, False)]
     if len(given) != 1:
         raise InvalidRequest(
-            f"{len(given)} kinds of structured output are asked for",
-            f"exactly one of {', '.join(kinds)}", param="structured_outputs",
+            f"{len(given)} kinds of structured output are given",
+            f"expected exactly one of {', '.join(kinds)}", param="structured_outputs",
         )  # fmt: skip

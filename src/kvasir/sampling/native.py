@@ -126,7 +126,7 @@ def fill_spec(target: SampleRow, spec: SamplingSpec, prompt_len: int, max_ids: i
     change at each step. Raises ValueError if the spec asks for more log-probabilities than the kernel supports.
     """
     if max(spec.logprobs, spec.prompt_logprobs) > MAX_LOGPROBS:
-        raise ValueError(f"the native sampler gives {MAX_LOGPROBS} log-probabilities at most, asked for by {spec}")
+        raise ValueError(f"the native sampler gives {MAX_LOGPROBS} log-probabilities at most, requested by {spec}")
     for name in SAME_NAMES:
         setattr(target, name, getattr(spec, name))
     target.top_k, target.seed = min(max(0, spec.top_k), _INT32.max), spec.seed & (2**64 - 1)

@@ -13,11 +13,11 @@ def check_finish(answer: TextDelta | Answer, request_id: str) -> None:
     if the engine is (the details are only logged), DeadlineExceeded after a timeout."""
     reason = answer.finish_reason
     if reason is FinishReason.ERROR and answer.refused:
-        raise InvalidRequest(answer.error or "the request cannot be followed")
+        raise InvalidRequest(answer.error or "the request was refused")
     if reason is FinishReason.ERROR:
         log.error("request %s failed in the engine: %s", request_id, answer.error)
-        raise AnswerFailed(f"the engine failed on request {request_id}", "the server's log has the details")
+        raise AnswerFailed(f"the engine failed on request {request_id}", "see the server's log")
     if reason is FinishReason.TIMEOUT:
-        raise DeadlineExceeded("the deadline of the request passed", "what was streamed before stands")
+        raise DeadlineExceeded("the deadline of the request passed", "the text streamed so far is valid")
     if reason is FinishReason.ABORT:
         raise AnswerFailed("the request was ended by the server")

@@ -48,7 +48,7 @@ class AnswerMemory:
             raise _too_large(requests, size, self.most)
         if self.held + size > self.most:
             message = (
-                f"answers in the making take {_mib(self.held)} of {_mib(self.most)}; this one may need {_mib(size)}"
+                f"responses in progress take {_mib(self.held)} of {_mib(self.most)}; this request may need {_mib(size)}"
             )
             raise LimitExceeded(message, "try again later, stream it, or lower max_tokens", 1.0)
 
@@ -60,12 +60,12 @@ def _too_large(requests: Sequence[Request], size: int, most: int) -> InvalidRequ
     if params.prompt_logprobs is not None and 2 * prompt * _entry(params.prompt_logprobs) > size:
         param, what = "prompt_logprobs", f"{params.prompt_logprobs} prompt_logprobs of {prompt} prompt tokens"
     else:
-        what = f"{params.n} answers of up to {params.max_tokens} tokens"
+        what = f"{params.n} choices of up to {params.max_tokens} tokens"
         what += f" to each of {count} prompts" if count > 1 else ""
         what += f" with {params.logprobs} log-probabilities each" if params.logprobs else ""
         param = "logprobs" if params.logprobs else "n" if params.n > 1 else "max_tokens"
-    message = f"{what} may need {_mib(size)} of memory; the server has {_mib(most)} for answers"
-    return InvalidRequest(message, "lower n, max_tokens or the log-probabilities, or stream the answer", param=param)
+    message = f"{what} may need {_mib(size)} of memory; the server has {_mib(most)} for responses"
+    return InvalidRequest(message, "lower n, max_tokens or the log-probabilities, or stream the response", param=param)
 
 
 def _mib(size: int) -> str:

@@ -65,7 +65,7 @@ def service_class(field: str | None, tier: ServiceClass | None, header: str | No
         return asked or ServiceClass.INTERACTIVE
     if asked and asked.rank < key.limits.max_class.rank:
         best = key.limits.max_class.value
-        raise ClassNotAllowed(f"this key may not ask for {asked.value}", f"at best {best}", "service_class")
+        raise ClassNotAllowed(f"this key may not use {asked.value}", f"at best {best}", "service_class")
     return asked or key.slo
 
 

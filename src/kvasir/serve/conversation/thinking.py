@@ -20,5 +20,5 @@ def effort_variables(effort: str | None, front: Front, tools: object = None) -> 
     if effort == "none" and (switch or front.reader.format(tools).thinking is None):
         return {switch: False} if switch else {}
     if not (switch or levels):
-        raise InvalidRequest("this model's chat template knows no effort of reasoning", "leave it out", param=LEVELS)
+        raise InvalidRequest("this model's chat template has no reasoning effort", "leave it out", param=LEVELS)
     return ({switch: True} if switch else {}) | ({LEVELS: effort} if levels else {})

@@ -57,7 +57,7 @@ class Tools:
                 raise InvalidRequest(f"two tools are named {name[:80]!r}", "give each its own name", param="tools")
             seen.add(name)
         if self.choice.mode == "required" and not self.all:
-            message = 'tool_choice is "required" and there are no tools'
+            message = 'tool_choice is "required" and no tools are given'
             raise InvalidRequest(message, "give tools", param="tool_choice")
         for name in sorted(self.choice.names - seen):
             raise InvalidRequest(f"tool_choice names {name[:80]!r}", "give a tool of this name", param="tool_choice")
@@ -87,8 +87,8 @@ def _calling(tools: Tools, front: Front, reading: Reading | None) -> Calling | N
     required = tools.choice.mode == "required"
     if reading is None or not reading.calls:
         if required:
-            fault = front.reader.fault(usable) or "the chat template names no format of tool calls"
-            message = f"no call can be required of this model: {fault}"
+            fault = front.reader.fault(usable) or "the chat template has no known tool-call format"
+            message = f"tool calls cannot be required of this model: {fault}"
             raise InvalidRequest(message, 'use "auto", or name one with --tool-format', param="tool_choice")
         return None
     if not reading.format.calls.enforced:
@@ -116,5 +116,5 @@ def _check_ends(calling: Calling, params: SamplingParams) -> None:
 def _check_content(wanted: StructuredOutputs | None) -> None:
     """Raises InvalidRequest for a structure that is not supported together with tools."""
     if wanted is not None and not wanted.json_object and (wanted.json is None or isinstance(wanted.json, str)):
-        message = "together with tools, the content can have a JSON schema and no other structure"
-        raise InvalidRequest(message, "leave tools or this out", param="structured_outputs")
+        message = "together with tools, only a JSON schema is supported as structured output"
+        raise InvalidRequest(message, "leave one of them out", param="structured_outputs")

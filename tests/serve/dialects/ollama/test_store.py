@@ -233,7 +233,7 @@ def test_a_key_without_the_scope_manages_nothing(store):
 def test_a_server_of_one_model_manages_none():
     with live() as server, ollama.Client(host=server.url) as own:
         for ask in (lambda: own.pull("a/b"), lambda: own.copy("a", "b"), lambda: own.delete("fake")):
-            with pytest.raises(ollama.ResponseError, match="manages none"):
+            with pytest.raises(ollama.ResponseError, match="does not manage"):
                 ask()
 
 

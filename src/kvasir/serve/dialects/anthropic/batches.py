@@ -89,7 +89,7 @@ async def create_message_batch(wire: MessageBatchRequest, request: HTTPRequest) 
                 await batches.files.delete(owner, file["id"])
                 raise
     except OSError as error:
-        raise AnswerFailed("the batch cannot be stored", "the server's log has the details") from error
+        raise AnswerFailed("the batch cannot be stored", "see the server's log") from error
     return json_response(await batch_object(batch, batches, owner, request))
 
 
@@ -138,7 +138,7 @@ async def message_batch_results(message_batch_id: str, request: HTTPRequest) -> 
     await request.scope["state"]["leases"].enter_async_context(batches.files.turn(owner))  # until they are sent
     batch = await _batch(batches, owner, message_batch_id)
     if batch["status"] not in _ENDED:
-        raise InvalidRequest(f"the batch is {_status(batch)}", "its results come when it has ended")
+        raise InvalidRequest(f"the batch is {_status(batch)}", "its results are available when it has ended")
     if batch["status"] == "failed":
         data = await batches.files.content(owner, batch["input_file_id"])
         lines = await asyncio.to_thread(_failed, data, batch)
@@ -165,7 +165,7 @@ def _check(wire: MessageBatchRequest) -> None:
             raise InvalidRequest(message, "give each its own", param=f"requests.{i}.custom_id")
         seen.add(item.custom_id)
         if item.params.get("stream"):
-            message = "a batch has no use for it"
+            message = "batches do not support it"
             raise InvalidRequest(message, "leave it out", param=f"requests.{i}.params.stream")
 
 
@@ -182,7 +182,7 @@ async def _batch(batches: Batches, owner: str, id: str) -> dict[str, Any]:
     if id.startswith(_THEIRS):
         found = await batches.get(owner, _OURS + id.removeprefix(_THEIRS))
     if found is None or found["endpoint"] != ENDPOINT:
-        raise NotFound(f"there is no message batch {id!r:.80}", "it was deleted, or is another key's")
+        raise NotFound(f"there is no message batch {id!r:.80}", "it was deleted, or belongs to another key")
     return found
 
 

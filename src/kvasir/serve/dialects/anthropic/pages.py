@@ -33,4 +33,4 @@ def _place(ids: Sequence[str], id: str, param: str) -> int:
     try:
         return ids.index(id)
     except ValueError:
-        raise InvalidRequest(f"{param} names nothing: {id[:80]!r}", "give an id of the list", param=param) from None
+        raise InvalidRequest(f"{param} names no entry: {id[:80]!r}", "give an id of the list", param=param) from None

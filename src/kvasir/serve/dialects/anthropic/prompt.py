@@ -115,7 +115,7 @@ def _blocks(message: InputMessage, index: int) -> list[Block]:
     """A message's content. Raises InvalidRequest for a kind of block that its role does not allow."""
     refuse_fields(message, f"messages.{index}")
     if message.clear_at is not None and message.role != "system":
-        raise InvalidRequest("only a system message has it", "leave it out", param=f"messages.{index}.clear_at")
+        raise InvalidRequest("only a system message may have it", "leave it out", param=f"messages.{index}.clear_at")
     if message.content is None:
         raise InvalidRequest("content is missing", "give a text or blocks", param=f"messages.{index}.content")
     if isinstance(message.content, str):
@@ -173,8 +173,8 @@ def _result(block: ToolResultBlock, names: dict[str, str]) -> Message:
     """The result as a message of role tool. Templates cannot express a failed call, so the text says it."""
     name = names.get(block.tool_use_id)
     if name is None:
-        message = f"no tool_use before has the id {block.tool_use_id[:80]!r}"
-        raise InvalidRequest(message, "a tool_result answers a call of the conversation", param="messages")
+        message = f"no earlier tool_use has the id {block.tool_use_id[:80]!r}"
+        raise InvalidRequest(message, "a tool_result must refer to a call of the conversation", param="messages")
     content = block.content or ""
     text = content if isinstance(content, str) else "\n".join(part.text for part in content)
     text = f"Error: {text}" if block.is_error else text
@@ -236,7 +236,7 @@ def thought(block: ThinkingBlock) -> str:
     try:
         return base64.b64decode(block.signature.removeprefix(CARRIES), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError, ValueError) as error:
-        message = "the signature of a thinking block is not as it was given"
+        message = "the signature of a thinking block was changed"
         raise InvalidRequest(message, "send it back unchanged", param="messages") from error
 
 
@@ -274,6 +274,6 @@ def _tool(tool: CustomTool) -> Tool:
 def _format(wire: MessagesBody) -> StructuredOutputs | None:
     given: JsonFormat | None = wire.output_config.format if wire.output_config else None
     if given is not None and wire.output_format is not None:
-        raise InvalidRequest("it stands beside output_config.format", "give one of them", param="output_format")
+        raise InvalidRequest("output_config.format is given too", "give one of them", param="output_format")
     given = given or wire.output_format
     return None if given is None else StructuredOutputs(json=given.schema_)

@@ -58,7 +58,7 @@ class TextBlock(Cacheable):
     text: str
     citations: Any = None
 
-    REFUSED: ClassVar = {"citations": (([],), "nothing is cited here")}
+    REFUSED: ClassVar = {"citations": (([],), "citations are not supported")}
 
 
 class ThinkingBlock(Wire):
@@ -81,7 +81,7 @@ class ToolUseBlock(Cacheable):
     caller: DirectCaller | None = None
     toolset_name: Any = None
 
-    REFUSED: ClassVar = {"toolset_name": ((), "there are no toolsets here")}
+    REFUSED: ClassVar = {"toolset_name": ((), "toolsets are not supported")}
     IGNORED: ClassVar = ("cache_control", "caller")
 
 
@@ -97,7 +97,7 @@ class ToolResultBlock(Cacheable):
     is_error: bool | None = None
     toolset_name: Any = None
 
-    REFUSED: ClassVar = {"toolset_name": ((), "there are no toolsets here")}
+    REFUSED: ClassVar = {"toolset_name": ((), "toolsets are not supported")}
 
 
 Block = Annotated[
@@ -110,7 +110,7 @@ System = str | Annotated[list[SystemPart], Field(max_length=MAX_PARTS)]
 class InputMessage(Wire):
     """clear_at: when a system message is dropped: at the next user message, or never."""
 
-    REFUSED: ClassVar = {"output_config": (({},), "give output_config of the whole request")}
+    REFUSED: ClassVar = {"output_config": (({},), "set output_config of the whole request")}
 
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Field(max_length=MAX_PARTS)] | None = None
@@ -133,8 +133,8 @@ class CustomTool(Cacheable):
     allowed_callers: list[str] | None = None
 
     REFUSED: ClassVar = {
-        "defer_loading": ((False,), "there is no search for tools; give it at once"),
-        "allowed_callers": ((["direct"], []), "only the model calls it"),
+        "defer_loading": ((False,), "tool search is not supported; send the tool directly"),
+        "allowed_callers": ((["direct"], []), "only the model can call it"),
     }
     IGNORED: ClassVar = ("cache_control", "eager_input_streaming")
 
@@ -241,7 +241,7 @@ class MessagesBody(Trust):
 
     REFUSED: ClassVar = {
         "billing_policy": ((), LEAVE_OUT),
-        "compaction": ((), "shorten the conversation yourself"),
+        "compaction": ((), "shorten the conversation in the client"),
         "context_management": (
             (
                 {},
@@ -249,9 +249,9 @@ class MessagesBody(Trust):
                 {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
                 {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "all"}}]},
             ),
-            "shorten the conversation yourself",
+            "shorten the conversation in the client",
         ),
-        "mcp_servers": (([],), "call them yourself, as tools"),
+        "mcp_servers": (([],), "provide them as tools of the client"),
         "speed": (("standard",), "give service_class"),
     }
     IGNORED: ClassVar = ("cache_control",)
@@ -295,11 +295,11 @@ class MessagesRequest(Samplers, Scheduling, MessagesBody):
 
     REFUSED: ClassVar = {
         **MessagesBody.REFUSED,
-        "container": ((), "there are no containers here"),
+        "container": ((), "containers are not supported"),
         "diagnostics": ((), LEAVE_OUT),
         "fallback_credit_token": ((), LEAVE_OUT),
         "fallbacks": (([],), "name one model"),
-        "inference_geo": ((), "the model runs where this server does"),
+        "inference_geo": ((), "the model runs on this server"),
         "thread": ((), "give the whole conversation"),
     }
     IGNORED: ClassVar = ("cache_control", "metadata", "service_tier")

@@ -120,7 +120,7 @@ async def to_requests(
     refuse_fields(wire)
     check_logprobs(serving, n_probs=wire.n_probs)
     if len(prompts) * (wire.n_cmpl or 1) > settings.max_answers:
-        raise InvalidRequest(f"n_cmpl is {wire.n_cmpl}", f"at most {settings.max_answers} answers", param="n_cmpl")
+        raise InvalidRequest(f"n_cmpl is {wire.n_cmpl}", f"at most {settings.max_answers} choices", param="n_cmpl")
     fields = scheduling_fields(wire, serving, request)
     fields["no_cache"] = fields["no_cache"] or wire.cache_prompt is False
     with renamed(names_of(wire)):

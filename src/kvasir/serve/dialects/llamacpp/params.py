@@ -83,18 +83,18 @@ def _samplers(given: str | Sequence[str], infill: bool) -> list[str]:
     for name in names:
         if name not in OFF:
             expected = f"expected some of {', '.join(OFF)}"
-            raise InvalidRequest(f"there is no sampler {name[:40]!r}", expected, param="samplers")
+            raise InvalidRequest(f"unknown sampler {name[:40]!r}", expected, param="samplers")
     order = [name for name in names if name not in _ANYWHERE]
     twice = any(names.count(name) > 1 for name in _ANYWHERE)
     if order != [name for name in OFF if name in order] or twice:
-        message = "samplers act in one order here, each once"
+        message = "the order of samplers is fixed, and each runs once"
         raise InvalidRequest(message, f"leave some out of {', '.join(OFF)}", param="samplers")
     return names
 
 
 def _structure(wire: Options) -> StructuredOutputs | None:
     if wire.grammar and wire.json_schema is not None:
-        raise InvalidRequest("grammar and json_schema exclude each other", "give one of them", param="json_schema")
+        raise InvalidRequest("grammar and json_schema cannot be combined", "give one of them", param="json_schema")
     if wire.json_schema is not None:
         return StructuredOutputs(json=wire.json_schema)
     return StructuredOutputs(grammar=wire.grammar) if wire.grammar else None

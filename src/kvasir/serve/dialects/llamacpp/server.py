@@ -80,7 +80,7 @@ async def change_props(properties: dict[str, Any]) -> Response:
     """There is none that could be changed."""
     for name in properties:
         message = f"the property {name[:80]!r} cannot be changed"
-        raise InvalidRequest(message, "give it when the server starts", param=name[:80])
+        raise InvalidRequest(message, "set it when the server starts", param=name[:80])
     return json_response({"success": True})
 
 

@@ -84,7 +84,7 @@ async def to_requests(
             cut += left_out
         if len(ids) > context:
             message = f"the input has {len(ids)} tokens; the context holds {context}"
-            hint = "shorten it, or let /api/embed do it with truncate: true"
+            hint = "shorten it, or use /api/embed with truncate: true"
             raise PromptTooLong(message, hint, param, tokens=len(ids), context=context)
         requests.append(front.resolve_embedding(ids, **fields))
     return requests, cut

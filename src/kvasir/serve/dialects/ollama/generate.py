@@ -48,7 +48,7 @@ def _refuse(wire: GenerateRequest) -> None:
             raise InvalidRequest(f"filling in the middle does not support {name}", "leave one of them out", name)
     if (wire.raw or wire.suffix) and wire.trust_special_tokens is not None:
         name = "trust_special_tokens"
-        raise InvalidRequest(f"{name} belongs to conversations; this prompt is taken as it is", "leave it out", name)
+        raise InvalidRequest(f"{name} applies to conversations; this prompt is used as it is", "leave it out", name)
 
 
 async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, clock: Clock) -> Job:
@@ -103,7 +103,7 @@ async def prompt_ids(wire: GenerateRequest, serving: Serving, trust: bool | None
     if wire.raw or bare:
         if wire.system or wire.think:
             name = "system" if wire.system else "think"
-            raise InvalidRequest(f"this model has no chat template that could say {name}", "leave it out", name)
+            raise InvalidRequest(f"this model has no chat template, which {name} needs", "leave it out", name)
         ids = await front.encode(prompt, bound="count" if wire.truncate else "context")
     else:
         ids = await _chat_ids(wire, serving, prompt, trust)
@@ -126,7 +126,7 @@ async def _chat_ids(wire: GenerateRequest, serving: Serving, prompt: str, trust:
             messages, variables=variables, trust_special_tokens=trust, bound="count" if wire.truncate else "context"
         )
     if wire.think is not None:
-        raise InvalidRequest("think belongs to the model's own template", "leave one of them out", "think")
+        raise InvalidRequest("think needs the model's own template", "leave one of them out", "think")
     check_source(wire.template)
     with no_template_errors():
         check_probe((await front.render_chat(PROBE, chat_template=wire.template)).text)

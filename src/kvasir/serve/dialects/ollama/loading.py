@@ -23,7 +23,7 @@ async def load_or_unload(
     if keep_alive == 0:
         needs_management(request)
     if keep_alive == 0 and isinstance(catalogue, OneModel):
-        raise InvalidRequest("this server's model stays loaded", "end the server instead", "keep_alive")
+        raise InvalidRequest("this server's model stays loaded", "stop the server instead", "keep_alive")
     loaded = any(name in serving.names for serving in catalogue.loaded())
     if loaded or keep_alive != 0:  # a model is not loaded only to unload it
         await serving_named(request, name, keep_alive)

@@ -37,7 +37,9 @@ def store_of(request: HTTPRequest) -> Store:
     """The server's store. Raises InvalidRequest if it has none."""
     store = catalogue_of(request).store
     if store is None:
-        raise InvalidRequest("this server serves one model and manages none", "start `kvasir serve` without a model")
+        raise InvalidRequest(
+            "this server serves one model and does not manage models", "start `kvasir serve` without a model"
+        )
     return store
 
 
@@ -95,7 +97,7 @@ async def delete(wire: DeleteRequest, request: HTTPRequest) -> Response:
 
 @router.post("/api/push", tags=["ollama", MANAGEMENT])
 async def push(wire: PushRequest, request: HTTPRequest) -> Response:
-    raise InvalidRequest("there is no registry to push to", "upload the files to a hub of your own", "model")
+    raise InvalidRequest("pushing to a registry is not supported", "upload the files to a hub yourself", "model")
 
 
 async def _respond(request: HTTPRequest, stream: bool | None, changes: AsyncGenerator[Progress]) -> Response:

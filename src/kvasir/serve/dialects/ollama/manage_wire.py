@@ -12,7 +12,7 @@ from kvasir.serve.dialects.ollama.wire import Message
 from kvasir.serve.http.wire import MAX_MESSAGES, Name, Refused, TextOrList, Wire
 
 _MAX_FILES = 1024
-_ELSEWHERE = "models are computed here"
+_ELSEWHERE = "models always run on this server"
 Files = Annotated[dict[str, str], Field(max_length=_MAX_FILES)]
 
 
@@ -77,8 +77,8 @@ class CreateRequest(Naming):
     REFUSED: ClassVar[Refused] = {
         "adapters": (({},), "merge the adapter into the weights"),
         "renderer": (("",), "write the format as a Jinja template"),
-        "parser": (("",), "`kvasir serve --tool-format` and `--reasoning-format` say how answers are read"),
-        "draft": (("",), "there are no drafts"),
+        "parser": (("",), "`kvasir serve --tool-format` and `--reasoning-format` select the formats"),
+        "draft": (("",), "draft models are not supported"),
         "info": (({},), "it is read from the weights"),
         "remote_host": (("",), _ELSEWHERE),
         "path": (("",), "send the fields of the Modelfile"),

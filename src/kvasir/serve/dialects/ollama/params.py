@@ -67,7 +67,7 @@ def room_for_answer(options: Options, context: int) -> int:
 def check_fits(length: int, context: int, param: str) -> None:
     """Raises PromptTooLong for a prompt that leaves no room in the context."""
     if length >= context:
-        message = f"the prompt has {length} tokens; the context holds {context}, one of them for the answer"
+        message = f"the prompt has {length} tokens; the context holds {context}, one of them for output"
         hint = "shorten it, raise num_ctx, or send truncate: true"
         raise PromptTooLong(message, hint, param, tokens=length, context=context)
 

@@ -67,9 +67,9 @@ class Options(wire_of("ollama", integer=Whole)):
 
     REFUSED: ClassVar[Refused] = {
         "tfs_z": ((1.0,), "use min_p"),
-        "penalize_newline": ((True,), "newlines are like other tokens here"),
+        "penalize_newline": ((True,), "newlines are penalized like other tokens"),
         "vocab_only": ((False,), _LOAD),
-        "draft_num_predict": ((0,), "there are no drafts"),
+        "draft_num_predict": ((0,), "draft models are not supported"),
     }
     IGNORED: ClassVar = (
         *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "use_mmap", "use_mlock"),
@@ -105,7 +105,7 @@ class Asking(Scheduling, Trust):
     error.
     """
 
-    REFUSED: ClassVar[Refused] = {"shift": ((False,), "an answer ends where the context ends")}
+    REFUSED: ClassVar[Refused] = {"shift": ((False,), "generation stops where the context ends")}
 
     model: Annotated[Name, Field(min_length=1)]
     stream: bool | None = None

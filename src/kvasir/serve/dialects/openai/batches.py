@@ -29,7 +29,7 @@ async def create_batch(wire: BatchRequest, request: HTTPRequest) -> Response:
     try:
         return json_response(await batches_of(request).create(owner_of(request), wire))
     except OSError as error:
-        raise AnswerFailed("the batch cannot be stored", "the server's log has the details") from error
+        raise AnswerFailed("the batch cannot be stored", "see the server's log") from error
 
 
 @router.get("/v1/batches", tags=["openai"])

@@ -120,7 +120,7 @@ def _refuse(wire: ChatRequest) -> None:
         raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     if wire.continue_final_message and wire.add_generation_prompt:
         raise InvalidRequest(
-            "continue_final_message and add_generation_prompt exclude each other",
+            "continue_final_message and add_generation_prompt cannot be combined",
             param="add_generation_prompt",
         )
 

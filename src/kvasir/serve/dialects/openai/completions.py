@@ -76,8 +76,8 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
     made = _made(wire)
     if len(given) > settings.max_prompts or len(given) * made > settings.max_answers:
         raise InvalidRequest(
-            f"{len(given)} prompts with {made} answers each",
-            f"at most {settings.max_prompts} prompts and {settings.max_answers} answers", param="prompt",
+            f"{len(given)} prompts with {made} choices each",
+            f"at most {settings.max_prompts} prompts and {settings.max_answers} choices", param="prompt",
         )  # fmt: skip
     max_tokens = 1 if wire.max_tokens == 0 else wire.max_tokens
     scores = _scores_prompt(wire)
@@ -123,9 +123,9 @@ def _refuse(wire: CompletionRequest) -> None:
     refuse_fields(wire)
     check_stream_options(wire)
     if wire.suffix and wire.echo:
-        raise InvalidRequest("echo is not for completions with a suffix", "put them together yourself", param="echo")
+        raise InvalidRequest("echo is not supported with a suffix", "concatenate them in the client", param="echo")
     if wire.max_tokens == 0 and not wire.echo:
-        raise InvalidRequest("max_tokens is 0", "0 is only for echo=true", param="max_tokens")
+        raise InvalidRequest("max_tokens is 0", "0 is allowed only with echo=true", param="max_tokens")
     if wire.stream and wire.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs")
     if wire.stream and wire.echo and wire.logprobs is not None and (wire.n or 1) > 1:

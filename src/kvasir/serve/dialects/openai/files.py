@@ -51,7 +51,9 @@ def page_of(found: Sequence[dict[str, Any]], after: str | None, limit: int) -> R
     if after is not None:
         place = next((i for i, item in enumerate(found) if item["id"] == after), None)
         if place is None:
-            raise InvalidRequest(f"there is nothing with the id {after!r:.80}", "give an id of the list", param="after")
+            raise InvalidRequest(
+                f"there is no entry with the id {after!r:.80}", "give an id of the list", param="after"
+            )
         found = found[place + 1 :]
     page = found[:limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
@@ -74,13 +76,13 @@ async def _keep(files: Files, owner: str, upload: Upload) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"])) or "purpose"
-        raise InvalidRequest(first["msg"], "files are for batches here", param=name) from None
+        raise InvalidRequest(first["msg"], "only files for batches are supported", param=name) from None
     await files.clear(owner)
     try:
         seconds = MONTH if form.seconds is None else form.seconds
         return await files.put(owner, upload.data, upload.filename[:256], form.purpose, seconds)
     except OSError as error:
-        raise AnswerFailed("the file cannot be stored", "the server's log has the details") from error
+        raise AnswerFailed("the file cannot be stored", "see the server's log") from error
 
 
 @router.get("/v1/files", tags=["openai"])
@@ -113,6 +115,6 @@ async def delete_file(file_id: str, request: HTTPRequest) -> Response:
     files, owner = files_of(request), owner_of(request)
     await files.get(owner, file_id)
     if request.app.state.batches.uses(file_id):
-        raise InvalidRequest("a batch that is not done reads this file", "cancel the batch first", param="file_id")
+        raise InvalidRequest("an unfinished batch uses this file", "cancel the batch first", param="file_id")
     await files.delete(owner, file_id)
     return json_response({"id": file_id, "object": "file", "deleted": True})

@@ -38,5 +38,5 @@ def check_stream_options(wire: Sampling) -> None:
     if wire.stream_options is None:
         return
     if not wire.stream:
-        raise InvalidRequest("stream_options is only for stream=true", param="stream_options")
+        raise InvalidRequest("stream_options is allowed only with stream=true", param="stream_options")
     refuse_fields(wire.stream_options)

@@ -69,7 +69,7 @@ def to_structured(wire: Structured) -> StructuredOutputs | None:
     if wanted is None or wanted.type == "text":
         return None if own is None else _own(own)
     if own is not None:
-        raise InvalidRequest("response_format and structured_outputs exclude each other", param="structured_outputs")
+        raise InvalidRequest("response_format and structured_outputs cannot be combined", param="structured_outputs")
     if wanted.type == "json_object":
         return StructuredOutputs(json_object=True)
     if wanted.type == "json_schema":
@@ -84,8 +84,8 @@ def to_structured(wire: Structured) -> StructuredOutputs | None:
 def _with_schema(wanted: ResponseFormat) -> ResponseFormat:
     """The same format with its schema at the API's place."""
     if wanted.json_schema is not None or wanted.type not in ("json_object", "json_schema"):
-        message = "schema is for the types json_object and json_schema, and not beside json_schema"
-        raise InvalidRequest(message, "give it once", param="response_format")
+        message = "schema is for the types json_object and json_schema, and cannot be combined with json_schema"
+        raise InvalidRequest(message, "send it once", param="response_format")
     schema = JsonSchema.model_validate({"schema": wanted.schema_})
     return ResponseFormat(type="json_schema", json_schema=schema)
 

@@ -81,7 +81,7 @@ class ChatRequest(Sampling, Trust):
         "prediction": ((), LEAVE_OUT),
         "prompt_cache_options": ((), LEAVE_OUT),
         "prompt_cache_retention": (("in_memory", "in-memory"), LEAVE_OUT),
-        "store": ((False,), "nothing is stored here"),
+        "store": ((False,), "chat completions are not stored"),
         "verbosity": (("medium",), LEAVE_OUT),
         "web_search_options": ((), LEAVE_OUT),
     }

@@ -153,7 +153,7 @@ def _structure(grammar: Grammar | None) -> StructuredOutputs | None:
         return None
     if grammar.type == "regex":
         if not isinstance(grammar.value, str):
-            raise InvalidRequest("a regular expression is a text", "give a string", param="parameters.grammar")
+            raise InvalidRequest("a regular expression must be a string", "give a string", param="parameters.grammar")
         return StructuredOutputs(regex=grammar.value)
     schema = grammar.value
     if grammar.type == "json_schema" and isinstance(schema, dict):

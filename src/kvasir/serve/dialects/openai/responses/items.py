@@ -22,7 +22,7 @@ from kvasir.serve.records.responses import Kept
 
 Status = Literal["in_progress", "completed", "incomplete"]
 _SEALED = "kvasir1."
-_CALLER = (({"type": "direct"},), "calls are made by the model alone")
+_CALLER = (({"type": "direct"},), "only the model can make calls")
 
 
 def check_type(value: Any, kinds: tuple[str, ...], what: str, hint: str) -> Any:
@@ -233,7 +233,7 @@ def unsealed(text: str, where: str) -> str:
             raise ValueError
         return base64.b64decode(text[len(_SEALED) :].encode(), altchars=b"-_", validate=True).decode()
     except (ValueError, binascii.Error):
-        raise InvalidRequest("this is not from this server", "give the item's content", param=where) from None
+        raise InvalidRequest("it was not created by this server", "give the item's content", param=where) from None
 
 
 # -- messages ------------------------------------------------------------------------------------------------

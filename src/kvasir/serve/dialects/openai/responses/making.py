@@ -77,7 +77,7 @@ class Making:
                     self._end("completed" if whole else "incomplete")
                 yield [self._numbered(event) for event in events]
         if self.response["status"] == "in_progress":
-            raise EngineDead("the engine ended the request without an answer")
+            raise EngineDead("the engine ended the request without output")
 
     def told(self, type: str) -> StreamEvent:
         """An event with the current response object."""

@@ -57,12 +57,12 @@ def check(wire: Prompt) -> None:
             raise InvalidRequest("background needs store", "leave store out", param="store")
         if wire.stream_options is not None:
             if not wire.stream:
-                raise InvalidRequest("stream_options is only for stream=true", param="stream_options")
+                raise InvalidRequest("stream_options is allowed only with stream=true", param="stream_options")
             if wire.stream_options.include_usage is not None or wire.stream_options.continuous_usage_stats is not None:
                 raise InvalidRequest("a stream's last event always has the usage", param="stream_options")
             refuse_fields(wire.stream_options, "stream_options")
         if wire.top_logprobs and LOGPROBS not in (wire.include or ()):
-            raise InvalidRequest("top_logprobs is for logprobs", f"include {LOGPROBS}", param="top_logprobs")
+            raise InvalidRequest("top_logprobs needs logprobs", f"include {LOGPROBS}", param="top_logprobs")
 
 
 async def own_items(wire: Prompt, id: str, owner: str, responses: Responses) -> list[Kept]:
@@ -93,14 +93,14 @@ def check_items(earlier: Sequence[Kept], own: Sequence[Kept]) -> None:
     """Raises InvalidRequest if the items do not form a valid conversation."""
     items = (*earlier, *own)
     if not items:
-        raise InvalidRequest("there is nothing to answer", "give input", param="input")
+        raise InvalidRequest("the input is empty", "give input", param="input")
     if len(items) > MAX_MESSAGES:
         raise InvalidRequest(f"the conversation has {len(items)} items", f"at most {MAX_MESSAGES}", param="input")
     ids: set[str] = set()
     calls: set[str] = set()
     for i, item in enumerate(items, -len(earlier)):
         if item["id"] in ids:
-            raise InvalidRequest(f"item {item['id']!r:.80} is there twice", "give it once", param=f"input.{i}.id")
+            raise InvalidRequest(f"item {item['id']!r:.80} is given twice", "send it once", param=f"input.{i}.id")
         ids.add(item["id"])
         if item["type"] == "function_call":
             calls.add(item["call_id"])

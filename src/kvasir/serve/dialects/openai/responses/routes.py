@@ -97,7 +97,7 @@ async def _run(wire: ResponseRequest, making: Making, request: HTTPRequest) -> b
     except BaseException as error:
         responses.remove(run)
         if isinstance(error, OSError):
-            raise AnswerFailed("the response cannot be stored", "the server's log has the details") from error
+            raise AnswerFailed("the response cannot be stored", "see the server's log") from error
         raise
     work = run.start(catalogue_of(request), wire.model, responses)
     request.app.state.drain_gate.hold(work)
@@ -139,14 +139,14 @@ async def retrieve_response(
     responses, owner = responses_of(request), owner_of(request)
     if not query.stream:
         if query.starting_after is not None:
-            raise InvalidRequest("starting_after is for streams", "add stream=true", param="starting_after")
+            raise InvalidRequest("starting_after needs stream=true", "add stream=true", param="starting_after")
         await _turn(request)
         record = await responses.get(owner, response_id)
         return await asyncio.to_thread(json_response, record["response"])
     await responses.get(owner, response_id)
     run = responses.events(owner, response_id)
     if run is None or not run.streamed:
-        hint = "there are some of those made in the background and streamed, until a while after their end"
+        hint = "events are kept for a while for responses made with background and stream"
         raise InvalidRequest("the events of this response are not kept", hint, param="stream")
     return _follow(request, run, 0 if query.starting_after is None else query.starting_after + 1)
 

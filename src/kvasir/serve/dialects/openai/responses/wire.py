@@ -39,9 +39,9 @@ class FunctionTool(Wire):
     """A function; other kinds of tools are not supported."""
 
     REFUSED: ClassVar = {
-        "allowed_callers": ((["direct"],), "calls are made by the model alone"),
+        "allowed_callers": ((["direct"],), "only the model can make calls"),
         "async_": ((False,), _LATER),
-        "defer_loading": ((False,), "all tools are shown at once"),
+        "defer_loading": ((False,), "all tools are sent to the model at once"),
         "output_schema": ((), _LATER),
     }
 
@@ -89,10 +89,10 @@ class TextConfig(Wire):
 
 class ReasoningConfig(Wire):
     REFUSED: ClassVar = {
-        "context": (("auto",), "the chat template decides which reasoning it shows again"),
-        "generate_summary": (("auto",), "the reasoning itself comes, as reasoning_text"),
+        "context": (("auto",), "the chat template decides which earlier reasoning it includes"),
+        "generate_summary": (("auto",), "the full reasoning is returned as reasoning_text"),
         "mode": (("standard",), _LATER),
-        "summary": (("auto",), "the reasoning itself comes, as reasoning_text"),
+        "summary": (("auto",), "the full reasoning is returned as reasoning_text"),
     }
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -151,7 +151,7 @@ class ResponseRequest(Prompt, Samplers, Scheduling):
         "conversation": _CONVERSATION,
         "image": ((), "this server reads text"),
         "moderation": ((), _LATER),
-        "prompt": ((), "no prompts are kept here: give input and instructions"),
+        "prompt": ((), "stored prompts are not supported: give input and instructions"),
         "prompt_cache_options": ((), "use cache_ttl"),
         "prompt_cache_retention": (("in_memory",), "use cache_ttl"),
     }
@@ -186,7 +186,7 @@ class ResponseRequest(Prompt, Samplers, Scheduling):
 class TokenCountRequest(Prompt):
     """POST /v1/responses/input_tokens"""
 
-    REFUSED: ClassVar = {"conversation": _CONVERSATION, "personality": ((), "say it in instructions")}
+    REFUSED: ClassVar = {"conversation": _CONVERSATION, "personality": ((), "put it in instructions")}
     IGNORED: ClassVar = ("parallel_tool_calls", "truncation")
 
     personality: Any = None
