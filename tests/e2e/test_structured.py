@@ -126,7 +126,7 @@ REFUSED = [
     ({"extra_body": {"structured_outputs": {"json": "{"}}}, "no JSON"),
     ({"response_format": FORMAT, "extra_body": {"min_tokens": 3}}, "min_tokens"),
     ({"response_format": FORMAT, "extra_body": {"ignore_eos": True}}, "ignore_eos"),
-    ({"response_format": FORMAT, "extra_body": {"structured_outputs": {"regex": "a"}}}, "exclude each other"),
+    ({"response_format": FORMAT, "extra_body": {"structured_outputs": {"regex": "a"}}}, "cannot be combined"),
 ]
 
 
