@@ -165,9 +165,9 @@ def test_a_death_is_counted_once(tmp_path):
     server = Server("", None, tmp_path / "log", None)  # type: ignore[arg-type]
     died = "the engine process exited with status -9"
     (tmp_path / "log").write_text(
-        f"{died}; starting it again\n"
-        f"attempt 1 to start the engine again failed: {died} while it started\n"
-        f"{died} while it started; the next attempt to start it is in 1 seconds\n"
+        f"{died}; restarting it\n"
+        f"attempt 1 to restart the engine failed: {died} during start-up\n"
+        f"{died} during start-up; next attempt in 1 seconds\n"
     )
     server.kills = 2
     assert server.complaints() == []
