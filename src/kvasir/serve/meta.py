@@ -15,7 +15,7 @@ from kvasir.errors import EngineDead
 from kvasir.serve.hosting.catalogue import catalogue_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.responses import json_response
-from kvasir.serve.telemetry.metrics import CONTENT_TYPE, Told, exposition
+from kvasir.serve.telemetry.metrics import CONTENT_TYPE, ModelMetrics, exposition
 
 router = APIRouter(tags=["server"])
 
@@ -47,16 +47,16 @@ async def _state(serving: Serving) -> dict[str, Any]:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: HTTPRequest) -> Response:
     """Prometheus text of all that is loaded. Without an answer from an engine, what this process knows of it."""
-    models = await asyncio.gather(*map(_told, catalogue_of(request).loaded()))
+    models = await asyncio.gather(*map(_metrics_of, catalogue_of(request).loaded()))
     return Response(exposition(models, request.app.state.http_meter), media_type=CONTENT_TYPE)
 
 
-async def _told(serving: Serving) -> Told:
+async def _metrics_of(serving: Serving) -> ModelMetrics:
     try:
         stats = await asyncio.wait_for(serving.front.stats(), ENGINE_SECONDS)
     except (EngineDead, TimeoutError):
         stats = None
-    return Told(serving.names[0], serving.front.meter, stats)
+    return ModelMetrics(serving.names[0], serving.front.meter, stats)
 
 
 @router.get("/version")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvasir.engine.meter import Meter
-from kvasir.serve.telemetry.metrics import HttpMeter, Told, exposition
+from kvasir.serve.telemetry.metrics import HttpMeter, ModelMetrics, exposition
 from kvasir.statistics import EngineStats, TierStats
 
 
@@ -15,7 +15,7 @@ def test_each_tier_has_its_samples():
         "disk": TierStats({"loaded": 1, "corrupt": 2}, {"saved": 2, "dear": 5}, 100, 200, num_bytes=200),
     }
     stats = EngineStats(tiers=tiers, tier_unused={"slow": 3}, tier_loaded_tokens=64)
-    text = exposition([Told("m", Meter(), stats)], HttpMeter()).decode()
+    text = exposition([ModelMetrics("m", Meter(), stats)], HttpMeter()).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
 
     def samples(name: str) -> dict[tuple[str, ...], float]:

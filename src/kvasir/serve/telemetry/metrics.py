@@ -21,7 +21,7 @@ from kvasir.serve.http.asgi import LEFT, Sent
 from kvasir.serve.telemetry.lines import LineLog
 from kvasir.statistics import EngineStats, FrontStats, HttpStats
 
-__all__ = ["CONTENT_TYPE", "HttpMeter", "Metered", "Told", "exposition", "method_of", "route_of"]
+__all__ = ["CONTENT_TYPE", "HttpMeter", "Metered", "ModelMetrics", "exposition", "method_of", "route_of"]
 
 _FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
@@ -70,7 +70,7 @@ def method_of(scope: Scope) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ModelMetrics:
     """The metrics of one model. stats: None if the engine did not respond."""
 
     model: str
@@ -78,14 +78,14 @@ class Told:
     stats: EngineStats | None
 
 
-def exposition(models: Iterable[Told], http: HttpMeter) -> bytes:
+def exposition(models: Iterable[ModelMetrics], http: HttpMeter) -> bytes:
     registry = CollectorRegistry()
     registry.register(_Scrape(models, http))  # type: ignore[arg-type]
     return generate_latest(registry)
 
 
 class _Scrape:
-    def __init__(self, models: Iterable[Told], http: HttpMeter):
+    def __init__(self, models: Iterable[ModelMetrics], http: HttpMeter):
         self.models = models
         self.http = http
 
