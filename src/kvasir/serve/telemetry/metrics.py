@@ -96,10 +96,10 @@ class _Scrape:
         """Yields each metric family once, with the samples of all models."""
         families: dict[str, Any] = {}
         _add(families, HttpStats, self.http)
-        for told in self.models:
-            _add(families, FrontStats, told.meter, model_name=told.model)
-            if told.stats is not None:
-                _add(families, EngineStats, told.stats, model_name=told.model)
+        for served in self.models:
+            _add(families, FrontStats, served.meter, model_name=served.model)
+            if served.stats is not None:
+                _add(families, EngineStats, served.stats, model_name=served.model)
         yield from families.values()
 
 
