@@ -117,6 +117,12 @@ def all_shorter(run: Run, tokens: int) -> bool:
     return all(len(answer.tokens) < tokens for answer in run.answers.values())
 
 
+def all_forced(run: Run) -> bool:
+    """Whether every id after the first of its choice may have been forced, so that one delta has them all."""
+    later = sum(max(0, len(answer.tokens) - 1) for answer in run.answers.values())
+    return run.total("forced_tokens") >= later
+
+
 def poison_free_blocks(run: Run) -> None:
     """Those that have been free since the step before: no one computes with them."""
     run.poisoned += poison(run.core, [a & b for a, b in zip(run.free_blocks, free_blocks(run.core), strict=True)])
@@ -430,8 +436,8 @@ ASKED = [
             ask=lambda p: {"stop_token_ids": ()} if p.get("min_tokens") else {}),
     # The mark is spelt in none of the BAD_WORDS, and holds one of the STOP_STRINGS.
     grammar("reasoning budget", Rule(reasoning=Reasoning("<think>", " si", opened=True), budget=3).text()),
-    Feature("streaming", "streaming", "deltas beyond the first of an answer, or answers too short for any",
-            lambda run: run.pushed or all_shorter(run, 2), ask=lambda p: {}),
+    Feature("streaming", "streaming", "deltas beyond the first of a choice, or choices that one step completed",
+            lambda run: run.pushed or all_shorter(run, 2) or all_forced(run), ask=lambda p: {}),
 ]  # fmt: skip
 
 

@@ -70,6 +70,8 @@ class TokenStream:
         infos = list(delta.logprobs)
         if not infos and delta.finish_reason and self._last:
             infos = [self._last]  # its text was held back
+        if not infos:
+            return
         for info, end in zip(infos, self._ends(infos), strict=True):
             text = info.text if info.token in self._special else self._text[self._sent : end]
             self._sent = max(self._sent, end)
