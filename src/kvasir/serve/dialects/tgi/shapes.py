@@ -79,10 +79,8 @@ class TokenStream:
             found = {"index": self._index, "token": _token(info, text, self._special)}
             if self._core.params.logprobs:
                 found["top_tokens"] = _top(info, self._special)
-            yield (
-                found | {"generated_text": None, "details": None} if info is not infos[-1] else found | self._end(delta)
-            )
-        self._last = infos[-1] if infos else self._last
+            yield found | self._end(delta if info is infos[-1] else None)
+        self._last = infos[-1]
 
     def _ends(self, infos: Sequence[TokenInfo]) -> Iterable[int]:
         """Where the text of each token ends: where the next one begins; that of the last one with the delta."""
