@@ -9,6 +9,8 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -rs
 # One process more than two cores have: for a sixth of the time tests only wait.
 SPREAD := -n 3 --dist worksteal
 NATIVE := CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp csrc/*.cmake)
+# An editable install maps the modules that there are: it is made again when a package comes.
+PACKAGES := $(wildcard src/kvasir/__init__.py src/kvasir/*/__init__.py src/kvasir/*/*/__init__.py src/kvasir/*/*/*/__init__.py)
 # The packages of an extra, one a line.
 EXTRA  := $(PY) -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")'
 SHELL  := bash -o pipefail
@@ -27,7 +29,7 @@ $(PY):
 	@echo "Creating $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: pyproject.toml constraints.txt $(NATIVE) | $(PY)
+$(VENV)/.run: pyproject.toml constraints.txt $(NATIVE) $(PACKAGES) | $(PY)
 	@echo "Installing torch (the largest part, once) ..."
 	@$(PIP) torch numpy
 	@echo "Installing Kvasir and building its native kernels ..."
